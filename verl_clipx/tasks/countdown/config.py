@@ -1,0 +1,52 @@
+"""What a Countdown problem may look like."""
+
+from dataclasses import dataclass
+
+OPERATORS = "+-*/"
+
+
+@dataclass(frozen=True)
+class CountdownConfig:
+    """Difficulty of the generated problems.
+
+    Raises:
+        ValueError: if a value is of the wrong type or outside its range; the message names the key.
+    """
+
+    min_numbers: int = 3
+    """Fewest numbers in a problem, 2 to 6."""
+
+    max_numbers: int = 3
+    """Most numbers in a problem, `min_numbers` to 6."""
+
+    min_value: int = 1
+    """Smallest number, at least 1."""
+
+    max_value: int = 20
+    """Largest number, `min_value` to 1000."""
+
+    min_target: int = 1
+    """Smallest target, at least 0."""
+
+    max_target: int = 99
+    """Largest target, `min_target` to 100000."""
+
+    operators: str = OPERATORS
+    """Operators that solutions are built from: distinct characters of "+-*/"."""
+
+    def __post_init__(self) -> None:
+        ranges = {
+            "min_numbers": (2, 6),
+            "max_numbers": (self.min_numbers, 6),
+            "min_value": (1, 1000),
+            "max_value": (self.min_value, 1000),
+            "min_target": (0, 100_000),
+            "max_target": (self.min_target, 100_000),
+        }
+        for key, (low, high) in ranges.items():
+            value = getattr(self, key)
+            if type(value) is not int or not low <= value <= high:
+                raise ValueError(f"{key}={value!r} is not an integer from {low} to {high}; give one in that range")
+        operators = self.operators
+        if not isinstance(operators, str) or not operators or len(set(operators) & set(OPERATORS)) != len(operators):
+            raise ValueError(f"operators={operators!r} is not a set of distinct characters of {OPERATORS!r}; list some")

@@ -1,0 +1,137 @@
+"""Seeded Countdown problems that are solvable by construction.
+
+A problem is a multiset of numbers and a target; the generator draws an expression first and reads the target off it,
+so that every problem comes with one solution. As in the game, intermediate results are whole and never negative.
+"""
+
+import hashlib
+import random
+from dataclasses import dataclass
+from typing import Literal
+
+from verl_clipx.tasks.countdown.config import CountdownConfig
+
+Split = Literal["train", "test"]
+SPLITS: tuple[Split, ...] = ("train", "test")
+
+# A problem's split follows from the problem alone, so no two runs, seeds or stages can put one in both.
+TEST_SHARE = 0.1
+
+# Draws without a new problem after which the space counts as exhausted.
+MAX_FRUITLESS_DRAWS = 20_000
+
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One Countdown problem.
+
+    Attributes:
+        numbers: the given numbers, in the order in which the prompt shows them.
+        target: the value to reach.
+        solution: one expression that uses each number once and equals the target.
+    """
+
+    numbers: tuple[int, ...]
+    target: int
+    solution: str
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], int]:
+        """What makes two problems the same: the sorted numbers and the target."""
+        return tuple(sorted(self.numbers)), self.target
+
+
+@dataclass(frozen=True)
+class _Term:
+    value: int
+    text: str
+    operator: str  # the outermost operator, "" for a number
+
+
+def split_of(problem: Problem) -> Split:
+    """Return the split that a problem belongs to, whatever the seed: a hash of its key puts a tenth into "test"."""
+    digest = hashlib.sha256(repr(problem.key).encode()).digest()
+    return "test" if int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64 else "train"
+
+
+def generate_problems(config: CountdownConfig, count: int, seed: int, split: Split) -> list[Problem]:
+    """Draw distinct problems of one split.
+
+    Args:
+        config: difficulty.
+        count: number of problems, at least 0.
+        seed: same seed, same problems; the first `n` of a longer list are the list of length `n`.
+        split: "train" or "test".
+
+    Returns:
+        `count` problems, no two with the same key.
+
+    Raises:
+        ValueError: if `split` is unknown, `count` is negative, or the configuration holds fewer problems.
+    """
+    if split not in SPLITS:
+        raise ValueError(f"split={split!r} is unknown; use one of {SPLITS}")
+    if count < 0:
+        raise ValueError(f"count={count!r} is negative; ask for 0 problems or more")
+    rng = random.Random(f"countdown-{split}-{seed}")
+    problems: dict[tuple, Problem] = {}
+    fruitless = 0
+    while len(problems) < count:
+        problem = _draw_problem(config, rng)
+        if problem is None or problem.key in problems or split_of(problem) != split:
+            fruitless += 1
+            if fruitless == MAX_FRUITLESS_DRAWS:
+                raise ValueError(
+                    f"count={count} {split} problems cannot be had from {config}: found {len(problems)}; "
+                    "ask for fewer or widen max_value, max_target or max_numbers"
+                )
+            continue
+        fruitless = 0
+        problems[problem.key] = problem
+    return list(problems.values())
+
+
+def _draw_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
+    size = rng.randint(config.min_numbers, config.max_numbers)
+    numbers = [rng.randint(config.min_value, config.max_value) for _ in range(size)]
+    term = _draw_expression(numbers, config.operators, rng)
+    if term is None or not config.min_target <= term.value <= config.max_target:
+        return None
+    # The prompt must not give away the order in which the solution uses the numbers.
+    rng.shuffle(numbers)
+    return Problem(tuple(numbers), term.value, term.text)
+
+
+def _draw_expression(numbers: list[int], operators: str, rng: random.Random) -> _Term | None:
+    if len(numbers) == 1:
+        return _Term(numbers[0], str(numbers[0]), "")
+    cut = rng.randint(1, len(numbers) - 1)
+    left = _draw_expression(numbers[:cut], operators, rng)
+    right = _draw_expression(numbers[cut:], operators, rng)
+    if left is None or right is None:
+        return None
+    return _combine(left, rng.choice(operators), right)
+
+
+def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
+    if operator == "+":
+        value = left.value + right.value
+    elif operator == "-":
+        value = left.value - right.value
+    elif operator == "*":
+        value = left.value * right.value
+    elif right.value == 0 or left.value % right.value:
+        return None
+    else:
+        value = left.value // right.value
+    if value < 0:
+        return None
+    level = _PRECEDENCE[operator]
+    left_text = f"({left.text})" if _PRECEDENCE[left.operator] < level else left.text
+    # Only after - and / does an operator of the same level on the right need parentheses.
+    right_level = _PRECEDENCE[right.operator]
+    needs_parentheses = right_level < level or (right_level == level and operator in "-/")
+    right_text = f"({right.text})" if needs_parentheses else right.text
+    return _Term(value, f"{left_text}{operator}{right_text}", operator)

@@ -1,0 +1,112 @@
+"""Rule reward of Countdown: 1 if the last answer uses each number exactly once and equals the target, else 0.
+
+verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports the standard
+library only. The text comes from a policy under training: nothing in it may raise, run, or cost more than a scan.
+"""
+
+import ast
+import operator
+import re
+from collections import Counter
+from collections.abc import Mapping
+from fractions import Fraction
+from numbers import Rational
+from typing import Any
+
+# Expressions of six numbers take about 30 characters. The cap bounds the parser's depth and the integers' size.
+MAX_ANSWER_LENGTH = 256
+
+# ACPO's Countdown reward accepts a difference up to this.
+TOLERANCE = Fraction(1, 100_000)
+
+_OPENING, _CLOSING = "<answer>", "</answer>"
+# Python's parser would also take other digits, names, strings, comments and line ends: it never sees them.
+_ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
+_BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
+_UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+) -> dict[str, float]:
+    """Score one response; never raises and holds no state, so any thread may call it.
+
+    The rule is that of ACPO's Countdown experiments. Addition, subtraction, multiplication, division, signs and
+    parentheses count; other operators do not.
+
+    Args:
+        data_source: unused; verl passes it.
+        solution_str: the decoded response.
+        ground_truth: `{"numbers": integers, "target": number}`; anything else scores 0.
+        extra_info: unused; verl passes it.
+        **kwargs: unused; verl passes more for reward models.
+
+    Returns:
+        `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last answer is an arithmetic expression.
+    """
+    expression = parse_answer(solution_str)
+    correct = expression is not None and _is_solution(expression, ground_truth)
+    return {"score": float(correct), "acc": float(correct), "format": float(expression is not None)}
+
+
+def parse_answer(text: Any) -> ast.expr | None:
+    """Return the syntax tree of the last `<answer>…</answer>` in a text.
+
+    Args:
+        text: a response; anything but a string has no answer.
+
+    Returns:
+        A tree of integers, the signs + and -, and the operators + - * /; None if there is no such answer.
+    """
+    if not isinstance(text, str):
+        return None
+    end = text.rfind(_CLOSING)
+    start = text.rfind(_OPENING, 0, max(end, 0))
+    if start < 0:
+        return None
+    start += len(_OPENING)
+    if end - start > MAX_ANSWER_LENGTH:
+        return None
+    answer = text[start:end].strip()
+    if not _ARITHMETIC.fullmatch(answer):
+        return None
+    try:
+        tree = ast.parse(answer, mode="eval").body
+        return tree if _is_arithmetic(tree) else None
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return None
+
+
+def _is_arithmetic(node: ast.expr) -> bool:
+    if isinstance(node, ast.Constant):
+        return type(node.value) is int
+    if isinstance(node, ast.UnaryOp):
+        return type(node.op) in _UNARY and _is_arithmetic(node.operand)
+    if isinstance(node, ast.BinOp):
+        return type(node.op) in _BINARY and _is_arithmetic(node.left) and _is_arithmetic(node.right)
+    return False
+
+
+def _is_solution(expression: ast.expr, ground_truth: Any) -> bool:
+    if not isinstance(ground_truth, Mapping):
+        return False
+    target, numbers = ground_truth.get("target"), ground_truth.get("numbers")
+    if not isinstance(target, Rational | float):
+        return False
+    used = Counter(node.value for node in ast.walk(expression) if isinstance(node, ast.Constant))
+    try:
+        # Parquet gives a list or an array. Of another length it cannot match, whatever it holds.
+        if len(numbers) != used.total() or used != Counter(numbers):
+            return False
+        return abs(_evaluate(expression) - Fraction(target)) <= TOLERANCE
+    except (ArithmeticError, ValueError, TypeError, RecursionError):
+        # Division by zero, a target that is not finite, numbers that cannot be counted, a very deep expression.
+        return False
+
+
+def _evaluate(node: ast.expr) -> Fraction:
+    if isinstance(node, ast.BinOp):
+        return _BINARY[type(node.op)](_evaluate(node.left), _evaluate(node.right))
+    if isinstance(node, ast.UnaryOp):
+        return _UNARY[type(node.op)](_evaluate(node.operand))
+    return Fraction(node.value)
