@@ -1,0 +1,66 @@
+"""GRPO's clipped surrogate with bounds of any shape: also DAPO's clip-higher, ACPO and BAPO."""
+
+import math
+
+import torch
+from torch import Tensor
+
+from verl_clipx.losses.bounds import Bounds
+from verl_clipx.losses.ratio import followed_ratio, saturation_limit
+
+
+def gradient_weight(
+    ratio: Tensor,
+    advantages: Tensor,
+    bounds: Bounds,
+    *,
+    dual_clip: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """0 where the surrogate is clipped, else the ratio.
+
+    Clipped are A > 0 with ratio > high, A < 0 with ratio < low, and A < 0 with ratio > dual_clip; equality is not.
+
+    Args:
+        ratio: (sequences, length), saturated but not clamped.
+        advantages: (sequences, length).
+        bounds: bounds on the ratio.
+        dual_clip: upper bound on the ratio of tokens with a negative advantage, above 1; None for none.
+        log_ratio_clamp: no gradient where the log-ratio is beyond +-this; None for no such limit.
+
+    Returns:
+        F, (sequences, length), in the ratio's dtype.
+
+    Source: PPO's clipped objective (Schulman et al. 2017, Eq. 7); dual clip from Ye et al. 2020, Eq. 5.
+    """
+    clipped = ((advantages > 0) & (ratio > bounds.high)) | ((advantages < 0) & (ratio < bounds.low))
+    if dual_clip is not None:
+        clipped = clipped | ((advantages < 0) & (ratio > dual_clip))
+    return torch.where(clipped, 0.0, followed_ratio(ratio, log_ratio_clamp))
+
+
+def loss_value(
+    ratio: Tensor,
+    advantages: Tensor,
+    bounds: Bounds,
+    *,
+    dual_clip: float | None = None,
+    log_ratio_clamp: float | None = None,
+) -> Tensor:
+    """The clipped surrogate to minimise: max(-A ratio, -A clip(ratio)), and for A < 0 at most -A dual_clip.
+
+    Arguments as for `gradient_weight`; the ratio is clamped here.
+
+    Returns:
+        (sequences, length), in the ratio's dtype; away from the clips its derivative with respect to log_prob is
+        -F * A.
+    """
+    if log_ratio_clamp is not None:
+        limit = min(log_ratio_clamp, saturation_limit(ratio.dtype))
+        ratio = ratio.clamp(math.exp(-limit), math.exp(limit))
+    # Two calls, because one bound may be a tensor and the other a number.
+    clipped_ratio = ratio.clamp(min=bounds.low).clamp(max=bounds.high)
+    value = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
+    if dual_clip is None:
+        return value
+    return torch.where(advantages < 0, torch.minimum(value, -advantages * dual_clip), value)

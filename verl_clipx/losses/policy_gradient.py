@@ -1,0 +1,40 @@
+"""The one place where a gradient weight becomes a differentiable loss."""
+
+import torch
+from torch import Tensor
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+
+class _PerTokenLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, log_prob: Tensor, value: Tensor, gradient_weight_times_advantage: Tensor) -> Tensor:
+        ctx.save_for_backward(gradient_weight_times_advantage)
+        ctx.log_prob_dtype = log_prob.dtype
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (gradient_weight_times_advantage,) = ctx.saved_tensors
+        return (-gradient_weight_times_advantage * grad_output).to(ctx.log_prob_dtype), None, None
+
+
+def per_token_loss(log_prob: Tensor, value: Tensor, gradient_weight_times_advantage: Tensor) -> Tensor:
+    """A per-token loss with a prescribed value and a prescribed gradient.
+
+    Nothing is differentiated through exp, clamp or where, so a branch that was not selected cannot spoil the
+    gradient, and only one tensor is kept for the backward pass. The cast to log_prob's dtype is a plain one: in
+    float16 a gradient beyond 65504 becomes infinite, which is what a gradient scaler looks for.
+
+    Args:
+        log_prob: log-probabilities under the current policy, (sequences, length); the only input with a gradient.
+        value: the loss's value per token, (sequences, length), in the compute dtype.
+        gradient_weight_times_advantage: F * A, the gradient of the objective J per token, like `value`.
+
+    Returns:
+        `value`, (sequences, length), whose gradient with respect to `log_prob` is exactly
+        -gradient_weight_times_advantage times the incoming gradient. Differentiable once.
+
+    Source: DGPO, Eq. 1 (every method is a gradient weight on A times the gradient of log_prob).
+    """
+    return _PerTokenLoss.apply(log_prob, value, gradient_weight_times_advantage)
