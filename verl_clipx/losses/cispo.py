@@ -27,7 +27,8 @@ def gradient_weight(
     Returns:
         F, (sequences, length), in the ratio's dtype.
 
-    Source: MiniMax-M1, Eqs. 4-5 (no lower bound there: low = 0) and, with the mask, Eqs. 6-7.
+    Source: MiniMax-M1 (which has no lower bound: low = 0), its unified form with a mask; as a gradient weight, DGPO,
+    Eq. 3.
     """
     weight = ratio.clamp(min=bounds.low).clamp(max=bounds.high)
     if mask_low is not None:

@@ -31,7 +31,8 @@ def gradient_weight(
     Returns:
         F, (sequences, length), in the ratio's dtype.
 
-    Source: PPO's clipped objective (Schulman et al. 2017, Eq. 7); dual clip from Ye et al. 2020, Eq. 5.
+    Source: PPO's clipped objective (Schulman et al. 2017, Eq. 7); as a gradient weight, DGPO,
+    Eq. 2. Dual clip from Ye et al. 2020.
     """
     clipped = ((advantages > 0) & (ratio > bounds.high)) | ((advantages < 0) & (ratio < bounds.low))
     if dual_clip is not None:

@@ -20,7 +20,7 @@ def region_codes(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
     Returns:
         (sequences, length), int8. A ratio equal to a bound and an advantage of 0 belong to M.
 
-    Source: DGPO, Sec. 3 (its Fig. 1); PPO clips LN and HP and leaves LP and HN alone.
+    Source: DGPO, Eqs. 2-6; PPO clips LN and HP and leaves LP and HN alone.
     """
     below, above = ratio < bounds.low, ratio > bounds.high
     negative, positive = advantages < 0, advantages > 0
