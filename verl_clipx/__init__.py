@@ -3,4 +3,24 @@
 Importing this package is cheap on purpose: every process that imports verl imports it.
 """
 
+from importlib import import_module
+from typing import Any
+
 __version__ = "0.1.0"
+
+_PUBLIC = {
+    "register_loss": "verl_clipx.training.user_loss",
+    "check_loss": "verl_clipx.training.contract",
+    "Bounds": "verl_clipx.losses.bounds",
+    "METHODS": "verl_clipx.training.methods",
+    "Method": "verl_clipx.training.methods",
+    "evaluate": "verl_clipx.training.policy_loss",
+}
+
+__all__ = ["__version__", *_PUBLIC]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _PUBLIC:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(_PUBLIC[name]), name)

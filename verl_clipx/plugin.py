@@ -1,0 +1,73 @@
+"""The entry point in verl's plugin group: importing verl in any process imports this module.
+
+It must be cheap, so everything is registered when verl itself imports the module concerned. And it must be loud, because
+verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.
+"""
+
+import sys
+import traceback
+from types import ModuleType
+
+from wrapt import when_imported
+
+CORE_ALGOS = "verl.trainer.ppo.core_algos"
+ENGINE_WORKERS = "verl.workers.engine_workers"
+
+
+def _register_losses(core_algos: ModuleType) -> None:
+    from verl_clipx.training.registry import register_losses
+
+    register_losses(core_algos)
+
+
+def _install_worker(engine_workers: ModuleType) -> None:
+    from verl_clipx.training.registry import install_worker
+
+    install_worker(engine_workers)
+
+
+def _register_resolver(omegaconf: ModuleType) -> None:
+    from verl_clipx.cpu.switch import check_platform
+
+    omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
+
+
+def install() -> None:
+    """Registers the CPU platform and the hooks that register the rest."""
+    from verl_clipx import cpu
+
+    when_imported(CORE_ALGOS)(_loud(_register_losses))
+    when_imported(ENGINE_WORKERS)(_loud(_install_worker))
+    when_imported("omegaconf")(_loud(_register_resolver))
+    cpu.register()
+
+
+def _loud(hook):
+    def run(module: ModuleType) -> None:
+        try:
+            hook(module)
+        except Exception:
+            _report()
+            raise
+
+    return run
+
+
+def _report() -> None:
+    print("verl_clipx could not be set up; `clipx doctor` says more.", file=sys.stderr)
+    traceback.print_exc()
+
+
+def _raise_when_losses_are_needed(error: Exception) -> None:
+    def raise_again(_: ModuleType) -> None:
+        raise RuntimeError("verl_clipx failed while verl was imported; its traceback is above.") from error
+
+    when_imported(CORE_ALGOS)(raise_again)
+
+
+try:
+    install()
+except Exception as error:
+    _report()
+    _raise_when_losses_are_needed(error)
+    raise

@@ -1,0 +1,1 @@
+"""Makes the plugin's configuration groups visible to every Hydra application."""

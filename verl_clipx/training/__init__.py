@@ -1,0 +1,1 @@
+"""The only place that imports verl for the losses' sake: configuration, registration, worker, metrics."""

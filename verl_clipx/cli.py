@@ -1,0 +1,99 @@
+"""The command `clipx`."""
+
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+app = typer.Typer(
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    help="Losses with adaptive and soft clipping for veRL: what there is, whether it works here, what a run did.",
+)
+console = Console()
+
+
+@app.command()
+def doctor(
+    ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
+) -> None:
+    """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
+    from verl_clipx.doctor import examine
+
+    colours = {"ok": "green", "warning": "yellow", "error": "red"}
+    table = Table(show_lines=False, title="clipx doctor")
+    for heading in ("", "what", "found", "what to do"):
+        table.add_column(heading, overflow="fold")
+    errors = 0
+    with console.status("looking at versions") as status:
+        for group, findings in examine(ray=ray):
+            status.update(f"looked at {group}")
+            for finding in findings:
+                errors += finding.level == "error"
+                mark = f"[{colours[finding.level]}]{finding.level}[/]"
+                table.add_row(mark, finding.subject, finding.found, finding.advice)
+    console.print(table)
+    console.print(
+        "Tested combinations: GPU: torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3 (verl's own); "
+        "CPU: torch 2.13.0, transformers 5.9-5.10."
+    )
+    raise typer.Exit(1 if errors else 0)
+
+
+@app.command()
+def methods(name: Annotated[str | None, typer.Argument(help="A method, for its parameters.")] = None) -> None:
+    """List the methods, or the parameters of one."""
+    from verl_clipx.training.listing import groups_of, method_rows, parameter_rows
+    from verl_clipx.training.methods import method_named
+
+    if name is None:
+        table = Table(title="methods: +clipx=<group>")
+        for heading in ("method", "what it does", "source", "groups"):
+            table.add_column(heading, overflow="fold")
+        for row in method_rows():
+            table.add_row(*row)
+        console.print(table)
+        return
+    try:
+        method = method_named(name)
+    except ValueError as error:
+        console.print(f"[red]{error}[/]")
+        raise typer.Exit(1) from None
+    groups = groups_of(method.name)
+    console.print(f"[bold]{method.name}[/]: {method.summary}\n{method.source}\nGroups: {', '.join(groups)}")
+    table = Table(title="parameters: clipx.<parameter>=…")
+    for heading in ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning"):
+        table.add_column(heading, overflow="fold")
+    for row in parameter_rows(method.name, groups):
+        table.add_row(*row)
+    console.print(table)
+
+
+@app.command("check-loss")
+def check_loss(
+    function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
+) -> None:
+    """Run the contract that every loss must keep on a loss of your own."""
+    import sys
+
+    sys.path.insert(0, "")
+    from verl_clipx.training.contract import check_method
+    from verl_clipx.training.user_loss import load_method
+
+    try:
+        method = load_method(function)
+    except ValueError as error:
+        console.print(f"[red]{error}[/]")
+        raise typer.Exit(1) from None
+    failed = False
+    for name, failure in check_method(method):
+        failed |= failure is not None
+        console.print(f"[red]failed[/] {name}: {failure}" if failure else f"[green]kept[/]   {name}")
+    raise typer.Exit(1 if failed else 0)
+
+
+def main() -> None:
+    """Entry point."""
+    app()

@@ -1,0 +1,214 @@
+"""The configuration of every method, and the factory that the Hydra groups name as `_target_`."""
+
+import dataclasses
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from verl_clipx.training.parameters import choice, integer, number, optional, parameter, validate
+
+NODE = "clipx"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig:
+    """What every method has.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range; names key, value and what is allowed.
+    """
+
+    method: ClassVar[str] = ""
+
+    log_ratio_clamp: float | None = parameter(
+        20.0,
+        optional(number(above=0)),
+        "log importance-sampling ratios are clamped to plus or minus this, as verl does (20); null: not",
+    )
+    scope: str = parameter(
+        "micro_batch",
+        choice("micro_batch"),
+        "over what the statistics behind adaptive bounds are taken: micro_batch is the micro-batch on this rank",
+    )
+
+    def __post_init__(self):
+        validate(self, NODE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedBoundsConfig(MethodConfig):
+    """Methods whose clip bounds are constants."""
+
+    clip_low: float | None = parameter(
+        0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
+    )
+    clip_high: float | None = parameter(1.2, optional(number(at_least=1)), "upper clip bound on the ratio; null: none")
+
+
+def dual_clip_parameter(default: float | None) -> Any:
+    """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
+    return parameter(
+        default, optional(number(above=1)), "tokens with A < 0 and a ratio above this get no gradient; null: off"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GrpoConfig(FixedBoundsConfig):
+    """GRPO's asymmetric clip; with clip_high 1.28 it is DAPO's clip-higher."""
+
+    method: ClassVar[str] = "grpo"
+
+    dual_clip: float | None = dual_clip_parameter(3.0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class CispoConfig(FixedBoundsConfig):
+    """CISPO: the clip acts on the weight, no token is dropped (unless a mask is set)."""
+
+    method: ClassVar[str] = "cispo"
+
+    mask_low: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1)), "drop tokens with A < 0 and a ratio below this; null: none"
+    )
+    mask_high: float | None = parameter(
+        None, optional(number(at_least=1)), "drop tokens with A > 0 and a ratio above this; null: none"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class GppoConfig(FixedBoundsConfig):
+    """GPPO: clipped tokens keep the bound as their weight."""
+
+    method: ClassVar[str] = "gppo"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CeGppoConfig(FixedBoundsConfig):
+    """CE-GPPO: clipped tokens keep a scaled bound as their weight."""
+
+    method: ClassVar[str] = "ce_gppo"
+
+    beta_low: float = parameter(0.75, number(at_least=0), "scale of the weight of tokens below the lower bound, A < 0")
+    beta_high: float = parameter(1.0, number(at_least=0), "scale of the weight of tokens above the upper bound, A > 0")
+    dual_clip: float | None = dual_clip_parameter(None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AspoConfig(FixedBoundsConfig):
+    """ASPO: the reciprocal ratio as the weight of tokens with positive advantages."""
+
+    method: ClassVar[str] = "aspo"
+
+    flip: str = parameter(
+        "positive", choice("positive", "both"), "tokens whose weight is the reciprocal ratio: those with A > 0, or all"
+    )
+    weight_low: float | None = parameter(
+        None, optional(number(at_least=0)), "lower bound of a reciprocal weight; null: none"
+    )
+    weight_high: float | None = parameter(
+        3.0, optional(number(above=0)), "upper bound of a reciprocal weight; null: none"
+    )
+    negative_weight_high: float | None = parameter(
+        3.0, optional(number(above=0)), "upper bound of the weight of tokens that are not flipped; null: none"
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DgpoConfig(FixedBoundsConfig):
+    """DGPO: the gradient decays outside the bounds instead of stopping."""
+
+    method: ClassVar[str] = "dgpo"
+
+    log_ratio_clamp: float | None = parameter(
+        None,
+        optional(number(above=0)),
+        "beyond this log ratio tokens whose weight is the ratio get no gradient (the release: 20); null: not",
+    )
+    n: float = parameter(1.0, number(above=0), "decay below the lower bound: the weight falls with ratio^(n+1)")
+    m: float = parameter(2.0, number(at_least=1), "decay above the upper bound: the weight grows with ratio^(1-1/m)")
+
+    def __post_init__(self):
+        super().__post_init__()
+        for key in ("clip_low", "clip_high"):
+            if not getattr(self, key):
+                raise ValueError(f"{NODE}.{key}={getattr(self, key)!r}: DGPO scales its decay by the bound, set one.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcpoConfig(MethodConfig):
+    """ACPO: GRPO's clip with bounds per probability bin, from the spread of the ratio in the bin."""
+
+    method: ClassVar[str] = "acpo"
+
+    alpha: float = parameter(3.0, number(at_least=0), "epsilon of a bin = alpha * sigma + epsilon_base")
+    epsilon_base: float = parameter(0.2, number(at_least=0), "epsilon of a bin without spread")
+    epsilon_min: float | None = parameter(None, optional(number(at_least=0)), "epsilon is at least this; null: free")
+    epsilon_max: float | None = parameter(None, optional(number(at_least=0)), "epsilon is at most this; null: free")
+    bins: int = parameter(5, integer(at_least=1), "number of equally wide probability bins")
+    bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
+    variance_epsilon: float = parameter(0.0, number(at_least=0), "added to the variance under the square root")
+    min_tokens: int = parameter(1, integer(at_least=1), "a bin with fewer tokens keeps epsilon_base")
+    dual_clip: float | None = dual_clip_parameter(None)
+
+    def __post_init__(self):
+        super().__post_init__()
+        low, high = self.epsilon_min, self.epsilon_max
+        if low is not None and high is not None and low > high:
+            raise ValueError(f"{NODE}.epsilon_min={low:g}: must not be above {NODE}.epsilon_max={high:g}.")
+
+
+@dataclass(frozen=True, kw_only=True)
+class BapoConfig(MethodConfig):
+    """BAPO: GRPO's clip with bounds searched until positive tokens contribute enough."""
+
+    method: ClassVar[str] = "bapo"
+
+    target: float = parameter(0.4, number(at_least=0), "the contribution of positive tokens that the search aims at")
+    contribution: str = parameter(
+        "share",
+        choice("share", "net", "ratio"),
+        "of positive (P) and negative (N) tokens: share P/(P+N), net P/|P-N| (Eq. 8 as printed), ratio P/N (release)",
+    )
+    counted: str = parameter(
+        "surrogate",
+        choice("surrogate", "gradient"),
+        "surrogate: every token counts with its clipped value (paper); gradient: only tokens with a live gradient",
+    )
+    weight: str = parameter(
+        "old",
+        choice("old", "rollout", "none"),
+        "the probability that weighs a token's contribution: the old policy's, the rollout's, or none (release)",
+    )
+    first: str = parameter("upper", choice("upper", "lower"), "the bound that moves first (paper: upper)")
+    last_step: str = parameter(
+        "full", choice("full", "clipped"), "a last step that would leave the range: not taken, or clipped to its end"
+    )
+    lower_start: float = parameter(0.6, number(at_least=0, at_most=1), "where the lower bound starts")
+    lower_stop: float = parameter(0.9, number(at_least=0, at_most=1), "how far the lower bound may rise")
+    lower_step: float = parameter(0.02, number(above=0), "step of the lower bound")
+    upper_start: float = parameter(1.2, number(at_least=1), "where the upper bound starts")
+    upper_stop: float = parameter(3.0, number(at_least=1), "how far the upper bound may rise")
+    upper_step: float = parameter(0.05, number(above=0), "step of the upper bound")
+    epsilon: float = parameter(1e-8, number(at_least=0), "added to N in contribution=ratio (release: 1e-8)")
+    dual_clip: float | None = dual_clip_parameter(None)
+
+    def __post_init__(self):
+        super().__post_init__()
+        for side in ("lower", "upper"):
+            start, stop = getattr(self, f"{side}_start"), getattr(self, f"{side}_stop")
+            if start > stop:
+                raise ValueError(f"{NODE}.{side}_start={start:g}: must not be above {NODE}.{side}_stop={stop:g}.")
+            step = getattr(self, f"{side}_step")
+            if (stop - start) / step > 10_000:
+                raise ValueError(f"{NODE}.{side}_step={step:g}: more than 10000 candidates; take a larger step.")
+
+
+def values(config: MethodConfig) -> dict[str, Any]:
+    """The parameters of a configuration as a dictionary.
+
+    Args:
+        config: a method's configuration.
+
+    Returns:
+        Parameter name to value.
+    """
+    return {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}

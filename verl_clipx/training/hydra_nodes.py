@@ -1,0 +1,100 @@
+"""What the Hydra groups name as `_target_`: the clipx node and verl's policy_loss node around it."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from verl.workers.config.actor import PolicyLossConfig
+
+from verl_clipx.training.config import NODE, BapoConfig, MethodConfig, values
+from verl_clipx.training.hardware import require_accelerator
+from verl_clipx.training.methods import method_named
+from verl_clipx.training.parameters import reject_unknown
+from verl_clipx.training.user_loss import load_method
+
+
+def build(method: str | None = None, function: str | None = None, **parameters: Any) -> MethodConfig:
+    """Builds and checks a method's configuration: the `_target_` of the clipx node.
+
+    Args:
+        method: name of a method of the plugin; null when `function` is given.
+        function: a user's loss as `package.module:name`, decorated with `verl_clipx.register_loss`.
+        parameters: the method's parameters by name.
+
+    Returns:
+        The method's configuration.
+
+    Raises:
+        ValueError: unknown method, unknown parameter, or a value of a wrong type or range; the message names the key,
+            the value and what is allowed.
+    """
+    if (method is None) == (function is None):
+        raise ValueError(
+            f"{NODE}.method={method!r} and {NODE}.function={function!r}: choose one method by its group (+clipx=acpo), "
+            "or a loss of your own (+clipx=custom clipx.function=package.module:name)."
+        )
+    chosen = method_named(method) if method is not None else load_method(function)
+    reject_unknown(parameters, values(chosen.config()), NODE, chosen.name)
+    return chosen.config(**parameters)
+
+
+@dataclass
+class RunFacts:
+    """What else of the run's configuration the losses depend on; the groups fill it by interpolation.
+
+    Args:
+        loss_agg_mode: verl's aggregation mode.
+        loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
+        rollout_log_probs: whether the rollout returns its log-probabilities.
+        ray_address: the Ray cluster that the driver connects to, or None for one of its own.
+    """
+
+    loss_agg_mode: str = "token-mean"
+    loss_scale_factor: Any = None
+    rollout_log_probs: bool = False
+    ray_address: str | None = None
+
+
+@dataclass
+class ClipxPolicyLossConfig(PolicyLossConfig):
+    """verl's PolicyLossConfig with the plugin's configuration beside it.
+
+    verl builds it in the driver before Ray starts, so everything that is wrong is said there.
+
+    Args:
+        clipx: the method's configuration.
+        run: what else of the run it depends on.
+
+    Raises:
+        ValueError: the run lacks what the method needs; the message names the key, the value and what to do.
+    """
+
+    clipx: MethodConfig | None = None
+    run: RunFacts = field(default_factory=RunFacts)
+
+    def __post_init__(self):
+        if self.clipx is None:
+            raise ValueError(f"{NODE} is missing: choose a method by its group, for example +clipx=acpo.")
+        check_run(self.clipx, self.run)
+        require_accelerator(self.run.ray_address)
+
+
+def check_run(config: MethodConfig, run: RunFacts) -> None:
+    """Raises if the run lacks what the method needs.
+
+    Args:
+        config: the method's configuration.
+        run: facts of the run.
+
+    Raises:
+        ValueError: names the key, the value and what to do.
+    """
+    if isinstance(config, BapoConfig) and config.weight == "rollout" and not run.rollout_log_probs:
+        raise ValueError(
+            f"{NODE}.weight=rollout but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: "
+            f"set it to true, or weigh with the old policy's probability ({NODE}.weight=old)."
+        )
+    if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
+        raise ValueError(
+            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
+            "of each micro-batch; set it to a constant, for example ${data.max_response_length}."
+        )

@@ -1,0 +1,82 @@
+"""The metrics of a policy loss: sums over tokens, moved to the host in one transfer.
+
+verl reduces a key that contains "max" or "min" by maximum or minimum, so no key here contains those letters.
+"""
+
+import torch
+from torch import Tensor
+
+from verl_clipx.losses.bounds import Bounds
+from verl_clipx.losses.regions import REGIONS, region_codes
+
+TOKENS = "tokens"
+
+
+def token_sums(
+    *,
+    ratio: Tensor,
+    log_ratio: Tensor,
+    advantages: Tensor,
+    weight: Tensor,
+    bounds: Bounds,
+    mask: Tensor,
+    dual_clip: float | None,
+) -> dict[str, Tensor]:
+    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+
+    Args:
+        ratio: importance-sampling ratio, (sequences, length), positive.
+        log_ratio: its logarithm.
+        advantages: (sequences, length).
+        weight: gradient weight F, (sequences, length).
+        bounds: clip bounds on the ratio, broadcastable.
+        mask: bool, (sequences, length).
+        dual_clip: tokens with A < 0 and a ratio above it are counted in actor/pg_clipfrac_lower; None: none are.
+
+    Returns:
+        Metric name to a 0-d float64 tensor. `region_fraction` and `gradient_mass` are split by DGPO's five regions;
+        gradient mass is |F*A|. `tokens` is the number of tokens.
+    """
+    codes = region_codes(ratio, advantages, bounds)
+    mass = (weight * advantages).abs()
+
+    def total(values: Tensor) -> Tensor:
+        return torch.where(mask, values, 0).sum(dtype=torch.float64)
+
+    sums = {TOKENS: mask.sum(dtype=torch.float64)}
+    sums["actor/ppo_kl"] = total(-log_ratio)
+    sums["clipx/ratio_mean"] = total(ratio)
+    counts = {}
+    for code, region in enumerate(REGIONS):
+        inside = mask & (codes == code)
+        counts[region] = inside.sum(dtype=torch.float64)
+        sums[f"clipx/region_fraction/{region}"] = counts[region]
+        sums[f"clipx/gradient_mass/{region}"] = torch.where(inside, mass, 0).sum(dtype=torch.float64)
+    sums["clipx/clip_fraction_low"] = counts["LN"]
+    sums["clipx/clip_fraction_high"] = counts["HP"]
+    sums["actor/pg_clipfrac"] = counts["LN"] + counts["HP"]
+    if dual_clip is None:
+        sums["actor/pg_clipfrac_lower"] = torch.zeros_like(sums[TOKENS])
+    else:
+        dual_clipped = mask & (advantages < 0) & (ratio > dual_clip)
+        sums["actor/pg_clipfrac_lower"] = dual_clipped.sum(dtype=torch.float64)
+    return sums
+
+
+def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
+    """Moves groups of 0-d tensors to the host in one transfer.
+
+    Args:
+        groups: name to 0-d tensor, all on one device.
+
+    Returns:
+        The same groups with Python floats.
+    """
+    names = [(index, name) for index, group in enumerate(groups) for name in group]
+    if not names:
+        return [{} for _ in groups]
+    numbers = torch.stack([groups[index][name].to(torch.float64) for index, name in names]).tolist()
+    result: list[dict[str, float]] = [{} for _ in groups]
+    for (index, name), value in zip(names, numbers, strict=True):
+        result[index][name] = value
+    return result

@@ -1,0 +1,63 @@
+"""Registers the losses and the training worker with verl."""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_clipx.training.methods import METHODS
+
+
+def register_losses(core_algos: ModuleType) -> None:
+    """Registers every method as `clipx_<name>` in verl's policy-loss registry; idempotent.
+
+    Args:
+        core_algos: the module verl.trainer.ppo.core_algos.
+
+    Raises:
+        RuntimeError: a name belongs to somebody else's function; the message names both.
+    """
+    from verl_clipx.training.policy_loss import policy_loss
+
+    for name in (*METHODS, "custom"):
+        registered = f"clipx_{name}"
+        existing = core_algos.POLICY_LOSS_REGISTRY.get(registered)
+        if existing is not None and not is_ours(existing):
+            raise RuntimeError(
+                f"verl's policy loss {registered!r} is already {described(existing)}; verl_clipx cannot register its "
+                "own under that name. Uninstall or rename the other one."
+            )
+        core_algos.register_policy_loss(registered)(functools.partial(policy_loss, name))
+
+
+def is_ours(function: Any) -> bool:
+    """Whether a registered function is the plugin's, from this or an earlier import of it."""
+    target = function.func if isinstance(function, functools.partial) else function
+    return getattr(target, "__module__", "") == "verl_clipx.training.policy_loss"
+
+
+def described(function: Any) -> str:
+    """module:name of a registered function."""
+    target = function.func if isinstance(function, functools.partial) else function
+    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+
+
+def install_worker(engine_workers: ModuleType) -> None:
+    """Makes verl's actor worker use the plugin's training worker.
+
+    Args:
+        engine_workers: the module verl.workers.engine_workers.
+
+    Raises:
+        RuntimeError: somebody else replaced the worker class already; the message names both.
+    """
+    from verl_clipx.training.worker import ClipxTrainingWorker
+
+    current = engine_workers.ActorRolloutRefWorker.actor_worker_cls
+    if issubclass(current, ClipxTrainingWorker):
+        return
+    if not issubclass(ClipxTrainingWorker, current):
+        raise RuntimeError(
+            f"ActorRolloutRefWorker.actor_worker_cls is already {described(current)}; verl_clipx cannot install "
+            f"{described(ClipxTrainingWorker)}."
+        )
+    engine_workers.ActorRolloutRefWorker.actor_worker_cls = ClipxTrainingWorker
