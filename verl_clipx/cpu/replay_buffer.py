@@ -1,0 +1,74 @@
+"""verl's replay buffers, polled often enough for steps that take less than a second.
+
+The stock buffers look for finished trajectories every 2 s. verl passes a custom sampler (``trainer.v1.sampler.
+custom_sampler``) fewer arguments than its own buffers; ``configs/hardware/cpu.yaml`` carries the missing ones
+(group filtering, refilling of failed groups) through ``sampler_kwargs``, so nothing is lost.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+POLL_INTERVAL_SECONDS = 0.05
+
+
+def frequent_polling(
+    trainer_mode: str,
+    trainer_config: Mapping[str, Any],
+    max_off_policy_threshold: int | None,
+    max_off_policy_strategy: str,
+    sampler_kwargs: Mapping[str, Any],
+    refill_fn: Callable[[int], None] | None = None,
+):
+    """verl's own replay buffer for this trainer mode, with a shorter polling interval.
+
+    Args:
+        trainer_mode: ``sync``, or one of verl's asynchronous modes.
+        trainer_config: the node ``trainer.v1.<trainer_mode>``.
+        max_off_policy_threshold: largest number of model versions a trajectory may span, or None.
+        max_off_policy_strategy: ``drop`` or ``wait``.
+        sampler_kwargs: ``poll_interval`` (seconds), ``filter_groups`` (the node ``algorithm.filter_groups``),
+            ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; all optional.
+        refill_fn: asks the trainer for that many fresh prompts.
+
+    Returns:
+        ``ReplayBuffer`` in ``sync`` mode, ``ReplayBufferAsync`` otherwise.
+
+    Raises:
+        ValueError: group filtering is on and ``algorithm.filter_groups.metric`` is empty.
+    """
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+
+    metric, max_inflight = _group_filter(sampler_kwargs.get("filter_groups"))
+    refill_failed = bool(sampler_kwargs.get("sync_refill_failed_groups", False))
+    arguments = dict(
+        trainer_mode=trainer_mode,
+        trainer_config=trainer_config,
+        max_off_policy_threshold=max_off_policy_threshold,
+        max_off_policy_strategy=max_off_policy_strategy,
+        sampler_kwargs=sampler_kwargs,
+        refill_fn=refill_fn,
+        poll_interval=float(sampler_kwargs.get("poll_interval", POLL_INTERVAL_SECONDS)),
+        filter_groups_metric=metric,
+        sync_refill_failed_groups=refill_failed,
+    )
+    if trainer_mode != "sync":
+        return ReplayBufferAsync(**arguments)
+    train_batch_size = sampler_kwargs.get("train_batch_size")
+    # Prompts are replaced one at a time, so the dataloader is read one at a time (as verl does for its own buffer).
+    replaces_prompts = metric is not None or refill_failed
+    gen_batch_size = 1 if replaces_prompts else sampler_kwargs.get("gen_batch_size") or train_batch_size
+    return ReplayBuffer(
+        **arguments,
+        train_batch_size=train_batch_size,
+        gen_batch_size=gen_batch_size,
+        max_inflight_gen_batches=max_inflight,
+    )
+
+
+def _group_filter(filter_groups: Mapping[str, Any] | None) -> tuple[str | None, int]:
+    if filter_groups is None or not filter_groups.get("enable", False):
+        return None, 1
+    metric = filter_groups.get("metric")
+    if not metric:
+        raise ValueError("algorithm.filter_groups.metric is empty: name a reward metric, or set enable=False")
+    return str(metric), filter_groups.get("max_inflight_gen_batches", 1)

@@ -1,0 +1,1 @@
+"""A rollout server for the CPU: sampling, continuous batching, and verl's replica, server and adapter around them."""

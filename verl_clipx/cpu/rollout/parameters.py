@@ -1,0 +1,100 @@
+"""The sampling parameters of one request, read from what verl's agent loops send."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+LENGTH_KEYS = ("max_tokens", "max_new_tokens")
+ACCEPTED_KEYS = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "repetition_penalty",
+    "logprobs",
+    "seed",
+    "ignore_eos",
+    "stop_token_ids",
+    *LENGTH_KEYS,
+)
+
+
+@dataclass(frozen=True)
+class SamplingParameters:
+    """How to sample one response."""
+
+    max_tokens: int
+    """Largest number of tokens to generate, at least 1."""
+
+    temperature: float = 1.0
+    """Divisor of the logits; 0 takes the most likely token."""
+
+    top_p: float = 1.0
+    """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
+
+    top_k: int = 0
+    """Keep this many most likely tokens; 0 keeps all."""
+
+    stop_token_ids: frozenset[int] = frozenset()
+    """Tokens that end the response; they belong to it."""
+
+    seed: int | None = None
+    """Seed of this request's random numbers, or None to let the server choose."""
+
+    def __post_init__(self):
+        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer of at least 1")
+        _require(self.temperature >= 0, "temperature", self.temperature, "a number of at least 0")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
+        _require(self.top_k >= 0, "top_k", self.top_k, "a positive integer, or -1 or 0 for no limit")
+
+
+def read_sampling_parameters(
+    given: Mapping[str, Any],
+    *,
+    default_max_tokens: int,
+    longest: int,
+    end_token_ids: frozenset[int],
+    ignore_eos: bool = False,
+) -> SamplingParameters:
+    """Turn an agent loop's sampling parameters into `SamplingParameters`, refusing what cannot be honoured.
+
+    Args:
+        given: the request's parameters; keys among `ACCEPTED_KEYS`, and any other key with the value None.
+        default_max_tokens: length limit where the request names none.
+        longest: largest number of tokens the model's context still has room for, at least 1; the limit is cut to it.
+        end_token_ids: the model's end-of-sequence tokens.
+        ignore_eos: whether to generate past them, where the request does not say.
+
+    Raises:
+        ValueError: a key that is not accepted, or a value out of range.
+    """
+    unknown = sorted(key for key, value in given.items() if key not in ACCEPTED_KEYS and value is not None)
+    if unknown:
+        values = ", ".join(f"{key}={given[key]!r}" for key in unknown)
+        raise ValueError(f"the CPU rollout cannot honour {values}: accepted are {', '.join(ACCEPTED_KEYS)}")
+    penalty = given.get("repetition_penalty")
+    if penalty not in (None, 1.0):
+        raise ValueError(f"repetition_penalty={penalty!r}: the CPU rollout accepts only 1.0")
+    limits = [given[key] for key in LENGTH_KEYS if given.get(key) is not None]
+    max_tokens = int(limits[0]) if limits else default_max_tokens
+    stops = frozenset(given.get("stop_token_ids") or ())
+    if not _or_default(given.get("ignore_eos"), ignore_eos):
+        stops |= end_token_ids
+    seed = given.get("seed")
+    return SamplingParameters(
+        # A request that has used its budget up still gets one token, as from vLLM.
+        max_tokens=max(1, min(max_tokens, longest)),
+        temperature=float(_or_default(given.get("temperature"), 1.0)),
+        top_p=float(_or_default(given.get("top_p"), 1.0)),
+        top_k=0 if given.get("top_k") in (None, -1) else int(given["top_k"]),
+        stop_token_ids=stops,
+        seed=None if seed is None else int(seed),
+    )
+
+
+def _or_default(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _require(condition: bool, key: str, value: Any, allowed: str) -> None:
+    if not condition:
+        raise ValueError(f"sampling parameter {key}={value!r}: must be {allowed}")

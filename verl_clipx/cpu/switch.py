@@ -1,0 +1,26 @@
+"""The check behind the configuration's ``${clipx_platform:cpu}``."""
+
+import os
+
+
+def check_platform(name: str) -> str:
+    """Return ``name`` if verl will run on that platform, else say how to make it.
+
+    Args:
+        name: platform that the configuration was written for, as in ``VERL_PLATFORM``.
+
+    Returns:
+        ``name``, so that it can stand as the value of ``trainer.device``.
+
+    Raises:
+        ValueError: the environment variable ``VERL_PLATFORM`` names another platform, or none.
+    """
+    chosen = os.environ.get("VERL_PLATFORM", "").strip().lower()
+    if chosen == name:
+        return name
+    found = f"VERL_PLATFORM={chosen}" if chosen else "no VERL_PLATFORM"
+    raise ValueError(
+        f"+hardware={name} also needs the environment variable VERL_PLATFORM={name} (found {found}), because verl "
+        f"chooses its platform before it reads the configuration: run "
+        f"VERL_PLATFORM={name} python -m verl.trainer.main_ppo +hardware={name} …"
+    )
