@@ -1,0 +1,74 @@
+"""The tiny policy: a randomly initialised Qwen2."""
+
+from dataclasses import dataclass
+
+import torch
+from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
+
+
+@dataclass(frozen=True)
+class ModelConfig:
+    """Shape of the tiny policy.
+
+    Raises:
+        ValueError: if a value is not a positive integer, or `hidden_size` is not a multiple of the head size.
+    """
+
+    hidden_size: int = 128
+    """Width, a multiple of 32."""
+
+    intermediate_size: int = 384
+    """Width inside the feed-forward layers."""
+
+    num_layers: int = 4
+    """Number of transformer layers."""
+
+    max_length: int = 512
+    """Longest prompt and response together, in tokens."""
+
+    def __post_init__(self) -> None:
+        for key, value in vars(self).items():
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{key}={value!r} is not a positive integer; give 1 or more")
+        if self.hidden_size % HEAD_SIZE:
+            raise ValueError(
+                f"hidden_size={self.hidden_size} is not a multiple of the head size; use one of {HEAD_SIZE}"
+            )
+
+
+# The smallest head that the CPU attention kernels of inference engines support.
+HEAD_SIZE = 32
+
+
+def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: int) -> Qwen2ForCausalLM:
+    """Build a randomly initialised policy in float32.
+
+    Args:
+        config: shape.
+        tokenizer: its length becomes the vocabulary's size exactly: verl masks what is beyond the tokenizer.
+        seed: seed of the weights; torch's global generator is left as it was.
+
+    Returns:
+        The model, in training mode. Input and output embeddings are separate tensors, so that a state dict names
+        each weight once.
+    """
+    heads = config.hidden_size // HEAD_SIZE
+    qwen_config = Qwen2Config(
+        vocab_size=len(tokenizer),
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_hidden_layers=config.num_layers,
+        num_attention_heads=heads,
+        num_key_value_heads=heads,
+        head_dim=HEAD_SIZE,
+        max_position_embeddings=config.max_length,
+        tie_word_embeddings=False,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        bos_token_id=None,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = Qwen2ForCausalLM(qwen_config)
+    return model.float().train()

@@ -1,0 +1,49 @@
+"""Sampled responses of a policy, for measuring it outside a training run."""
+
+from collections.abc import Sequence
+
+import torch
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+Messages = list[dict[str, str]]
+
+
+@torch.inference_mode()
+def sample_responses(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Messages],
+    seed: int,
+    temperature: float = 1.0,
+    max_new_tokens: int = 24,
+) -> list[str]:
+    """Sample one response a prompt, all prompts in one batch.
+
+    Args:
+        model: a causal language model; it is put into evaluation mode for the call.
+        tokenizer: its tokenizer, with a chat template.
+        prompts: chat messages.
+        seed: seed of the samples; torch's global generator is left as it was.
+        temperature: above 0.
+        max_new_tokens: longest response, in tokens.
+
+    Returns:
+        The decoded responses, in the order of the prompts, without special tokens.
+    """
+    was_training = model.training
+    model.eval()
+    texts = [tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=False) for p in prompts]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        output = model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+        )
+    model.train(was_training)
+    return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)

@@ -1,0 +1,43 @@
+"""The tiny policy's tokenizer: one token a byte, plus the chat marks and the answer tags."""
+
+from tokenizers import AddedToken, pre_tokenizers
+from transformers import Qwen2Tokenizer
+
+END_OF_TURN = "<|end|>"
+PADDING = "<|pad|>"
+ROLES = ("system", "user", "assistant")
+ANSWER_TAGS = ("<answer>", "</answer>")
+
+CHAT_TEMPLATE = (
+    "{% for message in messages %}"
+    "{% if message['role'] not in " + repr(list(ROLES)) + " %}"
+    "{{ raise_exception('unknown role ' + message['role'] + ': use system, user or assistant') }}"
+    "{% endif %}"
+    "{{ '<|' + message['role'] + '|>' + message['content'] + '" + END_OF_TURN + "' }}"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+)
+
+
+def build_tokenizer() -> Qwen2Tokenizer:
+    """Build the tokenizer; it is the same every time.
+
+    transformers rebuilds the tokenizer of a Qwen2 model as a byte-level BPE from its vocabulary and merges, whatever
+    was saved. This one has no merges, so what is saved and what is loaded agree, and any text can be encoded.
+
+    Returns:
+        A tokenizer of 256 bytes, 5 special tokens and the 2 answer tags. The tags are ordinary tokens: decoding
+        with `skip_special_tokens=True` keeps them, so that a reward can read them.
+    """
+    byte_tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
+    tokenizer = Qwen2Tokenizer(
+        vocab={token: index for index, token in enumerate(byte_tokens)},
+        merges=[],
+        unk_token=PADDING,
+        eos_token=END_OF_TURN,
+        pad_token=PADDING,
+        extra_special_tokens=[f"<|{role}|>" for role in ROLES],
+        chat_template=CHAT_TEMPLATE,
+    )
+    tokenizer.add_tokens([AddedToken(tag, special=False, normalized=False) for tag in ANSWER_TAGS])
+    return tokenizer

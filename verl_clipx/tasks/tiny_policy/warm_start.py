@@ -1,0 +1,189 @@
+"""Supervised warm start of the tiny policy: enough to answer in the right form and to be right sometimes."""
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
+from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
+
+# Part of the cache key: raise it when the code below changes what it trains.
+RECIPE_VERSION = 1
+
+_IGNORED = -100  # the label that cross_entropy skips
+
+
+@dataclass(frozen=True)
+class Example:
+    """One demonstration: chat messages and the response to them."""
+
+    prompt: list[dict[str, str]]
+    response: str
+
+
+@dataclass(frozen=True)
+class WarmStartConfig:
+    """Length and settings of the supervised fit.
+
+    Raises:
+        ValueError: if a value is of the wrong type or outside its range; the message names the key.
+    """
+
+    steps: int = 300
+    """Optimizer steps, at least 1."""
+
+    batch_size: int = 64
+    """Examples a step, at least 1."""
+
+    learning_rate: float = 3e-3
+    """Peak learning rate of AdamW, above 0; a linear warm-up of a tenth of the steps, then linear decay to 0."""
+
+    seed: int = 0
+    """Seed of the weights and of the order of the examples."""
+
+    model: ModelConfig = field(default_factory=ModelConfig)
+    """Shape of the policy."""
+
+    def __post_init__(self) -> None:
+        for key in ("steps", "batch_size"):
+            value = getattr(self, key)
+            if type(value) is not int or value < 1:
+                raise ValueError(f"{key}={value!r} is not a positive integer; give 1 or more")
+        if not isinstance(self.learning_rate, float) or not 0 < self.learning_rate < 1:
+            raise ValueError(f"learning_rate={self.learning_rate!r} is not between 0 and 1; try 3e-3")
+        if type(self.seed) is not int:
+            raise ValueError(f"seed={self.seed!r} is not an integer; give one")
+
+
+def warm_start(examples: Sequence[Example], config: WarmStartConfig, cache: Path, num_threads: int = 2) -> Path:
+    """Fit the tiny policy to demonstrations and save it, unless that was done before.
+
+    Args:
+        examples: demonstrations, at least one.
+        config: length and settings of the fit.
+        cache: folder that holds finished policies, one a configuration and set of examples.
+        num_threads: threads of the fit; more than one can change the last digits of the weights.
+
+    Returns:
+        A folder that AutoModelForCausalLM and AutoTokenizer load. It appears whole or not at all.
+
+    Raises:
+        ValueError: if there are no examples, or one is longer than the model's `max_length`.
+    """
+    if not examples:
+        raise ValueError("examples is empty; give at least one demonstration")
+    folder = cache / f"tiny_policy-{_fingerprint(examples, config)}"
+    if folder.is_dir():
+        return folder
+    tokenizer = build_tokenizer()
+    model = build_model(config.model, tokenizer, config.seed)
+    threads_before = torch.get_num_threads()
+    torch.set_num_threads(num_threads)
+    try:
+        fit(model, tokenizer, examples, config)
+    finally:
+        torch.set_num_threads(threads_before)
+    partial = cache / f".{folder.name}.{os.getpid()}"
+    try:
+        model.save_pretrained(partial)
+        tokenizer.save_pretrained(partial)
+        (partial / "warm_start.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+        try:
+            partial.rename(folder)
+        except OSError:
+            # Another process finished the same fit first; its folder is as good.
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def fit(
+    model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], config: WarmStartConfig
+) -> None:
+    """Minimise the cross-entropy of the response tokens, end mark included; prompts carry no loss.
+
+    Args:
+        model: the policy, changed in place.
+        tokenizer: its tokenizer.
+        examples: demonstrations; each epoch shuffles them anew.
+        config: steps, batch size, learning rate, seed.
+
+    Raises:
+        ValueError: if an example is longer than the model's `max_length`.
+    """
+    input_ids, labels = encode(tokenizer, examples, config.model.max_length)
+    generator = torch.Generator().manual_seed(config.seed)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
+    warm_up = max(1, config.steps // 10)
+    schedule = torch.optim.lr_scheduler.LambdaLR(
+        optimizer,
+        lambda step: min((step + 1) / warm_up, (config.steps - step) / max(1, config.steps - warm_up)),
+    )
+    order = torch.empty(0, dtype=torch.long)
+    model.train()
+    for _ in track(range(config.steps), "Warm start", console=Console(stderr=True)):
+        while len(order) < config.batch_size:
+            order = torch.cat([order, torch.randperm(len(examples), generator=generator)])
+        rows, order = order[: config.batch_size], order[config.batch_size :]
+        width = int((input_ids[rows] != tokenizer.pad_token_id).sum(1).max())
+        batch = input_ids[rows, :width]
+        logits = model(input_ids=batch, attention_mask=(batch != tokenizer.pad_token_id).long()).logits
+        loss = torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), labels[rows, 1:width].flatten(), ignore_index=_IGNORED
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        schedule.step()
+
+
+def encode(
+    tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], max_length: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Turn demonstrations into right-padded token ids and labels.
+
+    Args:
+        tokenizer: a tokenizer with a chat template.
+        examples: demonstrations.
+        max_length: longest example allowed, in tokens.
+
+    Returns:
+        `input_ids` and `labels`, both int64 [examples, longest]; labels are -100 on prompts and padding.
+
+    Raises:
+        ValueError: if an example is longer than `max_length`.
+    """
+    prompts = [
+        tokenizer.apply_chat_template(example.prompt, add_generation_prompt=True, tokenize=False)
+        for example in examples
+    ]
+    responses = [example.response + tokenizer.eos_token for example in examples]
+    prompt_ids = tokenizer(prompts, add_special_tokens=False)["input_ids"]
+    response_ids = tokenizer(responses, add_special_tokens=False)["input_ids"]
+    longest = max(len(p) + len(r) for p, r in zip(prompt_ids, response_ids, strict=True))
+    if longest > max_length:
+        raise ValueError(f"max_length={max_length} is shorter than an example of {longest} tokens; raise it")
+    input_ids = torch.full((len(examples), longest), tokenizer.pad_token_id)
+    labels = torch.full((len(examples), longest), _IGNORED)
+    for row, (prompt, response) in enumerate(zip(prompt_ids, response_ids, strict=True)):
+        end = len(prompt) + len(response)
+        input_ids[row, :end] = torch.tensor(prompt + response)
+        labels[row, len(prompt) : end] = torch.tensor(response)
+    return input_ids, labels
+
+
+def _fingerprint(examples: Sequence[Example], config: WarmStartConfig) -> str:
+    content = json.dumps([RECIPE_VERSION, asdict(config), [asdict(example) for example in examples]])
+    return hashlib.sha256(content.encode()).hexdigest()[:16]
