@@ -9,8 +9,9 @@ from torch import Tensor
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
 SATURATION = 0.48
 
-# exp() rounds, so a log-ratio exactly on the clamp may give a ratio one rounding step beyond exp(clamp).
-CLAMP_SLACK = 1e-6
+# exp() rounds, so a log-ratio exactly on the clamp may give a ratio some rounding steps beyond exp(clamp). Eight steps
+# are still less than the distance to the next float32 log-ratio beyond 20.
+CLAMP_SLACK_STEPS = 8
 
 
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -57,6 +58,7 @@ def followed_ratio(ratio: Tensor, log_ratio_clamp: float | None) -> Tensor:
     """
     if log_ratio_clamp is None or log_ratio_clamp >= saturation_limit(ratio.dtype):
         return ratio
-    smallest = math.exp(-log_ratio_clamp) * (1 - CLAMP_SLACK)
-    largest = math.exp(log_ratio_clamp) * (1 + CLAMP_SLACK)
+    slack = CLAMP_SLACK_STEPS * torch.finfo(ratio.dtype).eps
+    smallest = math.exp(-log_ratio_clamp) * (1 - slack)
+    largest = math.exp(log_ratio_clamp) * (1 + slack)
     return torch.where((ratio < smallest) | (ratio > largest), 0.0, ratio)

@@ -1,0 +1,85 @@
+"""Golden vectors as test cases.
+
+Each file holds the inputs and outputs of one call of a method's reference: the authors' released function, verl's own,
+or an independent reading of the paper's formula (`paper_*`). `manifest.json` says which, with its hyperparameters and
+what is known to be wrong with it (`reference_bugs`, and `note` and `nonfinite` of an entry).
+"""
+
+import json
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+FOLDER = Path(__file__).parent
+INPUTS = ("old_log_prob", "log_prob", "advantages", "response_mask")
+
+
+@dataclass(frozen=True)
+class GoldenCase:
+    """One golden vector.
+
+    Attributes:
+        name: file name without its suffix, as in "bapo/tune0__yaml".
+        inputs: old_log_prob, log_prob, advantages in `dtype`, and response_mask as bool, (sequences, length). What lies
+            outside the mask is junk on purpose.
+        expected: every other array, in float64 (counts in int64); "grad" is the loss's derivative with respect to
+            log_prob.
+        hyperparameters: under the reference's own names.
+        loss_agg_mode: how the reference aggregated.
+        dtype: what the reference computed in.
+        nonfinite: names of expected arrays that are not finite, since the reference is wrong or divides by zero there.
+    """
+
+    name: str
+    inputs: dict[str, Tensor]
+    expected: dict[str, Tensor]
+    hyperparameters: dict[str, Any]
+    loss_agg_mode: str
+    dtype: torch.dtype
+    nonfinite: tuple[str, ...]
+
+
+@cache
+def _manifest() -> dict[str, Any]:
+    return json.loads((FOLDER / "manifest.json").read_text())
+
+
+def golden_cases(method: str) -> list[GoldenCase]:
+    """All golden vectors of a method, as named in the manifest ("acpo", "paper_bapo", "verl091_vanilla", ...).
+
+    Raises:
+        ValueError: there are none, since a test over no cases would pass.
+    """
+    cases = [_load(entry) for entry in _manifest()["entries"] if entry["method"] == method]
+    if not cases:
+        known = sorted({entry["method"] for entry in _manifest()["entries"]})
+        raise ValueError(f"method={method!r}: no golden vectors; there are some for {', '.join(known)}")
+    return cases
+
+
+def golden_methods() -> set[str]:
+    """Every method that has golden vectors."""
+    return {entry["method"] for entry in _manifest()["entries"]}
+
+
+def _load(entry: dict[str, Any]) -> GoldenCase:
+    with np.load(FOLDER / entry["file"]) as file:
+        arrays = {key: torch.from_numpy(np.array(file[key])) for key in file.files}
+    dtype = getattr(torch, entry["dtype"])
+    inputs = {
+        key: arrays[key].bool() if key == "response_mask" else arrays[key].to(dtype) for key in INPUTS if key in arrays
+    }
+    return GoldenCase(
+        name=entry["file"].removesuffix(".npz"),
+        inputs=inputs,
+        expected={key: value for key, value in arrays.items() if key not in INPUTS},
+        hyperparameters=entry["hyper"],
+        loss_agg_mode=entry["loss_agg_mode"],
+        dtype=dtype,
+        nonfinite=tuple(entry["nonfinite"]),
+    )
