@@ -97,3 +97,7 @@ def check_loss(
 def main() -> None:
     """Entry point."""
     app()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""Losses as a user would write them, in a module that no entry point knows."""
+
+import torch
+
+from verl_clipx import register_loss
+
+
+@register_loss("tests_soft")
+def soft(ratio, advantages, bounds, *, temperature: float = 2.0):
+    """A sigmoid gate around the bounds."""
+    gate = torch.sigmoid((bounds.high - ratio) * temperature) * torch.sigmoid((ratio - bounds.low) * temperature)
+    return ratio * gate
+
+
+@register_loss("tests_gppo_acpo", bounds="acpo")
+def gppo_within_acpo(ratio, advantages, bounds):
+    """GPPO's weights with ACPO's bounds."""
+    high = torch.where(advantages > 0, bounds.high, torch.inf)
+    low = torch.where(advantages < 0, bounds.low, 0.0)
+    return ratio.clamp(low, high)
+
+
+@register_loss("tests_reads_the_batch")
+def reads_the_batch(ratio, advantages, bounds):
+    """Broken: depends on the padding."""
+    return ratio / ratio.shape[1]
+
+
+@register_loss("tests_nan")
+def nan(ratio, advantages, bounds):
+    """Broken: 0 * inf."""
+    return torch.where(ratio > bounds.high, 0.0 * torch.exp(ratio), ratio)
+
+
+@register_loss("tests_first_sequence")
+def first_sequence(ratio, advantages, bounds):
+    """Broken: depends on the order of the sequences."""
+    return ratio * ratio[0, 0]
+
+
+@register_loss("tests_writes")
+def writes(ratio, advantages, bounds):
+    """Broken: returns one weight per sequence."""
+    return ratio.mean(dim=1, keepdim=True)
+
+
+def undecorated(ratio, advantages, bounds):
+    """Lacks the decorator."""
+    return ratio

@@ -1,0 +1,173 @@
+"""The Hydra groups: their values, and how mistakes in them are reported.
+
+Covers: every group composes on verl's own ppo_trainer and builds in verl's ActorConfig; the published settings; errors
+for unknown keys, wrong types, wrong ranges, missing requirements. Not covered: a launch (see tests/end_to_end), the
+groups inside a wheel (tests/test_wheel.py).
+"""
+
+import pytest
+from hydra.errors import ConfigCompositionException, InstantiationException
+
+from verl_clipx.configs_folder import configs_folder
+from verl_clipx.training.config import values
+from verl_clipx.training.listing import group_settings, groups_of, parameter_rows
+from verl_clipx.training.methods import METHODS
+
+GROUPS = sorted(
+    path.stem for path in (configs_folder() / "clipx").glob("*.yaml") if path.stem not in ("base", "custom")
+)
+
+PUBLISHED = {
+    "grpo": dict(clip_low=0.8, clip_high=1.2, dual_clip=3.0, log_ratio_clamp=20.0),
+    "dapo": dict(clip_low=0.8, clip_high=1.28, dual_clip=3.0),
+    "cispo": dict(clip_low=0.8, clip_high=1.2, mask_low=None, mask_high=None),
+    "cispo_minimax": dict(clip_low=None, mask_low=None, mask_high=None),
+    "cispo_acpo": dict(clip_low=None, clip_high=1.45, mask_low=0.8, mask_high=1.3),
+    "gppo": dict(clip_low=0.8, clip_high=1.2),
+    "ce_gppo": dict(clip_low=0.8, clip_high=1.2, beta_low=0.75, beta_high=1.0, dual_clip=None),
+    "ce_gppo_reference": dict(beta_low=0.75, beta_high=1.0, dual_clip=3.0),
+    "aspo": dict(flip="positive", weight_low=None, weight_high=3.0, negative_weight_high=3.0),
+    "aspo_literal": dict(flip="both", weight_low=0.67, weight_high=4.0),
+    "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
+    "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
+    "acpo": dict(
+        alpha=3.0,
+        epsilon_base=0.2,
+        epsilon_min=None,
+        epsilon_max=None,
+        bins=5,
+        bin_on="old",
+        variance_epsilon=0.0,
+        dual_clip=None,
+    ),
+    "acpo_reference": dict(
+        alpha=3.0,
+        epsilon_base=0.2,
+        epsilon_min=0.0,
+        epsilon_max=3.0,
+        bins=5,
+        bin_on="current",
+        variance_epsilon=1e-8,
+        dual_clip=3.0,
+        scope="micro_batch",
+    ),
+    "bapo": dict(
+        target=0.4,
+        contribution="share",
+        counted="surrogate",
+        weight="old",
+        first="upper",
+        last_step="full",
+        lower_start=0.6,
+        lower_stop=0.9,
+        lower_step=0.02,
+        upper_start=1.2,
+        upper_stop=3.0,
+        upper_step=0.05,
+        dual_clip=None,
+    ),
+    "bapo_reference": dict(
+        target=0.5,
+        contribution="ratio",
+        weight="none",
+        first="lower",
+        last_step="clipped",
+        lower_start=0.8,
+        lower_stop=0.95,
+        lower_step=0.05,
+        upper_start=1.2,
+        upper_stop=2.0,
+        upper_step=0.1,
+        dual_clip=3.0,
+        scope="micro_batch",
+    ),
+}
+
+
+def test_every_group_has_its_published_settings_here():
+    assert sorted(PUBLISHED) == GROUPS
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_group_reaches_the_actor_with_its_published_settings(actor, group):
+    policy_loss = actor(f"+clipx={group}").policy_loss
+    built = values(policy_loss.clipx)
+    assert {key: built[key] for key in PUBLISHED[group]} == PUBLISHED[group]
+    assert policy_loss.loss_mode == f"clipx_{policy_loss.clipx.method}"
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_group_spells_out_every_parameter_of_its_method(group):
+    settings = group_settings(group)
+    parameters = values(METHODS[settings.pop("method")].config())
+    missing = set(parameters) - set(settings)
+    # Methods with fixed bounds have no statistics, so their scope means nothing.
+    assert missing <= {"scope"}
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_group_leaves_verl_s_aggregation_alone(composed, group):
+    assert composed(f"+clipx={group}").actor_rollout_ref.actor.loss_agg_mode == "token-mean"
+
+
+def test_a_parameter_is_overridden_by_its_name(actor):
+    assert actor("+clipx=acpo", "clipx.alpha=2").policy_loss.clipx.alpha == 2.0
+
+
+def test_a_mistyped_key_is_refused_by_hydra(composed):
+    with pytest.raises(ConfigCompositionException, match=r"clipx\.aplha"):
+        composed("+clipx=acpo", "clipx.aplha=2")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+clipx=acpo", "+clipx.aplha=2"], r"clipx\.aplha is not a parameter of acpo\. Did you mean clipx\.alpha\?"),
+        (["+clipx=acpo", "clipx.alpha=high"], r"clipx\.alpha='high': must be a number"),
+        (["+clipx=acpo", "clipx.alpha=-1"], r"clipx\.alpha=-1: must be a number \(at least 0\)"),
+        (["+clipx=acpo", "clipx.bins=2.5"], r"clipx\.bins=2\.5: must be a whole number"),
+        (["+clipx=acpo", "clipx.bins=true"], r"clipx\.bins=True: must be a whole number"),
+        (["+clipx=acpo", "clipx.scope=batch"], r"clipx\.scope='batch': must be one of"),
+        (["+clipx=acpo", "clipx.epsilon_min=2", "clipx.epsilon_max=1"], r"clipx\.epsilon_min=2: must not be above"),
+        (["+clipx=bapo", "clipx.contribution=most"], r"clipx\.contribution='most': must be one of share, net, ratio"),
+        (["+clipx=bapo", "clipx.upper_start=5"], r"clipx\.upper_start=5: must not be above clipx\.upper_stop=3"),
+        (["+clipx=bapo", "clipx.upper_step=0.0000001"], r"clipx\.upper_step=1e-07: more than 10000 candidates"),
+        (["+clipx=grpo", "clipx.clip_low=1.2"], r"clipx\.clip_low=1\.2: must be a number \(at least 0 and at most 1\)"),
+        (["+clipx=grpo", "clipx.clip_high=0.28"], r"clipx\.clip_high=0\.28: must be a number \(at least 1\)"),
+        (["+clipx=dgpo", "clipx.clip_low=null"], r"clipx\.clip_low=None: DGPO scales its decay"),
+        (["+clipx=acpo", "clipx.method=acop"], r"clipx\.method='acop': must be one of"),
+        (["+clipx=base"], r"clipx"),
+        (["+clipx=custom", "clipx.function=nowhere:loss"], r"clipx\.function='nowhere:loss': No module named"),
+        (["+clipx=custom", "clipx.function=nowhere"], r"write it as package\.module:name"),
+        (
+            ["+clipx=bapo", "clipx.weight=rollout", "actor_rollout_ref.rollout.calculate_log_probs=false"],
+            r"clipx\.weight=rollout but actor_rollout_ref\.rollout\.calculate_log_probs=False",
+        ),
+        (
+            ["+clipx=grpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
+            r"loss_scale_factor=null: seq-mean-token-sum-norm would divide",
+        ),
+    ],
+)
+def test_a_bad_value_stops_in_the_driver(actor, overrides, message):
+    with pytest.raises(Exception, match=message) as raised:
+        actor(*overrides)
+    assert isinstance(raised.value, InstantiationException) or "clipx" in str(raised.value)
+
+
+def test_without_a_gpu_the_error_names_the_switches(actor, monkeypatch):
+    monkeypatch.delenv("RAY_ADDRESS")
+    monkeypatch.setattr(
+        "verl.plugin.platform.get_platform", lambda: type("None", (), {"is_available": lambda s: False})()
+    )
+    monkeypatch.setattr("verl_clipx.training.hardware.RAY_CURRENT_CLUSTER", configs_folder() / "no such file")
+    with pytest.raises(InstantiationException, match=r"VERL_PLATFORM=cpu.*\+hardware=cpu"):
+        # The fixture sets RAY_ADDRESS before this test unsets it.
+        actor("+clipx=grpo")
+
+
+def test_listing_shows_each_parameter_with_its_value_in_each_group():
+    rows = {row[0]: row for row in parameter_rows("acpo", groups_of("acpo"))}
+    assert groups_of("acpo") == ["acpo", "acpo_reference"]
+    assert rows["bin_on"][1:4] == ("old", "current", "one of old, current")
+    assert rows["epsilon_max"][1:3] == ("null", "3.0")

@@ -1,0 +1,189 @@
+"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs.
+
+Covers: agreement with verl's own vanilla and cispo; every aggregation mode; rollout_is_weights; use without a Hydra
+group; use outside and inside a worker's micro-batch; one host transfer. Not covered: the weights themselves
+(tests/losses), the worker (test_worker.py), a GPU.
+"""
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
+
+from verl_clipx.training.methods import METHODS
+from verl_clipx.training.micro_batch import MicroBatch, in_micro_batch
+from verl_clipx.training.policy_loss import evaluate
+
+from .conftest import BUILT_IN
+from .host_syncs import counted_host_syncs
+
+AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def call(name, config, tensors, **changes):
+    """verl's call of a registered policy loss; returns loss, gradient and metrics."""
+    arguments = {**tensors, "loss_agg_mode": config.loss_agg_mode, **changes}
+    arguments["log_prob"] = arguments["log_prob"].clone().requires_grad_(True)
+    loss, metrics = get_policy_loss_fn(name)(
+        config=config, rollout_is_weights=arguments.pop("weights", None), **arguments
+    )
+    loss.backward()
+    return loss.detach(), arguments["log_prob"].grad, metrics
+
+
+def random_tensors(seed, spread=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(8, 32, generator=generator, dtype=torch.float64) * 4
+    mask = torch.rand(8, 32, generator=generator) < 0.8
+    mask[3] = False
+    return {
+        "old_log_prob": old,
+        "log_prob": old + spread * torch.randn(8, 32, generator=generator, dtype=torch.float64),
+        "advantages": torch.randn(8, 1, generator=generator, dtype=torch.float64).expand(8, 32).clone(),
+        "response_mask": mask,
+    }
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(("ours", "theirs"), [("grpo", "vanilla"), ("cispo", "cispo")])
+@pytest.mark.parametrize("spread", [0.05, 1.0, 12.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_agrees_with_verl_s_own_loss(actor, ours, theirs, aggregation, spread, weighted):
+    tensors = random_tensors(seed=int(spread * 100), spread=spread)
+    config = actor(f"+clipx={ours}", "actor_rollout_ref.actor.loss_scale_factor=32")
+    weights = torch.rand(8, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=200, global_batch_size=8, loss_scale_factor=32)
+    loss, gradient, metrics = call(f"clipx_{ours}", config, tensors, weights=weights, loss_agg_mode=aggregation)
+    expected_loss, expected_gradient, expected_metrics = call(
+        theirs, config, tensors, weights=weights, loss_agg_mode=aggregation
+    )
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
+    assert metrics["actor/ppo_kl"] == pytest.approx(expected_metrics["actor/ppo_kl"], rel=1e-6, abs=1e-9)
+    clipped = metrics["actor/pg_clipfrac"]
+    if ours == "cispo":
+        # verl counts every clamped weight; the plugin's key counts what PPO would clip, in every method.
+        clipped += metrics["clipx/region_fraction/LP"] + metrics["clipx/region_fraction/HN"]
+    assert clipped == pytest.approx(expected_metrics["actor/pg_clipfrac"], rel=1e-6)
+    if ours == "grpo":
+        assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(
+            expected_metrics["actor/pg_clipfrac_lower"], rel=1e-6
+        )
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, aggregation):
+    config = actor(f"+clipx={method}", "actor_rollout_ref.actor.loss_scale_factor=9")
+    _, gradient, _ = call(f"clipx_{method}", config, tensors, loss_agg_mode=aggregation)
+    mask = tensors["response_mask"]
+    inputs = {name: tensors[name] for name in ("old_log_prob", "log_prob", "advantages")}
+    result = evaluate(METHODS[method], config.policy_loss.clipx, mask=mask, **inputs)
+    # The normaliser of each token is the derivative of verl's aggregation of ones.
+    ones = torch.zeros_like(result.loss).requires_grad_(True)
+    agg_loss(ones, mask, aggregation, loss_scale_factor=9).backward()
+    expected = torch.where(mask, -result.weight * tensors["advantages"] * ones.grad, 0)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_one_host_sync_per_micro_batch(actor, tensors, method):
+    config = actor(f"+clipx={method}")
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
+    function = get_policy_loss_fn(f"clipx_{method}")
+    with counted_host_syncs() as counter:
+        function(config=config, rollout_is_weights=None, loss_agg_mode="token-mean", **tensors)
+    assert counter.count <= 1, counter.calls
+
+
+def test_the_counter_reads_three_for_verl_s_vanilla(actor, tensors):
+    config = actor()
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
+    with counted_host_syncs() as counter:
+        get_policy_loss_fn("vanilla")(config=config, loss_agg_mode="token-mean", **tensors)
+    assert counter.count == 3, counter.calls
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t.tolist(),
+        lambda t: t.cpu(),
+        lambda t: t.detach().numpy(),
+        lambda t: t[t > 0],
+        lambda t: bool(t.sum() > 0),
+        lambda t: float(t.sum()),
+        lambda t: t.nonzero(),
+    ],
+)
+def test_the_counter_sees_every_kind_of_sync(sync):
+    with counted_host_syncs() as counter:
+        sync(torch.tensor([1.0, -1.0]))
+    assert counter.count == 1, counter.calls
+
+
+def test_without_a_group_verl_s_own_bounds_apply(actor, tensors):
+    settings = ["actor_rollout_ref.actor.clip_ratio_low=0.1", "actor_rollout_ref.actor.clip_ratio_high=0.3"]
+    config = actor(
+        *settings, "actor_rollout_ref.actor.clip_ratio_c=4", "actor_rollout_ref.actor.policy_loss.loss_mode=clipx_grpo"
+    )
+    loss, gradient, _ = call("clipx_grpo", config, tensors)
+    expected_loss, expected_gradient, _ = call("vanilla", config, tensors)
+    torch.testing.assert_close(loss, expected_loss)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_metrics_have_the_same_keys_on_every_micro_batch(actor, tensors):
+    for method in BUILT_IN:
+        config = actor(f"+clipx={method}")
+        _, _, full = call(f"clipx_{method}", config, tensors)
+        empty = {**tensors, "response_mask": torch.zeros_like(tensors["response_mask"])}
+        config.global_batch_info.update(dp_size=1, batch_num_tokens=25)
+        loss, gradient, masked = call(f"clipx_{method}", config, empty)
+        assert full.keys() == masked.keys()
+        assert loss == 0 and not gradient.any()
+        assert all(value == value for value in masked.values())
+
+
+def test_no_metric_key_is_reduced_by_maximum_or_minimum(actor, tensors):
+    for method in BUILT_IN:
+        _, _, metrics = call(f"clipx_{method}", actor(f"+clipx={method}"), tensors)
+        assert not [key for key in metrics if "max" in key or "min" in key]
+
+
+def test_inside_a_worker_the_metrics_go_to_the_micro_batch(actor, tensors):
+    config = actor("+clipx=acpo")
+    with in_micro_batch(MicroBatch()) as micro_batch:
+        _, _, metrics = call("clipx_acpo", config, tensors)
+    assert metrics == {}
+    assert micro_batch.sums["tokens"] == tensors["response_mask"].sum()
+    assert "clipx/epsilon/bin_0" in micro_batch.values
+
+
+def test_bapo_weighs_with_the_rollout_s_log_probs_from_the_micro_batch(actor, tensors):
+    config = actor("+clipx=bapo", "clipx.weight=rollout", "clipx.target=1")
+    with pytest.raises(ValueError, match="rollout"):
+        call("clipx_bapo", config, tensors)
+    shares = []
+    for shift in (0.0, -2.0):
+        log_prob = tensors["old_log_prob"] + shift * (tensors["advantages"] > 0)
+        with in_micro_batch(MicroBatch(rollout_log_prob=log_prob)) as micro_batch:
+            call("clipx_bapo", config, tensors)
+        shares.append(micro_batch.values["clipx/positive_share_before"])
+    assert shares[1] < shares[0]
+
+
+def test_the_method_is_chosen_once(actor, tensors):
+    config = actor("+clipx=acpo", "actor_rollout_ref.actor.policy_loss.loss_mode=clipx_bapo")
+    with pytest.raises(ValueError, match=r"loss_mode=clipx_bapo but clipx\.method=acpo"):
+        call("clipx_bapo", config, tensors)
+
+
+def test_the_sum_norm_aggregation_needs_its_constant(actor, tensors):
+    config = actor("+clipx=grpo")
+    with pytest.raises(ValueError, match="loss_scale_factor"):
+        call("clipx_grpo", config, tensors, loss_agg_mode="seq-mean-token-sum-norm")
+
+
+def test_unknown_keywords_are_ignored(actor, tensors):
+    call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)

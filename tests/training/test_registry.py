@@ -1,0 +1,116 @@
+"""Registration with verl: in a fresh interpreter, when a name is taken, when the plugin fails, and what it costs.
+
+Covers: the entry point, the post-import hooks, the errors, the import time. Not covered: Ray workers (`clipx doctor`
+and tests/end_to_end look there).
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import types
+
+import pytest
+from verl.trainer.ppo import core_algos
+from verl.workers import engine_workers
+
+from verl_clipx.training.registry import install_worker, register_losses
+from verl_clipx.training.worker import ClipxTrainingWorker
+
+from .conftest import BUILT_IN
+
+
+def run(code, cwd, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        cwd=cwd,
+        env={**os.environ, **environment},
+        timeout=120,
+    )
+
+
+def fake_core_algos(**registry):
+    module = types.SimpleNamespace(POLICY_LOSS_REGISTRY=dict(registry))
+    module.register_policy_loss = lambda name: lambda function: module.POLICY_LOSS_REGISTRY.__setitem__(name, function)
+    return module
+
+
+def test_importing_verl_registers_losses_and_worker(tmp_path):
+    code = (
+        "import verl\n"
+        "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY\n"
+        "from verl.workers.engine_workers import ActorRolloutRefWorker\n"
+        "print(sorted(n for n in POLICY_LOSS_REGISTRY if n.startswith('clipx_')))\n"
+        "print(ActorRolloutRefWorker.actor_worker_cls.__mro__)\n"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+    for name in BUILT_IN:
+        assert f"'clipx_{name}'" in done.stdout
+    assert "ClipxTrainingWorker" in done.stdout
+
+
+def test_a_taken_name_is_an_error_that_names_both():
+    def somebody_elses(): ...
+
+    with pytest.raises(RuntimeError, match=r"'clipx_grpo' is already .*somebody_elses.*verl_clipx"):
+        register_losses(fake_core_algos(clipx_grpo=somebody_elses))
+
+
+def test_registering_twice_is_fine():
+    module = fake_core_algos()
+    register_losses(module)
+    register_losses(module)
+    assert "clipx_grpo" in module.POLICY_LOSS_REGISTRY
+    assert "clipx_grpo" in core_algos.POLICY_LOSS_REGISTRY
+
+
+def test_the_worker_is_installed_once():
+    install_worker(engine_workers)
+    assert issubclass(engine_workers.ActorRolloutRefWorker.actor_worker_cls, ClipxTrainingWorker)
+
+
+def test_another_plugin_s_worker_is_an_error_that_names_both():
+    class SomebodyElses: ...
+
+    worker = types.SimpleNamespace(actor_worker_cls=SomebodyElses)
+    with pytest.raises(RuntimeError, match=r"SomebodyElses.*ClipxTrainingWorker"):
+        install_worker(types.SimpleNamespace(ActorRolloutRefWorker=worker))
+
+
+def test_a_failing_plugin_prints_its_traceback_and_fails_where_losses_are_needed(tmp_path):
+    code = (
+        "import sys\n"
+        "sys.modules['verl_clipx.cpu'] = None\n"
+        "import verl\n"
+        "print('verl swallowed it')\n"
+        "import verl.trainer.ppo.core_algos\n"
+        "print('never reached')\n"
+    )
+    done = run(code, tmp_path)
+    assert done.returncode != 0
+    assert "verl swallowed it" in done.stdout and "never reached" not in done.stdout
+    assert "could not be set up" in done.stderr
+    assert "verl_clipx failed while verl was imported" in done.stderr
+
+
+def test_the_plugin_adds_little_to_the_import_of_verl(tmp_path):
+    # The budget is 0.3 s; the machine may be shared, so medians of alternating runs are compared.
+    code = "import time\nstart = time.perf_counter()\nimport verl\nprint(time.perf_counter() - start)"
+    times = {"none": [], "auto": []}
+    for _ in range(3):
+        for policy, seconds in times.items():
+            seconds.append(float(run(code, tmp_path, VERL_USE_EXTERNAL_PLUGINS=policy).stdout.split()[-1]))
+    added = statistics.median(times["auto"]) - statistics.median(times["none"])
+    assert added <= 0.3
+
+
+def test_importing_verl_loads_no_heavy_module_of_the_plugin(tmp_path):
+    code = (
+        "import sys, verl\n"
+        "print([m for m in sys.modules if m.startswith(('verl_clipx.training', 'verl_clipx.losses')) "
+        "or m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine_workers', 'transformers')])"
+    )
+    assert run(code, tmp_path).stdout.strip().endswith("[]")

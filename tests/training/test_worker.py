@@ -1,0 +1,120 @@
+"""The training worker's view of a micro-batch, and the exactness of its metrics.
+
+Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
+mini-batch; a run without a clipx node keeps verl's loss function; rollout log-probabilities reach the loss. Not covered:
+the real engine (tests/end_to_end).
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.utils.losses import ppo_loss
+
+from verl_clipx.training.contract import example
+from verl_clipx.training.worker import clipx_node, observing, rollout_log_prob
+
+
+def nested(tensor, lengths):
+    return torch.nested.as_nested_tensor(
+        [row[: max(length, 1)] for row, length in zip(tensor, lengths, strict=True)], layout=torch.jagged
+    )
+
+
+def micro_batch(batch, rows, *, dp_size, total, sequences):
+    """A micro-batch as verl's FSDP engine hands it to the loss function: jagged, prompts of one token."""
+    lengths = [max(int(n), 1) for n in batch["mask"][rows].sum(1)]
+    fields = {
+        "prompts": [torch.zeros(1, dtype=torch.long) for _ in rows],
+        "responses": [torch.zeros(n, dtype=torch.long) for n in lengths],
+        "response_mask": [batch["mask"][r][:n] for r, n in zip(rows, lengths, strict=True)],
+        "old_log_probs": [batch["old_log_prob"][r][:n] for r, n in zip(rows, lengths, strict=True)],
+        "rollout_log_probs": [batch["old_log_prob"][r][:n] for r, n in zip(rows, lengths, strict=True)],
+        "advantages": [batch["advantages"][r][:n] for r, n in zip(rows, lengths, strict=True)],
+    }
+    data = TensorDict(
+        {key: torch.nested.as_nested_tensor(value, layout=torch.jagged) for key, value in fields.items()},
+        batch_size=[len(rows)],
+    )
+    tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=total, global_batch_size=sequences)
+    # The model's output for a response token stands one position to its left.
+    flat = [torch.cat([batch["log_prob"][r][:n], torch.zeros(1)]) for r, n in zip(rows, lengths, strict=True)]
+    return data, {"log_probs": torch.nested.as_nested_tensor(flat, layout=torch.jagged)}
+
+
+def aggregated(loss_function, batch, split):
+    """Metrics of one optimizer step as verl aggregates them; `split` is ranks of micro-batches of rows."""
+    total = int(batch["mask"].sum())
+    ranks = []
+    for micro_batches in split:
+        collected: dict[str, Metric] = {}
+        for rows in micro_batches:
+            data, output = micro_batch(batch, rows, dp_size=len(split), total=total, sequences=6)
+            _, metrics = loss_function(model_output=output, data=data)
+            for key, value in metrics.items():
+                if isinstance(value, Metric):
+                    collected.setdefault(key, value.init_list()).append(value)
+        ranks.append(collected)
+    return {key: Metric.aggregate_dp([rank[key] for rank in ranks]) for key in ranks[0]}
+
+
+@pytest.fixture
+def loss_function(actor):
+    def build(*overrides):
+        return observing(partial(ppo_loss, config=actor(*overrides)))
+
+    return build
+
+
+@pytest.mark.parametrize("method", ["grpo", "cispo", "dgpo", "acpo", "bapo"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        [[[0], [1, 2], [3, 4, 5]]],
+        [[[0, 5], [3]], [[1, 2], [4]]],
+        [[[4, 5]], [[0, 1]], [[2, 3]]],
+    ],
+)
+def test_metrics_are_exact_however_the_mini_batch_is_split(loss_function, method, split):
+    batch = example()
+    function = loss_function(f"+clipx={method}")
+    whole = aggregated(function, batch, [[[0, 1, 2, 3, 4, 5]]])
+    parts = aggregated(function, batch, split)
+    assert whole.keys() == parts.keys()
+    exact = [key for key in whole if key in ("actor/ppo_kl", "clipx/ratio_mean") or "/count/" in key]
+    if method in ("grpo", "cispo", "dgpo"):
+        exact += [key for key in whole if "region" in key or "mass" in key or "clip" in key]
+    for key in exact:
+        assert parts[key] == pytest.approx(whole[key], rel=1e-6, abs=1e-12), key
+    assert whole["clipx/ratio_mean"] == pytest.approx(
+        (batch["log_prob"] - batch["old_log_prob"]).exp()[batch["mask"]].mean().item(), rel=1e-6
+    )
+
+
+def test_the_mean_of_micro_batch_means_would_differ(loss_function):
+    batch = example()
+    function = loss_function("+clipx=grpo")
+    parts = [aggregated(function, {k: v for k, v in batch.items()}, [[[row]]]) for row in range(5)]
+    lengths = batch["mask"].sum(1)[:5]
+    total = int(lengths.sum())
+    own_means = [p["clipx/ratio_mean"] * total / int(n) for p, n in zip(parts, lengths, strict=True)]
+    whole = aggregated(function, batch, [[[0, 1, 2, 3, 4, 5]]])["clipx/ratio_mean"]
+    assert abs(sum(own_means) / 5 - whole) > 1e-3
+
+
+def test_without_a_clipx_node_verl_s_loss_function_stays(actor):
+    assert clipx_node(partial(ppo_loss, config=actor())) is None
+    assert clipx_node(partial(ppo_loss, config=actor("+clipx=grpo"))) is not None
+    assert clipx_node(lambda model_output, data, dp_group=None: None) is None
+
+
+def test_rollout_log_probs_are_padded():
+    batch = example()
+    data, _ = micro_batch(batch, [0, 3], dp_size=1, total=12, sequences=2)
+    padded = rollout_log_prob(data)
+    torch.testing.assert_close(padded[1, :3], batch["old_log_prob"][3, :3])
+    assert padded.shape == (2, 9) and not padded[1, 3:].any()
+    assert rollout_log_prob({}) is None
