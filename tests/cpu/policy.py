@@ -1,0 +1,42 @@
+"""A random language model small enough for tests, and a checkpoint of it that verl can load."""
+
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+VOCABULARY_SIZE = 40
+END = 1
+
+
+def random_policy(seed: int = 0, *, tied: bool = False) -> Qwen2ForCausalLM:
+    """Two layers, grouped-query attention, float32; sharp enough that its choices differ."""
+    torch.manual_seed(seed)
+    config = Qwen2Config(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=128,
+        initializer_range=0.15,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=END,
+        pad_token_id=0,
+    )
+    return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
+
+
+def save_checkpoint(folder: Path, model: Qwen2ForCausalLM) -> Path:
+    """Write the model and a tokenizer with one token a vocabulary entry."""
+    vocabulary = {f"t{token}": token for token in range(VOCABULARY_SIZE)}
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer(WordLevel(vocabulary, unk_token="t0")), eos_token=f"t{END}", pad_token="t0"
+    )
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return folder

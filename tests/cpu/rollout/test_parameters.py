@@ -1,0 +1,54 @@
+"""Reading of an agent loop's sampling parameters. Not covered: what the generator does with them."""
+
+import pytest
+
+from verl_clipx.cpu.rollout.parameters import SamplingParameters, read_sampling_parameters
+
+CONTEXT = dict(default_max_tokens=32, longest=50, end_token_ids=frozenset({1, 2}))
+
+
+def test_verl_training_parameters():
+    given = dict(temperature=0.7, top_p=0.9, top_k=-1, repetition_penalty=1.0, logprobs=True)
+    assert read_sampling_parameters(given, **CONTEXT) == SamplingParameters(
+        max_tokens=32, temperature=0.7, top_p=0.9, top_k=0, stop_token_ids=frozenset({1, 2})
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, 32), ({"max_tokens": 5}, 5), ({"max_new_tokens": 6}, 6), ({"max_tokens": 99}, 50), ({"max_tokens": 0}, 1)],
+)
+def test_length_limit(given, expected):
+    assert read_sampling_parameters(given, **CONTEXT).max_tokens == expected
+
+
+def test_ignoring_the_end_keeps_the_request_s_own_stop_tokens():
+    given = {"ignore_eos": True, "stop_token_ids": [7]}
+    assert read_sampling_parameters(given, **CONTEXT).stop_token_ids == {7}
+    assert read_sampling_parameters({"stop_token_ids": [7]}, **CONTEXT).stop_token_ids == {1, 2, 7}
+
+
+def test_the_request_decides_over_the_rollout_s_ignore_eos():
+    assert read_sampling_parameters({}, ignore_eos=True, **CONTEXT).stop_token_ids == frozenset()
+    assert read_sampling_parameters({"ignore_eos": False}, ignore_eos=True, **CONTEXT).stop_token_ids == {1, 2}
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"repetition_penalty": 1.1}, "repetition_penalty=1.1"),
+        ({"min_p": 0.1}, "min_p=0.1"),
+        ({"stop": ["x"]}, "stop="),
+        ({"temperature": -1}, "temperature=-1"),
+        ({"top_p": 0}, "top_p=0"),
+        ({"top_p": 1.5}, "top_p=1.5"),
+        ({"top_k": -2}, "top_k=-2"),
+    ],
+)
+def test_what_cannot_be_honoured_is_refused_by_name(given, message):
+    with pytest.raises(ValueError, match=message):
+        read_sampling_parameters(given, **CONTEXT)
+
+
+def test_unknown_keys_without_a_value_are_harmless():
+    assert read_sampling_parameters({"prompt_logprobs": None}, **CONTEXT).max_tokens == 32

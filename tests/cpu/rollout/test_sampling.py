@@ -1,0 +1,124 @@
+"""Sampling mathematics: truncation against a hand-written reference, inversion, log-probabilities, random streams.
+
+Not covered: the model and batching (test_generator).
+"""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from verl_clipx.cpu.rollout.sampling import derive_seed, invert_distribution, sample, truncate, uniform_stream
+
+LOGITS = torch.log(torch.tensor([[0.5, 0.25, 0.125, 0.0625, 0.0625]]))
+
+
+def kept(logits: list[float], top_k: int, top_p: float) -> set[int]:
+    """Written from the definition: the k most likely tokens, of them the smallest prefix that reaches p."""
+    order = sorted(range(len(logits)), key=lambda token: -logits[token])
+    if top_k:
+        order = [token for token in order if logits[token] >= logits[order[min(top_k, len(order)) - 1]]]
+    weights = [math.exp(logits[token] - logits[order[0]]) for token in order]
+    result, reached = set(), 0.0
+    for token, weight in zip(order, weights, strict=True):
+        if result and top_p < 1 and reached >= top_p * sum(weights):
+            break
+        result.add(token)
+        reached += weight
+    return result
+
+
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "expected"),
+    [
+        (0, 1.0, {0, 1, 2, 3, 4}),
+        (1, 1.0, {0}),
+        (2, 1.0, {0, 1}),
+        (4, 1.0, {0, 1, 2, 3, 4}),  # the fourth and fifth are equally likely
+        (9, 1.0, {0, 1, 2, 3, 4}),
+        (0, 0.3, {0}),
+        (0, 0.6, {0, 1}),
+        (0, 0.8, {0, 1, 2}),
+        (2, 0.6, {0}),  # of the two that top-k leaves, the first already has 2/3
+        (2, 0.7, {0, 1}),
+    ],
+)
+def test_truncation_keeps_by_hand(top_k, top_p, expected):
+    cut = truncate(LOGITS, torch.tensor([top_k]), torch.tensor([top_p]))
+    assert set(cut[0].isfinite().nonzero().flatten().tolist()) == expected
+    assert torch.equal(cut[cut.isfinite()], LOGITS[cut.isfinite()])
+
+
+@given(
+    # Multiples of 1/4 and these p keep clear of sums that only rounding decides.
+    st.lists(st.integers(-20, 20).map(lambda n: n / 4), min_size=2, max_size=12, unique=True),
+    st.integers(0, 14),
+    st.sampled_from([0.0317, 0.2113, 0.5417, 0.8731, 0.9877, 1.0]),
+)
+def test_truncation_equals_the_definition(logits, top_k, top_p):
+    cut = truncate(torch.tensor([logits]), torch.tensor([top_k]), torch.tensor([top_p]))
+    assert set(cut[0].isfinite().nonzero().flatten().tolist()) == kept(logits, top_k, top_p)
+
+
+def test_rows_are_truncated_by_their_own_settings():
+    rows = LOGITS.expand(3, -1).contiguous()
+    cut = truncate(rows, torch.tensor([1, 0, 3]), torch.tensor([1.0, 0.6, 1.0]))
+    assert cut.isfinite().sum(-1).tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize(
+    ("uniform", "token"), [(0.0, 1), (0.2499, 1), (0.2501, 2), (0.7499, 2), (0.7501, 4), (1 - 2**-53, 4)]
+)
+def test_inversion_draws_by_hand_and_never_the_impossible(uniform, token):
+    log_probs = torch.log(torch.tensor([[0.0, 0.25, 0.5, 0.0, 0.25, 0.0]]))
+    assert invert_distribution(log_probs, torch.tensor([uniform], dtype=torch.float64)).tolist() == [token]
+
+
+def test_frequencies_follow_the_tempered_distribution():
+    count, temperature = 20_000, 0.5
+    uniforms = torch.tensor(uniform_stream(7, 0, count))
+    rows = LOGITS.expand(count, -1)
+    settings = (torch.full((count,), temperature), torch.zeros(count, dtype=torch.int64), torch.ones(count))
+    tokens, _ = sample(rows, *settings, uniforms)
+    squared = LOGITS.exp()[0] ** 2
+    frequencies = torch.bincount(tokens, minlength=5) / count
+    # Four standard errors of a frequency are at most 0.0142.
+    assert torch.allclose(frequencies, squared / squared.sum(), atol=0.0142)
+
+
+def test_processed_log_probs_are_those_of_the_distribution_sampled_from():
+    settings = (torch.tensor([2.0]), torch.tensor([2]), torch.tensor([1.0]))
+    tokens, log_probs = sample(LOGITS, *settings, torch.tensor([0.99], dtype=torch.float64))
+    assert tokens.tolist() == [1]
+    # Tempered and cut: sqrt(0.25) / (sqrt(0.5) + sqrt(0.25)).
+    assert log_probs.item() == pytest.approx(math.log(0.5 / (math.sqrt(0.5) + 0.5)), abs=1e-6)
+
+
+def test_raw_log_probs_ignore_temperature_and_truncation():
+    settings = (torch.tensor([2.0]), torch.tensor([2]), torch.tensor([1.0]))
+    _, log_probs = sample(LOGITS, *settings, torch.tensor([0.99], dtype=torch.float64), "raw_logprobs")
+    assert log_probs.item() == pytest.approx(math.log(0.25), abs=1e-6)
+
+
+def test_greedy_rows_take_the_most_likely_token_at_temperature_one():
+    settings = (torch.tensor([0.0]), torch.tensor([3]), torch.tensor([0.5]))
+    tokens, log_probs = sample(LOGITS, *settings, torch.tensor([0.999], dtype=torch.float64))
+    assert tokens.tolist() == [0]
+    assert log_probs.item() == pytest.approx(math.log(0.5), abs=1e-6)
+
+
+def test_random_numbers_are_addressed_by_position():
+    whole = uniform_stream(123, 0, 50)
+    assert np.array_equal(whole[17:], uniform_stream(123, 17, 33))
+    assert not np.array_equal(whole, uniform_stream(124, 0, 50))
+    assert ((whole >= 0) & (whole < 1)).all()
+
+
+def test_seeds_are_the_same_everywhere_and_differ_by_every_part():
+    # First 16 bytes of the SHA-256 of "'arrival'\x1f42\x1f0\x1f1", little-endian: a change would change every run.
+    assert derive_seed("arrival", 42, 0, 1) == 188788298037751031393230765666006687244
+    assert derive_seed("a", 1, 2) != derive_seed("a", 12)
+    assert derive_seed("a", 1) != derive_seed("a", "1")
