@@ -1,6 +1,6 @@
 """The entry point in verl's plugin group: importing verl in any process imports this module.
 
-It must be cheap, so everything is registered when verl itself imports the module concerned. And it must be loud, because
+It must be cheap, so everything is registered when verl itself imports the module concerned. And it must be loud, since
 verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.
 """
 
@@ -21,9 +21,16 @@ def _register_losses(core_algos: ModuleType) -> None:
 
 
 def _install_worker(engine_workers: ModuleType) -> None:
+    from verl_clipx import cpu
     from verl_clipx.training.registry import install_worker
 
     install_worker(engine_workers)
+    if cpu.is_active():
+        from verl_clipx.cpu.process_group import with_gloo
+
+        worker = engine_workers.ActorRolloutRefWorker
+        worker.actor_worker_cls = with_gloo(worker.actor_worker_cls)
+        worker.ref_worker_cls = with_gloo(worker.ref_worker_cls)
 
 
 def _register_resolver(omegaconf: ModuleType) -> None:

@@ -5,6 +5,8 @@ for unknown keys, wrong types, wrong ranges, missing requirements. Not covered: 
 groups inside a wheel (tests/test_wheel.py).
 """
 
+from types import SimpleNamespace
+
 import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
 
@@ -157,9 +159,8 @@ def test_a_bad_value_stops_in_the_driver(actor, overrides, message):
 
 def test_without_a_gpu_the_error_names_the_switches(actor, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS")
-    monkeypatch.setattr(
-        "verl.plugin.platform.get_platform", lambda: type("None", (), {"is_available": lambda s: False})()
-    )
+    no_accelerator = SimpleNamespace(is_available=lambda: False)
+    monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: no_accelerator)
     monkeypatch.setattr("verl_clipx.training.hardware.RAY_CURRENT_CLUSTER", configs_folder() / "no such file")
     with pytest.raises(InstantiationException, match=r"VERL_PLATFORM=cpu.*\+hardware=cpu"):
         # The fixture sets RAY_ADDRESS before this test unsets it.

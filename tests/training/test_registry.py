@@ -1,11 +1,10 @@
 """Registration with verl: in a fresh interpreter, when a name is taken, when the plugin fails, and what it costs.
 
-Covers: the entry point, the post-import hooks, the errors, the import time. Not covered: Ray workers (`clipx doctor`
-and tests/end_to_end look there).
+Covers: the entry point, the post-import hooks, the errors, which modules importing verl loads. Not covered: seconds
+(docs/performance.md), Ray workers (`clipx doctor` and tests/end_to_end look there).
 """
 
 import os
-import statistics
 import subprocess
 import sys
 import types
@@ -96,21 +95,10 @@ def test_a_failing_plugin_prints_its_traceback_and_fails_where_losses_are_needed
     assert "verl_clipx failed while verl was imported" in done.stderr
 
 
-def test_the_plugin_adds_little_to_the_import_of_verl(tmp_path):
-    # The budget is 0.3 s; the machine may be shared, so medians of alternating runs are compared.
-    code = "import time\nstart = time.perf_counter()\nimport verl\nprint(time.perf_counter() - start)"
-    times = {"none": [], "auto": []}
-    for _ in range(3):
-        for policy, seconds in times.items():
-            seconds.append(float(run(code, tmp_path, VERL_USE_EXTERNAL_PLUGINS=policy).stdout.split()[-1]))
-    added = statistics.median(times["auto"]) - statistics.median(times["none"])
-    assert added <= 0.3
-
-
 def test_importing_verl_loads_no_heavy_module_of_the_plugin(tmp_path):
     code = (
         "import sys, verl\n"
         "print([m for m in sys.modules if m.startswith(('verl_clipx.training', 'verl_clipx.losses')) "
-        "or m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine_workers', 'transformers')])"
+        "or m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine_workers')])"
     )
     assert run(code, tmp_path).stdout.strip().endswith("[]")

@@ -1,8 +1,8 @@
 """The training worker's view of a micro-batch, and the exactness of its metrics.
 
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
-mini-batch; a run without a clipx node keeps verl's loss function; rollout log-probabilities reach the loss. Not covered:
-the real engine (tests/end_to_end).
+mini-batch; a run without a clipx node keeps verl's loss function; rollout log-probabilities reach the loss. Not
+covered: the real engine (tests/end_to_end).
 """
 
 from functools import partial

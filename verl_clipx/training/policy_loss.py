@@ -94,10 +94,7 @@ def evaluate(
     offered = {**parameters, **tokens, "ratio": ratio, "bounds": bounds}
     weight = call_by_name(method.gradient_weight, offered)
     gradient = weight * tokens["advantages"]
-    if method.loss_value is None:
-        value = -gradient
-    else:
-        value = call_by_name(method.loss_value, {**offered, "weight": weight})
+    value = -gradient if method.loss_value is None else call_by_name(method.loss_value, {**offered, "weight": weight})
     if rollout_is_weights is not None:
         factor = inside(rollout_is_weights)
         value, gradient = value * factor, gradient * factor
