@@ -1,0 +1,78 @@
+"""The adapter: who sends, that everyone reads all weights, and how messages end. Not covered: Ray."""
+
+import asyncio
+
+import pytest
+import torch
+from verl.workers.config import CheckpointEngineConfig, RolloutConfig
+
+from verl_clipx.cpu.rollout.adapter import CPUServerAdapter
+
+
+class Remote:
+    def __init__(self, log, name):
+        self.log, self.name = log, name
+
+    async def remote(self, *args, **kwargs):
+        self.log.append((self.name, args, kwargs))
+
+
+class Server:
+    def __init__(self):
+        self.log = []
+
+    def __getattr__(self, name):
+        return Remote(self.log, name)
+
+
+@pytest.fixture
+def adapter(monkeypatch):
+    def build(rank: int, *, ranks_per_server: int = 1, **options) -> CPUServerAdapter:
+        monkeypatch.setenv("RANK", str(rank))
+        config = RolloutConfig(name="cpu", tensor_model_parallel_size=ranks_per_server, **options)
+        made = CPUServerAdapter(config, model_config={}, device_mesh=None)
+        made._handle = Server()
+        return made
+
+    return build
+
+
+def weights(read: list[str]):
+    for name, megabytes in [("a", 0.5), ("b", 0.4), ("c", 2.0), ("d", 0.5)]:
+        read.append(name)
+        yield name, torch.zeros(int(megabytes * (1 << 20)) // 4)
+
+
+def sent(adapter: CPUServerAdapter) -> list[tuple[list[str], bool, int]]:
+    return [(list(args[0]), options["last"], options["global_steps"]) for _, args, options in adapter._handle.log]
+
+
+def test_the_leader_sends_messages_of_bounded_size_and_marks_the_last(adapter):
+    leader = adapter(0, checkpoint_engine=CheckpointEngineConfig(update_weights_bucket_megabytes=1))
+    asyncio.run(leader.update_weights(weights([]), global_steps=7))
+    assert sent(leader) == [(["a", "b"], False, 7), (["c"], False, 7), (["d"], True, 7)]
+
+
+def test_other_ranks_of_a_server_read_every_weight_and_send_nothing(adapter):
+    # Each tensor is gathered from all ranks as it is read: a rank that stopped reading would hang the others.
+    follower = adapter(3, ranks_per_server=2)
+    read: list[str] = []
+    asyncio.run(follower.update_weights(weights(read)))
+    assert read == ["a", "b", "c", "d"] and follower._handle.log == []
+    assert (follower.replica_rank, follower.is_leader_rank) == (1, False)
+
+
+@pytest.mark.parametrize(("frees", "calls"), [(True, ["wake_up", "sleep"]), (False, [])])
+def test_sleeping_follows_free_cache_engine(adapter, frees, calls):
+    leader = adapter(0, free_cache_engine=frees)
+    asyncio.run(leader.resume(["kv_cache"]))
+    asyncio.run(leader.release())
+    assert [name for name, *_ in leader._handle.log] == calls
+
+
+@pytest.mark.parametrize(
+    ("options", "message"), [({"wire_format": "delta_flush"}, "delta_flush"), ({"peft_config": {}}, "merge=True")]
+)
+def test_what_it_cannot_send_is_refused(adapter, options, message):
+    with pytest.raises(ValueError, match=message):
+        asyncio.run(adapter(0).update_weights(weights([]), **options))

@@ -1,0 +1,289 @@
+"""The server without Ray: requests, pausing, aborting, sleeping, weights, failures, reproducibility.
+
+Not covered: Ray's transport and verl's calls in their real order (end-to-end runs).
+"""
+
+import asyncio
+
+import pytest
+import torch
+from verl.workers.config import HFModelConfig, RolloutConfig
+
+from tests.cpu.policy import END, random_policy, save_checkpoint
+from verl_clipx.cpu.rollout.server import CPUServer, check_rollout_config, end_token_ids
+from verl_clipx.cpu.rollout.weights import pack_weights
+
+PROMPT = [5, 6, 7]
+ENDLESS = {"ignore_eos": True, "max_tokens": 100}
+
+
+@pytest.fixture(scope="module")
+def model_config(tmp_path_factory):
+    path = save_checkpoint(tmp_path_factory.mktemp("policy"), random_policy())
+    return HFModelConfig(path=str(path), override_config={"attn_implementation": "sdpa"})
+
+
+@pytest.fixture
+def configured(model_config):
+    def build(replica_rank: int = 0, **options) -> CPUServer:
+        defaults = dict(
+            name="cpu",
+            dtype="float32",
+            load_format="auto",
+            prompt_length=16,
+            response_length=8,
+            tensor_model_parallel_size=1,
+            free_cache_engine=True,
+        )
+        return CPUServer(RolloutConfig(**{**defaults, **options}), model_config, replica_rank)
+
+    return build
+
+
+async def started(server: CPUServer) -> CPUServer:
+    await server.launch_server()
+    return server
+
+
+async def ask(server: CPUServer, request_id: str = "r", prompt=PROMPT, **parameters):
+    return await server.generate(prompt, {"logprobs": True, **parameters}, request_id)
+
+
+async def underway(server: CPUServer, request_id: str = "r", **parameters) -> asyncio.Task:
+    """A request that has generated something and is not done."""
+    task = asyncio.create_task(ask(server, request_id, **parameters))
+    for _ in range(5):
+        await asyncio.sleep(0)
+    assert not task.done()
+    return task
+
+
+def test_an_answer(configured):
+    async def scenario():
+        server = await started(configured())
+        await server.set_global_steps(3)
+        return await ask(server), await server.generate(PROMPT, {}, "r")
+
+    answer, silent = asyncio.run(scenario())
+    assert 1 <= len(answer.token_ids) <= 8 and len(answer.log_probs) == len(answer.token_ids)
+    assert answer.stop_reason == "completed"
+    assert answer.extra_fields["global_steps"] == 3
+    assert silent.log_probs is None
+
+
+def test_the_length_limit_defaults_to_what_the_configuration_leaves(configured):
+    async def scenario():
+        server = await started(configured(ignore_eos=True))
+        return [await ask(server, prompt=[5] * length) for length in (3, 20)]
+
+    short, long = asyncio.run(scenario())
+    assert len(short.token_ids) == 8  # response_length
+    assert len(long.token_ids) == 4  # prompt_length + response_length - 20
+
+
+@pytest.mark.parametrize("prompt", [[], [5] * 128])
+def test_a_prompt_without_room_is_refused(configured, prompt):
+    async def scenario():
+        await ask(await started(configured()), prompt=prompt)
+
+    with pytest.raises(ValueError, match="must be between 1 and 127"):
+        asyncio.run(scenario())
+
+
+def test_images_are_refused(configured):
+    async def scenario():
+        await (await started(configured())).generate(PROMPT, {}, "r", image_data=["x"])
+
+    with pytest.raises(ValueError, match="text only"):
+        asyncio.run(scenario())
+
+
+def test_abort_returns_the_partial_answer_and_parks_new_requests_until_resumed(configured):
+    async def scenario():
+        server = await started(configured())
+        running = await underway(server, "running", **ENDLESS)
+        report = await server.abort_all_requests()
+        partial = await running
+        parked = asyncio.create_task(ask(server, "parked", max_tokens=2))
+        await asyncio.sleep(0.05)
+        assert not parked.done()
+        await server.resume_generation()
+        return report, partial, await parked
+
+    report, partial, parked = asyncio.run(scenario())
+    assert report == {"aborted_count": 1, "request_ids": ["running"]}
+    assert partial.stop_reason == "aborted"
+    assert 1 <= len(partial.token_ids) < 100 and len(partial.log_probs) == len(partial.token_ids)
+    assert parked.stop_reason == "completed"
+
+
+def test_late_requests_can_be_rejected_instead(configured):
+    async def scenario():
+        server = await started(configured())
+        await server.abort_all_requests(reject_request=True)
+        rejected = await ask(server)
+        await server.resume_generation()
+        return rejected, await ask(server)
+
+    rejected, accepted = asyncio.run(scenario())
+    assert (rejected.stop_reason, rejected.token_ids) == ("aborted", [])
+    assert accepted.stop_reason == "completed"
+
+
+def test_one_request_can_be_aborted(configured):
+    async def scenario():
+        server = await started(configured())
+        first = await underway(server, "first", **ENDLESS)
+        second = await underway(server, "second", ignore_eos=True, max_tokens=20)
+        assert (await server.abort_request("first"))["aborted"]
+        assert not (await server.abort_request("nobody"))["aborted"]
+        return await first, await second
+
+    first, second = asyncio.run(scenario())
+    assert first.stop_reason == "aborted"
+    assert second.stop_reason == "completed" and len(second.token_ids) == 20
+
+
+def test_sleep_suspends_and_waking_the_cache_continues(configured):
+    async def scenario():
+        server = await started(configured())
+        undisturbed = await ask(server, seed=1, ignore_eos=True, max_tokens=20)
+        task = await underway(server, seed=1, ignore_eos=True, max_tokens=20)
+        await server.sleep()
+        await asyncio.sleep(0.05)
+        await server.wake_up(tags=["weights"])
+        await asyncio.sleep(0.05)
+        assert not task.done()
+        await server.wake_up(tags=["kv_cache"])
+        return undisturbed, await task
+
+    undisturbed, interrupted = asyncio.run(scenario())
+    assert interrupted.token_ids == undisturbed.token_ids
+
+
+def test_without_free_cache_engine_sleep_changes_nothing(configured):
+    async def scenario():
+        server = await started(configured(free_cache_engine=False))
+        await server.sleep()
+        return await ask(server)
+
+    assert asyncio.run(scenario()).stop_reason == "completed"
+
+
+def test_a_server_without_weights_says_so_and_learns_them(configured):
+    trained = random_policy(7)
+
+    async def scenario():
+        server = await started(configured(load_format="dummy"))
+        with pytest.raises(RuntimeError, match="has no weights yet"):
+            await ask(server)
+        *first, last = pack_weights(trained.named_parameters(), max_bytes=50_000)
+        for message in first:
+            await server.load_weights(message, last=False, global_steps=4)
+        with pytest.raises(RuntimeError, match="has no weights yet"):
+            await ask(server)
+        await server.load_weights(last, last=True, global_steps=4)
+        return await ask(server, temperature=0, **ENDLESS)
+
+    answer = asyncio.run(scenario())
+    expected = trained.generate(
+        torch.tensor([PROMPT]), do_sample=False, max_new_tokens=100, eos_token_id=None, pad_token_id=0
+    )
+    assert answer.token_ids == expected[0, len(PROMPT) :].tolist()
+    assert answer.extra_fields["global_steps"] == 4
+
+
+def test_an_update_that_lacks_a_weight_is_refused(configured):
+    async def scenario():
+        server = await started(configured(load_format="dummy"))
+        weights = [item for item in random_policy().named_parameters() if item[0] != "model.norm.weight"]
+        for message in pack_weights(weights, max_bytes=1 << 30):
+            await server.load_weights(message, last=True, global_steps=1)
+
+    with pytest.raises(RuntimeError, match=r"lacks model\.norm\.weight"):
+        asyncio.run(scenario())
+
+
+def test_no_token_is_generated_from_half_an_update(configured):
+    async def scenario():
+        server = await started(configured())
+        task = await underway(server, **ENDLESS)
+        request = next(iter(server._answers))
+        *first, last = pack_weights(random_policy(1).named_parameters(), max_bytes=50_000)
+        await server.load_weights(first[0], last=False, global_steps=1)
+        count = len(request.token_ids)
+        for _ in range(10):
+            await asyncio.sleep(0)
+        assert len(request.token_ids) == count
+        for message in first[1:]:
+            await server.load_weights(message, last=False, global_steps=1)
+        await server.load_weights(last, last=True, global_steps=1)
+        return await task
+
+    assert len(asyncio.run(scenario()).token_ids) == 100
+
+
+def test_a_crash_while_generating_reaches_everyone_who_waits(configured):
+    async def scenario():
+        server = await started(configured())
+        waiting = [await underway(server, str(n), **ENDLESS) for n in range(2)]
+
+        def explode(*args, **kwargs):
+            raise ArithmeticError("out of numbers")
+
+        server._generator._forward = explode
+        failures = await asyncio.gather(*waiting, return_exceptions=True)
+        with pytest.raises(RuntimeError, match="out of numbers"):
+            await ask(server)
+        return failures
+
+    failures = asyncio.run(scenario())
+    assert [type(failure) for failure in failures] == [RuntimeError, RuntimeError]
+    assert "ArithmeticError: out of numbers" in str(failures[0]) and "explode" in str(failures[0])
+
+
+def answers(server: CPUServer, names: list[str]) -> list[list[int]]:
+    async def scenario():
+        await started(server)
+        return [(await ask(server, name)).token_ids for name in names]
+
+    return asyncio.run(scenario())
+
+
+def test_unseeded_requests_are_reproducible_in_their_order_of_arrival(configured):
+    first = answers(configured(), ["a", "b", "c"])
+    assert answers(configured(), ["x", "y", "z"]) == first
+    assert len(set(map(tuple, first))) > 1
+    assert answers(configured(replica_rank=1), ["a", "b", "c"]) != first
+    assert answers(configured(seed=7), ["a", "b", "c"]) != first
+
+
+def test_full_determinism_goes_by_the_request_s_name(configured):
+    first = answers(configured(full_determinism=True), ["a", "b", "c"])
+    assert answers(configured(1, full_determinism=True), ["c", "a", "b"]) == [first[2], first[0], first[1]]
+
+
+def test_a_request_s_own_seed_decides(configured):
+    async def scenario(server):
+        await started(server)
+        return [(await ask(server, name, seed=9)).token_ids for name in "ab"]
+
+    first = asyncio.run(scenario(configured()))
+    assert first[0] == first[1]
+    assert asyncio.run(scenario(configured(1, seed=8))) == first
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"dtype": "bfloat16"}, r"rollout\.dtype=bfloat16"),
+        ({"logprobs_mode": "raw_logits"}, "logprobs_mode=raw_logits"),
+    ],
+)
+def test_settings_that_are_not_implemented_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        check_rollout_config(RolloutConfig(**{"name": "cpu", "dtype": "float32", **options}))
+
+
+def test_end_tokens_come_from_the_tokenizer_and_the_generation_configuration(model_config):
+    assert end_token_ids(model_config) == {END}
