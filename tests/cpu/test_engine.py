@@ -1,0 +1,76 @@
+"""The engine in verl's registry, and the reference model's way around pinned memory.
+
+The registry tests fail first if another verl version changes the interfaces that the engine relies on.
+Not covered: training (end-to-end runs).
+"""
+
+import inspect
+
+import pytest
+from verl.workers.config import FSDPEngineConfig
+from verl.workers.engine.base import EngineRegistry
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
+
+from verl_clipx.cpu import engine
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    """verl's registry as it would be under VERL_PLATFORM=cpu, restored afterwards."""
+    copy = {
+        model: {name: dict(found) for name, found in rest.items()} for model, rest in EngineRegistry._engines.items()
+    }
+    monkeypatch.setattr(EngineRegistry, "_engines", copy)
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cpu")
+    engine.register()
+    return EngineRegistry
+
+
+@pytest.mark.parametrize("backend", ["fsdp", "fsdp2"])
+def test_verl_finds_the_engine_for_the_cpu(registry, backend):
+    assert registry.get_engine_cls("language_model", backend) is engine.CPUFSDPEngineWithLMHead
+
+
+def test_registering_twice_is_harmless_and_other_devices_keep_theirs(registry, monkeypatch):
+    engine.register()
+    monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
+    assert registry.get_engine_cls("language_model", "fsdp2") is FSDPEngineWithLMHead
+
+
+def test_what_it_overrides_is_still_there():
+    parameters = list(inspect.signature(FSDPEngine.__init__).parameters)
+    assert parameters == ["self", "model_config", "engine_config", "optimizer_config", "checkpoint_config"]
+    assert list(inspect.signature(FSDPEngine._build_fsdp_module).parameters) == ["self", "module"]
+    source = inspect.getsource(FSDPEngine._build_fsdp_module)
+    assert (
+        "offload_policy or self.engine_config.forward_only" in source and "CPUOffloadPolicy(pin_memory=True)" in source
+    )
+
+
+def test_fsdp1_is_refused_with_the_key_to_set(registry):
+    config = FSDPEngineConfig(strategy="fsdp")
+    with pytest.raises(ValueError, match=r"actor_rollout_ref\.actor\.strategy=fsdp2"):
+        registry.new("language_model", "fsdp", None, config, None, None)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_reference_model_is_wrapped_without_offloading_and_stays_forward_only(monkeypatch, fails):
+    seen = []
+
+    def wrap(self, module):
+        seen.append((self.engine_config.forward_only, self.engine_config.offload_policy, self.engine_config.strategy))
+        if fails:
+            raise MemoryError
+        return module
+
+    monkeypatch.setattr(FSDPEngine, "_build_fsdp_module", wrap)
+    config = FSDPEngineConfig(strategy="fsdp2", forward_only=True, offload_policy=True)
+    holder = object.__new__(engine.CPUFSDPEngineWithLMHead)
+    holder.engine_config = config
+    if fails:
+        with pytest.raises(MemoryError):
+            holder._build_fsdp_module("module")
+    else:
+        assert holder._build_fsdp_module("module") == "module"
+    assert seen == [(False, False, "fsdp2")]
+    assert holder.engine_config is config and config.forward_only and config.offload_policy

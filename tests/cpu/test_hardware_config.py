@@ -1,0 +1,104 @@
+"""configs/hardware/cpu.yaml composed onto verl's own main configuration. Not covered: a run with it."""
+
+from pathlib import Path
+
+import pytest
+import verl
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import FSDPActorConfig, RolloutConfig
+
+from verl_clipx.cpu.rollout.server import check_rollout_config
+from verl_clipx.cpu.switch import check_platform
+
+CONFIGS = Path(__file__).parents[2] / "configs"
+VERL_CONFIGS = Path(verl.__file__).parent / "trainer" / "config"
+# Keys that verl's configuration leaves out although it reads them.
+ADDED = {
+    "ray_kwargs.ray_init.num_gpus",
+    "ray_kwargs.ray_init.object_store_memory",
+    "ray_kwargs.ray_init.include_dashboard",
+    "ray_kwargs.ray_init.runtime_env.env_vars",
+    "actor_rollout_ref.model.override_config.attn_implementation",
+    "actor_rollout_ref.actor.fsdp_config.mixed_precision",
+    "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "actor_rollout_ref.rollout.engine_kwargs.cpu",
+    "trainer.v1.sampler.sampler_kwargs",
+}
+
+
+def composed(*overrides: str):
+    OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
+    needed = ["actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"]
+    search = [f"hydra.searchpath=[file://{CONFIGS}]"]
+    with initialize_config_dir(str(VERL_CONFIGS), version_base=None):
+        return compose("ppo_trainer", [*search, *needed, *overrides])
+
+
+@pytest.fixture
+def config(monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    return composed("+hardware=cpu")
+
+
+def test_verl_accepts_the_actor_and_the_reference_in_float32(config):
+    for node in (config.actor_rollout_ref.actor, config.actor_rollout_ref.ref):
+        assert node.strategy == "fsdp2" and not node.use_torch_compile
+    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+    assert isinstance(actor, FSDPActorConfig)
+    for engine in (actor.engine, omega_conf_to_dataclass(config.actor_rollout_ref.ref.fsdp_config)):
+        assert engine.model_dtype == "fp32" and not engine.use_torch_compile
+        assert dict(engine.mixed_precision) == dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+
+
+def test_verl_accepts_the_rollout_and_the_server_runs_it(config):
+    rollout = omega_conf_to_dataclass(config.actor_rollout_ref.rollout)
+    assert isinstance(rollout, RolloutConfig) and (rollout.name, rollout.mode) == ("cpu", "async")
+    assert rollout.engine_kwargs["cpu"]["num_threads"] == 1
+    check_rollout_config(rollout)
+
+
+def test_ray_gets_a_slot_a_rank_and_the_platform(monkeypatch):
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    ray_init = composed("+hardware=cpu", "trainer.n_gpus_per_node=2").ray_kwargs.ray_init
+    assert ray_init.num_gpus == 2
+    # Three CPUs a rank, and one each for the trainer, two service processes, the agent loop and the reward loop.
+    assert ray_init.num_cpus >= 3 * 2 + 5
+    # Environment variables are strings, or Ray refuses them.
+    assert all(isinstance(value, str) for value in ray_init.runtime_env.env_vars.values())
+    assert ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
+
+
+def test_without_the_environment_variable_it_stops_with_the_command_to_run(monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    with pytest.raises(Exception, match="VERL_PLATFORM=cpu python -m"):
+        OmegaConf.to_container(composed("+hardware=cpu"), resolve=True)
+
+
+def test_every_key_is_one_that_verl_has():
+    verl_s = composed()
+    ours = OmegaConf.load(CONFIGS / "hardware" / "cpu.yaml")
+    keys = leaves(OmegaConf.to_container(ours))
+    unknown = [
+        key for key in keys if not any(key == a or key.startswith(f"{a}.") for a in ADDED) and not has(verl_s, key)
+    ]
+    assert unknown == []
+
+
+def leaves(node: dict, path: str = "") -> list[str]:
+    found = []
+    for key, value in node.items():
+        found += leaves(value, f"{path}{key}.") if isinstance(value, dict) else [f"{path}{key}"]
+    return found
+
+
+def has(config, key: str) -> bool:
+    *parents, last = key.split(".")
+    node = config
+    for parent in parents:
+        if node is None or parent not in node:
+            return False
+        node = node[parent]
+    # `in` would not see a key whose value verl leaves to the user (???).
+    return node is not None and last in list(node)

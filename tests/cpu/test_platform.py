@@ -1,0 +1,81 @@
+"""The platform and its device module. Not covered: Ray's placement of workers (end-to-end runs)."""
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+import verl
+from verl.plugin.platform import platform_manager
+
+from verl_clipx.cpu import device, platform
+
+# Only CUDA transports and profilers call these, which no CPU run reaches.
+CUDA_ONLY = {"Event"}
+
+
+def in_new_process(code: str, **environment: str) -> str:
+    env = {key: value for key, value in os.environ.items() if key != "VERL_PLATFORM"} | environment
+    result = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, timeout=120)
+    assert result.returncode == 0, result.stderr
+    return result.stdout.strip().splitlines()[-1]
+
+
+def test_it_is_never_chosen_by_detection(monkeypatch):
+    monkeypatch.delenv("VERL_PLATFORM", raising=False)
+    only_ours = {"cpu": platform.PlatformCPU}
+    monkeypatch.setattr(platform_manager.PlatformRegistry, "_platforms", only_ours)
+    # verl's answer where nothing was detected.
+    assert platform_manager._detect_platform_name() == "nvidia"
+
+
+def test_the_environment_variable_chooses_it_as_soon_as_verl_is_imported():
+    code = (
+        "import verl; from verl.utils.device import get_device_name, get_device_id as i; print(get_device_name(), i())"
+    )
+    assert in_new_process(code, VERL_PLATFORM="cpu") == "cpu cpu"
+
+
+def test_without_the_variable_verl_keeps_its_own_choice_and_engines():
+    code = (
+        "import verl; from verl.utils.device import get_device_name; from verl.workers.engine import EngineRegistry;"
+        "print(get_device_name(), 'cpu' in EngineRegistry._engines['language_model']['fsdp2'])"
+    )
+    assert in_new_process(code).split()[1] == "False"
+    assert in_new_process(code).split()[0] != "cpu"
+
+
+def test_every_device_function_that_verl_calls_exists():
+    source = "\n".join(path.read_text() for path in Path(verl.__file__).parent.rglob("*.py"))
+    called = set(re.findall(r"get_torch_device\(\)\.(\w+)", source))
+    assert {"empty_cache", "max_memory_allocated"} <= called
+    assert [name for name in sorted(called - CUDA_ONLY) if not hasattr(device, name)] == []
+
+
+def test_memory_is_the_process_s_own():
+    block = torch.ones(8 << 20)
+    assert block.nbytes < device.memory_allocated() <= device.max_memory_allocated() * 1.01
+    available, total = device.mem_get_info()
+    assert 0 < available < total
+
+
+def test_random_state_can_be_restored():
+    state = device.get_rng_state()
+    first = torch.rand(3)
+    device.set_rng_state(state)
+    assert torch.equal(torch.rand(3), first)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("device_name", "cpu"), ("vendor_name", "cpu")],
+)
+def test_names(name, expected):
+    assert getattr(platform.PlatformCPU(), name) == expected
+
+
+def test_worker_slots_are_ray_s_gpu_resource():
+    assert platform.PlatformCPU().ray_resource_options(0.5) == {"num_gpus": 0.5}

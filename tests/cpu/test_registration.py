@@ -1,0 +1,38 @@
+"""What `register` does to verl, and what it must not cost. Not covered: the lead worker class (tests of the plugin)."""
+
+import subprocess
+import sys
+
+import pytest
+from verl.workers.rollout.base import get_rollout_class
+from verl.workers.rollout.replica import get_rollout_replica_class
+
+from verl_clipx import cpu
+from verl_clipx.cpu.rollout.adapter import CPUServerAdapter
+from verl_clipx.cpu.rollout.replica import CPUReplica
+
+
+@pytest.fixture(autouse=True)
+def registered():
+    cpu.register()
+    cpu.register()
+
+
+def test_verl_finds_the_rollout_under_its_name():
+    assert get_rollout_class("cpu", "async") is CPUServerAdapter
+    assert get_rollout_replica_class("cpu") is CPUReplica
+
+
+def test_importing_the_package_imports_neither_torch_nor_verl():
+    code = "import sys, verl_clipx.cpu; print(sorted({'torch', 'verl', 'ray', 'transformers'} & set(sys.modules)))"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert result.stdout.strip() == "[]"
+
+
+def test_registering_imports_no_engine_and_no_rollout():
+    code = (
+        "import verl, sys, verl_clipx.cpu as cpu; cpu.register();"
+        "print([name for name in sys.modules if name.startswith('verl.workers') or 'cpu.rollout' in name])"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
+    assert result.stdout.strip().splitlines()[-1] == "[]", result.stderr
