@@ -62,7 +62,8 @@ class BapoController:
     at every candidate follow by cumulative sums. The decision is [c_low, c_high, share before, share after], where the
     shares are P / (P + N) at the starts and at the bounds found, 0 where P + N is 0.
 
-    Under counted="surrogate" raising c_low raises N and cannot help: c_low ends at its start or its last candidate.
+    Under counted="surrogate" raising c_low raises N and cannot help ("net" with a target above 1 aside): c_low ends at
+    its start or its last candidate.
 
     Attributes:
         target: what the criterion must reach.
