@@ -1,5 +1,6 @@
 """The command `clipx`."""
 
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -92,6 +93,47 @@ def check_loss(
         failed |= failure is not None
         console.print(f"[red]failed[/] {name}: {failure}" if failure else f"[green]kept[/]   {name}")
     raise typer.Exit(1 if failed else 0)
+
+
+@app.command()
+def report(
+    folder: Annotated[Path, typer.Argument(help="The run's folder: metrics.jsonl, validation/ in it.")],
+    title: Annotated[str | None, typer.Option(help="What was run; the folder's name by default.")] = None,
+) -> None:
+    """Summarise a run: held-out reward before and after, what clipping did, a figure."""
+    from rich.markdown import Markdown
+
+    from verl_clipx.diagnostics.report import RunFolder, write_report
+
+    try:
+        text = write_report(RunFolder(folder), title or folder.name)
+    except FileNotFoundError as error:
+        console.print(f"[red]{error}[/]")
+        raise typer.Exit(1) from None
+    console.print(Markdown(text))
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def watch(
+    context: typer.Context,
+    folder: Annotated[Path, typer.Argument(help="The run's folder; metrics.jsonl and run.log are kept there.")],
+    steps: Annotated[int, typer.Option(help="Training steps that the command will make.")],
+    label: Annotated[str, typer.Option(help="What to call it.")] = "training",
+) -> None:
+    """Run a training command under a progress bar: clipx watch FOLDER --steps N -- COMMAND …"""
+    from verl_clipx.diagnostics.report import RunFolder
+    from verl_clipx.diagnostics.watch import run_watched
+
+    if not context.args:
+        console.print("[red]no command given:[/] clipx watch FOLDER --steps N -- COMMAND …")
+        raise typer.Exit(2)
+    log = folder / "run.log"
+    folder.mkdir(parents=True, exist_ok=True)
+    code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
+    if code not in (0, 130):
+        console.print(f"[red]{label} failed with exit code {code}.[/] Its log: {log}. The end of it:")
+        console.print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), markup=False, highlight=False)
+    raise typer.Exit(code)
 
 
 def main() -> None:

@@ -1,0 +1,42 @@
+#!/usr/bin/env bash
+# Sets up the project's environment and runs every check. Safe to run twice.
+#   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs by pairwise cover
+#   bash scripts/test.sh --fast   the same without the end-to-end runs
+#   bash scripts/test.sh --all    the end-to-end runs of the full matrix (hours)
+# Further arguments go to the last pytest.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+END_TO_END=cover
+case ${1:-} in
+    --fast) END_TO_END=none; shift ;;
+    --all) END_TO_END=all; shift ;;
+    --help | -h) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+esac
+
+say() { printf '\n[test] %s\n' "$*"; }
+
+bash scripts/environment.sh cpu dev
+VENV=${VENV:-.venv}
+export PATH="$PWD/$VENV/bin:$PATH"
+[[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"
+
+say "lint: ruff"
+ruff check .
+ruff format --check .
+
+say "lint: shellcheck"
+mapfile -t scripts < <(find scripts recipes .ci docker -type f \( -name '*.sh' -o -path '.ci/run' \) | sort)
+shellcheck "${scripts[@]}"
+
+say "imports run one way: import-linter"
+lint-imports
+
+say "unit tests"
+python -m pytest tests -m 'not end_to_end' --durations=5
+
+if [[ $END_TO_END != none ]]; then
+    say "end-to-end runs of the real verl ($END_TO_END)"
+    END_TO_END=$END_TO_END python -m pytest tests/end_to_end -m end_to_end --durations=0 "$@"
+fi
+say "everything passed"

@@ -1,0 +1,119 @@
+"""Run log, held-out reward, figure, report and the watched command.
+
+Covers: the numbers, by hand; files that are half written; processes that must end. Not covered: how a figure looks.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from verl_clipx.diagnostics.held_out import held_out_rewards
+from verl_clipx.diagnostics.report import RunFolder, write_report
+from verl_clipx.diagnostics.run_log import last_step, read_run_log
+from verl_clipx.diagnostics.watch import MARK, run_watched
+
+
+def log_line(step, **data):
+    return json.dumps({"step": step, "data": data}) + "\n"
+
+
+@pytest.fixture
+def folder(tmp_path):
+    run = RunFolder(tmp_path)
+    bounds = [(1.2, 0.6), (1.5, 0.7), (3.0, 0.9)]
+    lines = [log_line(0, **{"val-core/countdown/acc/mean@2": 0.25})]
+    for step, (high, low) in enumerate(bounds, start=1):
+        data = {"critic/score/mean": 0.1 * step, "actor/clipx/c_high": high, "actor/clipx/c_low": low}
+        data |= {f"actor/clipx/gradient_mass/{name}": 0.0 for name in ("LN", "HP", "LP")}
+        data |= {"actor/clipx/gradient_mass/HN": 0.1, "actor/clipx/gradient_mass/M": 0.3, "actor/entropy": 1.0}
+        data |= {"actor/clipx/clip_fraction_low": 0.02, "actor/clipx/clip_fraction_high": 0.01}
+        lines.append(log_line(step, **data))
+    run.metrics.write_text("".join(lines) + '{"step": 4, "data": {"half wri')
+    run.validation.mkdir()
+    for step, scores in ((0, [(1, 0), (0, 0)]), (3, [(1, 1), (1, 0)])):
+        lines = [
+            json.dumps({"input": f"problem {index}", "score": score})
+            for index, pair in enumerate(scores)
+            for score in pair
+        ]
+        (run.validation / f"{step}.jsonl").write_text("\n".join(lines))
+    return run
+
+
+def test_a_half_written_line_is_left_out(folder):
+    log = read_run_log(folder.metrics)
+    assert list(log.index) == [0, 1, 2, 3]
+    assert last_step(folder.metrics) == 3
+
+
+def test_a_missing_log_says_how_to_get_one(tmp_path):
+    assert last_step(tmp_path / "none.jsonl") == 0
+    with pytest.raises(FileNotFoundError, match=r"trainer\.logger"):
+        read_run_log(tmp_path / "none.jsonl")
+
+
+def test_the_interval_is_over_problems_not_samples(folder):
+    before, after = held_out_rewards(folder.validation)
+    assert (before.step, before.mean, before.problems, before.samples) == (0, 0.25, 2, 4)
+    assert after.mean == 0.75
+    # Two problems with means 0.5 and 0: s/sqrt(2) = 0.25, t(0.975, 1) = 12.7062; the interval is cut to [0, 1].
+    assert (before.low, before.high) == (0.0, 1.0)
+
+
+def test_the_interval_by_hand(tmp_path):
+    scores = [1, 0, 1, 1, 0, 1, 0, 1, 1]
+    lines = [json.dumps({"input": str(index), "score": score}) for index, score in enumerate(scores)]
+    (tmp_path / "7.jsonl").write_text("\n".join(lines))
+    (reward,) = held_out_rewards(tmp_path)
+    # mean 2/3, s = 0.5, s/3 = 1/6, t(0.975, 8) = 2.306004
+    assert reward.low == pytest.approx(2 / 3 - 2.306004 / 6, abs=1e-6)
+    assert reward.high == 1.0
+
+
+def test_the_report_says_what_happened(folder):
+    text = write_report(folder, "a run")
+    assert "before (step 0): 0.250" in text and "after (step 3): 0.750" in text
+    assert "+0.500 (the intervals overlap: no clear change)" in text
+    assert "gradient mass |F*A| outside the bounds: 25.00%" in text
+    assert "upper bound: mean 1.900, from 1.200 to 3.000" in text
+    assert folder.figure.stat().st_size > 10_000
+    assert str(folder.figure) in text
+
+
+def test_a_watched_command_s_exit_code_and_output(tmp_path):
+    command = [sys.executable, "-c", "print('noise'); raise SystemExit(3)"]
+    log = tmp_path / "run.log"
+    assert run_watched(command, steps=1, metrics=tmp_path / "metrics.jsonl", log=log, label="test") == 3
+    assert log.read_text() == "noise\n"
+
+
+SLEEPER = """
+import subprocess, sys, time
+# A grandchild in a session of its own, as Ray's daemons are.
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+open(sys.argv[1], "w").write(str(child.pid))
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_processes(tmp_path, sent):
+    pid_file = tmp_path / "pid"
+    environment = {key: value for key, value in os.environ.items() if key != MARK}
+    command = [sys.executable, "-m", "verl_clipx.cli", "watch", str(tmp_path), "--steps", "5", "--"]
+    watcher = subprocess.Popen([*command, sys.executable, "-c", SLEEPER, str(pid_file)], env=environment)
+    deadline = time.monotonic() + 60
+    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    grandchild = int(pid_file.read_text())
+    watcher.send_signal(sent)
+    assert watcher.wait(timeout=60) == 130
+    time.sleep(0.2)
+    status = Path(f"/proc/{grandchild}/status")
+    assert not status.exists() or "zombie" in status.read_text()
