@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from verl_clipx.tasks.countdown import options
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.dataset import write_dataset
 
@@ -16,13 +17,13 @@ def main(
     train_size: Annotated[int, typer.Option(help="Number of training problems.")] = 4096,
     test_size: Annotated[int, typer.Option(help="Number of held-out problems.")] = 256,
     seed: Annotated[int, typer.Option(help="Same seed, same problems.")] = 0,
-    min_numbers: Annotated[int, typer.Option(help="Fewest numbers in a problem.")] = DEFAULT.min_numbers,
-    max_numbers: Annotated[int, typer.Option(help="Most numbers in a problem.")] = DEFAULT.max_numbers,
-    min_value: Annotated[int, typer.Option(help="Smallest number.")] = DEFAULT.min_value,
-    max_value: Annotated[int, typer.Option(help="Largest number.")] = DEFAULT.max_value,
-    min_target: Annotated[int, typer.Option(help="Smallest target.")] = DEFAULT.min_target,
-    max_target: Annotated[int, typer.Option(help="Largest target.")] = DEFAULT.max_target,
-    operators: Annotated[str, typer.Option(help="Operators that solutions are built from.")] = DEFAULT.operators,
+    min_numbers: options.MinNumbers = DEFAULT.min_numbers,
+    max_numbers: options.MaxNumbers = DEFAULT.max_numbers,
+    min_value: options.MinValue = DEFAULT.min_value,
+    max_value: options.MaxValue = DEFAULT.max_value,
+    min_target: options.MinTarget = DEFAULT.min_target,
+    max_target: options.MaxTarget = DEFAULT.max_target,
+    operators: options.Operators = DEFAULT.operators,
 ) -> None:
     """Write solvable Countdown problems, split without overlap, in verl's Parquet format."""
     try:

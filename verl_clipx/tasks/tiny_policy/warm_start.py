@@ -38,10 +38,10 @@ class WarmStartConfig:
         ValueError: if a value is of the wrong type or outside its range; the message names the key.
     """
 
-    steps: int = 300
+    steps: int = 500
     """Optimizer steps, at least 1."""
 
-    batch_size: int = 64
+    batch_size: int = 32
     """Examples a step, at least 1."""
 
     learning_rate: float = 3e-3

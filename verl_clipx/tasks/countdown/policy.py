@@ -1,0 +1,82 @@
+"""Command line: `python -m verl_clipx.tasks.countdown.policy CACHE` prepares the tiny policy for Countdown."""
+
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from verl_clipx.tasks.countdown import options
+from verl_clipx.tasks.countdown.config import CountdownConfig
+from verl_clipx.tasks.countdown.generator import Problem, generate_problems
+from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
+from verl_clipx.tasks.countdown.reward import compute_score
+from verl_clipx.tasks.tiny_policy.sampling import sample_responses
+from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
+
+DEFAULT = CountdownConfig()
+DEFAULT_FIT = WarmStartConfig()
+
+
+def mean_reward(folder: Path, problems: list[Problem], seed: int) -> float:
+    """Return the mean reward of one sampled response a problem, at temperature 1.
+
+    Args:
+        folder: a saved policy with its tokenizer.
+        problems: at least one.
+        seed: seed of the samples.
+    """
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    prompts = [build_prompt(problem.numbers, problem.target) for problem in problems]
+    truths = [{"numbers": problem.numbers, "target": problem.target} for problem in problems]
+    responses = sample_responses(model, tokenizer, prompts, seed)
+    scores = [
+        compute_score("countdown", response, truth)["score"] for response, truth in zip(responses, truths, strict=True)
+    ]
+    return sum(scores) / len(scores)
+
+
+def main(
+    cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
+    examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 4000,
+    steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
+        DEFAULT_FIT.steps
+    ),
+    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = DEFAULT_FIT.batch_size,
+    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = DEFAULT_FIT.learning_rate,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
+    num_threads: Annotated[int, typer.Option(help="Threads of the fit; no more than there are free cores.")] = 2,
+    min_numbers: options.MinNumbers = DEFAULT.min_numbers,
+    max_numbers: options.MaxNumbers = DEFAULT.max_numbers,
+    min_value: options.MinValue = DEFAULT.min_value,
+    max_value: options.MaxValue = DEFAULT.max_value,
+    min_target: options.MinTarget = DEFAULT.min_target,
+    max_target: options.MaxTarget = DEFAULT.max_target,
+    operators: options.Operators = DEFAULT.operators,
+) -> None:
+    """Fit a policy of about a million parameters to solved problems and print its folder on standard output.
+
+    A second call with the same arguments returns the finished folder. The held-out reward goes to standard error.
+    """
+    try:
+        task = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
+        fit = WarmStartConfig(steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+        solved = generate_problems(task, examples, seed, "train")
+        held_out = generate_problems(task, 256, seed, "test")
+        demonstrations = [
+            Example(build_prompt(problem.numbers, problem.target), build_response(problem.solution))
+            for problem in solved
+        ]
+        started = time.perf_counter()
+        folder = warm_start(demonstrations, fit, cache, num_threads)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    seconds = time.perf_counter() - started
+    reward = mean_reward(folder, held_out, seed)
+    typer.echo(f"warm start: {seconds:.0f} s, held-out reward {reward:.3f} over {len(held_out)} problems", err=True)
+    typer.echo(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)
