@@ -1,4 +1,4 @@
-"""What `register` does to verl, and what it must not cost. Not covered: the lead worker class (tests of the plugin)."""
+"""What `register` does to verl, and what it must not cost. Not covered: the training worker's class, which the plugin sets."""
 
 import subprocess
 import sys
@@ -21,6 +21,17 @@ def registered():
 def test_verl_finds_the_rollout_under_its_name():
     assert get_rollout_class("cpu", "async") is CPUServerAdapter
     assert get_rollout_replica_class("cpu") is CPUReplica
+
+
+@pytest.mark.parametrize(("platform", "engine"), [("", False), ("nvidia", False), ("cpu", True)])
+def test_the_engine_waits_for_fsdp_only_where_the_cpu_was_asked_for(monkeypatch, platform, engine):
+    waiting = []
+    monkeypatch.setenv("VERL_PLATFORM", platform)
+    monkeypatch.setattr("wrapt.when_imported", lambda name: waiting.append(name) or (lambda hook: hook))
+    monkeypatch.setattr(cpu, "_registered", False)
+    cpu.register()
+    assert ("verl.workers.engine.fsdp.transformer_impl" in waiting) == engine
+    assert "verl.workers.rollout.replica" in waiting
 
 
 def test_importing_the_package_imports_neither_torch_nor_verl():
