@@ -1,0 +1,60 @@
+"""The command that prepares the tiny policy for Countdown, with a fit of two steps.
+
+Not covered: the reward that the default fit reaches; a run of the quick start shows that.
+"""
+
+import pytest
+import torch
+import typer
+from typer.testing import CliRunner
+
+from verl_clipx.tasks.countdown.config import CountdownConfig
+from verl_clipx.tasks.countdown.generator import generate_problems
+from verl_clipx.tasks.countdown.policy import main, mean_reward
+from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
+from verl_clipx.tasks.tiny_policy.warm_start import Example, ModelConfig, WarmStartConfig, warm_start
+
+
+@pytest.fixture(autouse=True)
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def run_command_line():
+    app = typer.Typer()
+    app.command()(main)
+    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def test_prints_the_folder_alone_and_finds_it_again(run_command_line, tmp_path):
+    arguments = (tmp_path, "--steps", 2, "--examples", 40, "--num-threads", 1)
+    first, second = run_command_line(*arguments), run_command_line(*arguments)
+    assert first.exit_code == second.exit_code == 0
+    (folder,) = tmp_path.iterdir()
+    assert first.stdout == second.stdout == f"{folder}\n"
+    assert "held-out reward 0.0" in first.stderr
+    assert run_command_line(*arguments, "--seed", 1).stdout != first.stdout
+
+
+def test_names_the_bad_key(run_command_line, tmp_path):
+    result = run_command_line(tmp_path, "--steps", 0)
+    assert result.exit_code == 2
+    assert "steps=0" in result.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_mean_reward_of_a_policy_that_knows_one_answer_of_two(tmp_path):
+    known, unknown = generate_problems(CountdownConfig(), 2, 0, "train")
+    examples = [Example(build_prompt(p.numbers, p.target), build_response(known.solution)) for p in (known, unknown)]
+    config = WarmStartConfig(
+        steps=150,
+        batch_size=4,
+        learning_rate=1e-2,
+        model=ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1),
+    )
+    folder = warm_start(examples, config, tmp_path, num_threads=1)
+    assert mean_reward(folder, [known, unknown] * 20, seed=0) == pytest.approx(0.5, abs=0.05)
