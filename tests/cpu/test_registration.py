@@ -1,4 +1,4 @@
-"""What `register` does to verl, and what it must not cost. Not covered: the training worker's class, which the plugin sets."""
+"""What `register` does to verl, and what it must not cost. Not covered: the worker class, which the plugin sets."""
 
 import subprocess
 import sys
