@@ -96,6 +96,15 @@ def test_contributions_by_hand(contribution, reached, c_high, missed):
     assert found[:2] == [0.75, 3.0]
 
 
+def test_epsilon_is_added_to_the_negatives_of_ratio_only():
+    # P = min(4, c_high), N = 1: with epsilon = 1, P / 2 reaches 1 at c_high = 2; the shares 1/2, 2/3 reach 0.5 at 1.
+    ratio, advantages = [4.0, 1.0], [1.0, -1.0]
+    found = _decide(BapoController(contribution="ratio", target=1.0, epsilon=1.0, **SMALL), ratio, advantages)
+    assert found[:2] == [0.25, 2.0]
+    found = _decide(BapoController(contribution="share", target=0.5, epsilon=1.0, **SMALL), ratio, advantages)
+    assert found[:2] == [0.25, 1.0]
+
+
 def test_counted_gradient_can_stop_c_low_strictly_between():
     # Negatives at 0.3 and 0.6 leave one by one as c_low passes them: N = 6.9, then 3.9 from 0.5 on, then 3 at 0.75.
     ratio, advantages = [1.0, 1.0, 0.3, 0.6], [3.0, -3.0, -10.0, -1.5]

@@ -84,3 +84,12 @@ def test_without_a_clamp_narrower_than_saturation_the_ratio_is_followed_everywhe
 def test_saturation_limits_are_the_documented_ones():
     assert saturation_limit(torch.float32) == pytest.approx(42.6, abs=0.05)
     assert saturation_limit(torch.float64) == pytest.approx(340.7, abs=0.05)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_a_log_ratio_exactly_on_any_clamp_is_followed(dtype):
+    # exp() rounds differently for tensors and for Python's floats, so an exact comparison would miss some of these.
+    for tenths in range(1, 400):
+        clamp = torch.tensor(tenths / 10, dtype=dtype).item()
+        log_ratio = torch.tensor([[clamp, -clamp]], dtype=dtype)
+        assert (followed_ratio(log_ratio.exp(), clamp) != 0).all(), clamp
