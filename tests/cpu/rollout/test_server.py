@@ -144,6 +144,20 @@ def test_one_request_can_be_aborted(configured):
     assert second.stop_reason == "completed" and len(second.token_ids) == 20
 
 
+def test_a_request_that_comes_during_sleep_waits_for_the_end_of_it(configured):
+    async def scenario():
+        server = await started(configured())
+        await server.sleep()
+        task = asyncio.create_task(ask(server))
+        await asyncio.sleep(0.05)
+        (request,) = server._answers
+        assert request.token_ids == []
+        await server.wake_up()
+        return await task
+
+    assert asyncio.run(scenario()).stop_reason == "completed"
+
+
 def test_sleep_suspends_and_waking_the_cache_continues(configured):
     async def scenario():
         server = await started(configured())
@@ -212,12 +226,14 @@ def test_no_token_is_generated_from_half_an_update(configured):
         *first, last = pack_weights(random_policy(1).named_parameters(), max_bytes=50_000)
         await server.load_weights(first[0], last=False, global_steps=1)
         count = len(request.token_ids)
+        late = asyncio.create_task(ask(server, "late"))
         for _ in range(10):
             await asyncio.sleep(0)
         assert len(request.token_ids) == count
         for message in first[1:]:
             await server.load_weights(message, last=False, global_steps=1)
         await server.load_weights(last, last=True, global_steps=1)
+        assert (await late).stop_reason == "completed"
         return await task
 
     assert len(asyncio.run(scenario()).token_ids) == 100

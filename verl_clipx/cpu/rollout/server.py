@@ -136,7 +136,7 @@ class CPUServer:
         request = Request(request_id, prompt_ids, parameters, self._seed(request_id, parameters.seed))
         answer = self._answers[request] = asyncio.get_running_loop().create_future()
         self._generator.submit(request)
-        self._work.set()
+        self._continue()
         await answer
         return self._output(request, with_log_probs=bool(sampling_params.get("logprobs")))
 
