@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -104,6 +104,7 @@ def test_equal_ratios_far_from_one_give_zero_and_not_nan():
     more=st.floats(0, 10),
     epsilon_max=st.none() | st.floats(0.3, 3),
 )
+@settings(deadline=None)
 def test_epsilon_grows_with_alpha(ratio, alpha, more, epsilon_max):
     probability = [0.05 + 0.9 * index / len(ratio) for index in range(len(ratio))]
     epsilons = [
@@ -115,6 +116,7 @@ def test_epsilon_grows_with_alpha(ratio, alpha, more, epsilon_max):
 
 
 @given(ratio=st.lists(st.floats(0.01, 10), min_size=1, max_size=20))
+@settings(deadline=None)
 def test_sigma_is_the_population_standard_deviation(ratio):
     _, decision, _ = _decide(AcpoController(bins=1), ratio, [0.5] * len(ratio))
     mean = math.fsum(ratio) / len(ratio)

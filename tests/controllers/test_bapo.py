@@ -56,6 +56,7 @@ def test_candidates_by_hand(arguments, expected):
 @given(
     start=st.integers(1, 400), steps=st.integers(0, 60), step=st.integers(1, 50), decimals=st.sampled_from([100, 1000])
 )
+@settings(deadline=None)
 def test_whole_numbers_of_decimal_steps_reach_the_stop_whatever_last_step_is(start, steps, step, decimals):
     stop = (start + steps * step) / decimals
     for last_step in ("full", "clipped"):

@@ -7,7 +7,7 @@ import math
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
@@ -38,6 +38,7 @@ def test_higher_exponents_by_hand():
 
 
 @given(low=st.floats(0.1, 1.0), high=st.floats(1.0, 5.0), n=EXPONENTS, m=EXPONENTS)
+@settings(deadline=None)
 def test_continuous_at_both_bounds(low, high, n, m):
     step = 1e-9
     for bound, advantage in ((low, -1.0), (high, 1.0)):
@@ -49,6 +50,7 @@ def test_continuous_at_both_bounds(low, high, n, m):
 
 
 @given(log_ratio=st.floats(-300, 300), advantage=st.floats(-2, 2))
+@settings(deadline=None)
 def test_m_of_one_gives_gppos_constant_on_the_right(log_ratio, advantage):
     bounds, ratio, advantages = Bounds(0.8, 1.2), _rows(log_ratio).exp(), _rows(advantage)
     ours = gradient_weight(ratio, advantages, bounds, n=1, m=1)
@@ -57,6 +59,7 @@ def test_m_of_one_gives_gppos_constant_on_the_right(log_ratio, advantage):
 
 
 @given(n=EXPONENTS, m=EXPONENTS)
+@settings(deadline=None)
 def test_weight_falls_behind_the_ratio_the_further_it_is_out(n, m):
     ratio = torch.logspace(-4, 4, 33, dtype=torch.float64)[None]
     left = gradient_weight(ratio, -torch.ones_like(ratio), Bounds(0.8, 1.2), n=n, m=m)
