@@ -61,10 +61,10 @@ def test_verl_accepts_the_rollout_and_the_server_runs_it(config):
 
 def test_ray_gets_a_slot_a_rank_and_the_platform(monkeypatch):
     monkeypatch.setenv("VERL_PLATFORM", "cpu")
-    ray_init = composed("+hardware=cpu", "trainer.n_gpus_per_node=2").ray_kwargs.ray_init
-    assert ray_init.num_gpus == 2
+    ray_init = composed("+hardware=cpu", "trainer.n_gpus_per_node=8").ray_kwargs.ray_init
+    assert ray_init.num_gpus == 8
     # Three CPUs a rank, and one each for the trainer, two service processes, the agent loop and the reward loop.
-    assert ray_init.num_cpus >= 3 * 2 + 5
+    assert ray_init.num_cpus >= 3 * 8 + 5
     # Environment variables are strings, or Ray refuses them.
     assert all(isinstance(value, str) for value in ray_init.runtime_env.env_vars.values())
     assert ray_init.runtime_env.env_vars.VERL_PLATFORM == "cpu"
