@@ -4,7 +4,6 @@ Covers: the numbers, by hand; files that are half written; processes that must e
 """
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -16,7 +15,7 @@ import pytest
 from verl_clipx.diagnostics.held_out import held_out_rewards
 from verl_clipx.diagnostics.report import RunFolder, write_report
 from verl_clipx.diagnostics.run_log import last_step, read_run_log
-from verl_clipx.diagnostics.watch import MARK, run_watched
+from verl_clipx.diagnostics.watch import run_watched
 
 
 def log_line(step, **data):
@@ -96,7 +95,7 @@ def test_a_watched_command_s_exit_code_and_output(tmp_path):
 SLEEPER = """
 import subprocess, sys, time
 # A grandchild in a session of its own, as Ray's daemons are.
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
 open(sys.argv[1], "w").write(str(child.pid))
 time.sleep(600)
 """
@@ -105,13 +104,13 @@ time.sleep(600)
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_processes(tmp_path, sent):
     pid_file = tmp_path / "pid"
-    environment = {key: value for key, value in os.environ.items() if key != MARK}
     command = [sys.executable, "-m", "verl_clipx.cli", "watch", str(tmp_path), "--steps", "5", "--"]
-    watcher = subprocess.Popen([*command, sys.executable, "-c", SLEEPER, str(pid_file)], env=environment)
+    watcher = subprocess.Popen([*command, sys.executable, "-c", SLEEPER, str(pid_file)])
     deadline = time.monotonic() + 60
     while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
         time.sleep(0.1)
     grandchild = int(pid_file.read_text())
+    time.sleep(2)
     watcher.send_signal(sent)
     assert watcher.wait(timeout=60) == 130
     time.sleep(0.2)

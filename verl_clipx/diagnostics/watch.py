@@ -1,10 +1,9 @@
 """Runs a command in the background of a progress display: its noise goes to a log, its children end with it."""
 
-import os
+import contextlib
 import signal
 import subprocess
 import time
-import uuid
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -14,32 +13,38 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from verl_clipx.diagnostics.run_log import last_step, read_run_log
 
-MARK = "VERL_CLIPX_RUN_ID"
 SECONDS_TO_END = 15
 
 
-def marked_processes(mark: str) -> list[psutil.Process]:
-    """The living processes whose environment carries the mark: a run's children, Ray's daemons among them."""
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if process.environ().get(MARK) == mark and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except (psutil.Error, OSError):
-            continue
-    return found
+class Descendants:
+    """Every process that a process has started, also those that outlive their parents.
 
+    Ray's daemons start sessions of their own, and its workers overwrite their environment when they rename themselves,
+    so neither a process group nor a mark in the environment finds them all: the tree is looked at while it stands.
 
-def end_marked_processes(mark: str) -> None:
-    """Ends a run's processes: politely, then by force."""
-    for end, seconds in ((psutil.Process.terminate, SECONDS_TO_END), (psutil.Process.kill, SECONDS_TO_END)):
-        processes = marked_processes(mark)
-        for process in processes:
-            try:
-                end(process)
-            except psutil.Error:
-                continue
-        psutil.wait_procs(processes, timeout=seconds)
+    Args:
+        root: process id of the command.
+    """
+
+    def __init__(self, root: int):
+        self.root = psutil.Process(root)
+        self.seen: set[psutil.Process] = {self.root}
+
+    def look(self) -> None:
+        """Remembers the processes that stand now, those below orphans included."""
+        for process in list(self.seen):
+            with contextlib.suppress(psutil.Error):
+                self.seen.update(process.children(recursive=True))
+
+    def end(self) -> None:
+        """Ends them all: politely, then by force."""
+        for end in (psutil.Process.terminate, psutil.Process.kill):
+            self.look()
+            living = [process for process in self.seen if process.is_running()]
+            for process in living:
+                with contextlib.suppress(psutil.Error):
+                    end(process)
+            psutil.wait_procs(living, timeout=SECONDS_TO_END)
 
 
 def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path, label: str) -> int:
@@ -57,7 +62,6 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
     Returns:
         The command's exit code; 130 after an interrupt.
     """
-    mark = uuid.uuid4().hex
     console = Console(stderr=True)
     columns = (
         SpinnerColumn(),
@@ -77,14 +81,15 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
-            env={**os.environ, MARK: mark},
             start_new_session=True,
         )
+        descendants = Descendants(process.pid)
         try:
             with Progress(*columns, console=console, refresh_per_second=2) as progress:
                 task = progress.add_task(f"{label}: starting Ray, verl and the policy", total=steps)
                 while process.poll() is None:
                     time.sleep(1)
+                    descendants.look()
                     show(progress, task, metrics, label)
                 show(progress, task, metrics, label)
             return process.returncode
@@ -92,7 +97,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
             console.print(f"{label}: interrupted; ending its processes")
             return 130
         finally:
-            end_marked_processes(mark)
+            descendants.end()
             signal.signal(signal.SIGTERM, previous)
 
 
