@@ -4,6 +4,7 @@ Solutions are checked by an evaluator written here, not by the reward. Not cover
 """
 
 import ast
+import random
 import re
 from fractions import Fraction
 
@@ -12,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.generator import _combine, _Term, generate_problems, split_of
+from verl_clipx.tasks.countdown.generator import _combine, _Term, draw_attempt, generate_problems, split_of
 
 
 def evaluate(text: str) -> Fraction:
@@ -23,9 +24,9 @@ def evaluate(text: str) -> Fraction:
 @settings(max_examples=30, deadline=None)
 @given(
     seed=st.integers(),
-    numbers=st.tuples(st.integers(2, 6), st.integers(2, 6)).map(sorted),
-    max_value=st.integers(9, 60),
-    max_target=st.integers(30, 500),
+    numbers=st.tuples(st.integers(3, 6), st.integers(3, 6)).map(sorted),
+    max_value=st.integers(15, 60),
+    max_target=st.integers(60, 500),
     operators=st.sampled_from(["+", "+-", "+*", "+-*", "+-*/", "-+/"]),
     split=st.sampled_from(["train", "test"]),
 )
@@ -88,6 +89,15 @@ def test_split_ignores_the_order_of_the_numbers():
     for problem in generate_problems(CountdownConfig(), 100, 0, "test"):
         swapped = type(problem)(problem.numbers[::-1], problem.target, "anything")
         assert split_of(swapped) == "test"
+
+
+def test_attempt_uses_each_number_once_whatever_it_reaches():
+    problems = generate_problems(CountdownConfig(2, 5), 200, 0, "train")
+    attempts = [draw_attempt(problem, "+-", random.Random(0)) for problem in problems]
+    for problem, attempt in zip(problems, attempts, strict=True):
+        assert sorted(map(int, re.findall(r"\d+", attempt))) == sorted(problem.numbers)
+    reached = [evaluate(attempt) == problem.target for problem, attempt in zip(problems, attempts, strict=True)]
+    assert 0 < sum(reached) < len(reached) / 2
 
 
 def test_exhausted_space_says_how_many_there_are():

@@ -10,8 +10,9 @@ from typer.testing import CliRunner
 
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.generator import generate_problems
-from verl_clipx.tasks.countdown.policy import main, mean_reward
+from verl_clipx.tasks.countdown.policy import build_examples, main, mean_reward
 from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
+from verl_clipx.tasks.countdown.reward import compute_score
 from verl_clipx.tasks.tiny_policy.warm_start import Example, ModelConfig, WarmStartConfig, warm_start
 
 
@@ -40,11 +41,29 @@ def test_prints_the_folder_alone_and_finds_it_again(run_command_line, tmp_path):
     assert run_command_line(*arguments, "--seed", 1).stdout != first.stdout
 
 
-def test_names_the_bad_key(run_command_line, tmp_path):
-    result = run_command_line(tmp_path, "--steps", 0)
+@pytest.mark.parametrize(("key", "value"), [("steps", "0"), ("mistakes", "1.5"), ("mistakes", "-0.1")])
+def test_names_the_bad_key(run_command_line, tmp_path, key, value):
+    result = run_command_line(tmp_path, f"--{key}", value)
     assert result.exit_code == 2
-    assert "steps=0" in result.stderr
+    assert f"{key}={value}" in result.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def share_right(examples, problems):
+    truths = [{"numbers": problem.numbers, "target": problem.target} for problem in problems]
+    scores = [compute_score("", e.response, truth) for e, truth in zip(examples, truths, strict=True)]
+    return sum(score["score"] for score in scores) / len(scores)
+
+
+def test_share_of_mistakes():
+    problems = generate_problems(CountdownConfig(), 1000, 0, "train")
+    assert share_right(build_examples(problems, "+-", 0.0, 0), problems) == 1.0
+    # A random attempt is right by luck: with three numbers and two operators about one time in four or five.
+    by_luck = share_right(build_examples(problems, "+-", 1.0, 0), problems)
+    assert 0.1 < by_luck < 0.4
+    assert share_right(build_examples(problems, "+-", 0.4, 0), problems) == pytest.approx(0.6 + 0.4 * by_luck, abs=0.06)
+    assert build_examples(problems, "+-", 0.4, 0) == build_examples(problems, "+-", 0.4, 0)
+    assert build_examples(problems, "+-", 0.4, 0) != build_examples(problems, "+-", 0.4, 1)
 
 
 def test_mean_reward_of_a_policy_that_knows_one_answer_of_two(tmp_path):

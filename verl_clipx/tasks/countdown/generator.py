@@ -93,6 +93,22 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
     return list(problems.values())
 
 
+def draw_attempt(problem: Problem, operators: str, rng: random.Random) -> str:
+    """Return a random expression that uses each number of a problem once and need not reach its target.
+
+    Args:
+        problem: a problem that has a solution by `operators`, so that the search for an expression ends.
+        operators: what to combine the numbers by.
+        rng: source of randomness, advanced by the call.
+    """
+    numbers = list(problem.numbers)
+    while True:
+        rng.shuffle(numbers)
+        term = _draw_expression(numbers, operators, rng)
+        if term is not None:
+            return term.text
+
+
 def _draw_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
     size = rng.randint(config.min_numbers, config.max_numbers)
     numbers = [rng.randint(config.min_value, config.max_value) for _ in range(size)]

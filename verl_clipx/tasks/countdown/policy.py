@@ -1,6 +1,8 @@
 """Command line: `python -m verl_clipx.tasks.countdown.policy CACHE` prepares the tiny policy for Countdown."""
 
+import random
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -9,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_clipx.tasks.countdown import options
 from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.generator import Problem, generate_problems
+from verl_clipx.tasks.countdown.generator import Problem, draw_attempt, generate_problems
 from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
 from verl_clipx.tasks.countdown.reward import compute_score
 from verl_clipx.tasks.tiny_policy.sampling import sample_responses
@@ -19,7 +21,34 @@ DEFAULT = CountdownConfig()
 DEFAULT_FIT = WarmStartConfig()
 
 
-def mean_reward(folder: Path, problems: list[Problem], seed: int) -> float:
+def build_examples(problems: Sequence[Problem], operators: str, mistakes: float, seed: int) -> list[Example]:
+    """Return one demonstration a problem, some of them wrong.
+
+    Mistakes keep the policy's samples diverse: it learns what is right and is not yet sure of it, which is where
+    reinforcement learning has most to do.
+
+    Args:
+        problems: solved problems.
+        operators: what the mistakes combine the numbers by.
+        mistakes: share of demonstrations that show a random expression of the same numbers, 0 to 1.
+        seed: seed of which ones and of the expressions.
+
+    Raises:
+        ValueError: if `mistakes` is outside 0 to 1.
+    """
+    if not 0 <= mistakes <= 1:
+        raise ValueError(f"mistakes={mistakes!r} is not a share; give a number from 0 to 1")
+    rng = random.Random(f"mistakes-{seed}")
+    return [
+        Example(
+            build_prompt(problem.numbers, problem.target),
+            build_response(draw_attempt(problem, operators, rng) if rng.random() < mistakes else problem.solution),
+        )
+        for problem in problems
+    ]
+
+
+def mean_reward(folder: Path, problems: Sequence[Problem], seed: int) -> float:
     """Return the mean reward of one sampled response a problem, at temperature 1.
 
     Args:
@@ -40,6 +69,7 @@ def mean_reward(folder: Path, problems: list[Problem], seed: int) -> float:
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
     examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 4000,
+    mistakes: Annotated[float, typer.Option(help="Share of the examples that show a wrong attempt, 0 to 1.")] = 0.3,
     steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
         DEFAULT_FIT.steps
     ),
@@ -64,10 +94,7 @@ def main(
         fit = WarmStartConfig(steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
         solved = generate_problems(task, examples, seed, "train")
         held_out = generate_problems(task, 256, seed, "test")
-        demonstrations = [
-            Example(build_prompt(problem.numbers, problem.target), build_response(problem.solution))
-            for problem in solved
-        ]
+        demonstrations = build_examples(solved, operators, mistakes, seed)
         started = time.perf_counter()
         folder = warm_start(demonstrations, fit, cache, num_threads)
     except ValueError as error:
