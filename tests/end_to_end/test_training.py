@@ -28,8 +28,6 @@ COVER = {
 }
 SETTINGS_OF_A_RUN = list(itertools.product((1, 2), ("sync", "colocate_async"), (False, True)))
 MATRIX = [(method, *settings) for method in COVER for settings in SETTINGS_OF_A_RUN]
-    (method, *rest) for method in COVER for rest in itertools.product((1, 2), ("sync", "colocate_async"), (False, True))
-]
 CASES = MATRIX if os.environ.get("END_TO_END") == "all" else [(method, *rest) for method, rest in COVER.items()]
 
 # What makes a method show itself within two steps.
