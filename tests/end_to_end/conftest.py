@@ -5,6 +5,14 @@ from pathlib import Path
 
 import pytest
 
+from verl_clipx.tasks.countdown.config import CountdownConfig
+from verl_clipx.tasks.countdown.dataset import write_dataset
+from verl_clipx.tasks.countdown.generator import generate_problems
+from verl_clipx.tasks.countdown.policy import build_examples
+from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig, warm_start
+
+WARM_START_STEPS = 250
+
 
 @dataclass(frozen=True)
 class Task:
@@ -18,4 +26,9 @@ class Task:
 @pytest.fixture(scope="session")
 def task(tmp_path_factory) -> Task:
     """A Countdown set and a policy after a short warm start."""
-    raise NotImplementedError
+    folder = tmp_path_factory.mktemp("task")
+    config = CountdownConfig()
+    files = write_dataset(folder, config, train_size=256, test_size=32, seed=0)
+    examples = build_examples(generate_problems(config, 2000, 0, "train"), config.operators, mistakes=0.35, seed=0)
+    policy = warm_start(examples, WarmStartConfig(steps=WARM_START_STEPS), folder / "policies", num_threads=1)
+    return Task(files["train"], files["test"], policy)

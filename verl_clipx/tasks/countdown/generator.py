@@ -93,18 +93,18 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
     return list(problems.values())
 
 
-def draw_attempt(problem: Problem, operators: str, rng: random.Random) -> str:
-    """Return a random expression that uses each number of a problem once and need not reach its target.
+def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random) -> str:
+    """Return a random expression that leaves out one of a problem's numbers, which no reward accepts.
 
     Args:
-        problem: a problem that has a solution by `operators`, so that the search for an expression ends.
-        operators: what to combine the numbers by.
+        problem: a problem with at least two numbers.
+        operators: what to combine the numbers by; at least one of +, - and *, or the search may not end.
         rng: source of randomness, advanced by the call.
     """
     numbers = list(problem.numbers)
     while True:
         rng.shuffle(numbers)
-        term = _draw_expression(numbers, operators, rng)
+        term = _draw_expression(numbers[:-1], operators, rng)
         if term is not None:
             return term.text
 

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_clipx.tasks.countdown import options
 from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.generator import Problem, draw_attempt, generate_problems
+from verl_clipx.tasks.countdown.generator import Problem, draw_unfinished_attempt, generate_problems
 from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
 from verl_clipx.tasks.countdown.reward import compute_score
 from verl_clipx.tasks.tiny_policy.sampling import sample_responses
@@ -24,13 +24,13 @@ DEFAULT_FIT = WarmStartConfig()
 def build_examples(problems: Sequence[Problem], operators: str, mistakes: float, seed: int) -> list[Example]:
     """Return one demonstration a problem, some of them wrong.
 
-    Mistakes keep the policy's samples diverse: it learns what is right and is not yet sure of it, which is where
-    reinforcement learning has most to do.
+    The wrong ones leave out a number. The policy learns what is right and is not yet sure of it, so its samples differ
+    in reward, which is what reinforcement learning has to start from.
 
     Args:
         problems: solved problems.
         operators: what the mistakes combine the numbers by.
-        mistakes: share of demonstrations that show a random expression of the same numbers, 0 to 1.
+        mistakes: share of demonstrations that leave out a number, 0 to 1.
         seed: seed of which ones and of the expressions.
 
     Raises:
@@ -39,12 +39,13 @@ def build_examples(problems: Sequence[Problem], operators: str, mistakes: float,
     if not 0 <= mistakes <= 1:
         raise ValueError(f"mistakes={mistakes!r} is not a share; give a number from 0 to 1")
     rng = random.Random(f"mistakes-{seed}")
-    return [
-        Example(
-            build_prompt(problem.numbers, problem.target),
-            build_response(draw_attempt(problem, operators, rng) if rng.random() < mistakes else problem.solution),
-        )
+    responses = [
+        draw_unfinished_attempt(problem, operators, rng) if rng.random() < mistakes else problem.solution
         for problem in problems
+    ]
+    return [
+        Example(build_prompt(problem.numbers, problem.target), build_response(response))
+        for problem, response in zip(problems, responses, strict=True)
     ]
 
 
@@ -68,8 +69,8 @@ def mean_reward(folder: Path, problems: Sequence[Problem], seed: int) -> float:
 
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
-    examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 4000,
-    mistakes: Annotated[float, typer.Option(help="Share of the examples that show a wrong attempt, 0 to 1.")] = 0.3,
+    examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 5000,
+    mistakes: Annotated[float, typer.Option(help="Share of the examples that leave out a number, 0 to 1.")] = 0.35,
     steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
         DEFAULT_FIT.steps
     ),
