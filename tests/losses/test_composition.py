@@ -87,12 +87,7 @@ def test_finite_for_any_log_ratio(name, dtype, spread):
     assert outcome.loss.isfinite()
     for tensor in (outcome.weight, outcome.statistics, outcome.decision):
         assert tensor.isfinite().all()
-    # float16 ends at 65504; a larger gradient becomes infinite in the cast, and only there.
-    exact = -outcome.weight * batch["advantages"].to(outcome.weight.dtype) / 62
-    fits = exact.abs() < torch.finfo(dtype).max
-    assert not outcome.gradient.isnan().any()
-    assert outcome.gradient[fits].isfinite().all()
-    assert fits.all() or dtype == torch.float16
+    assert outcome.gradient.isfinite().all()
 
 
 @every_method

@@ -16,15 +16,19 @@ class _PerTokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (gradient_weight_times_advantage,) = ctx.saved_tensors
-        return (-gradient_weight_times_advantage * grad_output).to(ctx.log_prob_dtype), None, None
+        gradient = -gradient_weight_times_advantage * grad_output
+        largest = torch.finfo(ctx.log_prob_dtype).max
+        if largest < torch.finfo(gradient.dtype).max:
+            gradient = gradient.clamp(-largest, largest)
+        return gradient.to(ctx.log_prob_dtype), None, None
 
 
 def per_token_loss(log_prob: Tensor, value: Tensor, gradient_weight_times_advantage: Tensor) -> Tensor:
     """A per-token loss with a prescribed value and a prescribed gradient.
 
     Nothing is differentiated through exp, clamp or where, so a branch that was not selected cannot spoil the
-    gradient, and only one tensor is kept for the backward pass. The cast to log_prob's dtype is a plain one: in
-    float16 a gradient beyond 65504 becomes infinite, which is what a gradient scaler looks for.
+    gradient, and only one tensor is kept for the backward pass. A gradient that log_prob's dtype cannot hold becomes its
+    largest finite number: in float16 that is 65504.
 
     Args:
         log_prob: log-probabilities under the current policy, (sequences, length); the only input with a gradient.
