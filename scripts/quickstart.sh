@@ -27,7 +27,7 @@ mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
 export SEED=${SEED:-1}
 export METHOD
-export TOTAL_STEPS=${TOTAL_STEPS:-40}
+export TOTAL_STEPS=${TOTAL_STEPS:-50}
 export RUN_FOLDER=${RUN_FOLDER:-$RUNS/$METHOD-seed$SEED}
 export TRAIN_FILE=$RUNS/data/train.parquet
 export TEST_FILE=$RUNS/data/test.parquet

@@ -16,7 +16,7 @@ RUN_FOLDER=${RUN_FOLDER:-runs/quickstart/$METHOD}
 NNODES=${NNODES:-1}
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-1}
 
-TOTAL_STEPS=${TOTAL_STEPS:-40}
+TOTAL_STEPS=${TOTAL_STEPS:-50}
 TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-16}
 ROLLOUT_N=${ROLLOUT_N:-8}
 # prompts per optimizer step: two updates per rollout batch, so that clipping can act

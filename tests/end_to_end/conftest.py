@@ -29,6 +29,6 @@ def task(tmp_path_factory) -> Task:
     folder = tmp_path_factory.mktemp("task")
     config = CountdownConfig()
     files = write_dataset(folder, config, train_size=256, test_size=32, seed=0)
-    examples = build_examples(generate_problems(config, 2000, 0, "train"), config.operators, mistakes=0.35, seed=0)
+    examples = build_examples(generate_problems(config, 2000, 0, "train"), config.operators, mistakes=0.45, seed=0)
     policy = warm_start(examples, WarmStartConfig(steps=WARM_START_STEPS), folder / "policies", num_threads=1)
     return Task(files["train"], files["test"], policy)

@@ -27,8 +27,8 @@ def per_token_loss(log_prob: Tensor, value: Tensor, gradient_weight_times_advant
     """A per-token loss with a prescribed value and a prescribed gradient.
 
     Nothing is differentiated through exp, clamp or where, so a branch that was not selected cannot spoil the
-    gradient, and only one tensor is kept for the backward pass. A gradient that log_prob's dtype cannot hold becomes its
-    largest finite number: in float16 that is 65504.
+    gradient, and only one tensor is kept for the backward pass. A gradient that log_prob's dtype cannot hold becomes
+    its largest finite number: in float16 that is 65504.
 
     Args:
         log_prob: log-probabilities under the current policy, (sequences, length); the only input with a gradient.

@@ -70,7 +70,7 @@ def mean_reward(folder: Path, problems: Sequence[Problem], seed: int) -> float:
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
     examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 5000,
-    mistakes: Annotated[float, typer.Option(help="Share of the examples that leave out a number, 0 to 1.")] = 0.35,
+    mistakes: Annotated[float, typer.Option(help="Share of the examples that leave out a number, 0 to 1.")] = 0.45,
     steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
         DEFAULT_FIT.steps
     ),

@@ -38,7 +38,7 @@ class WarmStartConfig:
         ValueError: if a value is of the wrong type or outside its range; the message names the key.
     """
 
-    steps: int = 850
+    steps: int = 950
     """Optimizer steps, at least 1."""
 
     batch_size: int = 32
