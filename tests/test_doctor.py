@@ -1,0 +1,62 @@
+"""The doctor's findings: versions, registration, ports, resources.
+
+Covers: each check's verdict on a fine and on a broken case. Not covered: the table's looks, GPUs, the check inside a
+Ray worker (it runs the same code as the one in a fresh interpreter; `clipx doctor` shows it).
+"""
+
+import socket
+from pathlib import Path
+
+import pytest
+from packaging.specifiers import SpecifierSet
+
+from verl_clipx import doctor
+
+
+def test_a_version_outside_the_tested_range_says_what_to_do():
+    fine = doctor.in_range("verl", SpecifierSet(">=0.9.1,<0.10"), "error")
+    assert (fine.level, fine.advice) == ("ok", "")
+    wrong = doctor.in_range("verl", SpecifierSet("<0.9"), "error")
+    assert wrong.level == "error" and "pip install 'verl<0.9'" in wrong.advice
+    missing = doctor.in_range("no-such-distribution", SpecifierSet(">=1"), "warning")
+    assert (missing.level, missing.found) == ("warning", "not installed")
+
+
+def test_a_local_version_counts_as_its_public_one(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda _: "2.13.0+cpu")
+    assert doctor.in_range("torch", SpecifierSet("==2.13.0"), "warning").level == "ok"
+
+
+def test_registration_is_found_in_a_fresh_interpreter():
+    findings = doctor.check_registration("here", doctor.REGISTERED, 120)
+    assert [finding.level for finding in findings] == ["ok", "ok"]
+    assert "clipx_acpo" in findings[0].found
+
+
+def test_a_switched_off_plugin_is_an_error_that_names_the_variable(monkeypatch):
+    monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
+    (finding,) = doctor.check_registration("here", doctor.REGISTERED, 120)
+    assert finding.level == "error"
+    assert "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
+
+
+def test_a_crash_and_a_hang_are_told_apart():
+    assert "ZeroDivisionError" in doctor.check_registration("here", "1 / 0", 60)[0].advice
+    assert "no answer within 1 s" in doctor.check_registration("here", "import time; time.sleep(30)", 1)[0].advice
+
+
+def test_a_port_in_use_is_a_warning(monkeypatch):
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        server.listen()
+        monkeypatch.setattr(doctor, "RAY_PORTS", {server.getsockname()[1]: "a test"})
+        (busy,) = doctor.check_ports()
+    (free,) = doctor.check_ports()
+    assert (busy.level, free.level) == ("warning", "ok")
+
+
+@pytest.mark.parametrize(("needed", "level"), [(0, "ok"), (10**9, "warning")])
+def test_scarce_memory_is_a_warning(monkeypatch, needed, level):
+    monkeypatch.setattr(doctor, "NEEDED_MEMORY_GB", needed)
+    memory = doctor.check_resources(Path("/"))[0]
+    assert memory.level == level

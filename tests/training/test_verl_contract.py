@@ -1,0 +1,75 @@
+"""What the plugin relies on in verl, so that another verl version fails here, by name.
+
+Covers: the extension points and internal names that verl_clipx/training uses. Not covered: those of verl_clipx/cpu
+(tests/cpu has them).
+"""
+
+import inspect
+from importlib.metadata import version
+
+import pytest
+from packaging.specifiers import SpecifierSet
+from verl.trainer.ppo import core_algos
+from verl.utils.metric import AggregationType, Metric
+from verl.workers import engine_workers
+from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+from verl.workers.engine.fsdp import transformer_impl
+from verl.workers.utils import losses
+
+from verl_clipx.doctor import VERL_RANGE
+
+
+def parameters(function):
+    return set(inspect.signature(function).parameters)
+
+
+def test_verl_s_version_is_in_the_tested_range():
+    assert SpecifierSet(str(VERL_RANGE)).contains(version("verl"))
+
+
+def test_the_registry_takes_a_name_and_keeps_the_function():
+    assert isinstance(core_algos.POLICY_LOSS_REGISTRY, dict)
+    assert parameters(core_algos.register_policy_loss) == {"name"}
+
+
+def test_the_aggregation_takes_the_global_batch_information():
+    needed = {"loss_mat", "loss_mask", "loss_agg_mode", "dp_size", "batch_num_tokens", "global_batch_size"}
+    assert needed | {"loss_scale_factor"} <= parameters(core_algos.agg_loss)
+
+
+def test_the_policy_loss_is_called_with_the_keywords_that_ours_takes():
+    source = inspect.getsource(losses.ppo_loss)
+    for keyword in ("old_log_prob", "log_prob", "advantages", "response_mask", "loss_agg_mode", "rollout_is_weights"):
+        assert f"{keyword}={keyword}" in source, f"ppo_loss no longer passes {keyword} by keyword"
+    assert "config=config" in source
+
+
+def test_the_engine_calls_the_loss_function_with_the_keywords_that_our_wrapper_takes():
+    source = inspect.getsource(transformer_impl)
+    assert "loss_function(\n" in source and "model_output=model_output, data=micro_batch, dp_group=" in source
+    for key in ("batch_num_tokens", "dp_size"):
+        assert f"assign_non_tensor(data, {key}=" in source
+
+
+def test_the_actor_s_worker_class_can_be_chosen():
+    worker = engine_workers.ActorRolloutRefWorker
+    assert issubclass(worker.actor_worker_cls, engine_workers.TrainingWorker)
+    assert "self.actor_worker_cls(" in inspect.getsource(worker)
+    assert "self.actor.set_loss_fn(self.loss_fn)" in inspect.getsource(worker)
+    assert "partial(ppo_loss, config=actor_config)" in inspect.getsource(worker)
+
+
+def test_the_configurations_have_the_fields_that_ours_extend_and_read():
+    assert "loss_mode" in PolicyLossConfig.__dataclass_fields__
+    fields = ActorConfig.__dataclass_fields__
+    for name in ("policy_loss", "global_batch_info", "clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
+        assert name in fields
+
+
+@pytest.mark.parametrize(("aggregation", "expected"), [("SUM", 5.0), ("MEAN", 2.5)])
+def test_metrics_are_summed_over_micro_batches_and_averaged_over_ranks(aggregation, expected):
+    kind = AggregationType[aggregation]
+    ranks = [Metric(kind, 1.0), Metric(kind, 3.0)]
+    for rank, second in zip(ranks, (2.0, 4.0), strict=True):
+        rank.append(second)
+    assert Metric.aggregate_dp(ranks) == expected
