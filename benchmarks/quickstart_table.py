@@ -81,7 +81,7 @@ def overlap(before: HeldOutReward, after: HeldOutReward) -> str:
 def main(
     runs: Annotated[Path, typer.Argument(help="Where runs are kept.")],
     seeds: Annotated[int, typer.Option(help="Seeds of each method.")] = 3,
-    steps: Annotated[int, typer.Option(help="Training steps of each run.")] = 30,
+    steps: Annotated[int, typer.Option(help="Training steps of each run.")] = 20,
     at_once: Annotated[int, typer.Option(help="Runs at the same time.")] = 1,
 ) -> None:
     """Make the runs that are missing and print the table."""

@@ -8,8 +8,8 @@ import pytest
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.dataset import write_dataset
 from verl_clipx.tasks.countdown.generator import generate_problems
-from verl_clipx.tasks.countdown.policy import build_examples
-from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig, warm_start
+from verl_clipx.tasks.countdown.policy import fit_policy
+from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
 
 WARM_START_STEPS = 250
 
@@ -29,6 +29,7 @@ def task(tmp_path_factory) -> Task:
     folder = tmp_path_factory.mktemp("task")
     config = CountdownConfig()
     files = write_dataset(folder, config, train_size=256, test_size=32, seed=0)
-    examples = build_examples(generate_problems(config, 2000, 0, "train"), config.operators, mistakes=0.45, seed=0)
-    policy = warm_start(examples, WarmStartConfig(steps=WARM_START_STEPS), folder / "policies", num_threads=1)
+    problems = generate_problems(config, 2000, 0, "train")
+    fit = WarmStartConfig(steps=WARM_START_STEPS)
+    policy = fit_policy(problems, config.operators, mistakes=0.5, config=fit, cache=folder / "policies", num_threads=1)
     return Task(files["train"], files["test"], policy)

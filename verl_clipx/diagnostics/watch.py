@@ -74,7 +74,8 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
     def interrupt(*_) -> None:
         raise KeyboardInterrupt
 
-    previous = signal.signal(signal.SIGTERM, interrupt)
+    # SIGINT too: in a background job of a shell it starts out ignored.
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(command),
@@ -98,7 +99,8 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
             return 130
         finally:
             descendants.end()
-            signal.signal(signal.SIGTERM, previous)
+            for number, handler in previous.items():
+                signal.signal(number, handler)
 
 
 def show(progress: Progress, task, metrics: Path, label: str) -> None:

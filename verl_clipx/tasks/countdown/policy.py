@@ -3,6 +3,7 @@
 import random
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,10 +16,41 @@ from verl_clipx.tasks.countdown.generator import Problem, draw_unfinished_attemp
 from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
 from verl_clipx.tasks.countdown.reward import compute_score
 from verl_clipx.tasks.tiny_policy.sampling import sample_responses
-from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
+from verl_clipx.tasks.tiny_policy.warm_start import Example, SecondFit, WarmStartConfig, warm_start
 
 DEFAULT = CountdownConfig()
 DEFAULT_FIT = WarmStartConfig()
+
+# The second fit only has to teach a habit, so it is short and gentle.
+HABIT_STEPS = 60
+HABIT_LEARNING_RATE = 1e-3
+
+
+def fit_policy(
+    problems: Sequence[Problem], operators: str, mistakes: float, config: WarmStartConfig, cache: Path, num_threads: int
+) -> Path:
+    """Fit the tiny policy to right demonstrations, then for a moment to some that leave out a number.
+
+    The first fit gives it skill, the second a bad habit: its samples differ in reward, and what reinforcement learning
+    has to undo first is the same for all problems.
+
+    Args:
+        problems: solved problems to learn from.
+        operators: what the mistakes combine the numbers by.
+        mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
+        config: of the first fit.
+        cache: folder that keeps finished policies.
+        num_threads: threads of the fits.
+
+    Returns:
+        The policy's folder.
+    """
+    right = build_examples(problems, operators, 0.0, config.seed)
+    if mistakes == 0:
+        return warm_start(right, config, cache, num_threads)
+    habit = replace(config, steps=min(HABIT_STEPS, config.steps), learning_rate=HABIT_LEARNING_RATE)
+    second = SecondFit(build_examples(problems, operators, mistakes, config.seed), habit)
+    return warm_start(right, config, cache, num_threads, second)
 
 
 def build_examples(problems: Sequence[Problem], operators: str, mistakes: float, seed: int) -> list[Example]:
@@ -70,7 +102,7 @@ def mean_reward(folder: Path, problems: Sequence[Problem], seed: int) -> float:
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
     examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 5000,
-    mistakes: Annotated[float, typer.Option(help="Share of the examples that leave out a number, 0 to 1.")] = 0.45,
+    mistakes: Annotated[float, typer.Option(help="Share of mistakes in the last moment of the fit, 0 to 1.")] = 0.5,
     steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
         DEFAULT_FIT.steps
     ),
@@ -95,9 +127,8 @@ def main(
         fit = WarmStartConfig(steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
         solved = generate_problems(task, examples, seed, "train")
         held_out = generate_problems(task, 256, seed, "test")
-        demonstrations = build_examples(solved, operators, mistakes, seed)
         started = time.perf_counter()
-        folder = warm_start(demonstrations, fit, cache, num_threads)
+        folder = fit_policy(solved, operators, mistakes, fit, cache, num_threads)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     seconds = time.perf_counter() - started

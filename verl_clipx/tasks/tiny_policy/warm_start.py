@@ -38,7 +38,7 @@ class WarmStartConfig:
         ValueError: if a value is of the wrong type or outside its range; the message names the key.
     """
 
-    steps: int = 950
+    steps: int = 850
     """Optimizer steps, at least 1."""
 
     batch_size: int = 32
@@ -64,7 +64,21 @@ class WarmStartConfig:
             raise ValueError(f"seed={self.seed!r} is not an integer; give one")
 
 
-def warm_start(examples: Sequence[Example], config: WarmStartConfig, cache: Path, num_threads: int = 2) -> Path:
+@dataclass(frozen=True)
+class SecondFit:
+    """A fit that continues the first one, on other demonstrations."""
+
+    examples: Sequence[Example]
+    config: WarmStartConfig
+
+
+def warm_start(
+    examples: Sequence[Example],
+    config: WarmStartConfig,
+    cache: Path,
+    num_threads: int = 2,
+    second: SecondFit | None = None,
+) -> Path:
     """Fit the tiny policy to demonstrations and save it, unless that was done before.
 
     Args:
@@ -72,6 +86,7 @@ def warm_start(examples: Sequence[Example], config: WarmStartConfig, cache: Path
         config: length and settings of the fit.
         cache: folder that holds finished policies, one a configuration and set of examples.
         num_threads: threads of the fit; more than one can change the last digits of the weights.
+        second: what to go on with, or None; of its configuration the model is not used.
 
     Returns:
         A folder that AutoModelForCausalLM and AutoTokenizer load. It appears whole or not at all.
@@ -81,7 +96,10 @@ def warm_start(examples: Sequence[Example], config: WarmStartConfig, cache: Path
     """
     if not examples:
         raise ValueError("examples is empty; give at least one demonstration")
-    folder = cache / f"tiny_policy-{_fingerprint(examples, config)}"
+    fingerprint = _fingerprint(examples, config)
+    if second is not None:
+        fingerprint += f"-{_fingerprint(second.examples, second.config)}"
+    folder = cache / f"tiny_policy-{fingerprint}"
     if folder.is_dir():
         return folder
     tokenizer = build_tokenizer()
@@ -90,13 +108,16 @@ def warm_start(examples: Sequence[Example], config: WarmStartConfig, cache: Path
     torch.set_num_threads(num_threads)
     try:
         fit(model, tokenizer, examples, config)
+        if second is not None:
+            fit(model, tokenizer, second.examples, second.config)
     finally:
         torch.set_num_threads(threads_before)
     partial = cache / f".{folder.name}.{os.getpid()}"
     try:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        (partial / "warm_start.json").write_text(json.dumps(asdict(config), indent=2) + "\n")
+        fits = [asdict(config)] + ([asdict(second.config)] if second is not None else [])
+        (partial / "warm_start.json").write_text(json.dumps(fits, indent=2) + "\n")
         try:
             partial.rename(folder)
         except OSError:
