@@ -10,7 +10,7 @@ from verl_clipx.tasks.tiny_policy import warm_start as module
 from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.tasks.tiny_policy.sampling import sample_responses
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
-from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, encode, fit, warm_start
+from verl_clipx.tasks.tiny_policy.warm_start import Example, SecondFit, WarmStartConfig, encode, fit, warm_start
 
 SMALL = ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=32)
 CONFIG = WarmStartConfig(steps=3, batch_size=4, model=SMALL)
@@ -106,6 +106,22 @@ def test_same_seed_same_weights_on_one_thread(tmp_path):
         for name in ("first", "second")
     ]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+def test_second_fit_goes_on_from_the_first(tmp_path):
+    learned = dataclasses.replace(CONFIG, steps=150, batch_size=7, learning_rate=1e-2)
+    other = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
+    first = warm_start(EXAMPLES, learned, tmp_path, 1)
+    unchanged = warm_start(EXAMPLES, learned, tmp_path, 1, SecondFit(other, dataclasses.replace(CONFIG, steps=1)))
+    changed = warm_start(EXAMPLES, learned, tmp_path, 1, SecondFit(other, dataclasses.replace(learned, steps=60)))
+    assert len({first, unchanged, changed}) == 3
+    prompts = [example.prompt for example in EXAMPLES]
+    answers = {}
+    for folder in (first, unchanged, changed):
+        model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+        answers[folder] = sample_responses(model, tokenizer, prompts, 0, temperature=0.01)
+    assert answers[first] == answers[unchanged] == [example.response for example in EXAMPLES]
+    assert answers[changed] == [example.response for example in other]
 
 
 def test_second_call_fits_nothing(tmp_path, monkeypatch):
