@@ -11,7 +11,7 @@ from verl_clipx.diagnostics.held_out import HeldOutReward
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
 
-REGION_COLOURS = {"LN": "tab:blue", "HP": "tab:red", "LP": "tab:cyan", "HN": "tab:orange", "M": "tab:gray"}
+REGION_COLOURS = {"LN": "tab:blue", "HP": "tab:red", "LP": "tab:cyan", "HN": "tab:orange"}
 
 
 def run_figure(log: pandas.DataFrame, held_out: list[HeldOutReward], title: str, path: Path) -> Path:
@@ -92,12 +92,12 @@ def draw_bounds(axis: Axes, log: pandas.DataFrame) -> None:
 
 
 def draw_gradient_mass(axis: Axes, log: pandas.DataFrame) -> None:
-    """Draws each region's share of the sum of |F*A| as a stack."""
-    axis.set_title("share of gradient mass |F*A| by region")
-    columns = {name: f"actor/clipx/gradient_mass/{name}" for name in REGION_COLOURS}
+    """Draws the share of the sum of |F*A| that lies outside the bounds, by region, as a stack."""
+    axis.set_title("gradient mass |F*A| outside the bounds, share of all")
+    columns = {name: f"actor/clipx/gradient_mass/{name}" for name in (*REGION_COLOURS, "M")}
     if not set(columns.values()) <= set(log):
         return
     mass = log[list(columns.values())].dropna()
     shares = mass.div(mass.sum(axis=1).where(lambda total: total > 0), axis=0).fillna(0)
-    axis.stackplot(shares.index, shares.T, labels=list(columns), colors=list(REGION_COLOURS.values()), alpha=0.8)
-    axis.set_ylim(0, 1)
+    outside = [shares[columns[name]] for name in REGION_COLOURS]
+    axis.stackplot(shares.index, outside, labels=list(REGION_COLOURS), colors=list(REGION_COLOURS.values()), alpha=0.8)
