@@ -46,12 +46,14 @@ class RunFacts:
         loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
         rollout_log_probs: whether the rollout returns its log-probabilities.
         ray_address: the Ray cluster that the driver connects to, or None for one of its own.
+        device: trainer.device, or None if unknown.
     """
 
     loss_agg_mode: str = "token-mean"
     loss_scale_factor: Any = None
     rollout_log_probs: bool = False
     ray_address: str | None = None
+    device: str | None = None
 
 
 @dataclass
@@ -75,7 +77,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
         if self.clipx is None:
             raise ValueError(f"{NODE} is missing: choose a method by its group, for example +clipx=acpo.")
         check_run(self.clipx, self.run)
-        require_accelerator(self.run.ray_address)
+        require_accelerator(self.run.ray_address, self.run.device)
 
 
 def check_run(config: MethodConfig, run: RunFacts) -> None:
