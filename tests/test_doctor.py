@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 from packaging.specifiers import SpecifierSet
+from typer.testing import CliRunner
 
 from verl_clipx import doctor
+from verl_clipx.cli import app
 
 
 def test_a_version_outside_the_tested_range_says_what_to_do():
@@ -60,3 +62,12 @@ def test_scarce_memory_is_a_warning(monkeypatch, needed, level):
     monkeypatch.setattr(doctor, "NEEDED_MEMORY_GB", needed)
     memory = doctor.check_resources(Path("/"))[0]
     assert memory.level == level
+
+
+@pytest.mark.parametrize(("level", "code"), [("warning", 0), ("error", 1)])
+def test_the_command_prints_advice_as_it_is_and_fails_on_errors(monkeypatch, level, code):
+    finding = doctor.Finding(level, "GPUs", "none", "pip install verl-clipx[gpu]")
+    monkeypatch.setattr(doctor, "examine", lambda ray: [("a group", [finding])])
+    result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
+    assert result.exit_code == code
+    assert "verl-clipx[gpu]" in result.stdout

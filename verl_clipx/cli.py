@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 app = typer.Typer(
@@ -34,7 +35,7 @@ def doctor(
             for finding in findings:
                 errors += finding.level == "error"
                 mark = f"[{colours[finding.level]}]{finding.level}[/]"
-                table.add_row(mark, finding.subject, finding.found, finding.advice)
+                table.add_row(mark, *map(escape, (finding.subject, finding.found, finding.advice)))
     console.print(table)
     console.print(
         "Tested combinations: GPU: torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3 (verl's own); "
@@ -60,7 +61,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="A method, for its p
     try:
         method = method_named(name)
     except ValueError as error:
-        console.print(f"[red]{error}[/]")
+        console.print(f"[red]{escape(str(error))}[/]")
         raise typer.Exit(1) from None
     groups = groups_of(method.name)
     console.print(f"[bold]{method.name}[/]: {method.summary}\n{method.source}\nGroups: {', '.join(groups)}")
@@ -86,12 +87,12 @@ def check_loss(
     try:
         method = load_method(function)
     except ValueError as error:
-        console.print(f"[red]{error}[/]")
+        console.print(f"[red]{escape(str(error))}[/]")
         raise typer.Exit(1) from None
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
-        console.print(f"[red]failed[/] {name}: {failure}" if failure else f"[green]kept[/]   {name}")
+        console.print(f"[red]failed[/] {name}: {escape(failure)}" if failure else f"[green]kept[/]   {name}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -108,7 +109,7 @@ def report(
     try:
         text = write_report(RunFolder(folder), title or folder.name)
     except FileNotFoundError as error:
-        console.print(f"[red]{error}[/]")
+        console.print(f"[red]{escape(str(error))}[/]")
         raise typer.Exit(1) from None
     console.print(Markdown(text))
 
