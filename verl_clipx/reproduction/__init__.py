@@ -1,0 +1,1 @@
+"""The papers' runs and tables."""

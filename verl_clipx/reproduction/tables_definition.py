@@ -1,0 +1,295 @@
+"""What a table of a paper is: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+UNITS = ("percent", "fraction", "seconds")
+
+# Ways to get a number, by the key that marks each.
+BENCHMARK, VALIDATION, TIMING, MEAN_OF, GAIN_OF = "benchmark", "validation", "timing", "mean_of", "gain_of"
+READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING)
+FROM_COLUMNS = (MEAN_OF, GAIN_OF)
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column."""
+
+    name: str
+    """Heading."""
+
+    measure: Mapping[str, Any] = field(default_factory=dict)
+    """How its numbers come about; a cell's measure has the column's keys and the row's."""
+
+    run: str | None = None
+    """Which of a row's presets or models the column is of; None where a row has one."""
+
+    preset: str | None = None
+    """What trains every row of the column, where the rows are no runs."""
+
+    digits: int | None = None
+    """Digits after the decimal point, None for the table's."""
+
+    notes: tuple[str, ...] = ()
+    """Marks of footnotes."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row. It names a preset or presets, or a model or models, or `minus`, or why it is only `quoted`."""
+
+    name: str
+    """Heading."""
+
+    preset: str | None = None
+    """What trains it."""
+
+    presets: Mapping[str, str] = field(default_factory=dict)
+    """The same by the columns' `run`; cells of other columns do not exist."""
+
+    model: str | None = None
+    """A model that is evaluated without training: an id of the hub or a folder."""
+
+    models: Mapping[str, str] = field(default_factory=dict)
+    """The same by the columns' `run`."""
+
+    minus: tuple[str, str] | None = None
+    """Two rows: this one is the first minus the second."""
+
+    quoted: str | None = None
+    """Why the row is never measured."""
+
+    baseline: str | None = None
+    """The row that `gain_of` compares with."""
+
+    measure: Mapping[str, Any] = field(default_factory=dict)
+    """See `Column.measure`."""
+
+    evaluation_options: str = ""
+    """More options of `clipx eval run` for this row."""
+
+    expected: tuple[float | None, ...] = ()
+    """The paper's numbers by column, None where it has none; empty: it has none at all."""
+
+    notes: tuple[str, ...] = ()
+    """Marks of footnotes."""
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a cell's number is read from: a trained preset, or a model as it is."""
+
+    preset: str | None
+    model: str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Raises:
+        ValueError: a part does not fit the others; names the table and the part.
+    """
+
+    name: str
+    title: str
+    source: str
+    metric: str
+    unit: str
+    """One of `UNITS`; what is measured as a fraction is multiplied by 100 for percent."""
+
+    digits: int
+    hardware: str
+    """`+hardware` group of the training commands."""
+
+    nodes: int
+    seeds: tuple[int, ...]
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    seconds_per_run: int | None = None
+    """Measured wall-clock time of a run with its evaluation, where there is one."""
+
+    prepare: tuple[Mapping[str, str], ...] = ()
+    """`makes`: a file below the data folder; `command`: what makes it."""
+
+    benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """By name: `file` below the data folder, and the options of `clipx eval run`."""
+
+    evaluation_options: str = ""
+    """More options of every `clipx eval run`."""
+
+    footnotes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            self._refuse(f"unit {self.unit!r}: must be one of {', '.join(UNITS)}")
+        for kind, names in (("column", [c.name for c in self.columns]), ("row", [r.name for r in self.rows])):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                self._refuse(f"two {kind}s are called {', '.join(twice)}")
+        for part in (*self.columns, *self.rows):
+            unknown = [mark for mark in part.notes if mark not in self.footnotes]
+            if unknown:
+                self._refuse(f"{part.name}: no footnote {', '.join(unknown)}")
+        for row in self.rows:
+            self._check_row(row)
+
+    def _check_row(self, row: Row) -> None:
+        origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
+        by_column = any(column.preset for column in self.columns)
+        if sum(map(bool, origins)) + by_column != 1:
+            self._refuse(
+                f"row {row.name}: needs exactly one of preset, presets, model, models, minus, quoted, or columns with preset"
+            )
+        if row.expected and len(row.expected) != len(self.columns):
+            self._refuse(f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns")
+        for named in (*(row.minus or ()), *filter(None, [row.baseline])):
+            if named not in self._row_names:
+                self._refuse(f"row {row.name}: no row is called {named}")
+        for column in self.columns:
+            if self.source_of(row, column) is not None:
+                self._check_measure(row, column)
+
+    def _check_measure(self, row: Row, column: Column) -> None:
+        measure = self.measure_of(row, column)
+        kinds = [kind for kind in (*READ_FROM_RUN, *FROM_COLUMNS) if kind in measure]
+        if len(kinds) != 1:
+            self._refuse(
+                f"{row.name}, {column.name}: needs exactly one of {', '.join((*READ_FROM_RUN, *FROM_COLUMNS))}"
+            )
+        for benchmark in self.benchmarks_of(row, column):
+            if benchmark not in self.benchmarks:
+                self._refuse(f"{row.name}, {column.name}: no benchmark {benchmark}")
+        for other in columns_used(measure):
+            if other not in self._column_names:
+                self._refuse(f"{row.name}, {column.name}: no column is called {other}")
+
+    def _refuse(self, reason: str) -> None:
+        raise ValueError(f"table {self.name}: {reason}")
+
+    @cached_property
+    def _row_names(self) -> dict[str, Row]:
+        return {row.name: row for row in self.rows}
+
+    @cached_property
+    def _column_names(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    def row(self, name: str) -> Row:
+        """The row of that name."""
+        return self._row_names[name]
+
+    def column(self, name: str) -> Column:
+        """The column of that name."""
+        return self._column_names[name]
+
+    def expected(self, row: Row, column: Column) -> float | None:
+        """The paper's number."""
+        return row.expected[self.columns.index(column)] if row.expected else None
+
+    def measure_of(self, row: Row, column: Column) -> dict[str, Any]:
+        """How a cell's number comes about."""
+        return {**column.measure, **row.measure}
+
+    def benchmarks_of(self, row: Row, column: Column) -> list[str]:
+        """The benchmarks that a cell needs an evaluation on; a model's validation is an evaluation too."""
+        measure = self.measure_of(row, column)
+        if VALIDATION in measure:
+            return [measure[VALIDATION]] if row.model or row.models else []
+        named = measure.get(BENCHMARK, [])
+        return [named] if isinstance(named, str) else list(named)
+
+    def source_of(self, row: Row, column: Column) -> Source | None:
+        """What a cell's number is read from; None where there is no such run: a quoted row, a difference, a mean."""
+        measure = self.measure_of(row, column)
+        if any(kind in measure for kind in FROM_COLUMNS):
+            return None
+        preset = column.preset or row.preset or row.presets.get(column.run)
+        model = row.model or row.models.get(column.run)
+        return Source(preset, model) if preset or model else None
+
+    def is_measurable(self, row: Row, column: Column) -> bool:
+        """Whether some run could fill the cell."""
+        measure = self.measure_of(row, column)
+        if row.quoted:
+            return False
+        if row.minus:
+            return all(self.is_measurable(self.row(name), column) for name in row.minus)
+        if any(kind in measure for kind in FROM_COLUMNS):
+            compared = [row] + ([self.row(row.baseline)] if row.baseline and GAIN_OF in measure else [])
+            if GAIN_OF in measure and not row.baseline:
+                return False
+            return all(self.is_measurable(r, self.column(name)) for r in compared for name in columns_used(measure))
+        return self.source_of(row, column) is not None
+
+    def folder_of(self, source: Source) -> str:
+        """Where the source's runs lie below the folder of runs; a preset's are shared by all tables."""
+        if source.preset:
+            return source.preset
+        slug = source.model.removeprefix("{data}/").strip("/").replace("/", "--")
+        return f"models/{self.name}/{slug}"
+
+    def sources(self) -> Iterator[tuple[Source, list[tuple[Row, Column]]]]:
+        """Each preset or model with the cells that are read from it, in the table's order."""
+        cells: dict[Source, list[tuple[Row, Column]]] = {}
+        for row in self.rows:
+            for column in self.columns:
+                source = self.source_of(row, column)
+                if source is not None:
+                    cells.setdefault(source, []).append((row, column))
+        yield from cells.items()
+
+
+def columns_used(measure: Mapping[str, Any]) -> list[str]:
+    """The columns of the same row that a measure combines."""
+    return [*measure.get(MEAN_OF, []), *filter(None, [measure.get(GAIN_OF)])]
+
+
+def table_names() -> list[str]:
+    """The names of all tables."""
+    folder = files("verl_clipx.reproduction").joinpath("tables")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_table(name: str) -> Table:
+    """Read a table's definition.
+
+    Raises:
+        ValueError: there is no such table, or its definition is wrong.
+    """
+    if name not in table_names():
+        raise ValueError(f"table {name!r}: unknown; there are {', '.join(table_names())}")
+    text = files("verl_clipx.reproduction").joinpath("tables", f"{name}.yaml").read_text(encoding="utf-8")
+    return build_table(name, yaml.safe_load(text))
+
+
+def build_table(name: str, entries: Mapping[str, Any]) -> Table:
+    """Build a table from the content of its file.
+
+    Raises:
+        ValueError: a key is unknown or missing, or the table does not fit together.
+    """
+    entries = dict(entries)
+    common = entries.pop("evaluation", {})
+    entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}
+    entries["columns"] = tuple(_build(Column, name, entry) for entry in entries.get("columns", []))
+    entries["rows"] = tuple(_build(Row, name, entry) for entry in entries.get("rows", []))
+    return _build(Table, name, {"name": name, **entries})
+
+
+def _build(kind: type, table: str, entries: Mapping[str, Any]) -> Any:
+    known = {one.name for one in fields(kind)}
+    unknown = sorted(set(entries) - known)
+    if unknown:
+        raise ValueError(
+            f"table {table}: {kind.__name__.lower()} has no {', '.join(unknown)}; there are {sorted(known)}"
+        )
+    try:
+        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()})
+    except TypeError as error:
+        raise ValueError(f"table {table}: {error}") from error
