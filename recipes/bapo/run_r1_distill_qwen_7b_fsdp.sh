@@ -1,0 +1,24 @@
+#!/usr/bin/env bash
+# BAPO's runs of DeepSeek-R1-Distill-Qwen-7B on Skywork-OR1's problems.
+# FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show bapo/skywork_7b_bapo
+set -xeuo pipefail
+
+############################# user-adjustable #############################
+# and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …
+
+# empty: DeepSeek-R1-Distill-Qwen; bp_math: the authors' own fine-tuned model, to be named by MODEL_PATH
+INITIAL_MODEL=${INITIAL_MODEL:-}
+
+# grpo, clip_higher or bapo
+METHOD=${METHOD:-bapo}
+
+# empty, or how stale the data are: epochs_1, epochs_2, epochs_4, partial_rollout, separate_async;
+# script: the released script's settings
+REGIME=${REGIME:-}
+
+###########################################################################
+
+# shellcheck source=recipes/common.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../common.sh"
+
+launch "bapo/skywork${INITIAL_MODEL:+_$INITIAL_MODEL}_7b_$METHOD${REGIME:+_$REGIME}" "$@"

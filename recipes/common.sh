@@ -1,0 +1,127 @@
+# shellcheck shell=bash
+# Sourced by the recipes: the variables that all of them have, and `launch`, which makes them one verl command.
+
+############################# user-adjustable #############################
+
+# a group of configs/hardware: a100x4, a100x8, h100x8
+HARDWARE=${HARDWARE:-a100x8}
+NNODES=${NNODES:-1}
+# empty: what the hardware group says
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-}
+
+# the folder of the data sets that `clipx data build` wrote
+CLIPX_DATA=${CLIPX_DATA:-data}
+
+# of training; a run folder belongs to one seed
+SEED=${SEED:-1}
+
+# empty, here and below: what the preset says
+MODEL_PATH=${MODEL_PATH:-}
+TRAIN_FILE=${TRAIN_FILE:-}
+TEST_FILE=${TEST_FILE:-}
+ROLLOUT_N=${ROLLOUT_N:-}
+ACTOR_LR=${ACTOR_LR:-}
+TOTAL_STEPS=${TOTAL_STEPS:-}
+SAVE_FREQ=${SAVE_FREQ:-}
+TEST_FREQ=${TEST_FREQ:-}
+
+# empty: runs/<preset>-seed<seed>; the same folder again means: go on from its last checkpoint
+RUN_FOLDER=${RUN_FOLDER:-}
+PROJECT_NAME=${PROJECT_NAME:-verl_clipx}
+# empty: <run>-seed<seed>
+EXPERIMENT_NAME=${EXPERIMENT_NAME:-}
+# verl's trackers; the run folder's metrics.jsonl needs "file"
+LOGGER=${LOGGER:-[console,file]}
+
+# 1: print the command and stop
+DRY_RUN=${DRY_RUN:-0}
+# 0: do not check the environment and the plan first
+PREFLIGHT=${PREFLIGHT:-1}
+
+###########################################################################
+
+RECIPES=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+
+# A name on the hub stays as it is; a path becomes absolute, because Ray's workers run in another folder.
+absolute_if_there() {
+    if [[ -e $1 ]]; then realpath "$1"; else printf '%s\n' "$1"; fi
+}
+
+# launch PRESET [OVERRIDE ...]: checks, then trains.
+#   PRESET: <paper>/<run> of configs/recipe
+launch() {
+    local preset=$1
+    shift
+    if [[ ! -f $RECIPES/../configs/recipe/$preset.yaml ]]; then
+        printf 'no preset %s (METHOD, REGIME or DATA); the presets of %s:\n' "$preset" "${preset%%/*}" >&2
+        (cd "$RECIPES/../configs/recipe" && find "${preset%%/*}" -name '*.yaml' ! -name 'base*' | sed 's/\.yaml$//' | sort) >&2
+        return 2
+    fi
+    local data run_folder
+    data=$(realpath -m "$CLIPX_DATA")
+    run_folder=$(realpath -m "${RUN_FOLDER:-runs/$preset-seed$SEED}")
+
+    # verl's trainer may run on any node: what it reads from the environment travels with the job.
+    local environment=(
+        CLIPX_DATA="$data"
+        VERL_FILE_LOGGER_PATH="$run_folder/metrics.jsonl"
+    )
+    local changes=()
+    local variable
+    for variable in "${environment[@]}"; do
+        changes+=("+ray_kwargs.ray_init.runtime_env.env_vars.$variable")
+    done
+
+    [[ -z $NGPUS_PER_NODE ]] || changes+=(trainer.n_gpus_per_node="$NGPUS_PER_NODE")
+    [[ -z $MODEL_PATH ]] || changes+=(actor_rollout_ref.model.path="$(absolute_if_there "$MODEL_PATH")")
+    [[ -z $TRAIN_FILE ]] || changes+=(data.train_files="$(absolute_if_there "$TRAIN_FILE")")
+    [[ -z $TEST_FILE ]] || changes+=(data.val_files="$(absolute_if_there "$TEST_FILE")")
+    [[ -z $ROLLOUT_N ]] || changes+=(actor_rollout_ref.rollout.n="$ROLLOUT_N")
+    [[ -z $ACTOR_LR ]] || changes+=(actor_rollout_ref.actor.optim.lr="$ACTOR_LR")
+    [[ -z $TOTAL_STEPS ]] || changes+=(trainer.total_training_steps="$TOTAL_STEPS")
+    [[ -z $SAVE_FREQ ]] || changes+=(trainer.save_freq="$SAVE_FREQ")
+    [[ -z $TEST_FREQ ]] || changes+=(trainer.test_freq="$TEST_FREQ")
+    changes+=(
+        trainer.nnodes="$NNODES"
+        data.seed="$SEED"
+        actor_rollout_ref.actor.data_loader_seed="$SEED"
+        actor_rollout_ref.rollout.seed="$SEED"
+        trainer.project_name="$PROJECT_NAME"
+        trainer.experiment_name="${EXPERIMENT_NAME:-$(basename "$preset")-seed$SEED}"
+        trainer.logger="$LOGGER"
+        trainer.default_local_dir="$run_folder/checkpoints"
+        trainer.validation_data_dir="$run_folder/validation"
+        trainer.resume_mode=auto
+        hydra.run.dir="$run_folder"
+        "$@"
+    )
+    local command=(
+        env "${environment[@]}"
+        python3 -m verl.trainer.main_ppo "+recipe=$preset" "+hardware=$HARDWARE" "${changes[@]}"
+    )
+
+    if [[ $DRY_RUN == 1 ]]; then
+        printf '%q ' "${command[@]}"
+        printf '\n'
+        return
+    fi
+    if [[ $PREFLIGHT == 1 ]]; then
+        # Without the check inside a Ray worker: a cluster may be running already.
+        clipx doctor --no-ray
+        # The rest of Hydra's own keys is no part of the plan.
+        local planned=() change
+        for change in "${changes[@]}"; do
+            [[ $change == hydra.* ]] || planned+=("$change")
+        done
+        env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" "${planned[@]}"
+    fi
+
+    mkdir -p "$run_folder"
+    # verl's file logger starts an empty file at each start: keep the lines of earlier starts, put them back at the end.
+    local metrics=$run_folder/metrics.jsonl earlier=$run_folder/metrics.earlier.jsonl
+    python3 "$RECIPES/merge_metrics.py" "$earlier" "$earlier" "$metrics"
+    local code=0
+    "${command[@]}" || code=$?
+    python3 "$RECIPES/merge_metrics.py" "$metrics" "$earlier" "$metrics"
+    return "$code"
+}
