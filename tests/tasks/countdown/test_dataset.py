@@ -4,6 +4,7 @@ Not covered: a training run.
 """
 
 import asyncio
+import json
 
 import pyarrow.parquet as pq
 import pytest
@@ -31,7 +32,8 @@ def test_columns_and_sizes(files):
         for index, row in enumerate(rows):
             truth = row["reward_model"]["ground_truth"]
             assert row["data_source"] == "countdown"
-            assert row["prompt"] == build_prompt(truth["numbers"], truth["target"])
+            problem = json.loads(truth)
+            assert row["prompt"] == build_prompt(problem["numbers"], problem["target"])
             assert row["reward_model"]["style"] == "rule"
             assert (row["extra_info"]["index"], row["extra_info"]["split"]) == (index, split)
             answer = build_response(row["extra_info"]["solution"])

@@ -87,11 +87,18 @@ def test_containers_that_parquet_readers_give(numbers, target):
     assert score("<answer>(3+5)*2</answer>", {"numbers": numbers, "target": target}) == RIGHT
 
 
+def test_json_is_read_like_the_fields():
+    assert score("<answer>(3+5)*2</answer>", '{"numbers": [3, 5, 2], "target": 16}') == RIGHT
+    assert score("<answer>(3+5)*2</answer>", '{"numbers": [3, 5, 2], "target": 17}') == WRONG
+
+
 @pytest.mark.parametrize(
     "truth",
     [
         None,
         "16",
+        "[3, 5, 2]",
+        '{"numbers": [3, 5, 2], "target": 16',
         16,
         [],
         {},

@@ -16,6 +16,10 @@ from verl_clipx.tasks.hitab.reward import compute_score
 RELEASE = Path(__file__).parent / "fixtures" / "release"
 
 
+def truth_of(row):
+    return json.loads(row["reward_model"]["ground_truth"])
+
+
 def test_train_rows():
     rows = list(release_rows(RELEASE, split="train", prompt="boxed_step_by_step"))
     assert len(rows) == 4
@@ -27,7 +31,7 @@ def test_train_rows():
     assert first["data_source"] == "hitab"
     assert first["reward_model"] == {
         "style": "rule",
-        "ground_truth": {"answers": ["40"], "ratio": False, "rounding": False},
+        "ground_truth": '{"answers": ["40"], "ratio": false, "rounding": false}',
     }
     assert first["extra_info"] == {
         "index": 0,
@@ -36,12 +40,12 @@ def test_train_rows():
         "table_id": "900",
         "aggregation": ["none"],
     }
-    assert rows[1]["reward_model"]["ground_truth"] == {"answers": ["0.6"], "ratio": True, "rounding": True}
+    assert truth_of(rows[1]) == {"answers": ["0.6"], "ratio": True, "rounding": True}
 
 
 def test_division_that_asks_for_no_share_is_no_ratio():
     rows = list(release_rows(RELEASE, split="test", prompt="r1_base"))
-    assert rows[1]["reward_model"]["ground_truth"] == {"answers": ["30.0125"], "ratio": False, "rounding": True}
+    assert truth_of(rows[1]) == {"answers": ["30.0125"], "ratio": False, "rounding": True}
     assert rows[0]["prompt"][0]["content"].endswith("\nAssistant: <think>")
 
 
@@ -49,13 +53,13 @@ def test_the_reward_accepts_every_rows_own_answer():
     for split in ("train", "dev", "test"):
         for row in release_rows(RELEASE / "data", split=split, prompt="r1_base"):
             truth = row["reward_model"]["ground_truth"]
-            answer = " | ".join(truth["answers"])
+            answer = " | ".join(truth_of(row)["answers"])
             assert compute_score("hitab", f"\\boxed{{{answer}}}", truth)["score"] == 1.0
 
 
 def test_a_bar_in_a_cell_is_the_same_character_in_table_and_answer():
     row = next(release_rows(RELEASE, split="test", prompt="r1_base"))
-    assert row["reward_model"]["ground_truth"]["answers"] == ["bicycle", "on foot / by ferry"]
+    assert truth_of(row)["answers"] == ["bicycle", "on foot / by ferry"]
     assert "| 15 to 34 > on foot / by ferry |" in row["prompt"][0]["content"]
 
 

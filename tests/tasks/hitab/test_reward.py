@@ -3,6 +3,7 @@
 Not covered: the comparison itself (test_answers.py); verl's reward manager.
 """
 
+import json
 import random
 
 import numpy as np
@@ -52,9 +53,25 @@ def test_a_share_given_in_percent():
     assert score(r"\boxed{87.6\%}", truth | {"ratio": False}) == WRONG
 
 
+def test_json_is_read_like_the_fields():
+    assert score(r"\boxed{ostholm | 2400}", json.dumps(TRUTH)) == RIGHT
+    assert score(r"\boxed{ostholm | 2401}", json.dumps(TRUTH)) == WRONG
+
+
 @pytest.mark.parametrize(
     "truth",
-    [None, "ostholm", [], {}, {"answers": None}, {"answers": "x"}, {"answers": [1]}, {"answers": []}, {"answers": 3}],
+    [
+        None,
+        "ostholm",
+        '["x"]',
+        [],
+        {},
+        {"answers": None},
+        {"answers": "x"},
+        {"answers": [1]},
+        {"answers": []},
+        {"answers": 3},
+    ],
 )
 def test_malformed_ground_truth_scores_zero(truth):
     assert score(r"\boxed{x}", truth) == WRONG

@@ -38,8 +38,8 @@ CASES = [
         "skywork_or1_math",
         "skywork.parquet",
         [
-            ("Solve $x^2=2$ for positive $x$.", ["\\sqrt{2}"]),
-            ("What is one half as a decimal or a fraction?", ["0.5", "\\frac{1}{2}"]),
+            ("Solve $x^2=2$ for positive $x$.", r'["\\sqrt{2}"]'),
+            ("What is one half as a decimal or a fraction?", r'["0.5", "\\frac{1}{2}"]'),
         ],
     ),
     ("aime24", "aime24.jsonl", [("Find the least $n$ with $n^2>900$.", "031")]),
@@ -47,11 +47,11 @@ CASES = [
     ("amc", "amc.jsonl", [("How much is $7\\cdot 6+100$?", "142")]),
     ("amc23", "amc.jsonl", [("How much is $7\\cdot 6+100$?", "142")]),
     ("math500", "math500.jsonl", [("Convert $(0,3)$ to polar coordinates.", "\\left(3,\\frac{\\pi}{2}\\right)")]),
-    ("minerva", "minerva.jsonl", [("How many centimetres are there in 3 metres?", ["3e2"])]),
+    ("minerva", "minerva.jsonl", [("How many centimetres are there in 3 metres?", '["3e2"]')]),
     (
         "minerva",
         "verl_minerva.parquet",
-        [("Express the angle whose sine is 10/13.", ["\\arcsin{\\frac{1}{1.3}}", "\\arcsin{\\frac{10}{13}}"])],
+        [("Express the angle whose sine is 10/13.", r'["\\arcsin{\\frac{1}{1.3}}", "\\arcsin{\\frac{10}{13}}"]')],
     ),
     (
         "olympiadbench",
@@ -85,7 +85,7 @@ def test_the_right_answer_scores(name, fixture, expected):
     definition = BY_NAME[name]
     for row in definition.rows(FIXTURES / fixture, split=definition.splits[0], prompt="boxed_step_by_step"):
         truth = row["reward_model"]["ground_truth"]
-        for answer in truth if isinstance(truth, list) else [truth]:
+        for answer in json.loads(truth) if truth.startswith('["') else [truth]:
             assert compute_score(name, rf"It is \boxed{{{answer}}}.", truth, row["extra_info"])["score"] == 1.0
 
 

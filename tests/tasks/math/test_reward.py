@@ -92,6 +92,9 @@ def test_other_extra_info_changes_nothing(extra_info):
         (b"5", []),
         (float("nan"), ["nan"]),
         (float("inf"), ["inf"]),
+        ('["4", "5"]', ["4", "5"]),
+        ("[1, 2]", ["[1, 2]"]),
+        ('["5', ['["5']),
     ],
 )
 def test_accepted_answers(truth, accepted):
@@ -100,6 +103,8 @@ def test_accepted_answers(truth, accepted):
 
 
 def test_any_accepted_spelling_counts():
+    assert score(r"\boxed{0.02}", '["0.01", "0.02"]') == RIGHT
+    assert score(r"\boxed{0.03}", '["0.01", "0.02"]') == WRONG
     assert score(r"\boxed{0.02}", ["0.01", "0.02"]) == RIGHT
     assert score(r"\boxed{0.03}", ["0.01", "0.02"]) == WRONG
     assert score(r"\boxed{x}", ["9^{9^9}", "x"]) == RIGHT

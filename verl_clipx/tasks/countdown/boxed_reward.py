@@ -16,7 +16,7 @@ def compute_score(
     Args:
         data_source: unused; verl passes it.
         solution_str: the decoded response.
-        ground_truth: `{"numbers": integers, "target": number}`; anything else scores 0.
+        ground_truth: `{"numbers": integers, "target": number}`, as JSON or as such; anything else scores 0.
         extra_info: unused; verl passes it.
         **kwargs: unused; verl passes more for reward models.
 

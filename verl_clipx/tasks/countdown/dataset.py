@@ -13,6 +13,7 @@ from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.generator import SPLITS, Problem, Split, generate_problems
 from verl_clipx.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt
 from verl_clipx.tasks.definition import DatasetDefinition, Row
+from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.records import read_records
 
 DATA_SOURCE = "countdown"
@@ -31,11 +32,12 @@ def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], p
         extra_info: what to keep beside it, at least `index` and `split`.
         prompt: one of the prompt templates.
     """
+    truth = encode_ground_truth({"numbers": list(map(int, numbers)), "target": target})
     return {
         "data_source": BOXED_DATA_SOURCE if prompt == BOXED else DATA_SOURCE,
         "prompt": build_prompt(numbers, target, prompt),
         "ability": "math",
-        "reward_model": {"style": "rule", "ground_truth": {"numbers": list(numbers), "target": target}},
+        "reward_model": {"style": "rule", "ground_truth": truth},
         "extra_info": extra_info,
     }
 

@@ -1,7 +1,8 @@
 """Rule reward of Countdown: 1 if the last `<answer>` uses each number exactly once and equals the target, else 0.
 
-verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports the standard
-library only. The text comes from a policy under training: nothing in it may raise, run, or cost more than a scan.
+verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports little
+more than the standard library. The text comes from a policy under training: nothing in it may raise, run, or cost more
+than a scan.
 """
 
 import ast
@@ -12,6 +13,8 @@ from collections.abc import Mapping
 from fractions import Fraction
 from numbers import Rational
 from typing import Any
+
+from verl_clipx.tasks.ground_truth import decode_ground_truth
 
 # Expressions of six numbers take about 30 characters. The cap bounds the parser's depth and the integers' size.
 MAX_ANSWER_LENGTH = 256
@@ -37,7 +40,7 @@ def compute_score(
     Args:
         data_source: unused; verl passes it.
         solution_str: the decoded response.
-        ground_truth: `{"numbers": integers, "target": number}`; anything else scores 0.
+        ground_truth: `{"numbers": integers, "target": number}`, as JSON or as such; anything else scores 0.
         extra_info: unused; verl passes it.
         **kwargs: unused; verl passes more for reward models.
 
@@ -103,6 +106,7 @@ def _is_arithmetic(node: ast.expr) -> bool:
 
 
 def _is_solution(expression: ast.expr, ground_truth: Any) -> bool:
+    ground_truth = decode_ground_truth(ground_truth)
     if not isinstance(ground_truth, Mapping):
         return False
     target, numbers = ground_truth.get("target"), ground_truth.get("numbers")

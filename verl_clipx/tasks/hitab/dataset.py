@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.tasks.definition import DatasetDefinition, Row
+from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.hitab.answers import LIST_SEPARATOR
 from verl_clipx.tasks.hitab.table import SEPARATOR_IN_CELLS, table_text
 from verl_clipx.tasks.records import read_jsonl
@@ -56,19 +57,17 @@ def build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt
         prompt: one of `PROMPTS`.
     """
     aggregation = sample["aggregation"]
+    truth = {
+        "answers": [_answer_text(answer) for answer in sample["answer"]],
+        # The release stores "how many percent" as 0.876 where it divided, and as 87.6 where the table says so.
+        "ratio": "div" in aggregation and bool(_SHARE.search(sample["question"])),
+        "rounding": bool({"div", "average"} & set(aggregation)),
+    }
     return {
         "data_source": DATA_SOURCE,
         "prompt": template_named(prompt).render(problem=problem(table, sample["question"])),
         "ability": "table",
-        "reward_model": {
-            "style": "rule",
-            "ground_truth": {
-                "answers": [_answer_text(answer) for answer in sample["answer"]],
-                # The release stores "how many percent" as 0.876 where it divided, and as 87.6 where the table says so.
-                "ratio": "div" in aggregation and bool(_SHARE.search(sample["question"])),
-                "rounding": bool({"div", "average"} & set(aggregation)),
-            },
-        },
+        "reward_model": {"style": "rule", "ground_truth": encode_ground_truth(truth)},
         "extra_info": {
             "index": index,
             "split": split,

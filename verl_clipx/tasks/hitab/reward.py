@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 
 MAX_EXPECTED = 100
@@ -22,8 +23,8 @@ def compute_score(
     Args:
         data_source: unused; verl passes it.
         solution_str: the decoded response.
-        ground_truth: `{"answers": strings, "ratio": bool, "rounding": bool}` (see `answers_match`); anything else
-            scores 0.
+        ground_truth: `{"answers": strings, "ratio": bool, "rounding": bool}` (see `answers_match`), as JSON or as
+            such; anything else scores 0.
         extra_info: unused; verl passes it.
         **kwargs: unused; verl passes more for reward models.
 
@@ -34,6 +35,7 @@ def compute_score(
     if answer is None or not answer.strip():
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
     correct = False
+    ground_truth = decode_ground_truth(ground_truth)
     if isinstance(ground_truth, Mapping):
         expected = _strings(ground_truth.get("answers"))
         ratio, rounding = (bool(ground_truth.get(key)) for key in ("ratio", "rounding"))

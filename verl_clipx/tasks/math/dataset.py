@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from verl_clipx.tasks.definition import DatasetDefinition, Row, RowBuilder
+from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.math.problems import (
     DAPO_HUB,
     ORZ_HUB,
@@ -27,14 +28,14 @@ def _rows_of(name: str, read: ProblemReader, alternatives: bool) -> RowBuilder:
     Args:
         name: the data set, which is also the rows' `data_source`.
         read: yields its problems.
-        alternatives: whether any of a problem's answers counts, and the ground truth is their list; otherwise all of
-            them together are the answer, and it is one string.
+        alternatives: whether any of a problem's answers counts, and the ground truth is their list as JSON; otherwise
+            all of them together are the answer, and it is that text.
     """
 
     def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
         template = template_named(prompt)
         for index, problem in enumerate(read(source)):
-            truth = list(problem.answers) if alternatives else ", ".join(problem.answers)
+            truth = encode_ground_truth(problem.answers) if alternatives else ", ".join(problem.answers)
             yield {
                 "data_source": name,
                 "prompt": template.render(problem=problem.text),

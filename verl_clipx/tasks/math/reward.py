@@ -7,6 +7,7 @@ nothing in it is executed, raises, or costs more than its bound in time and memo
 from collections.abc import Mapping
 from typing import Any
 
+from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.math.equality import is_equivalent
 from verl_clipx.tasks.math.extraction import extract_answer
 
@@ -22,7 +23,7 @@ def compute_score(
     Args:
         data_source: unused; verl passes it.
         solution_str: the decoded response.
-        ground_truth: the right answer as text or number, or a list of accepted ones.
+        ground_truth: the right answer as text or number, or a list of accepted ones, as such or as JSON.
         extra_info: a mapping; a true `truncated` in it says that the response was cut off, which never scores.
 
     Returns:
@@ -59,8 +60,12 @@ def accepted_answers(ground_truth: Any) -> list[str]:
     """Return a ground truth as the list of its accepted spellings, at most MAX_ALTERNATIVES, empty if it has none.
 
     Args:
-        ground_truth: text, a number, or a list, tuple or array of them; Parquet gives arrays.
+        ground_truth: text, a number, or a list, tuple or array of them (Parquet gives arrays), or a list of texts as
+            JSON.
     """
+    # Other texts that JSON could read are answers: "[1, 2]" is an interval, "7" is 7.
+    if isinstance(ground_truth, str) and ground_truth.startswith('["'):
+        ground_truth = decode_ground_truth(ground_truth)
     tolist = getattr(ground_truth, "tolist", None)
     if callable(tolist):
         ground_truth = tolist()

@@ -1,0 +1,30 @@
+"""Ground truths that are more than one text, as text: then the files of all tasks have one schema.
+
+verl joins the files of `data.train_files` with Hugging Face datasets, which refuses a column that holds text in one
+file and fields or a list in another.
+"""
+
+import json
+from typing import Any
+
+
+def encode_ground_truth(truth: Any) -> str:
+    """Return fields or a list as one line of JSON, for a row's `reward_model.ground_truth`."""
+    return json.dumps(truth, ensure_ascii=False)
+
+
+def decode_ground_truth(ground_truth: Any) -> Any:
+    """Return what `encode_ground_truth` was given; never raises.
+
+    Args:
+        ground_truth: a row's. Fields and lists as such, which other builders' files hold, are returned as they are.
+
+    Returns:
+        The decoded value; a text that is not JSON as it is.
+    """
+    if not isinstance(ground_truth, str):
+        return ground_truth
+    try:
+        return json.loads(ground_truth)
+    except (ValueError, RecursionError):
+        return ground_truth
