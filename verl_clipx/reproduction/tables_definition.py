@@ -70,6 +70,10 @@ class Row:
     measure: Mapping[str, Any] = field(default_factory=dict)
     """See `Column.measure`."""
 
+    measured_bounds: Mapping[str, str] = field(default_factory=dict)
+    """Where the preset leaves clip bounds open: `group`, the method group, and by the columns' `run` the preset whose
+    run of the same seed `clipx bounds` measures them on."""
+
     evaluation_options: str = ""
     """More options of `clipx eval run` for this row."""
 
@@ -109,6 +113,10 @@ class Table:
 
     nodes: int
     seeds: tuple[int, ...]
+
+    data: str
+    """Folder of the data sets, unless `clipx table plan --data` names another."""
+
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     seconds_per_run: int | None = None
@@ -143,9 +151,8 @@ class Table:
         origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
         by_column = any(column.preset for column in self.columns)
         if sum(map(bool, origins)) + by_column != 1:
-            self._refuse(
-                f"row {row.name}: needs exactly one of preset, presets, model, models, minus, quoted, or columns with preset"
-            )
+            ways = "preset, presets, model, models, minus, quoted, or columns with preset"
+            self._refuse(f"row {row.name}: needs exactly one of {ways}")
         if row.expected and len(row.expected) != len(self.columns):
             self._refuse(f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns")
         for named in (*(row.minus or ()), *filter(None, [row.baseline])):
@@ -159,9 +166,8 @@ class Table:
         measure = self.measure_of(row, column)
         kinds = [kind for kind in (*READ_FROM_RUN, *FROM_COLUMNS) if kind in measure]
         if len(kinds) != 1:
-            self._refuse(
-                f"{row.name}, {column.name}: needs exactly one of {', '.join((*READ_FROM_RUN, *FROM_COLUMNS))}"
-            )
+            ways = ", ".join((*READ_FROM_RUN, *FROM_COLUMNS))
+            self._refuse(f"{row.name}, {column.name}: needs exactly one of {ways}")
         for benchmark in self.benchmarks_of(row, column):
             if benchmark not in self.benchmarks:
                 self._refuse(f"{row.name}, {column.name}: no benchmark {benchmark}")
