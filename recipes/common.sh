@@ -27,7 +27,8 @@ TEST_FREQ=${TEST_FREQ:-}
 
 # empty: runs/<preset>-seed<seed>; the same folder again means: go on from its last checkpoint
 RUN_FOLDER=${RUN_FOLDER:-}
-PROJECT_NAME=${PROJECT_NAME:-verl_clipx}
+# empty: the preset's
+PROJECT_NAME=${PROJECT_NAME:-}
 # empty: <run>-seed<seed>
 EXPERIMENT_NAME=${EXPERIMENT_NAME:-}
 # verl's trackers; the run folder's metrics.jsonl needs "file"
@@ -81,12 +82,12 @@ launch() {
     [[ -z $TOTAL_STEPS ]] || changes+=(trainer.total_training_steps="$TOTAL_STEPS")
     [[ -z $SAVE_FREQ ]] || changes+=(trainer.save_freq="$SAVE_FREQ")
     [[ -z $TEST_FREQ ]] || changes+=(trainer.test_freq="$TEST_FREQ")
+    [[ -z $PROJECT_NAME ]] || changes+=(trainer.project_name="$PROJECT_NAME")
     changes+=(
         trainer.nnodes="$NNODES"
         data.seed="$SEED"
         actor_rollout_ref.actor.data_loader_seed="$SEED"
         actor_rollout_ref.rollout.seed="$SEED"
-        trainer.project_name="$PROJECT_NAME"
         trainer.experiment_name="${EXPERIMENT_NAME:-$(basename "$preset")-seed$SEED}"
         trainer.logger="$LOGGER"
         trainer.default_local_dir="$run_folder/checkpoints"

@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# AR-Lopti's runs of Qwen2.5-7B on knights and knaves, DSR-Uniform and Open-Reasoner-Zero's problems.
+# AR-Lopti's runs of Qwen2.5-7B-Instruct-1M on knights and knaves, and of Qwen2.5-7B on DSR-Uniform and
+# Open-Reasoner-Zero's problems.
 # FSDP actor, vLLM rollouts. The run's settings are the preset's: clipx recipe show ar_lopti/kk_7b_grpo_ar_lopti
 set -xeuo pipefail
 

@@ -1,0 +1,113 @@
+#!/usr/bin/env bash
+# One run as a Slurm job on any number of nodes, submitted from the root of the repository:
+#   sbatch --nodes=4 recipes/cluster/slurm.sh [VARIABLE=value …] RECIPE [override …]
+# A preempted job, one whose node failed, and one at its time limit are put back into the queue and go on from the last
+# checkpoint. docs/cluster.md has the rest.
+# The cluster's own options (--partition, --account, --qos, --gres for GPUs of a type) go on sbatch's command line.
+
+#SBATCH --job-name=clipx
+#SBATCH --nodes=1
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --exclusive
+#SBATCH --mem=0
+#SBATCH --time=24:00:00
+#SBATCH --requeue
+#SBATCH --open-mode=append
+#SBATCH --output=%x-%j.log
+# To this script alone, five minutes before the time limit.
+#SBATCH --signal=B:USR1@300
+set -euo pipefail
+
+############################# user-adjustable #############################
+
+# empty: no container; with pyxis an image's name or a .sqsh file, with apptainer a .sif file
+CONTAINER_IMAGE=${CONTAINER_IMAGE:-}
+# pyxis or apptainer
+CONTAINER_RUNTIME=${CONTAINER_RUNTIME:-pyxis}
+# beside this folder: host:container,host:container
+CONTAINER_MOUNTS=${CONTAINER_MOUNTS:-}
+
+# sourced on every node before anything else, for example .venv/bin/activate; empty: the environment of sbatch
+ACTIVATE=${ACTIVATE:-}
+
+# empty: the first address of the first node; set it where that is not on the network that the nodes share
+HEAD_ADDRESS=${HEAD_ADDRESS:-}
+# one of its own, so that another job's Ray cannot be meant
+RAY_PORT=${RAY_PORT:-$((20000 + ${SLURM_JOB_ID:-0} % 10000))}
+
+# seconds that Ray waits for all nodes; containers may take minutes to start
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-900}
+
+###########################################################################
+
+if [[ -z ${SLURM_JOB_ID:-} ]]; then
+    echo "this script runs as a job: sbatch --nodes=N recipes/cluster/slurm.sh RECIPE" >&2
+    exit 2
+fi
+# Slurm runs a copy of this file from another folder.
+cd "$SLURM_SUBMIT_DIR"
+if [[ ! -f recipes/cluster/payload.sh ]]; then
+    echo "$SLURM_SUBMIT_DIR is not the root of the repository: submit from there" >&2
+    exit 2
+fi
+# shellcheck source=recipes/cluster/payload.sh
+source recipes/cluster/payload.sh
+
+# SLURM_JOB_NODELIST is one word, like node[1-3,7]: only scontrol can expand it.
+mapfile -t nodes < <(scontrol show hostnames "$SLURM_JOB_NODELIST")
+parse_payload "${#nodes[@]}" "$@"
+
+if [[ -z $HEAD_ADDRESS ]]; then
+    # Not the host's name: many a host resolves its own name to a loopback address, and then no node is the head.
+    addresses=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname -I)
+    read -r HEAD_ADDRESS _ <<<"$addresses"
+fi
+printf 'nodes: %s; head: %s (%s); start %d of this job\n' \
+    "${nodes[*]}" "${nodes[0]}" "$HEAD_ADDRESS" "$((${SLURM_RESTART_COUNT:-0} + 1))"
+
+step=(
+    srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --cpu-bind=none
+    # One lost node ends the run; the others are not left behind when the head has finished.
+    --kill-on-bad-exit=1 --wait=120
+)
+if [[ -n $CONTAINER_IMAGE ]]; then
+    mounts=$PWD:$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}
+    case $CONTAINER_RUNTIME in
+        pyxis) step+=(--container-image="$CONTAINER_IMAGE" --container-mounts="$mounts" --container-workdir="$PWD") ;;
+        apptainer) step+=(apptainer exec --nv --bind "$mounts" --pwd "$PWD" "$CONTAINER_IMAGE") ;;
+        *)
+            echo "CONTAINER_RUNTIME=$CONTAINER_RUNTIME: pyxis or apptainer" >&2
+            exit 2
+            ;;
+    esac
+fi
+if [[ -n $ACTIVATE ]]; then
+    # shellcheck disable=SC2016 # $1 and $@ are the inner shell's
+    step+=(bash -c 'source "$1"; shift; exec "$@"' bash "$ACTIVATE")
+fi
+step+=(
+    ray symmetric-run --address "$HEAD_ADDRESS:$RAY_PORT" --min-nodes "${#nodes[@]}"
+    --num-gpus="${SLURM_GPUS_ON_NODE:-8}" --num-cpus="${SLURM_CPUS_ON_NODE:-8}" --disable-usage-stats
+    -- env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
+)
+
+# shellcheck disable=SC2329 # the trap calls it
+requeue() {
+    echo "time limit near: back into the queue; the next start goes on from the last checkpoint"
+    # Ends this job's steps as well.
+    scontrol requeue "$SLURM_JOB_ID" ||
+        echo "this cluster does not requeue jobs: submit the same command again" >&2
+}
+trap requeue USR1
+
+"${step[@]}" &
+pid=$!
+code=0
+wait "$pid" || code=$?
+# A trapped signal ends `wait`, not the step.
+while kill -0 "$pid" 2>/dev/null; do
+    code=0
+    wait "$pid" || code=$?
+done
+exit "$code"

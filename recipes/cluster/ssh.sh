@@ -1,0 +1,92 @@
+#!/usr/bin/env bash
+# A Ray cluster of hosts that are reached by SSH, without a scheduler. The first host is the head.
+#   HOSTS="node1 node2" bash recipes/cluster/ssh.sh start
+#   HOSTS="node1 node2" bash recipes/cluster/ssh.sh run [VARIABLE=value …] RECIPE [override …]
+#   HOSTS="node1 node2" bash recipes/cluster/ssh.sh status
+#   HOSTS="node1 node2" bash recipes/cluster/ssh.sh stop
+# All hosts see the repository, the models and the data at the same path. docs/cluster.md has the rest.
+set -euo pipefail
+
+############################# user-adjustable #############################
+
+# names or addresses, the head first
+HOSTS=${HOSTS:-}
+# the repository on the hosts
+WORKDIR=${WORKDIR:-$PWD}
+# sourced on each host first, for example .venv/bin/activate; empty: nothing
+ACTIVATE=${ACTIVATE:-}
+# of the head, on the network that the hosts share; empty: its first one
+HEAD_ADDRESS=${HEAD_ADDRESS:-}
+RAY_PORT=${RAY_PORT:-6379}
+# empty: Ray counts them
+NGPUS_PER_NODE=${NGPUS_PER_NODE:-}
+# seconds that `start` waits for all hosts
+WAIT_SECONDS=${WAIT_SECONDS:-300}
+
+###########################################################################
+
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
+# shellcheck source=recipes/cluster/payload.sh
+source recipes/cluster/payload.sh
+
+read -ra hosts <<<"$HOSTS"
+if [[ ${#hosts[@]} == 0 ]]; then
+    echo 'HOSTS is empty: HOSTS="node1 node2" bash recipes/cluster/ssh.sh start' >&2
+    exit 2
+fi
+head=${hosts[0]}
+
+# on HOST WORD ...: runs a command in the repository on a host, its words as they are.
+on() {
+    local host=$1
+    shift
+    local line
+    printf -v line '%q ' "$@"
+    # Standard input stays here: ssh would swallow that of a loop.
+    ssh -o BatchMode=yes "$host" "cd $(printf %q "$WORKDIR") && ${ACTIVATE:+. $(printf %q "$ACTIVATE") && }$line" </dev/null
+}
+
+head_address() {
+    if [[ -z $HEAD_ADDRESS ]]; then
+        local addresses
+        addresses=$(on "$head" hostname -I)
+        read -r HEAD_ADDRESS _ <<<"$addresses"
+    fi
+}
+
+case ${1:-} in
+    start)
+        head_address
+        options=(--disable-usage-stats ${NGPUS_PER_NODE:+--num-gpus="$NGPUS_PER_NODE"})
+        on "$head" ray start --head --node-ip-address="$HEAD_ADDRESS" --port="$RAY_PORT" "${options[@]}"
+        for host in "${hosts[@]:1}"; do
+            on "$host" ray start --address="$HEAD_ADDRESS:$RAY_PORT" "${options[@]}"
+        done
+        on "$head" python3 recipes/cluster/wait_for_nodes.py "$HEAD_ADDRESS:$RAY_PORT" "${#hosts[@]}" "$WAIT_SECONDS"
+        ;;
+    run)
+        shift
+        parse_payload "${#hosts[@]}" "$@"
+        head_address
+        on "$head" env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
+        ;;
+    status)
+        head_address
+        on "$head" ray status --address="$HEAD_ADDRESS:$RAY_PORT"
+        ;;
+    stop)
+        # Every Ray process of this user on these hosts. One host that is gone does not keep the others.
+        code=0
+        for host in "${hosts[@]:1}" "$head"; do
+            on "$host" ray stop || {
+                echo "$host: ray stop failed" >&2
+                code=1
+            }
+        done
+        exit "$code"
+        ;;
+    *)
+        sed -n '2,7s/^# \{0,1\}//p' recipes/cluster/ssh.sh >&2
+        exit 2
+        ;;
+esac
