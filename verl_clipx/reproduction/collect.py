@@ -1,0 +1,265 @@
+"""From run folders to a table's measured numbers, refusing runs that are not what the table says."""
+
+import hashlib
+import json
+import subprocess
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
+from verl_clipx.reproduction.measures import NotThere, Value, measure, over_seeds
+from verl_clipx.reproduction.run_folder import RunFolder, find_runs
+from verl_clipx.reproduction.tables_definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
+
+PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
+
+PresetValues = Callable[[str], Mapping[str, Any]]
+"""From a preset's name to its significant values."""
+
+CellKey = tuple[str, str]
+"""Row's and column's name."""
+
+
+@dataclass
+class Collected:
+    """What was found, run by run."""
+
+    runs: list[dict[str, Any]] = field(default_factory=list)
+    """The runs that count: where, what, which seed, which versions."""
+
+    refused: list[dict[str, Any]] = field(default_factory=list)
+    """Runs or evaluations that do not count, each with the reasons."""
+
+    missing: list[str] = field(default_factory=list)
+    """What the table still needs, a line each."""
+
+    by_seed: dict[CellKey, dict[int, Value]] = field(default_factory=dict)
+    """Numbers in the table's unit, by cell and seed."""
+
+
+def collect(table: Table, runs: Path, preset_values: PresetValues | None = None) -> dict[str, Any]:
+    """Read a table's numbers from its runs.
+
+    Args:
+        table: the table.
+        runs: folder of all runs, `<preset>-seed<seed>` in it.
+        preset_values: for tests; by default the presets are composed.
+
+    Returns:
+        `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `missing`,
+        `refused`: JSON values. A cell has row, column, expected, and if it was measured mean, low, high, `interval`
+        ("seeds", "questions" or null), seeds and difference, in the table's unit.
+    """
+    found = Collected()
+    preset_values = preset_values or _values_of_preset
+    for source, cells in table.sources():
+        folders = find_runs(runs, table.folder_of(source)) if source.preset else [runs / table.folder_of(source)]
+        usable = 0
+        for path in folders:
+            usable += _collect_run(table, source, cells, runs, RunFolder(path), preset_values, found)
+        if source.preset and usable < len(table.seeds):
+            found.missing.append(f"{source.preset}: {usable} of {len(table.seeds)} seeds")
+    measured = _combine(table, found.by_seed)
+    return {
+        "table": table.name,
+        "definition": hash_of_definition(table),
+        "collected_with": {"commit": commit_here(), "versions": versions_here()},
+        "runs": found.runs,
+        "cells": [_cell(table, row, column, measured) for row in table.rows for column in table.columns],
+        "missing": found.missing,
+        "refused": found.refused,
+    }
+
+
+@cache
+def _values_of_preset(name: str) -> dict[str, Any]:
+    from verl_clipx.reproduction.presets import compose_preset
+
+    return significant_values(compose_preset(name))
+
+
+def _collect_run(
+    table: Table,
+    source: Source,
+    cells: list[tuple[Row, Column]],
+    runs: Path,
+    run: RunFolder,
+    preset_values: PresetValues,
+    found: Collected,
+) -> bool:
+    """Adds a run to what was found; returns whether it is a run of the preset that has ended."""
+    name = run.path.relative_to(runs).as_posix()
+    entry: dict[str, Any] = {"folder": name, "preset": source.preset, "model": source.model, "seed": None}
+    if source.preset:
+        if not run.is_trained:
+            found.missing.append(f"{name}: no .hydra/config.yaml")
+            return False
+        described = dict(preset_values(source.preset))
+        given = filled_in(described, run.values)
+        reasons = differences({**described, **given}, run.values)
+        if any(run.seed == other["seed"] for other in found.runs if other["preset"] == source.preset):
+            reasons.append(f"data.seed: {run.seed!r} like another run of {source.preset}")
+        if reasons:
+            found.refused.append({"folder": name, "preset": source.preset, "reasons": reasons})
+            return False
+        if run.total_steps is not None and run.last_step < run.total_steps:
+            found.missing.append(f"{name}: trained to step {run.last_step} of {run.total_steps}")
+            return False
+        entry |= {
+            "seed": run.seed,
+            "config_hash": hash_of_values(run.values),
+            "filled_in": given,
+            "steps": run.last_step,
+            "started_from": _text(run, "actor_rollout_ref", "model", "path"),
+            "trained_on": _text(run, "data", "train_files"),
+        }
+    entry["commit"] = run.record.get("commit")
+    entry["seconds"] = run.record.get("seconds")
+    entry["versions"] = run.record.get("versions") or _versions_of_evaluation(table, cells, run)
+    _read_cells(table, cells, run, name, entry["seed"], found)
+    found.runs.append(entry)
+    return True
+
+
+def _read_cells(
+    table: Table, cells: list[tuple[Row, Column]], run: RunFolder, name: str, seed: int | None, found: Collected
+) -> None:
+    lacking: dict[str, None] = {}
+    wrong: dict[str, None] = {}
+    for row, column in cells:
+        try:
+            value = measure(table, row, column, run)
+        except NotThere as error:
+            lacking[str(error)] = None
+        except ValueError as error:
+            wrong[str(error)] = None
+        else:
+            factor = 100.0 if table.unit == "percent" else 1.0
+            # A model that is only evaluated has no training seed; it enters as one.
+            found.by_seed.setdefault((row.name, column.name), {})[-1 if seed is None else seed] = value.scaled(factor)
+    found.missing.extend(f"{name}: {line}" for line in lacking)
+    if wrong:
+        found.refused.append({"folder": name, "preset": None, "reasons": list(wrong)})
+
+
+@dataclass(frozen=True)
+class Measured:
+    """A cell's number."""
+
+    value: Value
+    interval: str | None
+    seeds: list[int]
+
+
+def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
+    """Numbers over seeds; means over columns seed by seed, then gains and differences of what came out."""
+    by_seed = dict(by_seed)
+    for row in table.rows:
+        for column in table.columns:
+            means = table.measure_of(row, column).get(MEAN_OF)
+            parts = [by_seed.get((row.name, name), {}) for name in means or []]
+            seeds = set.intersection(*map(set, parts)) if parts else set()
+            if seeds:
+                by_seed[row.name, column.name] = {
+                    seed: Value(float(np.mean([part[seed].mean for part in parts]))) for seed in sorted(seeds)
+                }
+    measured = {cell: _over_seeds(values) for cell, values in by_seed.items()}
+    for row in table.rows:
+        for column in table.columns:
+            number = _derived(table, row, column, measured)
+            if number is not None:
+                measured[row.name, column.name] = Measured(Value(number), None, [])
+    return measured
+
+
+def _over_seeds(values: dict[int, Value]) -> Measured:
+    seeds = sorted(seed for seed in values if seed != -1)
+    if len(values) > 1:
+        return Measured(over_seeds([value.mean for value in values.values()]), "seeds", seeds)
+    (only,) = values.values()
+    return Measured(only, None if only.low is None else "questions", seeds)
+
+
+def _derived(table: Table, row: Row, column: Column, measured: dict[CellKey, Measured]) -> float | None:
+    gain_of = table.measure_of(row, column).get(GAIN_OF)
+    if gain_of and row.baseline:
+        ours, base = measured.get((row.name, gain_of)), measured.get((row.baseline, gain_of))
+        return 100 * (ours.value.mean / base.value.mean - 1) if ours and base and base.value.mean else None
+    if row.minus:
+        first, second = (measured.get((name, column.name)) for name in row.minus)
+        return first.value.mean - second.value.mean if first and second else None
+    return None
+
+
+def _cell(table: Table, row: Row, column: Column, measured: dict[CellKey, Measured]) -> dict[str, Any]:
+    expected = table.expected(row, column)
+    cell: dict[str, Any] = {"row": row.name, "column": column.name, "expected": expected}
+    found = measured.get((row.name, column.name))
+    if found is None:
+        return cell
+    return cell | {
+        "mean": found.value.mean,
+        "low": found.value.low,
+        "high": found.value.high,
+        "interval": found.interval,
+        "seeds": found.seeds,
+        "difference": None if expected is None else found.value.mean - expected,
+    }
+
+
+def _text(run: RunFolder, *keys: str) -> str:
+    # As it is written: resolved, it would be a path of one machine.
+    node = run.config
+    for key in keys[:-1]:
+        node = node[key]
+    return str(node._get_node(keys[-1]))
+
+
+def _versions_of_evaluation(table: Table, cells: list[tuple[Row, Column]], run: RunFolder) -> dict[str, str | None]:
+    for row, column in cells:
+        for benchmark in table.benchmarks_of(row, column):
+            results = run.evaluation(benchmark)
+            if results:
+                return results["config"]["versions"]
+    return {}
+
+
+def versions_here() -> dict[str, str | None]:
+    """Versions of the packages that a number depends on, None where one is not installed."""
+
+    def of(package: str) -> str | None:
+        try:
+            return version(package)
+        except PackageNotFoundError:
+            return None
+
+    return {package: of(package) for package in PACKAGES}
+
+
+def commit_here() -> str | None:
+    """The commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
+    folder = Path(__file__).parent
+
+    def git(*arguments: str) -> str | None:
+        try:
+            done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
+        except OSError:
+            return None
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    # Installed into somebody else's repository, the commit would be theirs.
+    if not git("ls-files", "--error-unmatch", Path(__file__).name):
+        return None
+    commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
+    return f"{commit}+changes" if changes else commit
+
+
+def hash_of_definition(table: Table) -> str:
+    """SHA-256 of a table's definition: results belong to one definition."""
+    return hashlib.sha256(json.dumps(repr(table)).encode()).hexdigest()

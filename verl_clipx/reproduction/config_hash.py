@@ -1,0 +1,190 @@
+"""Whether a run is the run that a preset describes: its configuration without what does not change its mathematics."""
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from fnmatch import fnmatchcase
+from functools import lru_cache
+from typing import Any
+
+from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from verl_clipx.configs_folder import configs_folder
+
+# Keys, and with `.*` everything below them, that two runs of one preset may differ in.
+# Keys of the groups in configs/hardware are left out too.
+LEFT_OUT = (
+    # where things lie
+    "data.train_files",
+    "data.val_files",
+    "*.model.path",
+    "*.model.hf_config_path",
+    "*.model.tokenizer_path",
+    "*.model.use_shm",
+    "trainer.default_local_dir",
+    "trainer.default_hdfs_dir",
+    "trainer.rollout_data_dir",
+    "trainer.validation_data_dir",
+    "skip.*",
+    # logs, names, checkpoints on the way
+    "trainer.logger",
+    "trainer.project_name",
+    "trainer.experiment_name",
+    "trainer.log_val_generations",
+    "trainer.val_before_train",
+    "trainer.resume_mode",
+    "trainer.resume_from_path",
+    "trainer.max_actor_ckpt_to_keep",
+    "trainer.max_critic_ckpt_to_keep",
+    "trainer.del_local_ckpt_after_load",
+    "trainer.esi_redundant_time",
+    "*.checkpoint.*",
+    "*.profiler.*",
+    "*.prometheus.*",
+    "global_profiler.*",
+    # the machine
+    "trainer.device",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.ray_wait_register_center_timeout",
+    "ray_kwargs.*",
+    "transfer_queue.*",
+    "data.*num_workers",
+    "data.filter_overlong_prompts_workers",
+    "reward.num_workers",
+    "actor_rollout_ref.nccl_timeout",
+    "*.rollout.agent.num_workers",
+    "*micro_batch_size_per_gpu",
+    "*micro_batch_size",
+    "*max_token_len_per_gpu",
+    "*use_dynamic_bsz",
+    "*.ulysses_sequence_parallel_size",
+    "*.entropy_from_logits*",
+    "*.fsdp_config.fsdp_size",
+    "*.fsdp_config.param_offload",
+    "*.fsdp_config.optimizer_offload",
+    "*.fsdp_config.offload_policy",
+    "*.fsdp_config.reshard_after_forward",
+    "*.fsdp_config.forward_prefetch",
+    "*.model.enable_gradient_checkpointing",
+    "*.model.use_remove_padding",
+    "*.rollout.tensor_model_parallel_size",
+    "*.rollout.gpu_memory_utilization",
+    "*.rollout.max_num_batched_tokens",
+    "*.rollout.max_num_seqs",
+    "*.rollout.enforce_eager",
+    "*.rollout.free_cache_engine",
+    # seeds, and what makes samples a function of them
+    "*.seed",
+    "*.data_loader_seed",
+    "clipx_rollout.*",
+    "trainer.v1.sampler.custom_sampler.*",
+    "trainer.v1.sampler.sampler_kwargs.*",
+    # read off other keys
+    "actor_rollout_ref.actor.policy_loss.run.*",
+)
+
+_AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
+# The plugin's loop is verl's with a seed for each sample; any other loop is another run.
+_SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
+
+_PLACEHOLDER = "(left out)"
+
+OPEN = "???"
+"""How Hydra writes a value that must still be given."""
+
+
+def significant_values(config: DictConfig) -> dict[str, Any]:
+    """The values that make a run what it is, resolved, by dotted key.
+
+    A value that cannot be resolved here, such as an environment variable without a default, stays as it is written.
+
+    Args:
+        config: as Hydra composed it, not resolved; it is not changed.
+    """
+    config = config.copy()
+    OmegaConf.set_struct(config, False)
+    kept = []
+    for key, parent, name in _leaves(config):
+        if is_left_out(key):
+            # What is read off a key that does not count must not count either.
+            parent[name] = _PLACEHOLDER
+        else:
+            kept.append((key, parent, name))
+    values = {key: _value(parent, name) for key, parent, name in kept}
+    if values.get(_AGENT_LOOP) == _SEEDED_LOOP:
+        values[_AGENT_LOOP] = _STOCK_LOOP
+    return values
+
+
+def is_left_out(key: str) -> bool:
+    """Whether two runs of one preset may differ in a key."""
+    return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)
+
+
+@lru_cache(maxsize=1)
+def hardware_keys() -> frozenset[str]:
+    """Every key that a group in configs/hardware sets."""
+    found = set()
+    for path in sorted((configs_folder() / "hardware").rglob("*.yaml")):
+        config = OmegaConf.load(path)
+        if isinstance(config, DictConfig):
+            config.pop("defaults", None)
+            found.update(key for key, _, _ in _leaves(config))
+    return frozenset(found)
+
+
+def hash_of_values(values: Mapping[str, Any]) -> str:
+    """SHA-256 of the values' canonical JSON, in hexadecimal."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
+
+
+def filled_in(preset: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
+    """The run's values of the keys that the preset leaves open (`???`), such as measured clip bounds.
+
+    Args:
+        preset, run: from `significant_values`.
+    """
+    return {key: run[key] for key, value in preset.items() if value == OPEN and run.get(key, OPEN) != OPEN}
+
+
+def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
+    """What differs between a preset and a run.
+
+    Args:
+        preset, run: from `significant_values`; apply `filled_in` first.
+
+    Returns:
+        A line a key, with both values; empty if the two are the same run.
+    """
+    nothing = "nothing"
+    return [
+        f"{key}: preset {preset.get(key, nothing)!r}, run {run.get(key, nothing)!r}"
+        for key in sorted(preset.keys() | run.keys())
+        if preset.get(key, nothing) != run.get(key, nothing)
+    ]
+
+
+def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:
+    for name in list(config):
+        key = f"{prefix}{name}"
+        is_plain = not OmegaConf.is_missing(config, name) and not OmegaConf.is_interpolation(config, name)
+        if is_plain and isinstance(config[name], DictConfig):
+            yield from _leaves(config[name], f"{key}.")
+        else:
+            yield key, config, name
+
+
+def _value(parent: DictConfig, name: str) -> Any:
+    node = parent._get_node(name)
+    try:
+        value = parent[name]
+        # A node that is another node by interpolation: that one's own values count.
+        if isinstance(value, DictConfig):
+            return node._value()
+        value = OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value
+    except OmegaConfBaseException:
+        value = node._value()
+        value = str(value) if isinstance(value, list) else value
+    return int(value) if isinstance(value, float) and value.is_integer() else value

@@ -1,0 +1,153 @@
+"""From a run's folder to the numbers of a table's cells."""
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from verl_clipx.reproduction.run_folder import RunFolder
+from verl_clipx.reproduction.tables_definition import BENCHMARK, TIMING, VALIDATION, Column, Row, Table
+
+CONFIDENCE = 0.95
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with the ends of its 95 % interval, None where there is none."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    def scaled(self, factor: float) -> "Value":
+        """All three times a factor."""
+        return Value(*(None if number is None else number * factor for number in asdict(self).values()))
+
+
+class NotThere(Exception):
+    """A run has not got so far; the message says what is missing."""
+
+
+def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
+    """One run's number of a cell.
+
+    Args:
+        table, row, column: the cell; it is one that is read from a run.
+        run: the folder of the training, or of a model's evaluations.
+
+    Returns:
+        Accuracies as fractions, times in seconds. The interval, over questions, is the evaluation's.
+
+    Raises:
+        NotThere: the evaluation or the metric is missing.
+        ValueError: what is there was made otherwise than the table says; names each difference.
+    """
+    how = table.measure_of(row, column)
+    if TIMING in how:
+        return mean_time(run, how[TIMING], *how["steps"])
+    if VALIDATION in how and not (row.model or row.models):
+        return Value(best_validation(run, how[VALIDATION], how["samples"]))
+    metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
+    found = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
+    return found[0] if len(found) == 1 else Value(float(np.mean([value.mean for value in found])))
+
+
+def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
+    """The highest accuracy of all validations of a training.
+
+    Args:
+        run: its folder.
+        data_source: of the validation's rows.
+        samples: samples a problem.
+
+    Raises:
+        NotThere: there was no such validation.
+    """
+    name = f"{data_source}/acc/mean@{samples}"
+    found = [
+        step[f"{section}/{name}"]
+        for step in run.metrics.values()
+        for section in ("val-core", "val-aux")
+        if f"{section}/{name}" in step
+    ]
+    if not found:
+        raise NotThere(f"no val-core/{name} in metrics.jsonl; is actor_rollout_ref.rollout.val_kwargs.n {samples}?")
+    return max(found)
+
+
+def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:
+    """Mean seconds a step.
+
+    Args:
+        run: its folder.
+        timers: verl's timers, each with its weight in the sum.
+        first, last: steps to average over, both included.
+
+    Raises:
+        NotThere: a step or a timer is missing.
+    """
+    totals = []
+    for step in range(first, last + 1):
+        logged = run.metrics.get(step, {})
+        lacking = [timer for timer in timers if timer not in logged]
+        if lacking:
+            raise NotThere(f"no {', '.join(lacking)} of step {step} in metrics.jsonl")
+        totals.append(sum(weight * logged[timer] for timer, weight in timers.items()))
+    return Value(float(np.mean(totals)))
+
+
+def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
+    """A metric of an evaluation.
+
+    Raises:
+        NotThere: it has not been made or scored, or lacks the metric.
+        ValueError: it was made with other settings, or before the training ended.
+    """
+    results = run.evaluation(benchmark)
+    if results is None:
+        raise NotThere(f"no evaluation/{benchmark}/results.json")
+    config = results["config"]
+    wrong = wrong_settings(table, row, benchmark, config)
+    steps = [checkpoint["step"] for checkpoint in config["checkpoints"].values()]
+    if run.last_checkpoint is not None and run.last_checkpoint not in steps:
+        wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, evaluated {steps}")
+    if wrong:
+        raise ValueError(f"evaluation/{benchmark}: {'; '.join(wrong)}")
+    found = results["benchmarks"].get(benchmark, {}).get("result", {})
+    if metric not in found:
+        raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
+    return Value(found[metric]["mean"], found[metric]["low"], found[metric]["high"])
+
+
+def protocol_of(row: Row, settings: dict[str, Any]) -> str:
+    """The protocol of `clipx eval run`; those over several checkpoints do not fit a model that is not trained."""
+    if not (row.model or row.models):
+        return settings["protocol"]
+    return "greedy" if settings["temperature"] == 0 else "sampled"
+
+
+def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any]) -> list[str]:
+    """What an evaluation did otherwise than the table says, a line each."""
+    settings = table.benchmarks[benchmark]
+    wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0), "limit": None}
+    wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens")}
+    sampling, entry = config["sampling"], config["benchmarks"].get(benchmark, {})
+    found = {"protocol": config["protocol"], "limit": entry.get("limit")}
+    found |= {key: sampling[key] for key in ("samples", "temperature", "max_tokens", "top_p")}
+    if row.model and "{data}" not in row.model:
+        wanted["model"], found["model"] = row.model, config["model"]
+    return [f"{key}: table {wanted[key]!r}, evaluation {found[key]!r}" for key in wanted if wanted[key] != found[key]]
+
+
+def over_seeds(values: list[float]) -> Value:
+    """Mean over training seeds with Student's interval; one value has none.
+
+    Args:
+        values: one a seed, at least one.
+    """
+    mean = float(np.mean(values))
+    if len(values) == 1:
+        return Value(mean)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
+    return Value(mean, mean - half, mean + half)

@@ -1,0 +1,228 @@
+"""A table with its expected and measured numbers as Markdown, HTML or LaTeX."""
+
+import html
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_clipx.reproduction.tables_definition import Column, Row, Table
+
+MINUS = "\u2212"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """What is printed in a cell: nothing where there is nothing."""
+
+    expected: str
+    measured: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """A table as text, before it gets a format."""
+
+    title: str
+    head: list[tuple[str, tuple[str, ...]]]
+    """Headings with the marks of their footnotes."""
+
+    rows: list[tuple[str, tuple[str, ...], list[Cell]]]
+    """Heading, marks, cells."""
+
+    below: list[str]
+    """Lines under the table."""
+
+    footnotes: list[tuple[str, str]]
+    """Mark and text."""
+
+
+def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
+    """Write a table.
+
+    Args:
+        table: the table.
+        results: from `collect`, or None for the expected numbers alone.
+        markup: one of `FORMATS`.
+
+    Returns:
+        The text. Cells without a run have no measured number.
+
+    Raises:
+        ValueError: the format is unknown, or the results are of another table.
+    """
+    if markup not in FORMATS:
+        raise ValueError(f"--format {markup}: must be one of {', '.join(FORMATS)}")
+    if results is not None and results["table"] != table.name:
+        raise ValueError(f"the results are of table {results['table']}, not of {table.name}; collect them again")
+    return FORMATS[markup](build_page(table, results))
+
+
+def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
+    """A table as text, before it gets a format."""
+    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
+    per_cell = len({len(cell["seeds"]) for cell in cells.values() if cell.get("interval")}) > 1
+
+    def row_of(row: Row) -> list[Cell]:
+        found = [cells.get((row.name, column.name), {}) for column in table.columns]
+        return [_cell(table, row, column, cell, per_cell) for column, cell in zip(table.columns, found, strict=True)]
+
+    return Page(
+        title=table.title,
+        head=[(column.name, column.notes) for column in table.columns],
+        rows=[(row.name, row.notes, row_of(row)) for row in table.rows],
+        below=_below(table, results, list(cells.values())),
+        footnotes=[*table.footnotes.items()],
+    )
+
+
+def _cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], per_cell: bool) -> Cell:
+    digits = table.digits if column.digits is None else column.digits
+    expected = table.expected(row, column)
+    if "mean" not in cell:
+        return Cell(_number(expected, digits), "")
+    measured = _number(cell["mean"], digits)
+    if cell["low"] is not None:
+        measured += f" [{_number(cell['low'], digits)}, {_number(cell['high'], digits)}]"
+    if cell["difference"] is not None:
+        measured += f" ({_number(cell['difference'], digits, sign='+')})"
+    if per_cell and cell["interval"]:
+        measured += f", {_seeds(len(cell['seeds']))}"
+    return Cell(_number(expected, digits), measured)
+
+
+def _number(value: float | None, digits: int, sign: str = "-") -> str:
+    if value is None:
+        return ""
+    # Without a sign for what rounds to zero.
+    value = round(value, digits) + 0.0
+    return f"{value:{sign}.{digits}f}".replace("-", MINUS)
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed" if count == 1 else f"{count} seeds"
+
+
+def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[str, Any]]) -> list[str]:
+    unit = {"percent": "%", "fraction": "fraction", "seconds": "s"}[table.unit]
+    lines = [f"{table.source}. {table.metric[0].upper()}{table.metric[1:]} ({unit})."]
+    measured = [cell for cell in cells if "mean" in cell]
+    has_expected = any(row.expected for row in table.rows)
+    if has_expected:
+        lines.append(
+            "Each cell: the paper's number; below it the measured one with its 95 % interval and the difference."
+            if measured
+            else "The paper's numbers; nothing has been measured."
+        )
+    elif not measured:
+        lines.append("Nothing has been measured.")
+    counts = Counter((cell["interval"], len(cell["seeds"])) for cell in measured if cell["interval"])
+    for (interval, seeds), number in sorted(counts.items()):
+        how = f"over {_seeds(seeds)}" if interval == "seeds" else "over questions"
+        lines.append(f"95 % intervals of {number} cells: Student's, {how}.")
+    if results:
+        lines += _origin(results)
+    return lines
+
+
+def _origin(results: Mapping[str, Any]) -> list[str]:
+    lines = []
+    trained = [run for run in results["runs"] if run["preset"]]
+    if trained:
+        seeds = sorted({run["seed"] for run in trained if run["seed"] is not None})
+        lines.append(f"Runs: {len(trained)}, seeds {', '.join(map(str, seeds)) or 'not recorded'}.")
+    named = {pair for run in results["runs"] for pair in run["versions"].items() if pair[1]}
+    versions = sorted(f"{package} {number}" for package, number in named)
+    if versions:
+        lines.append(f"Versions: {', '.join(versions)}.")
+    commits = Counter(run["commit"] or "not recorded" for run in results["runs"])
+    for commit, number in sorted(commits.items()):
+        lines.append(f"Commit of {number} {'run' if number == 1 else 'runs'}: {commit}.")
+    lines.append(f"Collected at commit {results['collected_with']['commit'] or 'not recorded'}.")
+    if results["refused"]:
+        lines.append(f"{len(results['refused'])} refused: see the results file.")
+    return lines
+
+
+def _markdown(page: Page) -> str:
+    def text(value: str) -> str:
+        return value.replace("|", "\\|")
+
+    def marks(notes: tuple[str, ...]) -> str:
+        return "".join(f"<sup>{mark}</sup>" for mark in notes)
+
+    def cell(one: Cell) -> str:
+        return "<br>".join(filter(None, [one.expected, f"**{one.measured}**" if one.measured else ""]))
+
+    lines = [f"### {page.title}", ""]
+    lines.append("| | " + " | ".join(text(name) + marks(notes) for name, notes in page.head) + " |")
+    lines.append("|---|" + "---|" * len(page.head))
+    for name, notes, cells in page.rows:
+        lines.append(f"| {text(name)}{marks(notes)} | " + " | ".join(map(cell, cells)) + " |")
+    lines += ["", *(line + "\n" for line in page.below)]
+    lines += [f"{marks((mark,))} {note}\n" for mark, note in page.footnotes]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _html(page: Page) -> str:
+    def text(value: str) -> str:
+        return _CODE.sub(r"<code>\1</code>", html.escape(value))
+
+    def marks(notes: tuple[str, ...]) -> str:
+        return "".join(f"<sup>{text(mark)}</sup>" for mark in notes)
+
+    def cell(one: Cell) -> str:
+        measured = f"<strong>{text(one.measured)}</strong>" if one.measured else ""
+        return "<br>".join(filter(None, [text(one.expected), measured]))
+
+    lines = ["<table>", f"<caption>{text(page.title)}</caption>", "<thead>"]
+    head = "".join(f"<th>{text(name)}{marks(notes)}</th>" for name, notes in page.head)
+    lines += [f"<tr><th></th>{head}</tr>", "</thead>", "<tbody>"]
+    for name, notes, cells in page.rows:
+        lines.append(
+            f"<tr><th>{text(name)}{marks(notes)}</th>" + "".join(f"<td>{cell(one)}</td>" for one in cells) + "</tr>"
+        )
+    lines += ["</tbody>", "</table>"]
+    lines += [f"<p>{text(line)}</p>" for line in page.below]
+    lines += [f"<p>{marks((mark,))} {text(note)}</p>" for mark, note in page.footnotes]
+    return "\n".join(lines) + "\n"
+
+
+# Words in back quotes, which Markdown sets as code.
+_CODE = re.compile("`([^`]+)`")
+
+_LATEX_ESCAPES = {
+    "\\": r"\textbackslash{}",
+    **{character: f"\\{character}" for character in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    MINUS: "$-$",
+    "\u2026": r"\dots{}",
+}
+
+
+def _latex(page: Page) -> str:
+    def text(value: str) -> str:
+        escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in value)
+        return _CODE.sub(r"\\texttt{\1}", escaped)
+
+    def marks(notes: tuple[str, ...]) -> str:
+        return "".join(f"\\textsuperscript{{{mark}}}" for mark in notes)
+
+    def cell(one: Cell) -> str:
+        parts = list(filter(None, [text(one.expected), f"\\textbf{{{text(one.measured)}}}" if one.measured else ""]))
+        return "\\shortstack{" + r" \\ ".join(parts) + "}" if len(parts) > 1 else "".join(parts)
+
+    lines = [r"\begin{table}", f"\\caption{{{text(page.title)}}}", f"\\begin{{tabular}}{{l{'c' * len(page.head)}}}"]
+    head = " & ".join(["", *(text(name) + marks(notes) for name, notes in page.head)])
+    lines += [r"\hline", head + r" \\", r"\hline"]
+    for name, notes, cells in page.rows:
+        lines.append(" & ".join([text(name) + marks(notes), *map(cell, cells)]) + r" \\")
+    lines += [r"\hline", r"\end{tabular}"]
+    below = [text(line) for line in page.below] + [f"{marks((mark,))} {text(note)}" for mark, note in page.footnotes]
+    lines += [f"\\par\\footnotesize {line}" for line in below]
+    return "\n".join([*lines, r"\end{table}"]) + "\n"
+
+
+FORMATS: dict[str, Callable[[Page], str]] = {"markdown": _markdown, "html": _html, "latex": _latex}

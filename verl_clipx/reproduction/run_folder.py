@@ -1,0 +1,112 @@
+"""What a training run left behind: its configuration, its metrics, its evaluations."""
+
+import json
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.reproduction.config_hash import significant_values
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """The files of a run; every recipe makes them alike.
+
+    Args:
+        path: the folder.
+    """
+
+    path: Path
+
+    @property
+    def is_trained(self) -> bool:
+        """Whether a training was started in it."""
+        return (self.path / ".hydra" / "config.yaml").is_file()
+
+    @cached_property
+    def config(self) -> DictConfig:
+        """The configuration as Hydra composed it, not resolved.
+
+        Raises:
+            FileNotFoundError: there is none.
+        """
+        path = self.path / ".hydra" / "config.yaml"
+        if not path.is_file():
+            raise FileNotFoundError(f"{path}: not there; start the run with hydra.run.dir={self.path}")
+        return OmegaConf.load(path)
+
+    @cached_property
+    def values(self) -> dict[str, Any]:
+        """The values that make the run what it is; see `significant_values`."""
+        return significant_values(self.config)
+
+    @cached_property
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """By step, what verl's file logger wrote.
+
+        A resumed run starts metrics.jsonl anew; the recipes keep the lines of earlier starts in metrics.earlier.jsonl.
+        The values of a later start win. A last line that a killed process left unfinished is left out.
+        """
+        steps: dict[int, dict[str, float]] = {}
+        for name in ("metrics.earlier.jsonl", "metrics.jsonl"):
+            path = self.path / name
+            for line in path.read_bytes().splitlines() if path.is_file() else []:
+                try:
+                    entry = json.loads(line)
+                except json.JSONDecodeError:
+                    continue
+                steps.setdefault(entry["step"], {}).update(entry["data"])
+        return dict(sorted(steps.items()))
+
+    @property
+    def last_step(self) -> int:
+        """The last step that was logged, 0 if there is none."""
+        return max(self.metrics, default=0)
+
+    @property
+    def last_checkpoint(self) -> int | None:
+        """The step of the last complete checkpoint, None if there is none."""
+        tracker = self.path / "checkpoints" / "latest_checkpointed_iteration.txt"
+        return int(tracker.read_text()) if tracker.is_file() else None
+
+    @property
+    def total_steps(self) -> int | None:
+        """The steps that the run was asked to make, None where that follows from its data."""
+        return self.config.trainer.total_training_steps
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the training; None if the configuration gives none."""
+        return self.config.data.get("seed")
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What `clipx table plan --run` wrote down: commit, versions, seconds; empty for other runs."""
+        path = self.path / "run.json"
+        return json.loads(path.read_text()) if path.is_file() else {}
+
+    def evaluation(self, benchmark: str) -> dict[str, Any] | None:
+        """The results of `clipx eval run` on a benchmark; None if there are none."""
+        path = self.path / "evaluation" / benchmark / "results.json"
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def run_path(runs: Path, source: str, seed: int) -> Path:
+    """Where the recipes put a run.
+
+    Args:
+        runs: folder of all runs.
+        source: the preset, or what `Table.folder_of` says.
+        seed: of the training.
+    """
+    return runs / f"{source}-seed{seed}"
+
+
+def find_runs(runs: Path, source: str) -> list[Path]:
+    """The folders of a preset's runs, in the order of their seeds' numbers."""
+    folder, name = (runs / source).parent, (runs / source).name
+    found = [path for path in folder.glob(f"{name}-seed*") if path.name.removeprefix(f"{name}-seed").isdecimal()]
+    return sorted(found, key=lambda path: int(path.name.removeprefix(f"{name}-seed")))
