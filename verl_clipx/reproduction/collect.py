@@ -261,5 +261,13 @@ def commit_here() -> str | None:
 
 
 def hash_of_definition(table: Table) -> str:
-    """SHA-256 of a table's definition: results belong to one definition."""
-    return hashlib.sha256(json.dumps(repr(table)).encode()).hexdigest()
+    """SHA-256 of what decides a table's numbers: results belong to one definition."""
+    row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
+    column_keys = ("name", "run", "preset", "measure")
+    parts = [
+        table.unit,
+        {name: dict(settings) for name, settings in table.benchmarks.items()},
+        [{key: getattr(row, key) for key in row_keys} for row in table.rows],
+        [{key: getattr(column, key) for key in column_keys} for column in table.columns],
+    ]
+    return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,233 @@
+"""`clipx table list|plan|collect|render`: the papers' tables, from run folders to filled cells."""
+
+import json
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table as Grid
+
+if TYPE_CHECKING:
+    from verl_clipx.reproduction.table_plan import Job
+    from verl_clipx.reproduction.tables_definition import Table
+
+table_app = typer.Typer(no_args_is_help=True, help="The papers' tables: what fills them, and what came out.")
+console = Console()
+progress_console = Console(stderr=True)
+
+Name = Annotated[str, typer.Argument(help="A table; `clipx table list` names them.")]
+Runs = Annotated[Path, typer.Option(help="Folder of the runs: <preset>-seed<seed> in it.")]
+DEFAULT_RUNS = Path("runs")
+
+
+@table_app.command("list")
+def list_tables() -> None:
+    """List the tables, and how many of their cells a run could fill."""
+    from verl_clipx.reproduction.tables_definition import load_table, table_names
+
+    grid = Grid(title="clipx table plan NAME")
+    for heading in ("name", "what", "source", "cells", "presets"):
+        grid.add_column(heading, overflow="fold")
+    for name in table_names():
+        table = load_table(name)
+        cells = sum(table.is_measurable(row, column) for row in table.rows for column in table.columns)
+        presets = sum(source.preset is not None for source, _ in table.sources())
+        grid.add_row(*map(escape, (name, table.title, table.source, str(cells), str(presets))))
+    console.print(grid)
+
+
+@table_app.command()
+def plan(
+    name: Name,
+    runs: Runs = DEFAULT_RUNS,
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; the table's by default.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Group of configs/hardware; the table's by default.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a training; the table's by default.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Only this row; may be given several times.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Training seed; may be given several times.")] = None,
+    evaluation_options: Annotated[str, typer.Option(help="Further options of every `clipx eval run`.")] = "",
+    run: Annotated[bool, typer.Option("--run", help="Run the commands one after the other.")] = False,
+) -> None:
+    """Print the commands that fill a table, without those that are done; or run them, going on where it stopped."""
+    from verl_clipx.reproduction.table_plan import Places, plan_table
+
+    table = _load(name)
+    places = Places(
+        runs=runs,
+        data=data or Path(table.data),
+        hardware=hardware or table.hardware,
+        nodes=nodes or table.nodes,
+        evaluation_options=evaluation_options,
+    )
+    # The presets' files are looked for there.
+    os.environ["CLIPX_DATA"] = str(places.data)
+    try:
+        jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
+    except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+    waiting = [job for job in jobs if not job.done]
+    _say(f"# {name}: {len(waiting)} of {len(jobs)} commands to do. {_cost(table, places, waiting)}")
+    if run:
+        _run_all(waiting, already=len(jobs) - len(waiting), of=len(jobs))
+        return
+    for job in waiting:
+        _say(f"\n# {job.kind}: {job.label}\n{job.command}")
+
+
+def _say(text: str) -> None:
+    # As it is: these lines are for a shell.
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cost(table: "Table", places, waiting: list["Job"]) -> str:
+    from verl_clipx.reproduction.table_plan import TRAIN
+
+    trainings = [job for job in waiting if job.kind == TRAIN]
+    if not trainings:
+        return "Nothing to train."
+    if table.seconds_per_run:
+        hours = len(trainings) * table.seconds_per_run / 3600
+        return f"{len(trainings)} trainings, about {hours:.1f} h at {table.seconds_per_run} s each with evaluation."
+    try:
+        from verl_clipx.reproduction.cost import GPUS, estimate
+        from verl_clipx.reproduction.presets import compose_preset
+    except ImportError:
+        return f"{len(trainings)} trainings; no estimate."
+    gpu = GPUS.get(places.hardware.split("x")[0])
+    if gpu is None:
+        return f"{len(trainings)} trainings; no estimate for +hardware={places.hardware}."
+    presets = [job.label.split(",")[0] for job in trainings]
+    total, unknown = 0.0, []
+    with progress_console.status("estimating the cost"):
+        for preset in dict.fromkeys(presets):
+            overrides = [f"+hardware={places.hardware}", f"trainer.nnodes={places.nodes}"]
+            try:
+                hours = estimate(compose_preset(preset, overrides), gpu).gpu_hours
+            except ValueError as error:
+                unknown.append(f"{preset}: {error}")
+                continue
+            if hours is None:
+                unknown.append(f"{preset}: its training data are not here")
+            else:
+                total += hours * presets.count(preset)
+    lines = [f"{len(trainings)} trainings" + (f", about {total:.0f} GPU-hours without evaluation." if total else ".")]
+    lines += [f"no estimate for {line}" for line in unknown]
+    return "\n# ".join(lines)
+
+
+def _run_all(jobs: list["Job"], already: int, of: int) -> None:
+    from verl_clipx.reproduction.table_plan import run_job
+
+    columns = (
+        SpinnerColumn(),
+        TextColumn("{task.description}", markup=False),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+    )
+    with Progress(*columns, console=progress_console, refresh_per_second=2) as progress:
+        task = progress.add_task("", total=of, completed=already)
+        for job in jobs:
+            label = f"{job.kind}: {job.label}"
+            progress.update(task, description=label)
+
+            def on_step(step: int, total: int | None, label: str = label) -> None:
+                progress.update(task, description=f"{label}, step {step}" + (f" of {total}" if total else ""))
+
+            code = run_job(job, on_step)
+            if code == 130:
+                progress.stop()
+                console.print("interrupted; the same command goes on")
+                raise typer.Exit(130)
+            if code:
+                progress.stop()
+                log = job.folder / f"{job.kind}.log"
+                console.print(f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {log}. The end of it:")
+                _say("\n".join(log.read_text(errors="replace").splitlines()[-15:]))
+                raise typer.Exit(1)
+            progress.advance(task)
+
+
+@table_app.command()
+def collect(
+    name: Name,
+    runs: Runs = DEFAULT_RUNS,
+    out: Annotated[Path | None, typer.Option(help="Results; RUNS/tables/<name>.json by default.")] = None,
+) -> None:
+    """Read the runs' numbers, refusing runs that are not the presets'. Says what is missing."""
+    from verl_clipx.reproduction.collect import collect as collect_table
+
+    table = _load(name)
+    try:
+        with progress_console.status("composing presets, reading runs"):
+            results = collect_table(table, runs)
+    except (FileNotFoundError, ValueError) as error:
+        _fail(error)
+    out = out or default_results(runs, name)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    partial = out.with_name(f".{out.name}.partial")
+    partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    partial.replace(out)
+    for entry in results["refused"]:
+        console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
+        for reason in entry["reasons"]:
+            _say(f"  {reason}")
+    for line in results["missing"]:
+        console.print(f"[yellow]missing[/] {escape(line)}", soft_wrap=True)
+    measured = sum("mean" in cell for cell in results["cells"])
+    possible = sum(table.is_measurable(row, column) for row in table.rows for column in table.columns)
+    _say(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
+    if results["refused"]:
+        raise typer.Exit(1)
+
+
+@table_app.command()
+def render(
+    name: Name,
+    runs: Runs = DEFAULT_RUNS,
+    results: Annotated[Path | None, typer.Option(help="From `collect`; RUNS/tables/<name>.json by default.")] = None,
+    markup: Annotated[str, typer.Option("--format", help="markdown, html or latex.")] = "markdown",
+    out: Annotated[Path | None, typer.Option(help="File to write; standard output by default.")] = None,
+) -> None:
+    """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty."""
+    from verl_clipx.reproduction.collect import hash_of_definition
+    from verl_clipx.reproduction.render import render as render_table
+
+    table = _load(name)
+    path = results or default_results(runs, name)
+    if results and not results.is_file():
+        _fail(FileNotFoundError(f"--results {results}: no such file; make it with `clipx table collect {name}`"))
+    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+    if found and found["definition"] != hash_of_definition(table):
+        _fail(ValueError(f"{path}: the table's definition has changed since; run `clipx table collect {name}` again"))
+    try:
+        text = render_table(table, found, markup)
+    except ValueError as error:
+        _fail(error)
+    if out is None:
+        typer.echo(text, nl=False)
+    else:
+        out.write_text(text, encoding="utf-8")
+
+
+def default_results(runs: Path, name: str) -> Path:
+    """Where `collect` writes and `render` reads."""
+    return runs / "tables" / f"{name}.json"
+
+
+def _load(name: str) -> "Table":
+    from verl_clipx.reproduction.tables_definition import load_table
+
+    try:
+        return load_table(name)
+    except ValueError as error:
+        _fail(error)
+
+
+def _fail(error: Exception) -> NoReturn:
+    console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+    raise typer.Exit(1) from None

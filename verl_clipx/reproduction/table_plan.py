@@ -1,0 +1,238 @@
+"""The commands that fill a table, and running them."""
+
+import contextlib
+import json
+import os
+import shlex
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from verl_clipx.configs_folder import configs_folder
+from verl_clipx.reproduction.collect import commit_here, versions_here
+from verl_clipx.reproduction.measures import protocol_of
+from verl_clipx.reproduction.run_folder import RunFolder, run_path
+from verl_clipx.reproduction.tables_definition import Column, Row, Source, Table
+
+PREPARE, TRAIN, EVALUATE = "prepare", "train", "evaluate"
+SECONDS_BETWEEN_LOOKS = 2
+
+
+@dataclass(frozen=True)
+class Job:
+    """A command of a plan."""
+
+    kind: str
+    """PREPARE, TRAIN or EVALUATE."""
+
+    label: str
+    """What it does, for people."""
+
+    command: str
+    """A line for bash."""
+
+    folder: Path
+    """Where its log goes; of a training, the run's folder."""
+
+    done: bool
+    """Whether what it makes is there."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where things are, as the commands name them."""
+
+    runs: Path
+    data: Path
+    """With `{data}` in definitions."""
+
+    hardware: str
+    nodes: int
+    evaluation_options: str = ""
+    """Further options of `clipx eval run`, after the table's."""
+
+
+def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple[str, ...] = ()) -> list[Job]:
+    """The commands that fill a table: data, then for each seed and preset the training and its evaluations.
+
+    Seeds come outermost, so that a table that is only half done has all rows of the first seeds.
+
+    Args:
+        table: the table.
+        places: folders and hardware.
+        seeds: of the trainings.
+        rows: names of the rows to fill; empty for all.
+
+    Raises:
+        FileNotFoundError: the recipes are not there, because this is no checkout.
+        ValueError: there is no such row.
+    """
+    unknown = [name for name in rows if name not in [row.name for row in table.rows]]
+    if unknown:
+        raise ValueError(f"--row {unknown[0]}: table {table.name} has {', '.join(row.name for row in table.rows)}")
+    sources = [
+        (source, cells) for source, cells in table.sources() if not rows or any(row.name in rows for row, _ in cells)
+    ]
+    jobs = [
+        Job(
+            PREPARE,
+            entry["makes"],
+            entry["command"].replace("{data}", shlex.quote(str(places.data))),
+            places.runs / "logs",
+            (places.data / entry["makes"]).exists(),
+        )
+        for entry in table.prepare
+    ]
+    for source, cells in sources:
+        if source.model:
+            jobs += _evaluations(table, places, cells, source.model, places.runs / table.folder_of(source))
+    for seed in seeds:
+        for source, cells in sources:
+            if source.preset:
+                jobs += _run(table, places, source, cells, seed)
+    return jobs
+
+
+def _run(table: Table, places: Places, source: Source, cells: list[tuple[Row, Column]], seed: int) -> list[Job]:
+    run = RunFolder(run_path(places.runs, source.preset, seed))
+    evaluations = _evaluations(table, places, cells, str(run.path / "checkpoints"), run.path)
+    # Checkpoints may have been removed after the evaluations.
+    trained = is_trained(run) or (bool(evaluations) and all(job.done for job in evaluations))
+    train = Job(
+        TRAIN,
+        f"{source.preset}, seed {seed}",
+        training_command(places, source.preset, seed, run.path, _bounds(places, cells, seed)),
+        run.path,
+        trained,
+    )
+    # Evaluations of an earlier training would be refused; `clipx eval run` itself says so.
+    return [train, *(job if trained else replace(job, done=False) for job in evaluations)]
+
+
+def is_trained(run: RunFolder) -> bool:
+    """Whether a run has made all its steps, as far as its configuration or its data can tell how many they are."""
+    if not run.is_trained or not run.metrics:
+        return False
+    total = run.total_steps
+    if total is None:
+        from verl_clipx.reproduction.cost import steps_of
+
+        total = steps_of(run.config)
+    return total is not None and run.last_step >= total
+
+
+def _bounds(places: Places, cells: list[tuple[Row, Column]], seed: int) -> tuple[str, Path] | None:
+    for row, column in cells:
+        if row.measured_bounds and column.run in row.measured_bounds:
+            measured_on = run_path(places.runs, row.measured_bounds[column.run], seed)
+            return row.measured_bounds["group"], measured_on / "metrics.jsonl"
+    return None
+
+
+def training_command(places: Places, preset: str, seed: int, run: Path, bounds: tuple[str, Path] | None = None) -> str:
+    """The line that trains: the recipes' own `launch`, with the preset's name.
+
+    Args:
+        places: folders and hardware.
+        preset: what to train.
+        seed: of the training.
+        run: the run's folder.
+        bounds: a method group and the metrics that `clipx bounds` measures its open clip bounds on.
+
+    Raises:
+        FileNotFoundError: the recipes are not there.
+    """
+    recipes = configs_folder().parent / "recipes" / "common.sh"
+    if not recipes.is_file():
+        raise FileNotFoundError(f"{recipes}: not there; run this from a checkout of the repository, not from a wheel")
+    with contextlib.suppress(ValueError):
+        recipes = recipes.relative_to(Path.cwd())
+    variables = {
+        "CLIPX_DATA": str(places.data),
+        "HARDWARE": places.hardware,
+        "NNODES": str(places.nodes),
+        "SEED": str(seed),
+        "RUN_FOLDER": str(run),
+    }
+    if places.hardware == "cpu":
+        # The estimate behind the preflight knows GPUs only.
+        variables |= {"VERL_PLATFORM": "cpu", "PREFLIGHT": "0"}
+    script = f"set -eu; source {shlex.quote(str(recipes))}; launch {preset}"
+    if bounds:
+        group, metrics = bounds
+        script += f" $(clipx bounds {shlex.quote(str(metrics))} | sed -n 's/^+clipx={group} //p')"
+    assignments = " ".join(f"{key}={shlex.quote(value)}" for key, value in variables.items())
+    return f"{assignments} bash -c {shlex.quote(script)}"
+
+
+def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], model: str, folder: Path) -> list[Job]:
+    jobs = {}
+    for row, column in cells:
+        for benchmark in table.benchmarks_of(row, column):
+            settings = table.benchmarks[benchmark]
+            arguments = ["clipx", "eval", "run", model.replace("{data}", str(places.data))]
+            arguments += ["--benchmark", f"{benchmark}={places.data / settings['file']}"]
+            arguments += ["--out", str(folder / "evaluation" / benchmark)]
+            arguments += ["--protocol", protocol_of(row, settings)]
+            for key in ("samples", "temperature", "max_tokens", "top_p"):
+                if key in settings:
+                    arguments += [f"--{key.replace('_', '-')}", str(settings[key])]
+            for options in (table.evaluation_options, row.evaluation_options, places.evaluation_options):
+                arguments += shlex.split(options)
+            jobs[benchmark] = Job(
+                EVALUATE,
+                f"{folder.name} on {benchmark}",
+                shlex.join(arguments),
+                folder,
+                RunFolder(folder).evaluation(benchmark) is not None,
+            )
+    return list(jobs.values())
+
+
+def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
+    """Run a command of a plan, its output in `<kind>.log` in its folder.
+
+    A training runs under `clipx watch`, which ends all its processes whatever way it ends, and leaves run.json with
+    the commit, the versions and the seconds that it took.
+
+    Args:
+        job: which.
+        on_step: called now and then with the last step of a training and the number of its steps, if known.
+
+    Returns:
+        The exit code; 130 after an interrupt.
+    """
+    job.folder.mkdir(parents=True, exist_ok=True)
+    # `clipx` and `python` in the commands are this environment's.
+    environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    command = ["bash", "-c", job.command]
+    if job.kind == TRAIN:
+        # The number of steps is for its own display, which nobody sees.
+        command = ["clipx", "watch", str(job.folder), "--steps", "1", "--", *command]
+    started = time.time()
+    with (job.folder / f"{job.kind}.log").open("ab") as log:
+        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+        try:
+            while process.poll() is None:
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+                if job.kind == TRAIN:
+                    on_step(*_progress_of(RunFolder(job.folder), started))
+        except KeyboardInterrupt:
+            # The terminal has told the child too.
+            process.wait()
+            return 130
+    if job.kind == TRAIN and process.returncode == 0:
+        record = {"commit": commit_here(), "versions": versions_here(), "seconds": round(time.time() - started, 1)}
+        (job.folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+    return process.returncode
+
+
+def _progress_of(run: RunFolder, started: float) -> tuple[int, int | None]:
+    metrics = run.path / "metrics.jsonl"
+    # What an earlier start left is not this one's.
+    if not run.is_trained or not metrics.is_file() or metrics.stat().st_mtime < started:
+        return 0, None
+    return run.last_step, run.total_steps
