@@ -31,7 +31,7 @@ from verl_clipx.controllers.controller import Controller
 from verl_clipx.controllers.fixed import FixedBounds
 from verl_clipx.losses.bounds import Bounds
 from verl_clipx.losses.ratio import importance_ratio, saturation_limit
-from verl_clipx.losses.regions import REGIONS, region_codes
+from verl_clipx.losses.regions import region_members
 
 RELEASED_CLAMP = 20.0
 RELATIVE_TOLERANCE = {torch.float64: 1e-9, torch.float32: 2e-5}
@@ -345,8 +345,8 @@ def test_clip_fractions_follow_from_the_regions(case):
         # The release reports what PPO with its own bounds would clip, not what the weight's bounds do.
         hyper = case.hyperparameters
         bounds = Bounds(1 - hyper["cliprange_low"], 1 + hyper["cliprange_high"])
-    codes = region_codes(outcome.ratio, inputs["advantages"], bounds)
-    clipped = (codes == REGIONS.index("LN")) | (codes == REGIONS.index("HP"))
+    members = region_members(outcome.ratio, inputs["advantages"], bounds)
+    clipped = members["LN"] | members["HP"]
     dual_clipped = (inputs["advantages"] < 0) & (outcome.ratio > case.hyperparameters["clip_ratio_c"])
     log_ratio, _ = importance_ratio(inputs["log_prob"], inputs["old_log_prob"], clamp)
     # The references divide a masked sum by (tokens + 1e-8).

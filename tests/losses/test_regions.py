@@ -3,13 +3,15 @@
 import torch
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.regions import REGIONS, region_codes
+from verl_clipx.losses.regions import REGIONS, region_members
 
 
 def _names(ratio, advantages, bounds):
-    codes = region_codes(torch.tensor([ratio]), torch.tensor([advantages]), bounds)
-    assert codes.dtype == torch.int8
-    return [REGIONS[code] for code in codes[0].tolist()]
+    members = region_members(torch.tensor([ratio]), torch.tensor([advantages]), bounds)
+    assert tuple(members) == REGIONS
+    table = torch.stack([tokens[0] for tokens in members.values()])
+    assert (table.sum(0) == 1).all()
+    return [REGIONS[row] for row in table.int().argmax(0).tolist()]
 
 
 def test_regions_by_hand():

@@ -65,7 +65,7 @@ class AcpoController:
     ) -> Tensor:
         deviation = torch.where(mask, ratio.to(torch.float64) - 1.0, 0.0)
         bucket = self._bin(log_prob=log_prob, old_log_prob=old_log_prob, dtype=ratio.dtype)
-        return bucket_sums(bucket, (mask, deviation, deviation.square()), self.bins).flatten()
+        return bucket_sums(bucket, (mask, deviation, deviation * deviation), self.bins).flatten()
 
     def decide(self, statistics: Tensor) -> Tensor:
         count, total, squares = statistics.view(3, self.bins)
@@ -98,6 +98,6 @@ class AcpoController:
 
     def _bin(self, *, log_prob: Tensor, old_log_prob: Tensor, dtype: torch.dtype) -> Tensor:
         chosen = old_log_prob if self.bin_on == "old" else log_prob
-        probability = chosen.detach().to(dtype).exp()
+        position = chosen.detach().to(dtype).exp().mul_(self.bins)
         # Clamped before the conversion: rounding can put a probability above 1, and padding may hold any number.
-        return (probability * self.bins).floor().clamp(0, self.bins - 1).to(torch.int64)
+        return position.clamp_(0, self.bins - 1).to(torch.int64)

@@ -130,20 +130,17 @@ class BapoController:
         old_log_prob: Tensor,
         rollout_log_prob: Tensor | None = None,
     ) -> Tensor:
-        weighted = self._weight(old_log_prob, rollout_log_prob) * advantages.to(torch.float64)
-        positive = torch.where(mask & (advantages > 0), weighted, 0.0)
-        negative = torch.where(mask & (advantages < 0), -weighted, 0.0)
+        magnitude = self._weight(old_log_prob, rollout_log_prob) * advantages.abs().to(torch.float64)
+        magnitude = torch.where(mask & (advantages != 0), magnitude, 0.0)
         # Candidates in the ratio's own dtype: rounded differently, a ratio equal to one would fall beside it.
         upper, lower = self._upper(ratio.device).to(ratio.dtype), self._lower(ratio.device).to(ratio.dtype)
-        # A positive token counts as unclipped up to and including c_high, a negative one from c_low on.
-        above = torch.bucketize(ratio, upper, right=False)
-        below = torch.bucketize(ratio, lower, right=True)
-        return torch.cat(
-            [
-                bucket_sums(above, (positive, positive * ratio), self._upper_count + 1).flatten(),
-                bucket_sums(below, (negative, negative * ratio), self._lower_count + 1).flatten(),
-            ]
-        )
+        # One axis for both signs, with negative tokens left of 0: an interval holds its right end, so a positive token
+        # counts as unclipped up to and including c_high, a negative one from c_low on.
+        edges = torch.cat([-lower.flip(0), torch.zeros_like(lower[:1]), upper])
+        interval = torch.bucketize(torch.copysign(ratio, advantages), edges)
+        sums = bucket_sums(interval, (magnitude, magnitude * ratio), len(edges) + 1)
+        negative, positive = sums.split([self._lower_count + 1, self._upper_count + 1], dim=1)
+        return torch.cat([positive.flatten(), negative.flip(1).flatten()])
 
     def decide(self, statistics: Tensor) -> Tensor:
         upper, lower = self._upper(statistics.device), self._lower(statistics.device)

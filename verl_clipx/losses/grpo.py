@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
+from verl_clipx.losses.masking import kept
 from verl_clipx.losses.ratio import followed_ratio, saturation_limit
 
 
@@ -37,7 +38,7 @@ def gradient_weight(
     clipped = ((advantages > 0) & (ratio > bounds.high)) | ((advantages < 0) & (ratio < bounds.low))
     if dual_clip is not None:
         clipped = clipped | ((advantages < 0) & (ratio > dual_clip))
-    return torch.where(clipped, 0.0, followed_ratio(ratio, log_ratio_clamp))
+    return kept(followed_ratio(ratio, log_ratio_clamp), ~clipped)
 
 
 def loss_value(
@@ -61,7 +62,7 @@ def loss_value(
         ratio = ratio.clamp(math.exp(-limit), math.exp(limit))
     # Two calls, because one bound may be a tensor and the other a number.
     clipped_ratio = ratio.clamp(min=bounds.low).clamp(max=bounds.high)
-    value = torch.maximum(-advantages * ratio, -advantages * clipped_ratio)
+    value = torch.minimum(advantages * ratio, clipped_ratio.mul_(advantages)).neg_()
     if dual_clip is None:
         return value
     return torch.where(advantages < 0, torch.minimum(value, -advantages * dual_clip), value)

@@ -5,6 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from verl_clipx.losses.masking import kept
+
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
 SATURATION = 0.48
@@ -61,4 +63,4 @@ def followed_ratio(ratio: Tensor, log_ratio_clamp: float | None) -> Tensor:
     slack = CLAMP_SLACK_STEPS * torch.finfo(ratio.dtype).eps
     smallest = math.exp(-log_ratio_clamp) * (1 - slack)
     largest = math.exp(log_ratio_clamp) * (1 + slack)
-    return torch.where((ratio < smallest) | (ratio > largest), 0.0, ratio)
+    return kept(ratio, ~((ratio < smallest) | (ratio > largest)))

@@ -1,6 +1,5 @@
 """The five regions of (ratio, advantage) that tell the methods apart."""
 
-import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
@@ -9,8 +8,8 @@ from verl_clipx.losses.bounds import Bounds
 REGIONS = ("LN", "HP", "LP", "HN", "M")
 
 
-def region_codes(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
-    """The region of each token, as its index in `REGIONS`.
+def region_members(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> dict[str, Tensor]:
+    """The tokens of each region; every token is in exactly one.
 
     Args:
         ratio: (sequences, length).
@@ -18,18 +17,17 @@ def region_codes(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> Tensor:
         bounds: bounds on the ratio.
 
     Returns:
-        (sequences, length), int8. A ratio equal to a bound and an advantage of 0 belong to M.
+        Each of `REGIONS` to a bool tensor, (sequences, length). A ratio equal to a bound and an advantage of 0 belong
+        to M.
 
     Source: DGPO, Eqs. 2-6; PPO clips LN and HP and leaves LP and HN alone.
     """
     below, above = ratio < bounds.low, ratio > bounds.high
     negative, positive = advantages < 0, advantages > 0
-    codes = torch.full_like(ratio, REGIONS.index("M"), dtype=torch.int8)
-    for region, member in (
-        ("LN", below & negative),
-        ("HP", above & positive),
-        ("LP", below & positive),
-        ("HN", above & negative),
-    ):
-        codes = codes.masked_fill(member, REGIONS.index(region))
-    return codes
+    # A token may be on both sides of crossed bounds: the later region has it.
+    members = {"HN": above & negative}
+    members["LP"] = below & positive
+    members["HP"] = above & positive & ~members["LP"]
+    members["LN"] = below & negative & ~members["HN"]
+    members["M"] = ~(members["HN"] | members["LP"] | members["HP"] | members["LN"])
+    return {region: members[region] for region in REGIONS}

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.regions import REGIONS, region_codes
+from verl_clipx.losses.masking import kept
+from verl_clipx.losses.regions import region_members
 
 TOKENS = "tokens"
 
@@ -37,21 +38,24 @@ def token_sums(
         Metric name to a 0-d float64 tensor. `region_fraction` and `gradient_mass` are split by DGPO's five regions;
         gradient mass is |F*A|. `tokens` is the number of tokens.
     """
-    codes = region_codes(ratio, advantages, bounds)
-    mass = (weight * advantages).abs()
+    mass = (weight * advantages).abs_()
 
-    def total(values: Tensor) -> Tensor:
-        return torch.where(mask, values, 0).sum(dtype=torch.float64)
+    def total(values: Tensor, members: Tensor = mask) -> Tensor:
+        # Each sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
+        return kept(values, members).sum(-1).sum(dtype=torch.float64)
 
-    sums = {TOKENS: mask.sum(dtype=torch.float64)}
-    sums["actor/ppo_kl"] = total(-log_ratio)
+    def number(members: Tensor) -> Tensor:
+        return members.count_nonzero().to(torch.float64)
+
+    sums = {TOKENS: number(mask)}
+    sums["actor/ppo_kl"] = -total(log_ratio)
     sums["clipx/ratio_mean"] = total(ratio)
     counts = {}
-    for code, region in enumerate(REGIONS):
-        inside = mask & (codes == code)
-        counts[region] = inside.sum(dtype=torch.float64)
+    for region, members in region_members(ratio, advantages, bounds).items():
+        inside = mask & members
+        counts[region] = number(inside)
         sums[f"clipx/region_fraction/{region}"] = counts[region]
-        sums[f"clipx/gradient_mass/{region}"] = torch.where(inside, mass, 0).sum(dtype=torch.float64)
+        sums[f"clipx/gradient_mass/{region}"] = total(mass, inside)
     sums["clipx/clip_fraction_low"] = counts["LN"]
     sums["clipx/clip_fraction_high"] = counts["HP"]
     sums["actor/pg_clipfrac"] = counts["LN"] + counts["HP"]
@@ -59,7 +63,7 @@ def token_sums(
         sums["actor/pg_clipfrac_lower"] = torch.zeros_like(sums[TOKENS])
     else:
         dual_clipped = mask & (advantages < 0) & (ratio > dual_clip)
-        sums["actor/pg_clipfrac_lower"] = dual_clipped.sum(dtype=torch.float64)
+        sums["actor/pg_clipfrac_lower"] = number(dual_clipped)
     return sums
 
 

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
+from verl_clipx.losses.masking import kept
 from verl_clipx.losses.policy_gradient import per_token_loss
 from verl_clipx.losses.ratio import compute_dtype, importance_ratio
 from verl_clipx.tokens.advantage_reweighting import reweighted_advantages
@@ -89,7 +90,7 @@ def tokens_of(
     dtype = compute_dtype(log_prob.dtype)
 
     def inside(tensor: Tensor) -> Tensor:
-        return torch.where(mask, tensor.detach(), 0).to(dtype)
+        return kept(tensor.detach().to(dtype), mask)
 
     current, old = inside(log_prob), inside(old_log_prob)
     log_ratio, ratio = importance_ratio(current, old, config.log_ratio_clamp)
@@ -97,7 +98,7 @@ def tokens_of(
     shaped = inside(advantages)
     if config.shaping is not None:
         chosen = old if config.shaping.probability == "old" else current
-        shaped = torch.where(mask, reweighted_advantages(shaped, chosen, alpha=config.shaping.alpha), 0)
+        shaped = kept(reweighted_advantages(shaped, chosen, alpha=config.shaping.alpha), mask)
     rollout = None if rollout_log_prob is None else inside(rollout_log_prob)
     return Tokens(current, old, shaped, rollout, mask, ratio, log_ratio, free_ratio)
 
@@ -185,9 +186,9 @@ def evaluate(
     gradient = weight * tokens.advantages
     value = -gradient if method.loss_value is None else call_by_name(method.loss_value, {**offered, "weight": weight})
     if rollout_is_weights is not None:
-        factor = torch.where(mask, rollout_is_weights.detach(), 0).to(dtype)
+        factor = kept(rollout_is_weights.detach().to(dtype), mask)
         value, gradient = value * factor, gradient * factor
-    loss = per_token_loss(log_prob, torch.where(mask, value, 0), torch.where(mask, gradient, 0))
+    loss = per_token_loss(log_prob, kept(value, mask), kept(gradient, mask))
     return TokenLoss(
         loss,
         weight,
