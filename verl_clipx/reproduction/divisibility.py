@@ -1,0 +1,318 @@
+"""How a run's batches and models divide over its GPUs, by verl's own arithmetic.
+
+verl checks part of this in the driver (`validate_config`, called here), part in its workers, minutes after the launch,
+and part only when the first long response arrives. Everything is checked here, before a GPU is asked for.
+"""
+
+import contextlib
+import copy
+import io
+import math
+import warnings
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, open_dict
+
+from verl_clipx.reproduction.models import ModelShape
+
+ACTOR = "actor_rollout_ref.actor"
+ROLLOUT = "actor_rollout_ref.rollout"
+FSDP = ("fsdp", "fsdp2")
+
+
+class ConfigurationError(ValueError):
+    """A configuration that cannot run.
+
+    Args:
+        key: the configuration key to look at.
+        value: its value.
+        problem: why that cannot work.
+        fix: what to do.
+    """
+
+    def __init__(self, key: str, value: object, problem: str, fix: str):
+        super().__init__(f"{key}={value}: {problem}. {fix}")
+        self.key = key
+
+
+@dataclass(frozen=True)
+class Layout:
+    """A run's division over its GPUs.
+
+    Args:
+        nodes: machines.
+        gpus: training ranks, over all nodes.
+        shards: ranks that share one copy of the parameters (FSDP).
+        sequence_parallel: ranks that share each sequence (Ulysses).
+        data_parallel: groups of ranks that see different sequences.
+        replicas: copies of the model that generate.
+        gpus_per_replica: GPUs of one of them.
+        rows: responses of a rollout batch.
+        rows_per_rank: of them, seen by each data-parallel rank.
+        mini_batch_rows: responses of an optimizer step.
+        mini_batch_rows_per_rank: of them, seen by each data-parallel rank.
+        updates_per_epoch: optimizer steps in one pass over a rollout batch.
+        longest: tokens of the longest prompt with the longest response.
+    """
+
+    nodes: int
+    gpus: int
+    shards: int
+    sequence_parallel: int
+    data_parallel: int
+    replicas: int
+    gpus_per_replica: int
+    rows: int
+    rows_per_rank: int
+    mini_batch_rows: int
+    mini_batch_rows_per_rank: int
+    updates_per_epoch: int
+    longest: int
+
+
+def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
+    """Divides a run over its GPUs, as verl would.
+
+    Args:
+        config: a run's whole configuration, composed on verl's main one.
+        shape: the model's shape.
+
+    Returns:
+        The division.
+
+    Raises:
+        ConfigurationError: something does not divide; the message names the key, the value and what to do.
+    """
+    _check_covered(config)
+    actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
+    nodes, per_node = config.trainer.nnodes, config.trainer.n_gpus_per_node
+    for key, value in (("trainer.nnodes", nodes), ("trainer.n_gpus_per_node", per_node)):
+        if not isinstance(value, int) or value < 1:
+            raise ConfigurationError(key, value, "not a number of machines or GPUs", "Set a whole number above 0.")
+    gpus = nodes * per_node
+    sequence_parallel = sequence_parallel_size(config)
+    _check_heads(sequence_parallel, gpus, shape)
+    fsdp_size = actor.fsdp_config.fsdp_size
+    shards = fsdp_size if 0 < fsdp_size < gpus else gpus
+    if gpus % shards:
+        raise ConfigurationError(
+            f"{ACTOR}.fsdp_config.fsdp_size",
+            fsdp_size,
+            f"does not divide the {gpus} GPUs",
+            "Choose a divisor, or -1 to share the parameters over all of them.",
+        )
+    gpus_per_replica = _replica_size(config, shape, gpus, per_node)
+
+    data_parallel = gpus // sequence_parallel
+    prompts, mini_batch, samples = config.data.train_batch_size, actor.ppo_mini_batch_size, rollout.n
+    rows, mini_batch_rows = prompts * samples, mini_batch * samples
+    if prompts % mini_batch:
+        raise ConfigurationError(
+            f"{ACTOR}.ppo_mini_batch_size",
+            mini_batch,
+            f"does not divide data.train_batch_size={prompts} (both in prompts): verl's v1 trainer would fill the last "
+            "mini-batch with padding, the older one stops",
+            f"Choose a divisor of {prompts}.",
+        )
+    if mini_batch_rows % data_parallel:
+        multiple = data_parallel // math.gcd(data_parallel, samples)
+        raise ConfigurationError(
+            f"{ACTOR}.ppo_mini_batch_size",
+            mini_batch,
+            f"{mini_batch} prompts x {ROLLOUT}.n={samples} = {mini_batch_rows} responses do not divide over "
+            f"{data_parallel} data-parallel ranks ({gpus} GPUs / {sequence_parallel} that share a sequence)",
+            f"Use a multiple of {multiple} prompts, or other numbers for trainer.nnodes and "
+            f"{ACTOR}.ulysses_sequence_parallel_size.",
+        )
+    layout = Layout(
+        nodes=nodes,
+        gpus=gpus,
+        shards=shards,
+        sequence_parallel=sequence_parallel,
+        data_parallel=data_parallel,
+        replicas=gpus // gpus_per_replica,
+        gpus_per_replica=gpus_per_replica,
+        rows=rows,
+        rows_per_rank=rows // data_parallel,
+        mini_batch_rows=mini_batch_rows,
+        mini_batch_rows_per_rank=mini_batch_rows // data_parallel,
+        updates_per_epoch=prompts // mini_batch,
+        longest=config.data.max_prompt_length + config.data.max_response_length,
+    )
+    _check_micro_batches(config, layout)
+    _check_loader(config)
+    check_with_verl(config)
+    return layout
+
+
+def sequence_parallel_size(config: DictConfig) -> int:
+    """Ranks that share each sequence: verl lets the actor's key win over the engine's.
+
+    Args:
+        config: the run's configuration.
+    """
+    actor = config.actor_rollout_ref.actor
+    if actor.ulysses_sequence_parallel_size > 1:
+        return actor.ulysses_sequence_parallel_size
+    return actor.fsdp_config.ulysses_sequence_parallel_size
+
+
+def needs_reference(config: DictConfig) -> bool:
+    """Whether the run keeps a reference model, by verl's own function.
+
+    Args:
+        config: the run's configuration.
+    """
+    from verl.trainer.ppo.utils import need_reference_policy
+
+    return bool(need_reference_policy(config))
+
+
+def check_with_verl(config: DictConfig) -> None:
+    """Runs the checks that verl's driver runs before it starts Ray, and with them those of the clipx node.
+
+    Args:
+        config: a run's whole configuration.
+
+    Raises:
+        ConfigurationError: verl, or the method's configuration, refuses it.
+    """
+    from verl.utils.config import validate_config
+
+    config = copy.deepcopy(config)
+    run = config.actor_rollout_ref.actor.policy_loss.get("run")
+    if run is not None:
+        # A run can be planned on a machine that could not run it: without this, the driver's own look-out for a GPU.
+        with open_dict(run):
+            run.ray_address, run.device = "planned", None
+    try:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            validate_config(config, use_reference_policy=needs_reference(config), use_critic=False)
+    except Exception as error:
+        # Hydra wraps what a dataclass raises.
+        reason = error.__cause__ or error
+        raise ConfigurationError(
+            "configuration", "as composed", f"verl refuses it: {reason}", "Change what it names."
+        ) from error
+
+
+def _check_covered(config: DictConfig) -> None:
+    from verl.trainer.ppo.utils import need_critic
+
+    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
+    mode = config.trainer.v1.trainer_mode
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        critic = need_critic(config)
+    for key, value, covered, fix in (
+        (f"{ACTOR}.strategy", actor.strategy, actor.strategy in FSDP, "Use fsdp or fsdp2."),
+        (
+            "actor_rollout_ref.model.lora_rank",
+            model.lora_rank,
+            not model.lora_rank and not (model.get("lora") or {}).get("rank"),
+            "Set it to 0.",
+        ),
+        (
+            "actor_rollout_ref.model.use_remove_padding",
+            model.use_remove_padding,
+            bool(model.use_remove_padding),
+            "Set it to True.",
+        ),
+        ("algorithm.adv_estimator", config.algorithm.adv_estimator, not critic, "Use an estimator without a critic."),
+        (
+            "trainer.v1.trainer_mode",
+            mode,
+            not config.trainer.use_v1 or mode in ("sync", "colocate_async"),
+            "Use sync or colocate_async.",
+        ),
+    ):
+        if not covered:
+            raise ConfigurationError(key, value, "not covered by the estimator", fix)
+
+
+def _check_heads(sequence_parallel: int, gpus: int, shape: ModelShape) -> None:
+    key = f"{ACTOR}.ulysses_sequence_parallel_size"
+    if gpus % sequence_parallel:
+        raise ConfigurationError(key, sequence_parallel, f"does not divide the {gpus} GPUs", "Choose a divisor.")
+    queries, groups = shape.num_attention_heads, shape.num_key_value_heads
+    if queries % sequence_parallel or (groups % sequence_parallel and sequence_parallel % groups):
+        raise ConfigurationError(
+            key,
+            sequence_parallel,
+            f"does not divide the model's {queries} attention heads, or does not match its {groups} key-value heads",
+            f"Choose a divisor of {queries} that divides {groups} or is a multiple of it.",
+        )
+
+
+def _replica_size(config: DictConfig, shape: ModelShape, gpus: int, per_node: int) -> int:
+    rollout = config.actor_rollout_ref.rollout
+    tensor_parallel = rollout.tensor_model_parallel_size
+    size = tensor_parallel * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
+    key = f"{ROLLOUT}.tensor_model_parallel_size"
+    if gpus % size or (size % per_node and per_node % size):
+        raise ConfigurationError(
+            key,
+            tensor_parallel,
+            f"a rollout server takes {size} GPUs, which does not divide the {gpus} GPUs, {per_node} a node",
+            f"Choose a divisor of {per_node}.",
+        )
+    queries, groups = shape.num_attention_heads, shape.num_key_value_heads
+    if queries % tensor_parallel or (groups % tensor_parallel and tensor_parallel % groups):
+        raise ConfigurationError(
+            key,
+            tensor_parallel,
+            f"the rollout engine cannot split {queries} attention heads and {groups} key-value heads over it",
+            f"Choose a divisor of {queries} that divides {groups} or is a multiple of it.",
+        )
+    return size
+
+
+def _check_micro_batches(config: DictConfig, layout: Layout) -> None:
+    actor, rollout, ref = (config.actor_rollout_ref[name] for name in ("actor", "rollout", "ref"))
+    if actor.use_dynamic_bsz != rollout.log_prob_use_dynamic_bsz:
+        raise ConfigurationError(
+            f"{ROLLOUT}.log_prob_use_dynamic_bsz",
+            rollout.log_prob_use_dynamic_bsz,
+            f"must equal {ACTOR}.use_dynamic_bsz={actor.use_dynamic_bsz}",
+            "Set only the actor's: the other follows.",
+        )
+    reference = (("actor_rollout_ref.ref.log_prob", ref, "log_prob"),) if needs_reference(config) else ()
+    for prefix, node, name in (
+        (f"{ACTOR}.ppo", actor, "ppo"),
+        (f"{ROLLOUT}.log_prob", rollout, "log_prob"),
+        *reference,
+    ):
+        dynamic = actor.use_dynamic_bsz if name == "ppo" else node.log_prob_use_dynamic_bsz
+        if dynamic:
+            tokens = node[f"{name}_max_token_len_per_gpu"]
+            if tokens * layout.sequence_parallel < layout.longest:
+                raise ConfigurationError(
+                    f"{prefix}_max_token_len_per_gpu",
+                    tokens,
+                    f"times {layout.sequence_parallel} GPUs that share a sequence is less than the longest sequence, "
+                    f"data.max_prompt_length + data.max_response_length = {layout.longest}: verl stops when one comes",
+                    f"Set at least {math.ceil(layout.longest / layout.sequence_parallel)}.",
+                )
+            continue
+        rows = layout.mini_batch_rows_per_rank if name == "ppo" else layout.rows_per_rank
+        size = node[f"{name}_micro_batch_size_per_gpu"]
+        if size is None or rows % size:
+            raise ConfigurationError(
+                f"{prefix}_micro_batch_size_per_gpu",
+                size,
+                f"does not divide the {rows} responses of a data-parallel rank",
+                f"Choose a divisor of {rows}, or {ACTOR}.use_dynamic_bsz=True.",
+            )
+
+
+def _check_loader(config: DictConfig) -> None:
+    fetched = config.data.get("gen_batch_size")
+    prompts = config.data.train_batch_size
+    if fetched and prompts % fetched and not config.algorithm.get("filter_groups", {}).get("enable"):
+        raise ConfigurationError(
+            "data.gen_batch_size",
+            fetched,
+            f"does not divide data.train_batch_size={prompts}",
+            "Leave it null, or choose a divisor.",
+        )

@@ -1,0 +1,171 @@
+"""Shapes of the language models that the papers train, and what follows from a shape alone."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+# Other families have other layers, so that their size would come out wrong.
+FAMILIES = ("qwen2", "llama")
+
+
+@dataclass(frozen=True)
+class ModelShape:
+    """Sizes of a dense decoder with grouped-query attention and a SwiGLU feed-forward network.
+
+    Args:
+        hidden_size: width of the residual stream.
+        intermediate_size: width of the feed-forward network.
+        num_hidden_layers: layers.
+        num_attention_heads: query heads.
+        num_key_value_heads: key and value heads.
+        head_dim: width of a head.
+        vocab_size: rows of the embedding, padding included.
+        tie_word_embeddings: whether input and output embedding are one matrix.
+        attention_bias: whether the query, key and value projections have a bias (Qwen2).
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_hidden_layers: int
+    num_attention_heads: int
+    num_key_value_heads: int
+    head_dim: int
+    vocab_size: int
+    tie_word_embeddings: bool
+    attention_bias: bool
+
+    @property
+    def attention_size(self) -> int:
+        """Width of all query heads."""
+        return self.num_attention_heads * self.head_dim
+
+    @property
+    def key_value_size(self) -> int:
+        """Width of all key heads, and of all value heads."""
+        return self.num_key_value_heads * self.head_dim
+
+    @property
+    def embedding_parameters(self) -> int:
+        """Parameters of one embedding matrix."""
+        return self.vocab_size * self.hidden_size
+
+    @property
+    def layer_parameters(self) -> int:
+        """Parameters of one layer."""
+        projections = self.hidden_size * (2 * self.attention_size + 2 * self.key_value_size)
+        biases = (self.attention_size + 2 * self.key_value_size) if self.attention_bias else 0
+        norms = 2 * self.hidden_size
+        return projections + biases + 3 * self.hidden_size * self.intermediate_size + norms
+
+    @property
+    def parameters(self) -> int:
+        """All parameters."""
+        embeddings = self.embedding_parameters * (1 if self.tie_word_embeddings else 2)
+        return self.num_hidden_layers * self.layer_parameters + embeddings + self.hidden_size
+
+    @property
+    def matmul_parameters(self) -> int:
+        """Parameters that each token is multiplied with: all but the input embedding, which is looked up."""
+        return self.parameters - (0 if self.tie_word_embeddings else self.embedding_parameters)
+
+    @property
+    def key_value_bytes(self) -> int:
+        """Bytes that one token takes in a KV cache of bfloat16, over all layers and heads."""
+        return 2 * 2 * self.num_hidden_layers * self.key_value_size
+
+    def forward_flops(self, length: int) -> float:
+        """Floating-point operations of a forward pass over one sequence, causal attention counted by half.
+
+        Args:
+            length: tokens of the sequence.
+        """
+        attention = 2 * self.num_hidden_layers * self.attention_size * length**2
+        return 2.0 * self.matmul_parameters * length + attention
+
+
+def _qwen2(hidden: int, intermediate: int, layers: int, heads: int, groups: int, vocab: int, tied: bool) -> ModelShape:
+    return ModelShape(hidden, intermediate, layers, heads, groups, hidden // heads, vocab, tied, attention_bias=True)
+
+
+QWEN_1_5B = _qwen2(1536, 8960, 28, 12, 2, 151936, tied=True)
+QWEN_1_5B_UNTIED = _qwen2(1536, 8960, 28, 12, 2, 151936, tied=False)
+QWEN_3B = _qwen2(2048, 11008, 36, 16, 2, 151936, tied=True)
+QWEN_7B = _qwen2(3584, 18944, 28, 28, 4, 152064, tied=False)
+QWEN_14B = _qwen2(5120, 13824, 48, 40, 8, 152064, tied=False)
+QWEN_32B = _qwen2(5120, 27648, 64, 40, 8, 152064, tied=False)
+LLAMA_3B = ModelShape(3072, 8192, 28, 24, 8, 128, 128256, tie_word_embeddings=True, attention_bias=False)
+
+# By the last part of a path or hub name, in lower case.
+KNOWN_SHAPES = {
+    "qwen2.5-1.5b": QWEN_1_5B,
+    "qwen2.5-1.5b-instruct": QWEN_1_5B,
+    "qwen2.5-math-1.5b": QWEN_1_5B,
+    "deepseek-r1-distill-qwen-1.5b": QWEN_1_5B_UNTIED,
+    "qwen2.5-3b": QWEN_3B,
+    "qwen2.5-3b-instruct": QWEN_3B,
+    "qwen2.5-7b": QWEN_7B,
+    "qwen2.5-7b-instruct": QWEN_7B,
+    "qwen2.5-7b-instruct-1m": QWEN_7B,
+    "qwen2.5-math-7b": QWEN_7B,
+    "deepseek-r1-distill-qwen-7b": QWEN_7B,
+    "qwen2.5-14b": QWEN_14B,
+    "qwen2.5-14b-instruct": QWEN_14B,
+    "deepseek-r1-distill-qwen-14b": QWEN_14B,
+    "qwen2.5-32b": QWEN_32B,
+    "qwen2.5-32b-instruct": QWEN_32B,
+    "deepseek-r1-distill-qwen-32b": QWEN_32B,
+    "llama-3.2-3b": LLAMA_3B,
+    "llama-3.2-3b-instruct": LLAMA_3B,
+    "octothinker-3b-hybrid-base": LLAMA_3B,
+    "octothinker-3b-long-base": LLAMA_3B,
+    "octothinker-3b-short-base": LLAMA_3B,
+}
+
+
+def shape_of(model: str) -> ModelShape:
+    """The shape of a model, from its folder's config.json or by its name; nothing is downloaded.
+
+    Args:
+        model: a local Hugging Face folder, or a hub name.
+
+    Raises:
+        ValueError: says which names are known, and that a folder would do.
+    """
+    config = Path(model).expanduser() / "config.json"
+    if config.is_file():
+        return shape_from_config(json.loads(config.read_text()))
+    name = model.rstrip("/").rsplit("/", 1)[-1].lower()
+    if name not in KNOWN_SHAPES:
+        raise ValueError(
+            f"actor_rollout_ref.model.path={model}: of unknown shape. Name a local folder that holds the model's "
+            f"config.json, or one of: {', '.join(KNOWN_SHAPES)}."
+        )
+    return KNOWN_SHAPES[name]
+
+
+def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
+    """The shape that a Hugging Face config.json states.
+
+    Args:
+        config: its content.
+
+    Raises:
+        ValueError: the family is not a dense Qwen2 or Llama.
+    """
+    family = config.get("model_type")
+    if family not in FAMILIES:
+        raise ValueError(f"config.json: model_type={family}; only {' and '.join(FAMILIES)} are sized here.")
+    heads = config["num_attention_heads"]
+    return ModelShape(
+        hidden_size=config["hidden_size"],
+        intermediate_size=config["intermediate_size"],
+        num_hidden_layers=config["num_hidden_layers"],
+        num_attention_heads=heads,
+        num_key_value_heads=config.get("num_key_value_heads") or heads,
+        head_dim=config.get("head_dim") or config["hidden_size"] // heads,
+        vocab_size=config["vocab_size"],
+        tie_word_embeddings=config.get("tie_word_embeddings", False),
+        attention_bias=family == "qwen2",
+    )

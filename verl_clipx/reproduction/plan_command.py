@@ -1,0 +1,133 @@
+"""`clipx recipe plan`: what a run takes on given machines, or why it cannot run there."""
+
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from verl_clipx.reproduction.cost import Assumptions, Estimate
+
+console = Console()
+
+
+def plan(
+    name: Annotated[str, typer.Argument(help="A run, as clipx recipe list names it: acpo/countdown_3b_acpo_near.")],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides as for the run itself.")] = None,
+    hardware: Annotated[str, typer.Option(help="a100x4, a100x8 or h100x8.")] = "a100x8",
+    nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
+    train_prompts: Annotated[
+        int | None, typer.Option(min=1, help="Prompts of the training set, where its files are not here.")
+    ] = None,
+    mean_response: Annotated[
+        float | None, typer.Option(min=0.01, max=1, help="Mean response, as a share of the longest.")
+    ] = None,
+) -> None:
+    """Estimate memory, tokens, updates and GPU-hours of a run. Exit code 1 if it cannot fit or does not divide."""
+    from verl_clipx.reproduction.cost import HARDWARE, Assumptions, estimate
+    from verl_clipx.reproduction.presets import compose_preset
+
+    if hardware not in HARDWARE:
+        _stop(f"--hardware={hardware}: unknown. Use one of {', '.join(HARDWARE)}.")
+    assumptions = Assumptions()
+    if mean_response is not None:
+        assumptions = replace(assumptions, mean_response_share=mean_response)
+    try:
+        config = compose_preset(name, [f"+hardware={hardware}", f"trainer.nnodes={nodes}", *(overrides or [])])
+        result = estimate(config, HARDWARE[hardware], assumptions, train_prompts)
+    except ValueError as error:
+        _stop(str(error))
+    print_estimate(f"{name} on {nodes} x {hardware}", result)
+
+
+def print_estimate(title: str, result: "Estimate") -> None:
+    """Prints an estimate with its assumptions.
+
+    Args:
+        title: what was estimated.
+        result: the estimate.
+    """
+    console.print(f"[bold]{escape(title)}[/]")
+    console.print(_division(result))
+    console.print(_memory(result))
+    console.print(_work(result))
+    console.print(_assumptions(result.assumptions))
+
+
+def _stop(message: str) -> None:
+    console.print(f"[red]{escape(message)}[/]")
+    raise typer.Exit(1)
+
+
+def _division(result: "Estimate") -> Table:
+    layout, rollout = result.layout, result.rollout
+    return _facts(
+        "division",
+        {
+            "model": f"{result.shape.parameters / 1e9:.2f}B parameters",
+            "GPUs": f"{layout.gpus} x {result.gpu.name}, {layout.nodes} nodes",
+            "training": f"parameters over {layout.shards}, {layout.data_parallel} data-parallel ranks of "
+            f"{layout.sequence_parallel} GPUs",
+            "rollout": f"{layout.replicas} servers of {layout.gpus_per_replica} GPUs, {rollout.concurrent} responses at "
+            f"a time each; the KV cache holds {rollout.full_length_sequences} of full length",
+            "rollout batch": f"{layout.rows} responses, {layout.rows_per_rank} a rank",
+            "mini-batch": f"{layout.mini_batch_rows} responses, {layout.mini_batch_rows_per_rank} a rank",
+        },
+    )
+
+
+def _memory(result: "Estimate") -> Table:
+    from verl_clipx.reproduction.cost import GIB
+
+    table = Table(box=SIMPLE, title=f"memory of a GPU at each phase's peak, GiB of {result.limit / GIB:.1f}")
+    for heading in ("phase", "GiB", "of which"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "GiB" else "left")
+    for phase in result.phases:
+        parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in phase.parts.items() if size >= GIB / 20)
+        table.add_row(phase.name, f"{phase.total / GIB:.1f}", parts)
+    table.add_row("host, a node", f"{result.host_bytes / GIB:.0f}", "what is offloaded, or loading the model")
+    return table
+
+
+def _work(result: "Estimate") -> Table:
+    work, steps = result.work, result.steps
+    rows = {
+        "tokens of a step": f"{work.prompt_tokens / 1e6:.2f}M of prompts, {work.response_tokens / 1e6:.2f}M of responses",
+        "updates of a step": f"{work.updates}, {work.observations} after a forward pass for the statistics",
+        "seconds of a step": f"{work.seconds:.0f}: generation {work.generation_seconds:.0f}, log-probabilities "
+        f"{work.scoring_seconds:.0f}, statistics {work.observation_seconds:.0f}, update {work.training_seconds:.0f}",
+        "GPU-hours of a step": f"{result.gpu_hours_per_step:.2f}",
+    }
+    if steps is None:
+        rows["the run"] = (
+            "unknown: data.train_files is not here. Add --train-prompts N, or trainer.total_training_steps."
+        )
+    else:
+        rows["the run"] = (
+            f"{steps} steps, {steps * work.updates} updates, "
+            f"{steps * (work.prompt_tokens + work.response_tokens) / 1e9:.2f}G tokens, "
+            f"about {result.gpu_hours:.0f} GPU-hours ({result.gpu_hours / result.layout.gpus:.1f} hours)"
+        )
+    return _facts("work and time (rough)", rows)
+
+
+def _assumptions(assumptions: "Assumptions") -> Table:
+    table = Table(box=SIMPLE, title="assumed, not measured")
+    for heading in ("assumption", "value", "meaning"):
+        table.add_column(heading, overflow="fold")
+    for assumption in fields(assumptions):
+        table.add_row(assumption.name, f"{getattr(assumptions, assumption.name):g}", assumption.metadata["meaning"])
+    return table
+
+
+def _facts(title: str, rows: dict[str, str]) -> Table:
+    table = Table(box=SIMPLE, title=title, show_header=False)
+    table.add_column(style="bold")
+    table.add_column(overflow="fold")
+    for name, text in rows.items():
+        table.add_row(name, escape(text))
+    return table
