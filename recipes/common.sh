@@ -5,6 +5,9 @@
 
 # a group of configs/hardware: a100x4, a100x8, h100x8
 HARDWARE=${HARDWARE:-a100x8}
+# empty, or what a larger model or longer responses need on top: a group of configs/hardware/model, of .../response
+HARDWARE_MODEL=${HARDWARE_MODEL:-}
+HARDWARE_RESPONSE=${HARDWARE_RESPONSE:-}
 NNODES=${NNODES:-1}
 # empty: what the hardware group says
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-}
@@ -67,8 +70,12 @@ launch() {
         CLIPX_DATA="$data"
         VERL_FILE_LOGGER_PATH="$run_folder/metrics.jsonl"
     )
-    local changes=()
-    local variable
+    # The preset comes after them: a value that it sets stays.
+    local machine=("+hardware=$HARDWARE")
+    [[ -z $HARDWARE_MODEL ]] || machine+=("+hardware/model=$HARDWARE_MODEL")
+    [[ -z $HARDWARE_RESPONSE ]] || machine+=("+hardware/response=$HARDWARE_RESPONSE")
+
+    local changes=() variable
     for variable in "${environment[@]}"; do
         changes+=("+ray_kwargs.ray_init.runtime_env.env_vars.$variable")
     done
@@ -98,7 +105,7 @@ launch() {
     )
     local command=(
         env "${environment[@]}"
-        python3 -m verl.trainer.main_ppo "+recipe=$preset" "+hardware=$HARDWARE" "${changes[@]}"
+        python3 -m verl.trainer.main_ppo "${machine[@]}" "+recipe=$preset" "${changes[@]}"
     )
 
     if [[ $DRY_RUN == 1 ]]; then
@@ -109,12 +116,14 @@ launch() {
     if [[ $PREFLIGHT == 1 ]]; then
         # Without the check inside a Ray worker: a cluster may be running already.
         clipx doctor --no-ray
-        # The rest of Hydra's own keys is no part of the plan.
-        local planned=() change
-        for change in "${changes[@]}"; do
-            [[ $change == hydra.* ]] || planned+=("$change")
-        done
-        env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" "${planned[@]}"
+        # The plan knows GPUs only, and Hydra's own keys are no part of it.
+        if [[ $HARDWARE != cpu ]]; then
+            local planned=("${machine[@]:1}") change
+            for change in "${changes[@]}"; do
+                [[ $change == hydra.* ]] || planned+=("$change")
+            done
+            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" "${planned[@]}"
+        fi
     fi
 
     mkdir -p "$run_folder"

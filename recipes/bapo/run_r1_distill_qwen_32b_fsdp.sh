@@ -12,6 +12,11 @@ INITIAL_MODEL=${INITIAL_MODEL:-}
 # grpo, clip_higher or bapo
 METHOD=${METHOD:-bapo}
 
+# the model's size decides how it is laid out on the GPUs
+HARDWARE_MODEL=${HARDWARE_MODEL-32b}
+# at least 16 GPUs
+NNODES=${NNODES:-4}
+
 ###########################################################################
 
 # shellcheck source=recipes/common.sh

@@ -16,6 +16,11 @@ METHOD=${METHOD:-bapo}
 # script: the released script's settings
 REGIME=${REGIME:-}
 
+# responses have up to 64k tokens with bp_math, 32k with epochs_*
+if [[ $INITIAL_MODEL == bp_math || $REGIME == epochs_* ]]; then
+    HARDWARE_RESPONSE=${HARDWARE_RESPONSE-64k}
+fi
+
 ###########################################################################
 
 # shellcheck source=recipes/common.sh

@@ -9,6 +9,9 @@ set -xeuo pipefail
 # grpo, cispo, gppo, ce_gppo, aspo, dgpo
 METHOD=${METHOD:-dgpo}
 
+# the model's size decides how it is laid out on the GPUs
+HARDWARE_MODEL=${HARDWARE_MODEL-14b}
+
 ###########################################################################
 
 # shellcheck source=recipes/common.sh

@@ -1,0 +1,66 @@
+"""Running the repository's shell scripts with stand-ins for the commands of a cluster."""
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+RECIPES = ROOT / "recipes"
+
+# Appends its name and arguments to $CALLS, one call a line, quoted; then does what the test says.
+STAND_IN = """#!/usr/bin/env bash
+{{ printf '%q ' "${{0##*/}}" "$@"; echo; }} >>"$CALLS"
+{body}
+"""
+
+
+class Machine:
+    """A folder whose commands come before the real ones, and the record of their calls.
+
+    Args:
+        folder: an empty folder.
+        **bodies: for each stand-in, bash code that follows the recording.
+    """
+
+    def __init__(self, folder: Path, **bodies: str):
+        self.commands = folder / "bin"
+        self.commands.mkdir(parents=True)
+        self.record = folder / "calls"
+        for name, body in bodies.items():
+            command = self.commands / name
+            command.write_text(STAND_IN.format(body=body))
+            command.chmod(0o755)
+
+    def environment(self, **variables: str) -> dict[str, str]:
+        """An environment without variables that the scripts read, but for those given."""
+        path = os.pathsep.join([str(self.commands), str(Path(sys.executable).parent), "/usr/bin", "/bin"])
+        return {"PATH": path, "HOME": str(self.commands.parent), "CALLS": str(self.record), **variables}
+
+    def run(self, script: Path, *words: str, cwd: Path = ROOT, **variables: str) -> subprocess.CompletedProcess:
+        """Runs a script to its end, a minute at most."""
+        return subprocess.run(
+            ["bash", str(script), *words],
+            cwd=cwd,
+            env=self.environment(**variables),
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+
+    @property
+    def calls(self) -> list[list[str]]:
+        """The recorded calls: name and arguments."""
+        return [shlex.split(line) for line in self.record.read_text().splitlines()] if self.record.exists() else []
+
+
+def options_of(words: list[str]) -> dict[str, str]:
+    """The options --name=value among the words; "" for those without a value."""
+    return dict(word[2:].partition("=")[::2] for word in words if word.startswith("--"))
+
+
+def overrides_of(command: str) -> list[str]:
+    """The overrides of a printed verl command."""
+    words = shlex.split(command)
+    return words[words.index("verl.trainer.main_ppo") + 1 :]
