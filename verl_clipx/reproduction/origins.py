@@ -1,0 +1,185 @@
+"""Where each value of a preset comes from: the comment above it in the YAML file that sets it last."""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from verl_clipx.configs_folder import configs_folder
+
+LABELS = {
+    "paper": "the paper",
+    "script": "the released script or code",
+    "choice": "our choice: the paper and the release are silent",
+    "method": "a group of configs/clipx, which says what it follows",
+    "override": "the command line, or another group on it",
+    "verl": "verl's own default",
+}
+"""Meaning of each kind of origin."""
+
+_LABELLED = re.compile(r"\[(paper|script|choice)\] *(.+)")
+_GLOBAL = "# @package _global_"
+_SELF = "_self_"
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where one value comes from."""
+
+    key: str
+    """Path of the value, such as data.train_batch_size."""
+
+    value: Any
+    """The value as the file has it, interpolations unresolved; None for values that no file of the preset sets."""
+
+    kind: str | None
+    """A key of LABELS, or None for a value of a recipe's file whose comment has no label."""
+
+    comment: str
+    """What the comment says after its label."""
+
+    file: str
+    """The file that sets it, from the configs folder on; empty for verl's own."""
+
+
+def read_origins(name: str) -> dict[str, Origin]:
+    """Reads what a preset sets, in the order in which Hydra merges its files.
+
+    Args:
+        name: the preset, such as acpo/countdown_3b_acpo_near.
+
+    Returns:
+        By key path, the origin of the value that wins. Values of verl's own configuration are not among them.
+
+    Raises:
+        FileNotFoundError: a file that the preset names does not exist.
+        ValueError: a file has a defaults list or a package that this reader does not know.
+    """
+    found: dict[str, Origin] = {}
+    for origin in _merged(f"recipe/{name}.yaml"):
+        found[origin.key] = origin
+    return found
+
+
+def origin_of(key: str, origins: Mapping[str, Origin]) -> Origin:
+    """Returns a key's origin, verl's own default where the preset does not set it.
+
+    Args:
+        key: path of the value.
+        origins: as `read_origins` returns them.
+    """
+    return origins.get(key, Origin(key, None, "verl", LABELS["verl"], ""))
+
+
+def overridden(origin: Origin) -> Origin:
+    """Returns the origin of a value that the command line or another group set after the preset.
+
+    Args:
+        origin: what the preset says of it.
+    """
+    return replace(origin, kind="override", comment=f"the preset: {origin.value} ({origin.comment})")
+
+
+def groups_of(name: str) -> list[str]:
+    """Lists the groups of configs/clipx that a preset chooses, the method first.
+
+    Args:
+        name: the preset.
+
+    Returns:
+        Such as ["clipx=grpo", "clipx/update=lopti"].
+    """
+    return [
+        f"{group.removeprefix('/')}={option}"
+        for entry in _read(f"recipe/{name}.yaml").defaults
+        if isinstance(entry, dict)
+        for group, option in entry.items()
+    ]
+
+
+def title_of(name: str) -> str:
+    """Returns the first line of a preset's head: the table's row that it trains.
+
+    Args:
+        name: the preset.
+    """
+    return _read(f"recipe/{name}.yaml").head
+
+
+@dataclass(frozen=True)
+class _File:
+    head: str
+    defaults: tuple[Any, ...]
+    leaves: tuple[Origin, ...]
+
+
+def _merged(file: str) -> Iterator[Origin]:
+    content = _read(file)
+    for entry in content.defaults:
+        if entry == _SELF:
+            yield from content.leaves
+        else:
+            yield from _merged(_named_file(entry, file))
+
+
+def _named_file(entry: Any, file: str) -> str:
+    """The file that an entry of the defaults list of `file` names."""
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((group, option),) = entry.items()
+        entry = f"{group}/{option}"
+    if not isinstance(entry, str) or " " in entry or "@" in entry:
+        raise ValueError(f"{file}: defaults has {entry!r}; use a file, or group: option, without keywords or packages")
+    return f"{entry[1:] if entry.startswith('/') else f'{Path(file).parent}/{entry}'}.yaml"
+
+
+@lru_cache(maxsize=1024)
+def _read(file: str) -> _File:
+    path = configs_folder() / file
+    if not path.is_file():
+        raise FileNotFoundError(f"{file} is not in {configs_folder()}.")
+    lines = path.read_text(encoding="utf-8").splitlines()
+    if not lines or lines[0] != _GLOBAL:
+        raise ValueError(f"{file}: its first line has to be {_GLOBAL!r}.")
+    # Hydra reads the values; plain YAML would take 1e-6 for text. The tree of nodes only tells the lines.
+    values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
+    defaults = tuple(values.pop("defaults", [_SELF]))
+    if _SELF not in defaults:
+        raise ValueError(f"{file}: defaults needs {_SELF}, so that the order of values is plain.")
+    root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
+    leaves = tuple(_leaves(root, values, "", lines, file)) if values else ()
+    head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
+    return _File(head, defaults, leaves)
+
+
+def _leaves(
+    node: yaml.MappingNode, values: Mapping[str, Any], prefix: str, lines: list[str], file: str
+) -> Iterator[Origin]:
+    for key_node, value_node in node.value:
+        name = key_node.value
+        if name not in values:
+            continue
+        if isinstance(value_node, yaml.MappingNode) and value_node.value:
+            yield from _leaves(value_node, values[name], f"{prefix}{name}.", lines, file)
+        else:
+            kind, comment = _label(_comment_above(lines, key_node.start_mark.line), file)
+            yield Origin(f"{prefix}{name}", values[name], kind, comment, file)
+
+
+def _comment_above(lines: list[str], number: int) -> str:
+    """The comment lines directly above a line, as one text."""
+    first = number
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    return " ".join(line.strip().removeprefix("#").strip() for line in lines[first:number])
+
+
+def _label(comment: str, file: str) -> tuple[str | None, str]:
+    match = _LABELLED.fullmatch(comment)
+    if match:
+        return match[1], match[2]
+    return ("method" if file.startswith("clipx/") else None), comment

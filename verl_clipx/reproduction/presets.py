@@ -1,0 +1,139 @@
+"""The run presets, configs/recipe: which there are, what each is about, and composing one as verl's main would."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from difflib import get_close_matches
+from pathlib import PurePosixPath
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.configs_folder import configs_folder
+from verl_clipx.reproduction.origins import groups_of, read_origins, title_of
+
+PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
+"""Folders of configs/recipe that hold the papers' runs."""
+
+# Parts that presets share: no runs.
+_SHARED_FOLDER, _SHARED_PREFIX = "common", "base"
+
+
+def preset_names() -> list[str]:
+    """Lists the presets, such as acpo/countdown_3b_acpo_near, in alphabetical order."""
+    recipe = configs_folder() / "recipe"
+    return sorted(
+        f"{path.parent.name}/{path.stem}"
+        for path in recipe.glob("*/*.yaml")
+        if path.parent.name != _SHARED_FOLDER and not path.stem.startswith(_SHARED_PREFIX)
+    )
+
+
+def check_preset(name: str) -> None:
+    """Raises if there is no such preset.
+
+    Args:
+        name: the preset, such as acpo/countdown_3b_acpo_near.
+
+    Raises:
+        ValueError: there is none; the message names the nearest ones.
+    """
+    names = preset_names()
+    if name not in names:
+        near = get_close_matches(name, names, n=3) or names[:3]
+        raise ValueError(
+            f"preset {name!r} is unknown; did you mean {', '.join(near)}? clipx recipe list names them all."
+        )
+
+
+def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """Composes a preset onto verl's own ppo_trainer configuration, as its main would; starts nothing.
+
+    Groups among the overrides, such as +hardware=a100x8, are merged before the preset, so that where both set a key
+    the preset's value stays. Values among them, such as clipx.alpha=2, win over everything.
+
+    Args:
+        name: the preset.
+        overrides: further overrides in Hydra's syntax.
+
+    Returns:
+        verl's whole configuration, interpolations unresolved.
+
+    Raises:
+        ValueError: there is no such preset.
+        hydra.errors.HydraException: an override does not fit; the message is Hydra's.
+    """
+    from hydra import compose, initialize_config_module
+
+    check_preset(name)
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", [*overrides, f"+recipe={name}"])
+
+
+def updates_per_rollout(config: DictConfig) -> int:
+    """Counts the optimizer steps that a rollout batch gets.
+
+    Args:
+        config: a composed preset, or the values that it sets.
+
+    Returns:
+        Mini-batches of the batch, times passes over it, times two with Lopti.
+    """
+    actor = config.actor_rollout_ref.actor
+    mini_batches = -(-config.data.train_batch_size // actor.ppo_mini_batch_size)
+    passes = 2 if OmegaConf.select(config, "clipx.update") is not None else 1
+    return mini_batches * (actor.get("ppo_epochs") or 1) * passes
+
+
+@dataclass(frozen=True)
+class Summary:
+    """A preset in one line."""
+
+    name: str
+    """What `+recipe=` calls it."""
+
+    groups: tuple[str, ...]
+    """The groups of configs/clipx that it chooses, the method first."""
+
+    model: str
+    """Last part of the model's name; empty if the preset leaves it to verl."""
+
+    data: str
+    """Training set, as `clipx data list` calls it; empty if the preset leaves it to verl."""
+
+    updates: int | None
+    """Optimizer steps that a rollout batch gets; None if the preset leaves them to verl."""
+
+    row: str
+    """The table's row that it trains."""
+
+
+def summarise(names: Iterable[str]) -> list[Summary]:
+    """Summarises presets from their own files, without verl.
+
+    Args:
+        names: presets.
+    """
+    return [_summary(name) for name in names]
+
+
+def _summary(name: str) -> Summary:
+    values = OmegaConf.create()
+    for origin in read_origins(name).values():
+        OmegaConf.update(values, origin.key, origin.value, force_add=True)
+    complete = all(
+        OmegaConf.select(values, key) is not None
+        for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
+    )
+    return Summary(
+        name,
+        tuple(groups_of(name)),
+        PurePosixPath(_text(values, "actor_rollout_ref.model.path")).name,
+        PurePosixPath(_text(values, "data.train_files")).parent.name,
+        updates_per_rollout(values) if complete else None,
+        title_of(name),
+    )
+
+
+def _text(values: DictConfig, key: str) -> str:
+    value: Any = OmegaConf.select(values, key)
+    return value if isinstance(value, str) else ""

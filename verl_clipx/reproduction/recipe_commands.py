@@ -1,0 +1,108 @@
+"""The command `clipx recipe`: list the run presets, show what one sets and why."""
+
+from typing import Annotated, Any, NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+recipe_app = typer.Typer(no_args_is_help=True, help="The papers' runs as presets: +recipe=<paper>/<run>.")
+console = Console()
+
+COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
+
+
+@recipe_app.command("list")
+def list_presets(
+    part: Annotated[str, typer.Argument(help="Only presets with this in their name, such as bapo/ or _near.")] = "",
+) -> None:
+    """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
+    from verl_clipx.reproduction.presets import preset_names, summarise
+
+    names = [name for name in preset_names() if part in name]
+    if not names:
+        _fail(ValueError(f"no preset has {part!r} in its name; clipx recipe list names them all"))
+    table = Table(title="presets: +recipe=<name>")
+    table.add_column("name", no_wrap=True)
+    for heading in ("method", "model", "data", "updates", "row"):
+        table.add_column(heading, overflow="fold", min_width=7)
+    for one in summarise(names):
+        updates = "" if one.updates is None else str(one.updates)
+        method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in one.groups)
+        table.add_row(*map(escape, (one.name, method, one.model, one.data, updates, one.row)))
+    console.print(table)
+
+
+@recipe_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="The preset; `clipx recipe list` names them.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Further overrides, such as +hardware=a100x8 clipx.alpha=2.")
+    ] = None,
+    all_values: Annotated[
+        bool, typer.Option("--all", help="The whole resolved configuration as YAML, verl's own defaults included.")
+    ] = False,
+) -> None:
+    """Show what a preset sets and where each value comes from; all other values are verl's own defaults."""
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_clipx.reproduction.origins import LABELS, overridden, read_origins, title_of
+    from verl_clipx.reproduction.presets import compose_preset, updates_per_rollout
+
+    try:
+        with console.status("composing verl's configuration"):
+            config = compose_preset(name, overrides or [])
+        if all_values:
+            print(OmegaConf.to_yaml(config, resolve=True), end="")
+            return
+        table = Table(title=f"+recipe={name}", caption="; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS))
+        for heading in ("key", "value", "origin", "what it says"):
+            table.add_column(heading, overflow="fold")
+        for _, origin in sorted(read_origins(name).items()):
+            if _is_wiring(origin.kind, origin.key, origin.value):
+                continue
+            found = _value(config, origin.key, resolve=False)
+            shown = origin if found == origin.value else overridden(origin)
+            kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
+            value = escape(_as_text(_value(config, origin.key, resolve=True)))
+            table.add_row(escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})"))
+    except (ValueError, OmegaConfBaseException) as error:
+        _fail(error)
+    except Exception as error:
+        # Hydra's errors share no base class with a public name but HydraException, which is imported with hydra.
+        from hydra.errors import HydraException
+
+        if not isinstance(error, HydraException):
+            raise
+        _fail(error)
+    console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
+    console.print(table)
+
+
+def _is_wiring(kind: str | None, key: str, value: Any) -> bool:
+    """Whether a value of a method's group only connects the group with verl."""
+    return kind == "method" and (key.endswith("_target_") or (isinstance(value, str) and value.startswith("${")))
+
+
+def _value(config: Any, key: str, *, resolve: bool) -> Any:
+    from omegaconf import OmegaConf
+
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    if OmegaConf.is_missing(node, last):
+        return "???"
+    plain = OmegaConf.to_container(node, resolve=False)[last] if not resolve else node[last]
+    return OmegaConf.to_container(plain, resolve=True) if OmegaConf.is_config(plain) else plain
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return "null" if value is None else str(value)
+
+
+def _fail(error: Exception) -> NoReturn:
+    console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+    raise typer.Exit(1) from None
