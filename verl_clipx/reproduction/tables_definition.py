@@ -292,9 +292,8 @@ def _build(kind: type, table: str, entries: Mapping[str, Any]) -> Any:
     known = {one.name for one in fields(kind)}
     unknown = sorted(set(entries) - known)
     if unknown:
-        raise ValueError(
-            f"table {table}: {kind.__name__.lower()} has no {', '.join(unknown)}; there are {sorted(known)}"
-        )
+        what = kind.__name__.lower()
+        raise ValueError(f"table {table}: a {what} has no {', '.join(unknown)}; there are {', '.join(sorted(known))}")
     try:
         return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()})
     except TypeError as error:

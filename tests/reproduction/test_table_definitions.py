@@ -1,0 +1,233 @@
+"""The committed tables: they load, their presets exist, their numbers agree with each other, and what does not agree in
+the papers has a footnote. A definition that does not fit together is refused.
+
+That the numbers are the papers' is not tested here: there is no second source of them.
+"""
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from verl_clipx.configs_folder import configs_folder
+from verl_clipx.reproduction.tables_definition import (
+    GAIN_OF,
+    MEAN_OF,
+    Column,
+    Row,
+    Source,
+    build_table,
+    load_table,
+    table_names,
+)
+
+TABLES = {name: load_table(name) for name in table_names()}
+
+# What the papers print is rounded.
+ROUNDING = {1: 0.05, 2: 0.005}
+EPSILON = 1e-9
+
+# Gains are off by more than one in their last digit, or they count as right.
+ONE_DIGIT = 0.1
+
+
+def derived_cells(kind: str):
+    """Every cell with an expected number that is computed from other columns."""
+    for table in TABLES.values():
+        for row in table.rows:
+            for column in table.columns:
+                expected = table.expected(row, column)
+                if kind in table.measure_of(row, column) and expected is not None:
+                    yield table, row, column, expected
+
+
+def printed(table, row, name: str) -> float:
+    return table.expected(row, table.column(name))
+
+
+def test_the_papers_tables_are_all_here():
+    assert set(TABLES) == {
+        *("acpo_table1a", "acpo_table1b", "acpo_table2", "acpo_table3"),
+        *("ar_lopti_figure4", "ar_lopti_table1", "ar_lopti_table6", "ar_lopti_table7"),
+        *("dgpo_table3", "dgpo_table4", "dgpo_table13", "dgpo_table14"),
+        *("bapo_table1", "bapo_table2", "cpu_small"),
+    }
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_presets_exist(name):
+    presets = {source.preset for source, _ in TABLES[name].sources() if source.preset}
+    measured_on = {
+        preset for row in TABLES[name].rows for key, preset in row.measured_bounds.items() if key not in ("group",)
+    }
+    missing = [one for one in presets | measured_on if not (configs_folder() / "recipe" / f"{one}.yaml").is_file()]
+    assert presets
+    assert not missing
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_has_a_comment(name):
+    path = Path(__file__).parents[2] / "verl_clipx" / "reproduction" / "tables" / f"{name}.yaml"
+    lines = path.read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if line[:1].isalpha()]
+    assert keys
+    assert all(lines[number - 1].startswith("#") for number in keys)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_footnote_is_used_and_every_paper_table_has_expected_numbers(name):
+    table = TABLES[name]
+    used = {mark for part in (*table.rows, *table.columns) for mark in part.notes}
+    assert used == set(table.footnotes)
+    assert all(row.expected for row in table.rows) == (name != "cpu_small")
+
+
+def test_means_over_columns_are_the_papers_averages():
+    cells = list(derived_cells(MEAN_OF))
+    assert len(cells) > 50
+    for table, row, column, expected in cells:
+        parts = [printed(table, row, name) for name in column.measure[MEAN_OF]]
+        if None not in parts:
+            mean = sum(parts) / len(parts)
+            assert abs(mean - expected) <= ROUNDING[table.digits] + EPSILON, (table.name, row.name, mean, expected)
+
+
+def test_gains_agree_or_have_a_footnote_with_the_recomputed_numbers():
+    cells = list(derived_cells(GAIN_OF))
+    assert len(cells) == 12
+    odd = []
+    for table, row, _, expected in cells:
+        base = table.row(row.baseline)
+        sizes = [name for name in ("3", "4", "5", "6", "7")]
+        averages = printed(table, row, "Avg") / printed(table, base, "Avg")
+        cells_of_sizes = sum(printed(table, row, n) for n in sizes) / sum(printed(table, base, n) for n in sizes)
+        wrong = [
+            100 * (gain - 1) for gain in (averages, cells_of_sizes) if abs(100 * (gain - 1) - expected) > ONE_DIGIT
+        ]
+        notes = " ".join(table.footnotes[mark] for mark in row.notes)
+        assert ("Recomputed" in notes) == bool(wrong), (table.name, row.name, wrong)
+        assert all(f"{gain:.3f}" in notes for gain in wrong), (table.name, row.name, wrong)
+        odd += [(table.name, row.name)] * len(wrong)
+    assert len(odd) == 11
+
+
+def test_differences_of_rows_are_the_papers():
+    table = TABLES["dgpo_table4"]
+    for column in table.columns:
+        first, second, difference = (
+            table.expected(table.row(name), column) for name in ("DGPO", "GRPO", "Improvement")
+        )
+        assert difference == pytest.approx(first - second, abs=EPSILON)
+
+
+def test_dgpo_tables_agree_with_each_other():
+    averages, small, large = TABLES["dgpo_table4"], TABLES["dgpo_table3"], TABLES["dgpo_table13"]
+    for size, table in (("1.5B", small), ("7B", small), ("14B", large)):
+        for method in ("GRPO", "DGPO"):
+            for short in ("A@32", "P@32"):
+                expected = printed(averages, averages.row(method), f"{size} {short}")
+                assert printed(table, table.row(f"{size} {method}"), f"Avg {short}") == expected
+    for row in TABLES["dgpo_table14"].rows:
+        size, year, method = row.name.split()
+        table, benchmark = (large if size == "14B" else small), year.replace("20", "")
+        of_method = table.row(f"{size} {method}")
+        assert row.expected[0] == printed(table, of_method, f"{benchmark} A@32")
+        assert row.expected[-1] == printed(table, of_method, f"{benchmark} P@32")
+
+
+def test_acpo_ablation_repeats_the_rows_of_table_1():
+    first, ablation = TABLES["acpo_table1a"], TABLES["acpo_table3"]
+    assert ablation.row("DAPO (Baseline)").expected == first.row("DAPO").expected
+    assert ablation.row("ACPO").expected == first.row("ACPO").expected
+
+
+def test_times_add_up():
+    table = TABLES["ar_lopti_table6"]
+    for column in table.columns:
+        parts = [table.expected(table.row(name), column) for name in ("Sampling", "Training", "Others")]
+        assert sum(parts) == pytest.approx(table.expected(table.row("Total"), column), abs=EPSILON)
+
+
+def small(**changes):
+    entries = yaml.safe_load(
+        """
+        title: t
+        source: s
+        metric: m
+        unit: percent
+        digits: 1
+        hardware: cpu
+        nodes: 1
+        seeds: [1]
+        data: data
+        evaluation: {protocol: sampled, samples: 2, temperature: 1.0, max_tokens: 16}
+        benchmarks: {b: {file: b/test.parquet}, c: {file: c/test.parquet, max_tokens: 32}}
+        columns:
+          - {name: near, run: near, measure: {benchmark: b, metric: avg@2}}
+          - {name: off, run: off, measure: {benchmark: c, metric: avg@2}}
+        rows:
+          - {name: x, presets: {near: p/x_near, off: p/x_off}, expected: [1.0, 2.0]}
+          - {name: y, presets: {near: p/y_near}}
+          - {name: z, model: hub/z}
+          - {name: q, quoted: because, expected: [3.0, null]}
+        """
+    )
+    return build_table("small", entries | changes)
+
+
+def test_a_cell_knows_its_run_its_benchmarks_and_its_number():
+    table = small()
+    x, y, z, q = table.rows
+    near, off = table.columns
+    assert table.source_of(x, near) == Source("p/x_near", None)
+    assert table.source_of(y, off) is None and not table.is_measurable(y, off)
+    assert table.source_of(z, off) == Source(None, "hub/z")
+    assert not table.is_measurable(q, near)
+    assert table.expected(x, off) == 2.0 and table.expected(y, off) is None
+    assert table.benchmarks["b"]["max_tokens"] == 16 and table.benchmarks["c"]["max_tokens"] == 32
+    assert [source.preset for source, _ in table.sources()] == ["p/x_near", "p/x_off", "p/y_near", None]
+    assert table.folder_of(Source(None, "hub/z")) == "models/small/hub--z"
+
+
+X = {"name": "x", "preset": "p/x"}
+NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"unit": "points"}, "unit 'points'"),
+        ({"colour": "red"}, "no colour"),
+        ({"rows": [X, X]}, "two rows are called x"),
+        ({"rows": [{**X, "expected": [1.0]}]}, "1 expected numbers for 2 columns"),
+        ({"rows": [{**X, "notes": ["a"]}]}, "x: no footnote a"),
+        ({"rows": [{**X, "model": "m"}]}, "row x: needs exactly one of preset"),
+        ({"rows": [{"name": "x"}]}, "row x: needs exactly one of preset"),
+        ({"rows": [{"name": "x", "minus": ["v", "w"]}]}, "no row is called v"),
+        ({"rows": [{**X, "speed": 1}]}, "a row has no speed"),
+        (
+            {"columns": [{"name": "near", "measure": {"metric": "avg@2"}}], "rows": [X]},
+            "needs exactly one of benchmark",
+        ),
+        ({"columns": [{**NEAR, "measure": {"benchmark": "d", "metric": "avg@2"}}], "rows": [X]}, "no benchmark d"),
+        ({"columns": [NEAR], "rows": [{**X, "expected": [1.0, 2.0]}]}, "2 expected numbers for 1 columns"),
+    ],
+)
+def test_definitions_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match="table small") as caught:
+        small(**changes)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_table_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"table 'acpo': unknown; there are acpo_table1a, "):
+        load_table("acpo")
+
+
+def test_means_are_measurable_only_if_their_parts_are():
+    columns = [NEAR, {"name": "mean", "measure": {"mean_of": ["near"]}}]
+    table = small(columns=columns, rows=[X, {"name": "q", "quoted": "because"}])
+    mean: Column = table.column("mean")
+    row: Row = table.row("x")
+    assert table.is_measurable(row, mean) and table.source_of(row, mean) is None
+    assert not table.is_measurable(table.row("q"), mean)
