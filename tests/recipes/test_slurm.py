@@ -1,0 +1,205 @@
+"""The Slurm job, under stand-ins for srun and scontrol and a sbatch that runs scripts as Slurm does.
+
+Covers: options of the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser),
+containers, requeue before the time limit, exit code, resume. Not covered: Slurm, several nodes.
+"""
+
+import os
+import re
+import signal
+import subprocess
+import time
+
+import pytest
+
+from .shell import RECIPES, ROOT, Machine, options_of
+
+SCRIPT = RECIPES / "cluster" / "slurm.sh"
+RECIPE = "recipes/acpo/run_qwen2.5_7b_fsdp.sh"
+
+# Slurm runs a copy of the script from its spool folder and gives it these variables.
+SBATCH = """
+nodes=1
+while [[ $1 == --* ]]; do [[ $1 != --nodes=* ]] || nodes=${1#*=}; shift; done
+script=$1; shift
+mkdir -p "$HOME/spool" && cp "$script" "$HOME/spool/slurm_script"
+export SLURM_JOB_ID=4242 SLURM_SUBMIT_DIR=$PWD SLURM_JOB_NODELIST="gpu[07-$(printf %02d $((6 + nodes)))]"
+export SLURM_GPUS_ON_NODE=8 SLURM_CPUS_ON_NODE=96
+cd / && exec bash "$HOME/spool/slurm_script" "$@"
+"""
+SCONTROL = """
+case $1 in
+    show) range=${3#*[}; range=${range%]}; for n in $(seq -w "${range%-*}" "${range#*-}"); do echo "gpu$n"; done ;;
+    requeue) touch "$HOME/requeued"; exit "${REQUEUE_EXIT:-0}" ;;
+esac
+"""
+# The address is asked for by one step; the other is the run, which lasts until it is ended if the test wants that.
+SRUN = """
+[[ $* != *"hostname -I"* ]] || { echo "10.0.0.7 192.168.1.7 fd00::7"; exit; }
+touch "$HOME/step_started"
+if [[ -n ${UNTIL_REQUEUED:-} ]]; then
+    for _ in $(seq 200); do [[ ! -e $HOME/requeued ]] || exit 143; sleep 0.05; done
+fi
+exit "${SRUN_EXIT:-0}"
+"""
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return Machine(tmp_path / "machine", sbatch=SBATCH, scontrol=SCONTROL, srun=SRUN)
+
+
+def submit(cluster, *words, nodes=3, cwd=ROOT, **variables):
+    return subprocess.run(
+        ["bash", str(cluster.commands / "sbatch"), f"--nodes={nodes}", str(SCRIPT), *words],
+        cwd=cwd,
+        env=cluster.environment(**variables),
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+
+
+def step_of(cluster):
+    return next(call for call in cluster.calls if call[0] == "srun" and "hostname" not in call)
+
+
+def payload_of(step):
+    return step[step.index("--") + 1 :]
+
+
+def test_the_job_asks_for_what_the_run_needs():
+    asked = dict(re.findall(r"^#SBATCH --([a-z-]+)=?(.*)$", SCRIPT.read_text(), re.MULTILINE))
+    assert asked["ntasks-per-node"] == "1"
+    assert "requeue" in asked and "exclusive" in asked
+    # A requeued job goes on in the same log.
+    assert asked["open-mode"] == "append"
+    # To the script alone: a signal to the steps would end the run at once.
+    assert re.fullmatch(r"B:USR1@\d+", asked["signal"])
+
+
+def test_every_node_of_the_list_starts_ray_and_the_first_is_the_head(cluster):
+    done = submit(cluster, "METHOD=acpo", RECIPE, "trainer.save_freq=5")
+    assert done.returncode == 0, done.stderr
+    (asked_address,) = [call for call in cluster.calls if "hostname" in call]
+    assert options_of(asked_address)["nodelist"] == "gpu07"
+    step = step_of(cluster)
+    of_srun = options_of(step[: step.index("ray")])
+    assert (of_srun["nodes"], of_srun["ntasks"], of_srun["ntasks-per-node"]) == ("3", "3", "1")
+    assert of_srun["kill-on-bad-exit"] == "1" and int(of_srun["wait"]) > 0
+    assert "nodes: gpu07 gpu08 gpu09; head: gpu07 (10.0.0.7); start 1 of this job" in done.stdout
+
+
+def test_rays_own_parser_reads_the_arguments(cluster):
+    from ray.scripts.symmetric_run import curate_and_validate_ray_start_args, symmetric_run
+
+    submit(cluster, RECIPE)
+    step = step_of(cluster)
+    assert step[step.index("ray") + 1] == "symmetric-run"
+    own = step[step.index("symmetric-run") + 1 : step.index("--")]
+    context = symmetric_run.make_context("_", list(own), resilient_parsing=True)
+    # 20000 + 4242
+    assert context.params["address"] == "10.0.0.7:24242"
+    assert context.params["min_nodes"] == 3
+    assert curate_and_validate_ray_start_args(list(own)) == ["--num-gpus=8", "--num-cpus=96", "--disable-usage-stats"]
+
+
+def test_the_recipe_runs_on_the_head_with_all_nodes(cluster):
+    submit(cluster, "METHOD=dapo", "REGIME=off", RECIPE, "trainer.save_freq=5", "data.val_files=[a b,c]")
+    assert payload_of(step_of(cluster)) == [
+        "env",
+        "RAY_ADDRESS=10.0.0.7:24242",
+        "env",
+        "NNODES=3",
+        "METHOD=dapo",
+        "REGIME=off",
+        "bash",
+        RECIPE,
+        "trainer.save_freq=5",
+        "data.val_files=[a b,c]",
+    ]
+
+
+def test_a_second_start_runs_the_same_command(cluster):
+    """The same run folder and resume_mode=auto (test_dry_run) then make it go on from the last checkpoint."""
+    submit(cluster, RECIPE)
+    first = step_of(cluster)
+    cluster.record.unlink()
+    done = submit(cluster, RECIPE, SLURM_RESTART_COUNT="2")
+    assert step_of(cluster) == first
+    assert "start 3 of this job" in done.stdout
+
+
+def test_one_node(cluster):
+    submit(cluster, RECIPE, nodes=1)
+    step = step_of(cluster)
+    assert step[step.index("--min-nodes") + 1] == "1"
+    assert "NNODES=1" in payload_of(step)
+
+
+def test_the_address_can_be_given(cluster):
+    submit(cluster, RECIPE, HEAD_ADDRESS="10.9.9.9", RAY_PORT="7000")
+    assert not any("hostname" in call for call in cluster.calls)
+    assert "10.9.9.9:7000" in step_of(cluster)
+
+
+def test_containers(cluster):
+    submit(cluster, RECIPE, CONTAINER_IMAGE="image.sqsh", CONTAINER_MOUNTS="/shared:/shared")
+    pyxis = step_of(cluster)
+    options = options_of(pyxis[: pyxis.index("ray")])
+    assert options["container-image"] == "image.sqsh"
+    assert options["container-mounts"] == f"{ROOT}:{ROOT},/shared:/shared"
+    cluster.record.unlink()
+    submit(cluster, RECIPE, CONTAINER_IMAGE="image.sif", CONTAINER_RUNTIME="apptainer", ACTIVATE="env.sh")
+    words = step_of(cluster)
+    start = words.index("apptainer")
+    assert words[start : start + 3] == ["apptainer", "exec", "--nv"]
+    assert words[start + 3 : start + 8] == ["--bind", f"{ROOT}:{ROOT}", "--pwd", str(ROOT), "image.sif"]
+    # Inside the container, the environment before Ray.
+    assert words[start + 8 : start + 10] == ["bash", "-c"]
+    assert words.index("env.sh") + 1 == words.index("ray")
+
+
+def test_an_unknown_container_runtime_is_refused(cluster):
+    done = submit(cluster, RECIPE, CONTAINER_IMAGE="x", CONTAINER_RUNTIME="podman")
+    assert done.returncode == 2 and "CONTAINER_RUNTIME=podman: pyxis or apptainer" in done.stderr
+
+
+def test_the_exit_code_is_the_runs(cluster):
+    assert submit(cluster, RECIPE, SRUN_EXIT="7").returncode == 7
+    assert not any(call[:2] == ["scontrol", "requeue"] for call in cluster.calls)
+
+
+@pytest.mark.parametrize("requeue_exit", ["0", "1"])
+def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue_exit):
+    home = cluster.commands.parent
+    job = subprocess.Popen(
+        ["bash", str(cluster.commands / "sbatch"), str(SCRIPT), RECIPE],
+        cwd=ROOT,
+        env=cluster.environment(UNTIL_REQUEUED="1", REQUEUE_EXIT=requeue_exit),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    deadline = time.monotonic() + 30
+    while not (home / "step_started").exists() and time.monotonic() < deadline:
+        time.sleep(0.02)
+    os.kill(job.pid, signal.SIGUSR1)
+    output, error = job.communicate(timeout=30)
+    assert [call for call in cluster.calls if call[:2] == ["scontrol", "requeue"]] == [["scontrol", "requeue", "4242"]]
+    assert "back into the queue" in output
+    assert ("submit the same command again" in error) == (requeue_exit == "1")
+    # It waited for the step, which ended as one that was told to.
+    assert job.returncode == 143
+
+
+def test_wrong_submissions_say_what_to_do(cluster, tmp_path):
+    done = cluster.run(SCRIPT, RECIPE)
+    assert done.returncode == 2 and "sbatch --nodes=N" in done.stderr
+    done = submit(cluster, RECIPE, cwd=tmp_path)
+    assert done.returncode == 2 and "not the root of the repository" in done.stderr
+    done = submit(cluster, "recipes/acpo/nothing.sh")
+    assert done.returncode == 2 and "no such recipe: recipes/acpo/nothing.sh" in done.stderr
+    done = submit(cluster, "METHOD=acpo")
+    assert done.returncode == 2 and "no recipe: nothing left" in done.stderr
+    assert not any(call[0] == "srun" for call in cluster.calls)
