@@ -1,0 +1,102 @@
+"""The images' descriptions. Not covered: building them, which needs a container engine and the network.
+
+hadolint, run by hand, finds nothing in them.
+"""
+
+import re
+import sys
+from importlib.metadata import requires
+
+import pytest
+import yaml
+from packaging.requirements import Requirement
+
+from .shell import ROOT, Machine
+
+DOCKER = ROOT / "docker"
+INSTRUCTIONS = {"ARG", "FROM", "RUN", "USER", "WORKDIR", "COPY", "ENV", "CMD"}
+
+
+def instructions(name):
+    """Instruction and arguments of each, comments dropped, continued lines joined."""
+    lines = [line for line in (DOCKER / name).read_text().splitlines() if line.strip() and not line.startswith("#")]
+    text = "\n".join(lines).replace("\\\n", " ")
+    return [tuple(line.split(None, 1)) for line in text.splitlines()]
+
+
+def arguments(name):
+    """The build arguments' defaults."""
+    return {
+        key: value.strip('"')
+        for instruction, rest in instructions(name)
+        if instruction == "ARG"
+        for key, _, value in [rest.partition("=")]
+    }
+
+
+def required(name, extra=""):
+    """The versions of a distribution that the project accepts."""
+    (requirement,) = [
+        one
+        for one in map(Requirement, requires("verl-clipx"))
+        if one.name == name and not one.extras and (one.marker is None or one.marker.evaluate({"extra": extra}))
+    ]
+    return requirement.specifier
+
+
+def base(name):
+    (image,) = [rest for instruction, rest in instructions(name) if instruction == "FROM"]
+    return re.sub(r"\$\{(\w+)\}", lambda match: arguments(name)[match[1]], image)
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.gpu", "Dockerfile.cpu"])
+def test_every_line_is_an_instruction_and_the_base_is_pinned(name):
+    assert {instruction for instruction, _ in instructions(name)} <= INSTRUCTIONS
+    image, _, tag = base(name).partition(":")
+    assert image and re.search(r"\d", tag) and "latest" not in tag
+
+
+@pytest.mark.parametrize("name", ["Dockerfile.gpu", "Dockerfile.cpu"])
+def test_what_is_run_exists(name):
+    scripts = re.findall(r"bash (\S+\.sh)", " ".join(rest for word, rest in instructions(name) if word == "RUN"))
+    assert scripts and all((ROOT / script).is_file() for script in scripts)
+
+
+def test_the_versions_are_the_projects():
+    verl = arguments("Dockerfile.gpu")["VERL_VERSION"]
+    assert verl in required("verl")
+    assert f"VERL_VERSION=${{VERL_VERSION:-{verl}}}" in (DOCKER / "install.sh").read_text()
+    assert arguments("Dockerfile.cpu")["TORCH_VERSION"] in required("torch", "cpu")
+    assert arguments("Dockerfile.cpu")["PYTHON_VERSION"] in ("3.10", "3.11", "3.12")
+
+
+def test_skypilot_starts_from_the_same_base():
+    task = yaml.safe_load((ROOT / "recipes" / "cluster" / "sky.yaml").read_text())
+    assert task["resources"]["image_id"] == f"docker:{base('Dockerfile.gpu')}"
+
+
+def test_the_context_leaves_out_what_no_image_needs():
+    ignored = (ROOT / ".dockerignore").read_text().split("\n")
+    assert {".git", "runs", ".venv*", "**/__pycache__"} <= set(ignored)
+    # What the images run and install.
+    assert not {"recipes", "configs", "scripts", "docker", "verl_clipx", "README.md", "LICENSE"} & set(ignored)
+
+
+def test_the_installation_refuses_another_environment(tmp_path):
+    # -S: without any installed package.
+    machine = Machine(tmp_path / "machine", python3=f'exec {sys.executable} -S "$@"')
+    done = machine.run(DOCKER / "install.sh")
+    assert done.returncode == 1 and "torch is not installed: this script needs verl's CUDA image" in done.stderr
+    assert [call[1] for call in machine.calls] == ["-"]
+
+
+def test_the_installation_keeps_torch_and_vllm(tmp_path):
+    versions = 'cat >/dev/null; printf "torch==2.11.0+cu130\\nvllm==0.24.0\\n"; exit'
+    machine = Machine(tmp_path / "machine", python3=f'[[ $1 != - ]] || {{ {versions}; }}; cp "$6" "$HOME/constraints"')
+    done = machine.run(DOCKER / "install.sh", VERL_VERSION="0.9.1")
+    assert done.returncode == 0, done.stderr
+    (install,) = [call for call in machine.calls if call[1] == "-m"]
+    assert install[1:5] == ["-m", "pip", "install", "--no-cache-dir"] and install[5] == "--constraint"
+    assert install[7:] == ["verl==0.9.1", "--editable", ".[gpu]"]
+    constraints = (tmp_path / "machine" / "constraints").read_text()
+    assert constraints == "torch==2.11.0+cu130\nvllm==0.24.0\n"

@@ -1,0 +1,146 @@
+"""The RayJob: its schema, what a run fills in, and that the payload arrives as it was given.
+
+The schema is the subset of KubeRay's that the file uses (checked once against the whole of KubeRay 1.7's). Not covered:
+Kubernetes, KubeRay.
+"""
+
+import json
+from pathlib import Path
+
+import jsonschema
+import pytest
+import yaml
+
+from .shell import RECIPES, ROOT, Machine
+
+SCRIPT = RECIPES / "cluster" / "kuberay.sh"
+RECIPE = "recipes/acpo/run_qwen2.5_7b_fsdp.sh"
+SCHEMA = json.loads(Path(__file__).with_name("schemas").joinpath("rayjob.json").read_text())
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    return Machine(tmp_path / "machine", kubectl='cat >"$HOME/created"')
+
+
+def created(cluster, *words, **variables):
+    done = cluster.run(SCRIPT, *words, **variables)
+    assert done.returncode == 0, done.stderr
+    job = json.loads((cluster.commands.parent / "created").read_text())
+    jsonschema.validate(job, SCHEMA)
+    return job
+
+
+def container_of(group):
+    (container,) = group["template"]["spec"]["containers"]
+    return container
+
+
+def environment_of(group):
+    return {entry["name"]: entry["value"] for entry in container_of(group)["env"]}
+
+
+def test_the_file_as_it_stands_is_a_valid_job():
+    jsonschema.validate(yaml.safe_load((RECIPES / "cluster" / "rayjob.yaml").read_text()), SCHEMA)
+
+
+def test_the_schema_refuses_a_misspelt_field():
+    job = yaml.safe_load((RECIPES / "cluster" / "rayjob.yaml").read_text())
+    job["spec"]["backofLimit"] = job["spec"].pop("backoffLimit")
+    with pytest.raises(jsonschema.ValidationError, match="backofLimit"):
+        jsonschema.validate(job, SCHEMA)
+
+
+def test_a_run_on_four_nodes_is_a_head_and_three_workers(cluster):
+    job = created(
+        cluster,
+        *("METHOD=dapo", RECIPE),
+        **{
+            "NNODES": "4",
+            "NGPUS_PER_NODE": "4",
+            "IMAGE": "mine:1",
+            "CLAIM": "disk",
+            "JOB_NAME": "dapo",
+            "RETRIES": "3",
+        },
+    )
+    assert cluster.calls[-1] == ["kubectl", "create", "-f", "-"]
+    spec = job["spec"]["rayClusterSpec"]
+    (workers,) = spec["workerGroupSpecs"]
+    assert (workers["replicas"], workers["minReplicas"], workers["maxReplicas"]) == (3, 3, 3)
+    assert (job["metadata"]["name"], job["spec"]["backoffLimit"]) == ("dapo", 3)
+    for group in (spec["headGroupSpec"], workers):
+        container = container_of(group)
+        assert container["image"] == "mine:1"
+        for amounts in container["resources"].values():
+            assert amounts["nvidia.com/gpu"] == "4"
+        assert environment_of(group)["NNODES"] == environment_of(group)["NGPUS_PER_NODE"] == "4"
+        claims = [
+            v["persistentVolumeClaim"]["claimName"]
+            for v in group["template"]["spec"]["volumes"]
+            if "persistentVolumeClaim" in v
+        ]
+        assert claims == ["disk"]
+
+
+def test_run_folders_are_on_the_claim_and_shared_memory_is_large(cluster):
+    job = created(cluster, RECIPE, NNODES="2")
+    container = container_of(job["spec"]["rayClusterSpec"]["headGroupSpec"])
+    mounts = {mount["mountPath"]: mount["name"] for mount in container["volumeMounts"]}
+    # recipes/common.sh writes runs/… below the repository, which the entry point names.
+    repository = job["spec"]["entrypoint"].split()[1].removesuffix("/recipes/cluster/run_payload.sh")
+    assert mounts[f"{repository}/runs"] == mounts[f"{repository}/data"] == "shared"
+    assert mounts["/dev/shm"] == "shared-memory"
+    assert repository in (ROOT / "docker" / "Dockerfile.gpu").read_text()
+
+
+def test_one_node_has_no_workers(cluster):
+    assert "workerGroupSpecs" not in created(cluster, RECIPE)["spec"]["rayClusterSpec"]
+
+
+def test_a_namespace_is_passed_on(cluster):
+    created(cluster, RECIPE, NAMESPACE="research")
+    assert cluster.calls[-1] == ["kubectl", "--namespace", "research", "create", "-f", "-"]
+
+
+def test_a_dry_run_creates_nothing(cluster):
+    done = cluster.run(SCRIPT, RECIPE, DRY_RUN="1")
+    jsonschema.validate(json.loads(done.stdout), SCHEMA)
+    assert not cluster.record.exists()
+
+
+def test_the_recipe_on_the_head_gets_the_words_that_were_given(cluster):
+    words = [
+        "METHOD=dapo",
+        "DRY_RUN=1",
+        RECIPE,
+        "data.val_files=[a b,c]",
+        "clipx.note='it\"s'",
+        r"trainer.x=back\slash",
+    ]
+    job = created(cluster, *words, NNODES="3")
+    environment = environment_of(job["spec"]["rayClusterSpec"]["headGroupSpec"])
+    environment.pop("HF_HOME")
+    on_the_head = cluster.run(RECIPES / "cluster" / "run_payload.sh", **environment)
+    assert on_the_head.returncode == 0, on_the_head.stderr
+    here = cluster.run(ROOT / RECIPE, *words[3:], METHOD="dapo", DRY_RUN="1", NNODES="3", NGPUS_PER_NODE="8")
+    assert on_the_head.stdout == here.stdout != ""
+
+
+@pytest.mark.parametrize(
+    ("variables", "message"),
+    [
+        ({"JOB_NAME": "My_Job"}, "JOB_NAME='My_Job'"),
+        ({"JOB_NAME": "a" * 48}, "at most 47"),
+        ({"NNODES": "0"}, "NNODES=0"),
+    ],
+)
+def test_what_kubernetes_would_refuse_is_refused_here(cluster, variables, message):
+    done = cluster.run(SCRIPT, RECIPE, **variables)
+    assert done.returncode == 2 and message in done.stderr
+    assert not cluster.record.exists()
+
+
+def test_a_missing_recipe_is_refused(cluster):
+    done = cluster.run(SCRIPT, "METHOD=dapo", "recipes/nothing.sh")
+    assert done.returncode == 2 and "no such recipe" in done.stderr

@@ -1,0 +1,98 @@
+"""The Ray cluster by SSH, with an ssh that runs the remote command line here and a ray that only records.
+
+Covers: who is head, who joins, that words with spaces arrive whole, the run, stop with a host that is gone. Not
+covered: SSH, Ray on several machines.
+"""
+
+import pytest
+
+from .shell import RECIPES, ROOT, Machine
+
+SCRIPT = RECIPES / "cluster" / "ssh.sh"
+RECIPE = "recipes/acpo/run_qwen2.5_3b_fsdp.sh"
+
+SSH = """
+[[ $1 == -o ]] && shift 2
+host=$1; shift
+[[ $host != "${GONE:-}" ]] || exit 255
+exec sh -c "$*"
+"""
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    return Machine(
+        tmp_path / "machine",
+        ssh=SSH,
+        ray="",
+        hostname='echo "10.0.0.1 172.17.0.1"',
+        python3="[[ $1 == recipes/cluster/wait_for_nodes.py ]] && pwd -P",
+    )
+
+
+def on_hosts(hosts):
+    """Host and command, in order, for each remote command."""
+    calls = hosts.calls
+    return [
+        (call[3], calls[i + 1]) for i, call in enumerate(calls[:-1]) if call[0] == "ssh" and calls[i + 1][0] != "ssh"
+    ]
+
+
+def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts):
+    done = hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", NGPUS_PER_NODE="8")
+    assert done.returncode == 0, done.stderr
+    assert on_hosts(hosts) == [
+        ("node1", ["hostname", "-I"]),
+        (
+            "node1",
+            ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379"]
+            + ["--disable-usage-stats", "--num-gpus=8"],
+        ),
+        ("node2", ["ray", "start", "--address=10.0.0.1:6379", "--disable-usage-stats", "--num-gpus=8"]),
+        ("node3", ["ray", "start", "--address=10.0.0.1:6379", "--disable-usage-stats", "--num-gpus=8"]),
+        ("node1", ["python3", "recipes/cluster/wait_for_nodes.py", "10.0.0.1:6379", "3", "300"]),
+    ]
+    # In the repository.
+    assert done.stdout.strip().endswith(str(ROOT.resolve()))
+
+
+def test_start_stops_at_a_host_that_is_gone(hosts):
+    assert hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", GONE="node2").returncode != 0
+    assert "node3" not in {host for host, _ in on_hosts(hosts)}
+
+
+def test_run_trains_on_the_head_with_all_hosts(hosts):
+    words = ["METHOD=dapo", "DRY_RUN=1", RECIPE, "data.val_files=[a b,c]"]
+    done = hosts.run(SCRIPT, "run", *words, HOSTS="node1 node2", HEAD_ADDRESS="10.5.5.5")
+    assert done.returncode == 0, done.stderr
+    (remote,) = hosts.calls
+    assert remote[:4] == ["ssh", "-o", "BatchMode=yes", "node1"]
+    assert "RAY_ADDRESS=10.5.5.5:6379" in remote[4]
+    assert "+recipe=acpo/countdown_3b_dapo_near" in done.stdout
+    assert "trainer.nnodes=2" in done.stdout
+    # As %q prints it: one word.
+    assert r"data.val_files=\[a\ b\,c\]" in done.stdout
+
+
+def test_an_environment_is_activated_on_each_host(hosts, tmp_path):
+    activate = tmp_path / "my environment.sh"
+    activate.write_text("echo activated\n")
+    done = hosts.run(SCRIPT, "status", HOSTS="node1", HEAD_ADDRESS="10.0.0.1", ACTIVATE=str(activate))
+    assert done.stdout == "activated\n"
+    assert hosts.calls[-1] == ["ray", "status", "--address=10.0.0.1:6379"]
+
+
+def test_stop_reaches_every_host_the_head_last_and_reports_one_that_is_gone(hosts):
+    done = hosts.run(SCRIPT, "stop", HOSTS="node1 node2 node3", GONE="node2")
+    assert done.returncode == 1 and "node2: ray stop failed" in done.stderr
+    assert on_hosts(hosts) == [("node3", ["ray", "stop"]), ("node1", ["ray", "stop"])]
+
+
+def test_wrong_calls_say_what_to_do(hosts):
+    done = hosts.run(SCRIPT, "start")
+    assert done.returncode == 2 and 'HOSTS="node1 node2"' in done.stderr
+    done = hosts.run(SCRIPT, "begin", HOSTS="node1")
+    assert done.returncode == 2 and "ssh.sh start" in done.stderr
+    done = hosts.run(SCRIPT, "run", "recipes/nothing.sh", HOSTS="node1")
+    assert done.returncode == 2 and "no such recipe" in done.stderr
+    assert not hosts.record.exists()
