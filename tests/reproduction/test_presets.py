@@ -13,8 +13,9 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
-from verl.workers.config import FSDPActorConfig, RolloutConfig
+from verl.workers.config import RolloutConfig
 
+from verl_clipx.reproduction.origins import read_origins
 from verl_clipx.reproduction.presets import (
     PAPERS,
     check_preset,
@@ -40,26 +41,37 @@ def measured(name: str) -> list[str]:
 @functools.cache
 def verl_s_own():
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose("ppo_trainer", [HARDWARE])
+        config = compose("ppo_trainer", [HARDWARE])
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+@functools.cache
+def verl_s_keys():
+    return OmegaConf.to_container(verl_s_own())
 
 
 @functools.cache
 def preset_alone(name: str):
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return compose(None, [f"+recipe={name}"])
+        config = compose(None, [f"+recipe={name}"])
+    OmegaConf.set_struct(config, False)
+    return config
 
 
 @functools.cache
 def composed(name: str):
-    alone = preset_alone(name)
-    OmegaConf.set_struct(alone, False)
-    base = verl_s_own().copy()
-    OmegaConf.set_struct(base, False)
-    config = OmegaConf.merge(base, alone)
+    config = OmegaConf.merge(verl_s_own(), preset_alone(name))
     for override in measured(name):
         key, _, value = override.partition("=")
         OmegaConf.update(config, key, float(value))
     return config
+
+
+def leaves(node, prefix=""):
+    for key, value in node.items():
+        path = f"{prefix}{key}"
+        yield from leaves(value, f"{path}.") if isinstance(value, dict) and value else [(path, value)]
 
 
 @pytest.mark.parametrize(
@@ -76,12 +88,11 @@ def test_verl_accepts(name, monkeypatch):
     # Without a cluster to join, the plugin refuses to train without an accelerator.
     monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
     config = composed(name)
-    actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
-    assert isinstance(actor, FSDPActorConfig)
-    assert actor.policy_loss.loss_mode == f"clipx_{config.clipx.method}"
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"clipx_{config.clipx.method}"
     assert isinstance(omega_conf_to_dataclass(config.actor_rollout_ref.rollout), RolloutConfig)
     algorithm = omega_conf_to_dataclass(config.algorithm)
     assert algorithm.adv_estimator == ("reinforce_plus_plus" if "reinforce" in name else "grpo")
+    # Builds the actor's dataclass, and with it the plugin's.
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     assert not need_critic(config)
     assert need_reference_policy(config) == name.startswith("ar_lopti/")
@@ -89,19 +100,19 @@ def test_verl_accepts(name, monkeypatch):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_key_is_one_that_verl_has(name):
-    def paths(node, prefix=""):
-        for key, value in node.items():
-            path = f"{prefix}{key}"
-            yield from paths(value, f"{path}.") if isinstance(value, dict) and value else [path]
-
-    own = OmegaConf.to_container(verl_s_own())
-    for path in paths(OmegaConf.to_container(preset_alone(name))):
+    for path, _ in leaves(OmegaConf.to_container(preset_alone(name))):
         if path.startswith(("clipx.", "actor_rollout_ref.actor.policy_loss.")):
             continue
-        node = own
+        node = verl_s_keys()
         for part in path.split("."):
             assert part in node, f"{path} is no key of verl's"
             node = node[part]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_origins_are_those_of_the_values_that_hydra_takes(name):
+    found = {key: origin.value for key, origin in read_origins(name).items()}
+    assert found == dict(leaves(OmegaConf.to_container(preset_alone(name))))
 
 
 def expected_updates(name: str) -> int:
@@ -148,7 +159,7 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
     [
         (
             "acpo/countdown_3b_acpo_near",
-            {"method": "acpo", "alpha": 3, "bins": 5, "epsilon_max": None, "bin_on": "old"},
+            {"method": "acpo", "alpha": 3, "epsilon_max": None, "bin_on": "old"},
         ),
         ("acpo/orz_7b_acpo_off_script", {"epsilon_max": 3, "bin_on": "current", "scope": "micro_batch"}),
         ("acpo/hitab_3b_dapo_off", {"method": "grpo", "clip_low": 0.8, "clip_high": 1.3}),
@@ -156,8 +167,9 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
         ("acpo/countdown_3b_cispo_near_script", {"clip_low": None, "clip_high": 1.45, "mask_high": 1.3}),
         (
             "acpo/orz_7b_ar_lopti_near",
-            {"clip_high": 1.24, "shaping.alpha": 0.3, "update.eta": 0.5, "update.equal": True},
+            {"clip_high": 1.24, "shaping.alpha": 0.3, "update.eta": 0.5},
         ),
+        ("acpo/orz_7b_lopti_near", {"update.eta": 0.5, "update.equal": True}),
         ("acpo/orz_7b_high_entropy_off", {"select.keep": "highest", "select.ratio": 0.2}),
         ("ar_lopti/kk_3b_grpo_ar", {"clip_high": 1.24, "dual_clip": None, "shaping.alpha": 0.3}),
         ("ar_lopti/kk_3b_grpo_ar_script", {"clip_high": 1.24, "dual_clip": 10, "shaping.alpha": 0.2}),
