@@ -122,14 +122,16 @@ def _collect_run(
     entry["commit"] = run.record.get("commit")
     entry["seconds"] = run.record.get("seconds")
     entry["versions"] = run.record.get("versions") or _versions_of_evaluation(table, cells, run)
-    _read_cells(table, cells, run, name, entry["seed"], found)
-    found.runs.append(entry)
+    if _read_cells(table, cells, run, name, entry["seed"], found) or source.preset:
+        found.runs.append(entry)
     return True
 
 
 def _read_cells(
     table: Table, cells: list[tuple[Row, Column]], run: RunFolder, name: str, seed: int | None, found: Collected
-) -> None:
+) -> int:
+    """Adds a run's numbers to what was found; returns how many there are."""
+    number = 0
     lacking: dict[str, None] = {}
     wrong: dict[str, None] = {}
     for row, column in cells:
@@ -143,9 +145,11 @@ def _read_cells(
             factor = 100.0 if table.unit == "percent" else 1.0
             # A model that is only evaluated has no training seed; it enters as one.
             found.by_seed.setdefault((row.name, column.name), {})[-1 if seed is None else seed] = value.scaled(factor)
+            number += 1
     found.missing.extend(f"{name}: {line}" for line in lacking)
     if wrong:
         found.refused.append({"folder": name, "preset": None, "reasons": list(wrong)})
+    return number
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,8 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
     counts = Counter((cell["interval"], len(cell["seeds"])) for cell in measured if cell["interval"])
     for (interval, seeds), number in sorted(counts.items()):
         how = f"over {_seeds(seeds)}" if interval == "seeds" else "over questions"
-        lines.append(f"95 % intervals of {number} cells: Student's, {how}.")
+        cells_of = "1 cell" if number == 1 else f"{number} cells"
+        lines.append(f"95 % intervals of {cells_of}: Student's, {how}.")
     if results:
         lines += _origin(results)
     return lines

@@ -1,0 +1,312 @@
+"""Collecting a small table from run folders that the tests make: configurations composed by Hydra on verl's own,
+metrics written by verl's file logger, results in the form of `clipx eval run`. What is missing is said, what is another
+run or another evaluation is refused with the key and both values, and intervals, means, gains and differences are as by
+hand.
+
+`clipx eval run` itself is not run here: tests/evaluation covers it.
+"""
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+from typer.testing import CliRunner
+
+from verl_clipx.reproduction.collect import collect
+from verl_clipx.reproduction.config_hash import significant_values
+from verl_clipx.reproduction.measures import over_seeds
+from verl_clipx.reproduction.presets import compose_preset
+from verl_clipx.reproduction.tables_definition import build_table
+
+GRPO, ACPO = "cpu/countdown_grpo_near", "cpu/countdown_acpo_near"
+
+# Student's t at 0.975 with one and two degrees of freedom.
+T_1, T_2 = 12.706204736, 4.302652730
+
+VERSIONS = {"verl": "0.9.1", "torch": "2.13.0", "vllm": None}
+
+
+def definition(**changes):
+    entries = yaml.safe_load(
+        f"""
+        title: t
+        source: s
+        metric: m
+        unit: percent
+        digits: 1
+        hardware: cpu
+        nodes: 1
+        seeds: [1, 2]
+        data: data
+        evaluation: {{protocol: sampled, samples: 8, temperature: 1.0, max_tokens: 16}}
+        benchmarks: {{b: {{file: b/test.parquet}}, c: {{file: c/test.parquet}}}}
+        columns:
+          - {{name: B, measure: {{benchmark: b, metric: avg@8}}}}
+          - {{name: C, measure: {{benchmark: c, metric: avg@8}}}}
+          - {{name: Avg, measure: {{mean_of: [B, C]}}}}
+          - {{name: Gain, measure: {{gain_of: Avg}}}}
+        rows:
+          - {{name: GRPO, preset: {GRPO}, expected: [40.0, 60.0, 50.0, null]}}
+          - {{name: ACPO, preset: {ACPO}, baseline: GRPO}}
+          - {{name: before, model: hub/model}}
+          - {{name: paper, quoted: because, expected: [1.0, 2.0, 1.5, null]}}
+          - {{name: difference, minus: [ACPO, GRPO]}}
+        """
+    )
+    return build_table("small", entries | changes)
+
+
+@pytest.fixture(scope="module")
+def configs():
+    return {name: compose_preset(name, ["+hardware=cpu", "trainer.nnodes=2"]) for name in (GRPO, ACPO)}
+
+
+@pytest.fixture(scope="module")
+def preset_values():
+    values = {name: significant_values(compose_preset(name)) for name in (GRPO, ACPO)}
+    return values.__getitem__
+
+
+@pytest.fixture
+def make_run(tmp_path, configs, monkeypatch):
+    """Writes a finished run of a preset with its evaluations."""
+
+    def make(preset: str, seed: int, b: float | None, c: float | None, steps: int = 20, **changes) -> Path:
+        folder = tmp_path / f"{preset}-seed{seed}"
+        config = configs[preset].copy()
+        for key, value in {"data.seed": seed, **changes}.items():
+            OmegaConf.update(config, key, value)
+        (folder / ".hydra").mkdir(parents=True)
+        OmegaConf.save(config, folder / ".hydra" / "config.yaml")
+        write_metrics(monkeypatch, folder, {step: {"timing_s/step": float(step)} for step in range(1, steps + 1)})
+        (folder / "checkpoints").mkdir()
+        (folder / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(steps))
+        for name, mean in (("b", b), ("c", c)):
+            if mean is not None:
+                write_results(folder, name, mean, f"{folder}/checkpoints", steps)
+        return folder
+
+    return make
+
+
+def write_metrics(monkeypatch, folder: Path, steps: dict, name: str = "metrics.jsonl") -> None:
+    from verl.utils.tracking import FileLogger
+
+    folder.mkdir(parents=True, exist_ok=True)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(folder / name))
+    logger = FileLogger("project", "experiment")
+    for step, data in steps.items():
+        logger.log(data, step)
+    logger.finish()
+
+
+def write_results(folder: Path, benchmark: str, mean: float, model: str, step: int | None, **sampling) -> None:
+    out = folder / "evaluation" / benchmark
+    out.mkdir(parents=True, exist_ok=True)
+    settings = {"samples": 8, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0} | sampling
+    config = {
+        "model": model,
+        "checkpoints": {"last": {"source": model, "step": step}},
+        "protocol": "sampled",
+        "sampling": settings,
+        "benchmarks": {benchmark: {"questions": 4, "limit": None}},
+        "versions": VERSIONS,
+    }
+    result = {f"avg@{settings['samples']}": {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}}
+    (out / "results.json").write_text(json.dumps({"config": config, "benchmarks": {benchmark: {"result": result}}}))
+
+
+def cells_of(results):
+    return {(cell["row"], cell["column"]): cell for cell in results["cells"]}
+
+
+def test_two_seeds_of_every_row(tmp_path, make_run, preset_values):
+    make_run(GRPO, 1, 0.40, 0.60)
+    make_run(GRPO, 2, 0.50, 0.70)
+    make_run(ACPO, 1, 0.60, 0.60)
+    make_run(ACPO, 2, 0.60, 0.84)
+    write_results(tmp_path / "models" / "small" / "hub--model", "b", 0.25, "hub/model", None)
+    write_results(tmp_path / "models" / "small" / "hub--model", "c", 0.35, "hub/model", None)
+    results = collect(definition(), tmp_path, preset_values)
+    assert results["refused"] == [] and results["missing"] == []
+    cells = cells_of(results)
+
+    # 40 and 50: mean 45, standard deviation 7.0711, standard error 5.
+    grpo = cells["GRPO", "B"]
+    assert grpo["mean"] == pytest.approx(45.0) and grpo["interval"] == "seeds" and grpo["seeds"] == [1, 2]
+    assert grpo["low"] == pytest.approx(45.0 - 5.0 * T_1) and grpo["high"] == pytest.approx(45.0 + 5.0 * T_1)
+    assert grpo["difference"] == pytest.approx(5.0)
+
+    # Seed by seed the means of B and C are 50 and 60.
+    average = cells["GRPO", "Avg"]
+    assert average["mean"] == pytest.approx(55.0) and average["high"] == pytest.approx(55.0 + 5.0 * T_1)
+    # ACPO's are 60 and 72: 66, which is 20 % above 55.
+    assert cells["ACPO", "Avg"]["mean"] == pytest.approx(66.0)
+    assert cells["ACPO", "Gain"]["mean"] == pytest.approx(20.0)
+    assert cells["ACPO", "Gain"]["low"] is None
+    assert "mean" not in cells["GRPO", "Gain"]
+    assert cells["difference", "B"]["mean"] == pytest.approx(15.0)
+
+    # One evaluation of a model that is not trained has the interval over questions.
+    before = cells["before", "C"]
+    assert (before["mean"], before["interval"], before["seeds"]) == (35.0, "questions", [])
+    assert before["low"] == pytest.approx(25.0) and before["high"] == pytest.approx(45.0)
+    assert cells["before", "Avg"]["mean"] == pytest.approx(30.0)
+    assert cells["paper", "B"] == {"row": "paper", "column": "B", "expected": 1.0}
+
+    runs = {run["folder"]: run for run in results["runs"]}
+    assert set(runs) == {
+        *(f"{preset}-seed{seed}" for preset in (GRPO, ACPO) for seed in (1, 2)),
+        "models/small/hub--model",
+    }
+    run = runs[f"{GRPO}-seed2"]
+    assert (run["seed"], run["steps"], run["versions"], run["commit"]) == (2, 20, VERSIONS, None)
+    assert run["config_hash"] == runs[f"{GRPO}-seed1"]["config_hash"] != runs[f"{ACPO}-seed1"]["config_hash"]
+    assert run["started_from"] == "${oc.env:CLIPX_DATA,data}/policies/countdown"
+
+
+def test_nothing_there_leaves_every_cell_empty(tmp_path, preset_values):
+    results = collect(definition(), tmp_path, preset_values)
+    assert not [cell for cell in results["cells"] if "mean" in cell]
+    assert f"{GRPO}: 0 of 2 seeds" in results["missing"]
+    assert "models/small/hub--model: no evaluation/b/results.json" in results["missing"]
+    assert results["runs"] == []
+
+
+def test_another_configuration_is_refused_with_key_and_values(tmp_path, make_run, preset_values):
+    make_run(GRPO, 1, 0.40, 0.60, **{"actor_rollout_ref.actor.optim.lr": 1e-5, "data.train_batch_size": 64})
+    results = collect(definition(), tmp_path, preset_values)
+    (refused,) = results["refused"]
+    assert refused == {
+        "folder": f"{GRPO}-seed1",
+        "preset": GRPO,
+        "reasons": [
+            "actor_rollout_ref.actor.optim.lr: preset 0.0003, run 1e-05",
+            "data.train_batch_size: preset 32, run 64",
+        ],
+    }
+    assert "mean" not in cells_of(results)["GRPO", "B"]
+
+
+def test_the_same_seed_twice_is_refused(tmp_path, make_run, preset_values):
+    make_run(GRPO, 1, 0.40, 0.60)
+    make_run(GRPO, 2, 0.50, 0.70, **{"data.seed": 1})
+    results = collect(definition(), tmp_path, preset_values)
+    assert results["refused"][0]["reasons"] == [f"data.seed: 1 like another run of {GRPO}"]
+    assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(40.0)
+
+
+def test_a_training_that_goes_on_is_missing(tmp_path, make_run, preset_values):
+    make_run(GRPO, 1, 0.40, 0.60, steps=12)
+    results = collect(definition(), tmp_path, preset_values)
+    assert f"{GRPO}-seed1: trained to step 12 of 20" in results["missing"]
+    assert "mean" not in cells_of(results)["GRPO", "B"]
+
+
+def test_a_missing_evaluation_leaves_its_cells_and_their_means_empty(tmp_path, make_run, preset_values):
+    make_run(GRPO, 1, 0.40, None)
+    results = collect(definition(), tmp_path, preset_values)
+    cells = cells_of(results)
+    assert cells["GRPO", "B"]["mean"] == pytest.approx(40.0) and cells["GRPO", "B"]["interval"] == "questions"
+    assert "mean" not in cells["GRPO", "C"] and "mean" not in cells["GRPO", "Avg"]
+    assert f"{GRPO}-seed1: no evaluation/c/results.json" in results["missing"]
+    assert f"{GRPO}: 1 of 2 seeds" in results["missing"]
+
+
+@pytest.mark.parametrize(
+    "sampling, reason",
+    [
+        ({"temperature": 0.6}, "temperature: table 1.0, evaluation 0.6"),
+        ({"samples": 4}, "samples: table 8, evaluation 4"),
+        ({"max_tokens": 32}, "max_tokens: table 16, evaluation 32"),
+        ({"top_p": 0.95}, "top_p: table 1.0, evaluation 0.95"),
+    ],
+)
+def test_an_evaluation_with_other_settings_is_refused(tmp_path, make_run, preset_values, sampling, reason):
+    folder = make_run(GRPO, 1, None, 0.60)
+    write_results(folder, "b", 0.4, "checkpoints", 20, **sampling)
+    results = collect(definition(), tmp_path, preset_values)
+    assert results["refused"] == [{"folder": f"{GRPO}-seed1", "preset": None, "reasons": [f"evaluation/b: {reason}"]}]
+    assert cells_of(results)["GRPO", "C"]["mean"] == pytest.approx(60.0)
+
+
+def test_an_evaluation_of_an_earlier_checkpoint_is_refused(tmp_path, make_run, preset_values):
+    folder = make_run(GRPO, 1, None, 0.60)
+    write_results(folder, "b", 0.4, "checkpoints", 10)
+    (refused,) = collect(definition(), tmp_path, preset_values)["refused"]
+    assert refused["reasons"] == ["evaluation/b: checkpoints: step 20 is the last, evaluated [10]"]
+
+
+def test_best_validation_over_all_starts_of_a_run(tmp_path, make_run, preset_values, monkeypatch):
+    table = definition(
+        columns=[{"name": "best", "measure": {"validation": "countdown", "samples": 4}}],
+        rows=[{"name": "GRPO", "preset": GRPO}],
+    )
+    folder = make_run(GRPO, 1, None, None)
+    accuracy = "val-core/countdown/acc/mean@4"
+    early = {0: {accuracy: 0.1}, 10: {accuracy: 0.7}, 11: {accuracy: 0.9}}
+    write_metrics(monkeypatch, folder, early, "metrics.earlier.jsonl")
+    # The later start made step 11 again; its last line was cut off.
+    write_metrics(monkeypatch, folder, {11: {accuracy: 0.5}, 20: {accuracy: 0.6}})
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step":21,"data":{"val')
+    results = collect(table, tmp_path, preset_values)
+    cell = cells_of(results)["GRPO", "best"]
+    assert cell["mean"] == pytest.approx(70.0) and cell["low"] is None and cell["interval"] is None
+
+
+def test_a_validation_with_another_number_of_samples_is_missing(tmp_path, make_run, preset_values, monkeypatch):
+    table = definition(
+        columns=[{"name": "best", "measure": {"validation": "countdown", "samples": 4}}],
+        rows=[{"name": "GRPO", "preset": GRPO}],
+    )
+    folder = make_run(GRPO, 1, None, None)
+    write_metrics(monkeypatch, folder, {20: {"val-core/countdown/acc/mean@8": 0.5}})
+    missing = collect(table, tmp_path, preset_values)["missing"]
+    assert any("no val-core/countdown/acc/mean@4 in metrics.jsonl" in line for line in missing)
+
+
+def test_times_are_means_over_steps_in_seconds(tmp_path, make_run, preset_values, monkeypatch):
+    table = definition(
+        unit="seconds",
+        columns=[{"name": "GRPO", "preset": GRPO, "measure": {"steps": [1, 2]}}],
+        rows=[
+            {"name": "total", "measure": {"timing": {"timing_s/step": 1}}},
+            {"name": "rest", "measure": {"timing": {"timing_s/step": 1, "timing_s/gen": -1}}},
+            {"name": "other", "measure": {"timing": {"timing_s/nobody": 1}}},
+        ],
+    )
+    folder = make_run(GRPO, 1, None, None)
+    steps = {step: {"timing_s/step": 10.0 * step, "timing_s/gen": 4.0} for step in (1, 2, 20)}
+    write_metrics(monkeypatch, folder, steps)
+    results = collect(table, tmp_path, preset_values)
+    cells = cells_of(results)
+    assert cells["total", "GRPO"]["mean"] == pytest.approx(15.0)
+    assert cells["rest", "GRPO"]["mean"] == pytest.approx(11.0)
+    assert "mean" not in cells["other", "GRPO"]
+    assert f"{GRPO}-seed1: no timing_s/nobody of step 1 in metrics.jsonl" in results["missing"]
+
+
+def test_interval_over_three_seeds_by_hand():
+    # Mean 2, standard deviation 1, standard error 1 / sqrt(3).
+    value = over_seeds([1.0, 2.0, 3.0])
+    assert value.mean == pytest.approx(2.0)
+    assert value.high - 2.0 == pytest.approx(T_2 / 3**0.5)
+    assert 2.0 - value.low == pytest.approx(T_2 / 3**0.5)
+
+
+def test_one_seed_has_no_interval_over_seeds():
+    assert over_seeds([0.4]).low is None
+
+
+def test_the_command_writes_the_results_and_says_what_is_missing(tmp_path):
+    from verl_clipx.cli import app
+
+    done = CliRunner().invoke(app, ["table", "collect", "bapo_table2", "--runs", str(tmp_path)])
+    assert done.exit_code == 0
+    assert "bapo/octothinker_3b_bapo: 0 of 1 seeds" in done.output
+    assert "0 of 6 cells from 0 runs" in done.output
+    results = json.loads((tmp_path / "tables" / "bapo_table2.json").read_text())
+    assert results["table"] == "bapo_table2" and len(results["cells"]) == 6
