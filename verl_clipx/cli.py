@@ -9,6 +9,8 @@ from rich.markup import escape
 from rich.table import Table
 
 from verl_clipx.evaluation.commands import evaluation_app
+from verl_clipx.reproduction.recipe_commands import recipe_app
+from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
 
 app = typer.Typer(
@@ -19,6 +21,8 @@ app = typer.Typer(
 )
 console = Console()
 app.add_typer(data_app, name="data")
+app.add_typer(recipe_app, name="recipe")
+app.add_typer(table_app, name="table")
 
 
 @app.command()
