@@ -41,15 +41,15 @@ def on_hosts(hosts):
 def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts):
     done = hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", NGPUS_PER_NODE="8")
     assert done.returncode == 0, done.stderr
+    options = ["--disable-usage-stats", "--num-gpus=8"]
     assert on_hosts(hosts) == [
         ("node1", ["hostname", "-I"]),
         (
             "node1",
-            ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379"]
-            + ["--disable-usage-stats", "--num-gpus=8"],
+            ["ray", "start", "--head", "--node-ip-address=10.0.0.1", "--port=6379", *options],
         ),
-        ("node2", ["ray", "start", "--address=10.0.0.1:6379", "--disable-usage-stats", "--num-gpus=8"]),
-        ("node3", ["ray", "start", "--address=10.0.0.1:6379", "--disable-usage-stats", "--num-gpus=8"]),
+        ("node2", ["ray", "start", "--address=10.0.0.1:6379", *options]),
+        ("node3", ["ray", "start", "--address=10.0.0.1:6379", *options]),
         ("node1", ["python3", "recipes/cluster/wait_for_nodes.py", "10.0.0.1:6379", "3", "300"]),
     ]
     # In the repository.
