@@ -11,6 +11,7 @@ import pickle
 import socket
 import sys
 import tempfile
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -242,8 +243,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, rank: int, wor
     return result
 
 
-def run_rank(rank: int, world: int, port: int, policy: str, rows: str, cases: list[Case], results: str) -> None:
-    """What each spawned rank does: build the worker once, run every case, leave the results in a file."""
+def start_rank(rank: int, world: int, port: int) -> None:
+    """Makes this process one rank of a CPU run, with the plugin loaded."""
     os.environ |= {
         "VERL_PLATFORM": "cpu",
         "RANK": str(rank),
@@ -257,14 +258,37 @@ def run_rank(rank: int, world: int, port: int, policy: str, rows: str, cases: li
     torch.set_num_threads(1)
     import verl  # noqa: F401  (loads the plugin)
 
-    worker = build_worker(Path(policy))
-    loaded = torch.load(rows, weights_only=False)
-    found = [run_case(worker, loaded, case, rank, world) for case in cases]
+
+def run_rank(
+    rank: int, world: int, port: int, results: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+) -> None:
+    """What each spawned rank does: call the function, leave rank 0's result in a file."""
+    start_rank(rank, world, port)
+    found = function(rank, world, *arguments)
     if rank == 0:
         with open(results, "wb") as file:
             pickle.dump(found, file)
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
+    """Calls function(rank, world, *arguments), which builds a worker, in spawned ranks; returns rank 0's result."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with tempfile.TemporaryDirectory() as folder:
+        results = str(Path(folder) / "results")
+        torch.multiprocessing.spawn(run_rank, (world, port, results, function, arguments), nprocs=world, join=True)
+        with open(results, "rb") as file:
+            return pickle.load(file)
+
+
+def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case]) -> list[Result]:
+    """Builds the worker once and runs every case."""
+    worker = build_worker(Path(policy))
+    loaded = torch.load(rows, weights_only=False)
+    return [run_case(worker, loaded, case, rank, world) for case in cases]
 
 
 def run_cases(world: int, policy: Path, rows: Path, cases: list[Case]) -> list[Result]:
@@ -279,12 +303,4 @@ def run_cases(world: int, policy: Path, rows: Path, cases: list[Case]) -> list[R
     Returns:
         Rank 0's result of each case.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    with tempfile.TemporaryDirectory() as folder:
-        results = str(Path(folder) / "results")
-        arguments = (world, port, str(policy), str(rows), cases, results)
-        torch.multiprocessing.spawn(run_rank, arguments, nprocs=world, join=True)
-        with open(results, "rb") as file:
-            return pickle.load(file)
+    return on_ranks(world, cases_on_rank, str(policy), str(rows), cases)

@@ -1,0 +1,165 @@
+"""What the plugin leaves behind in verl's engine, on one rank: nothing but the bounds.
+
+Covers, with the real training worker and FSDP2 engine: observing changes neither random numbers, weights, gradients,
+engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered; a run with one
+update per rollout batch says so, once.
+Not covered: memory of an accelerator, packing and sequence parallelism.
+"""
+
+import contextlib
+import gc
+import logging
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+
+from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
+
+pytestmark = pytest.mark.end_to_end
+
+ACPO = ("+clipx=acpo", "clipx.alpha=0.5")
+LAGGED = (*ACPO, "clipx.scope=lagged")
+# Of the whole run, so that each rollout batch gets one update.
+ONE_UPDATE = (*ACPO, "actor_rollout_ref.actor.ppo_mini_batch_size=8")
+
+
+def prepared(worker, rows, overrides):
+    """Sets the loss and returns a mini-batch of all rows in micro-batches of three."""
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.utils.losses import ppo_loss
+
+    worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
+    data = mini_batch(rows, sequences=len(rows))
+    tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3)
+    return data
+
+
+def bytes_of_tensors():
+    """Bytes of every live tensor's storage."""
+    gc.collect()
+    storages = {}
+    for thing in gc.get_objects():
+        with contextlib.suppress(Exception):
+            if isinstance(thing, torch.Tensor):
+                storage = thing.untyped_storage()
+                storages[storage.data_ptr()] = storage.nbytes()
+    return sum(storages.values())
+
+
+def weights(worker):
+    return {name: value.full_tensor().clone() for name, value in worker.engine.module.named_parameters()}
+
+
+def differences_after_observing(rank, world, policy, rows):
+    """What an observation changed."""
+    worker = build_worker(Path(policy))
+    data = prepared(worker, torch.load(rows, weights_only=False), ACPO)
+    engine = worker.engine
+    # The first observation fills caches of PyTorch and verl.
+    observation = worker._observe(data, None)
+    moves = []
+    engine.to = lambda **arguments: moves.append(arguments)
+    engine._is_offload_param = True
+    keys, weights_before = sorted(data.keys()), weights(worker)
+    engine.module.train()
+    torch.manual_seed(5)
+    generator, memory = torch.get_rng_state(), bytes_of_tensors()
+    again = worker._observe(data, None)
+    equal_generator = torch.equal(generator, torch.get_rng_state())
+    kept_memory = bytes_of_tensors() - memory
+    ours = len(moves)
+    with engine.eval_mode():
+        pass
+    engine._is_offload_param = False
+    del engine.to
+    return {
+        "counted": float(observation.statistics[:5].sum()),
+        "repeatable": torch.equal(observation.statistics, again.statistics),
+        "random numbers": equal_generator,
+        "memory": kept_memory,
+        "own bytes": again.statistics.untyped_storage().nbytes(),
+        "gradients": [name for name, value in engine.module.named_parameters() if value.grad is not None],
+        "weights": [name for name, value in weights(worker).items() if not torch.equal(value, weights_before[name])],
+        "keys": sorted(set(data.keys()) ^ set(keys)),
+        "engine mode": engine.mode,
+        "moves of an observation": ours,
+        "moves of verl's own mode": len(moves) - ours,
+        "last move": str(moves[-1]["device"]),
+    }
+
+
+def after_an_infinite_gradient(rank, world, policy, rows):
+    """Two ordinary steps, one with an infinite advantage, one ordinary again: the state and the weights after each."""
+    worker = build_worker(Path(policy))
+    loaded = torch.load(rows, weights_only=False)
+    found = []
+    planner = None
+    for broken in (False, False, True, False):
+        data = prepared(worker, loaded, LAGGED)
+        # One worker keeps one planner through a run; set_loss_fn makes a new one.
+        planner = planner or worker.planner
+        worker.planner = planner
+        if broken:
+            data["advantages"].values()[0] = torch.inf
+        worker.train_batch(data)
+        planner.flush()
+        statistics = planner.state.statistics["update_0"].clone()
+        found.append((planner.state.step, statistics, weights(worker), worker.gradient_norm))
+    return found
+
+
+def notices(rank, world, policy):
+    """What the worker logs when the loss is set, for a run with one update a rollout batch and one with two."""
+    from verl.workers.utils.losses import ppo_loss
+
+    worker = build_worker(Path(policy))
+    heard = []
+    handler = logging.Handler()
+    handler.emit = lambda record: heard.append(record.getMessage())
+    logging.getLogger("verl_clipx.training.worker").addHandler(handler)
+    counts = []
+    for prompts in (8, 16):
+        worker.set_loss_fn(partial(ppo_loss, config=actor_config((*ONE_UPDATE, f"data.train_batch_size={prompts}"))))
+        counts.append(len(heard))
+    return counts, heard
+
+
+@pytest.fixture(scope="module")
+def policy(tmp_path_factory):
+    return make_policy(tmp_path_factory.mktemp("policy"))
+
+
+@pytest.fixture(scope="module")
+def rows(policy):
+    return make_rows(policy, 9, masked=(4,), drift=0.4)
+
+
+def test_observing_leaves_no_trace(policy, rows):
+    found = on_ranks(1, differences_after_observing, str(policy), str(rows))
+    assert found["counted"] > 20 and found["repeatable"]
+    assert found["random numbers"]
+    assert found["gradients"] == found["weights"] == found["keys"] == []
+    assert found["engine mode"] is None
+    # The statistics themselves, and nothing of the size of a mini-batch.
+    assert found["memory"] <= found["own bytes"] + 64
+    # Loaded and offloaded as verl does around its own forward passes.
+    assert found["moves of an observation"] == found["moves of verl's own mode"] == 2
+    assert found["last move"] == "cpu"
+
+
+def test_a_skipped_step_is_not_remembered(policy, rows):
+    first, second, skipped, third = on_ranks(1, after_an_infinite_gradient, str(policy), str(rows))
+    assert [state[0] for state in (first, second, skipped, third)] == [1, 2, 2, 3]
+    assert not torch.isfinite(torch.tensor(skipped[3])) and torch.isfinite(torch.tensor(second[3]))
+    assert torch.equal(second[1], skipped[1]) and not torch.equal(first[1], second[1])
+    assert torch.isfinite(third[1]).all() and not torch.equal(skipped[1], third[1])
+    assert all(torch.equal(second[2][name], skipped[2][name]) for name in second[2])
+    assert any(not torch.equal(third[2][name], skipped[2][name]) for name in third[2])
+
+
+def test_one_update_per_rollout_batch_is_said_once(policy):
+    (after_one, after_two), heard = on_ranks(1, notices, str(policy))
+    assert after_one == after_two == 1
+    assert "one update per rollout batch" in heard[0] and "ppo_mini_batch_size" in heard[0]
