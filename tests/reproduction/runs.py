@@ -1,5 +1,6 @@
 """Configurations for the estimator's tests: verl's own main one, with a machine and a method on top."""
 
+from functools import cache
 from pathlib import Path
 
 import verl
@@ -22,8 +23,9 @@ BATCHES = [
 ]
 
 
+@cache
 def composed(model: str, *overrides: str, hardware: str = "a100x8") -> DictConfig:
-    """A run of GRPO with DGPO's batches.
+    """A run, not to be changed, of GRPO with DGPO's batches.
 
     Args:
         model: name of the model.

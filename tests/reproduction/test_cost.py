@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from omegaconf import OmegaConf, open_dict
 
 from tests.reproduction.runs import composed
-from verl_clipx.reproduction.cost import A100, GIB, H100, Assumptions, estimate, observed_updates, rows_of, steps_of
+from verl_clipx.reproduction.cost import A100, GIB, H100, Assumptions, estimate, rows_of, steps_of
 from verl_clipx.reproduction.divisibility import ConfigurationError
 
 ACTOR = "actor_rollout_ref.actor"
@@ -128,6 +128,10 @@ def test_a_whole_gradient_on_each_gpu_does_not_fit_beside_7b_on_four():
             {f"{ROLLOUT}.log_prob_max_token_len_per_gpu": 300_000, f"{ROLLOUT}.temperature": 0.6},
             r"log_prob_max_token_len_per_gpu=300000: log-probabilities needs",
         ),
+        (
+            {"actor_rollout_ref.actor.entropy_coeff": 0.01, f"{ACTOR}.ppo_max_token_len_per_gpu": 32_768},
+            r"ppo_max_token_len_per_gpu=32768: actor update needs .*logits .*Or actor_rollout_ref.actor.entropy_check",
+        ),
         ({f"{ROLLOUT}.gpu_memory_utilization": 0.95}, r"gpu_memory_utilization=0\.95: generation needs"),
         ({f"{ROLLOUT}.gpu_memory_utilization": 0.2}, r"gpu_memory_utilization=0\.2: leaves .*Raise it"),
         ({f"{ROLLOUT}.free_cache_engine": False}, r"actor update needs .*rollout server that does not sleep"),
@@ -147,11 +151,16 @@ def test_logits_by_temperature_entropy_and_kernel():
         return phase(estimate(changed(actor), A100), name).parts["logits"] / one
 
     assert logits("actor update") == logits("log-probabilities") == 1
-    assert (
-        logits("actor update", rollout__temperature=0.7) == logits("log-probabilities", rollout__temperature=0.7) == 2
-    )
+    for name in ("actor update", "log-probabilities"):
+        assert logits(name, rollout__temperature=0.7) == 2
     assert logits("log-probabilities", actor__entropy_from_logits_with_chunking=False) == 3
-    assert logits("actor update", actor__entropy_coeff=0.001, actor__entropy_checkpointing=True) == 3
+    # In the loss: the cross-entropy's gradient, two for its own, and what it keeps: float32 chunks, or the softmax.
+    assert logits("actor update", actor__entropy_coeff=0.001) == 1 + 1 + 2 + 4
+    unchunked = {"actor__entropy_from_logits_with_chunking": False}
+    assert logits("actor update", actor__entropy_coeff=0.001, **unchunked) == 1 + 1 + 2 + 1
+    # Outside the loss, as for entropy selection.
+    assert logits("actor update", actor__calculate_entropy=True, **unchunked) == 1 + 1 + 1
+    assert logits("actor update", actor__calculate_entropy=True, actor__entropy_checkpointing=True) == 1 + 1
     assert logits("actor update", model__use_fused_kernels=True) == 0
 
 
@@ -226,26 +235,17 @@ def test_generation_by_hand_without_a_tail_and_with_one():
         (["+clipx=acpo_reference"], 16, 0),
         (["+clipx=grpo", "+clipx/update=lopti"], 32, 0),
         (["+clipx=acpo", "+clipx/update=lopti"], 32, 31),
-        (["+clipx=acpo", "+algorithm.rollout_correction.bypass_mode=True"], 16, 16),
+        (["+clipx=acpo", "algorithm.rollout_correction.bypass_mode=True"], 16, 16),
         (["+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"], 16, 16),
     ],
 )
 def test_updates_and_passes_for_the_statistics(overrides, updates, observations):
-    overrides = [
-        override.replace("+algorithm.rollout_correction.", "algorithm.rollout_correction.") for override in overrides
-    ]
-    config = composed(MODELS["1.5b"], *overrides)
-    work = estimate(config, A100).work
-    assert (
-        (work.updates, work.observations)
-        == (updates, observations)
-        == (work.updates, observed_updates(config, updates))
-    )
-    passes = updates / 16
+    work = estimate(composed(MODELS["1.5b"], *overrides), A100).work
+    assert (work.updates, work.observations) == (updates, observations)
     # A pass for the statistics is a forward pass over one update's share; the update's own take four.
-    share = work.observation_seconds / work.training_seconds
-    assert share == pytest.approx(observations / updates / 4)
-    assert work.training_seconds / estimate(composed(MODELS["1.5b"]), A100).work.training_seconds == passes
+    assert work.observation_seconds / work.training_seconds == pytest.approx(observations / updates / 4)
+    forward = work.training_seconds / 4 / (updates / 16)
+    assert work.scoring_seconds in (0, pytest.approx(forward))
 
 
 def test_scoring_counts_the_reference_and_what_is_bypassed():
@@ -278,7 +278,7 @@ def test_longer_responses_cost_more_through_their_assumption():
 SIZES = st.sampled_from(["1.5b", "3b", "7b"])
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(model=SIZES, nodes=st.sampled_from([1, 2, 4, 8, 16]), temperature=st.sampled_from([0.7, 1.0]))
 def test_more_nodes_never_take_more_memory_or_time(model, nodes, temperature):
     base = changed({"actor_rollout_ref.model.path": MODELS[model], f"{ROLLOUT}.temperature": temperature})
@@ -292,7 +292,7 @@ def test_more_nodes_never_take_more_memory_or_time(model, nodes, temperature):
     assert more.work.prompt_tokens == few.work.prompt_tokens
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 @given(budget=st.integers(9216, 16384), more=st.integers(1, 4096), checkpointing=st.booleans())
 def test_a_larger_budget_never_takes_less_memory(budget, more, checkpointing):
     def update(tokens):
@@ -354,9 +354,9 @@ def test_keys_that_the_groups_set_change_no_mathematics():
             continue
         keys = set(leaves(OmegaConf.load(path))) - {"defaults"}
         assert keys <= allowed, path
-        missing = object()
         for key in keys - {"actor_rollout_ref.model.override_config.attn_implementation"}:
-            assert OmegaConf.select(known, key, throw_on_missing=False, default=missing) is not missing, (path, key)
+            parent, _, leaf = key.rpartition(".")
+            assert leaf in list(OmegaConf.select(known, parent)), (path, key)
 
 
 def leaves(node, prefix: str = ""):

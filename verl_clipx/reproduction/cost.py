@@ -39,8 +39,8 @@ class GPU:
 
 A100 = GPU("A100-SXM4-80GB", 79.1 * GIB, 312e12, 2.04e12)
 H100 = GPU("H100-SXM5-80GB", 79.1 * GIB, 989e12, 3.35e12)
-# By the name of the Hydra group, +hardware=….
-HARDWARE = {"a100x4": A100, "a100x8": A100, "h100x8": H100}
+# By the first part of a Hydra group's name, +hardware=a100x8.
+GPUS = {"a100": A100, "h100": H100}
 
 
 def _assumption(default: float, meaning: str) -> float:
@@ -286,6 +286,8 @@ def memory_phases(
         f"Lower it, with {ACTOR}.ulysses_sequence_parallel_size raised if the longest sequence then does not fit; "
         "+hardware/model groups do both."
     )
+    if computes_entropy_in_training(config) and not actor.entropy_checkpointing:
+        fewer_tokens += f" Or {ACTOR}.entropy_checkpointing=True, which does not keep the entropy's softmax."
     activations = activation_bytes(config, shape, tokens)
     update = Phase(
         "actor update",
@@ -423,10 +425,10 @@ def gathered_bytes(config: DictConfig, shape: ModelShape, assumptions: Assumptio
 def activation_bytes(config: DictConfig, shape: ModelShape, tokens: int) -> dict[str, float]:
     """Bytes of activations of one micro-batch in training, with flash attention.
 
-    Counted by hand for transformers' Qwen2 and Llama layers in bfloat16, bytes a token: two RMS norms in float32 (2 x 10
-    hidden) with their outputs and the two residuals (8 hidden), queries, keys, values and the attention's output
-    (4 x attention, 4 x key-value), and the SwiGLU network's four tensors (8 x intermediate); in the backward pass the
-    gradients of three of the last (6 x intermediate).
+    Counted by hand for transformers' Qwen2 and Llama layers in bfloat16, bytes a token: two RMS norms in float32
+    (2 x 10 hidden) with their outputs and the two residuals (8 hidden), queries, keys, values and the attention's
+    output (4 x attention, 4 x key-value), and the SwiGLU network's four tensors (8 x intermediate); in the backward
+    pass the gradients of three of the last (6 x intermediate).
 
     Args:
         config: the run's configuration.
@@ -450,7 +452,9 @@ def logits_copies(config: DictConfig, *, training: bool) -> float:
     """Tensors of the size of a micro-batch's logits in bfloat16 that exist at a time.
 
     One: flash-attention's cross-entropy writes its gradient over the logits. A temperature other than 1 makes a scaled
-    copy, and entropy its softmax and their product, in training also their gradients and the cross-entropy's own.
+    copy. Entropy takes its softmax and their product. In training its softmax is kept for the backward pass, in chunks
+    as float32 beside a float32 copy of the logits, unless it is recomputed; the cross-entropy's gradient then takes a
+    tensor of its own, and entropy as a part of the loss two more for its own gradient.
 
     Args:
         config: the run's configuration.
@@ -463,10 +467,10 @@ def logits_copies(config: DictConfig, *, training: bool) -> float:
     if training:
         if not computes_entropy_in_training(config):
             return copies
-        if actor.entropy_checkpointing:
-            return copies + 2
-        # In chunks the saved softmax and chunk are in float32.
-        return copies + (6 if actor.entropy_from_logits_with_chunking else 5)
+        kept = 4 if actor.entropy_from_logits_with_chunking else 1
+        if actor.entropy_checkpointing and not actor.entropy_coeff:
+            kept = 0
+        return copies + 1 + kept + (2 if actor.entropy_coeff else 0)
     return copies + (0 if actor.entropy_from_logits_with_chunking else 2)
 
 
@@ -703,9 +707,8 @@ def host_bytes(config: DictConfig, shape: ModelShape, layout: Layout) -> float:
     kept = copies * shape.parameters * size * gpus / layout.shards
     if needs_reference(config):
         # verl keeps a reference model's parameters on the host.
-        kept += (
-            shape.parameters * model_bytes(config.actor_rollout_ref.ref.fsdp_config.model_dtype) * gpus / layout.shards
-        )
+        reference = model_bytes(config.actor_rollout_ref.ref.fsdp_config.model_dtype)
+        kept += shape.parameters * reference * gpus / layout.shards
     # verl loads on the first rank alone, or, where the embeddings are tied, on every rank.
     loading = shape.parameters * size * (gpus if shape.tie_word_embeddings else 1)
     return max(kept, loading)

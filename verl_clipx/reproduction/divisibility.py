@@ -11,7 +11,7 @@ import math
 import warnings
 from dataclasses import dataclass
 
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.reproduction.models import ModelShape
 
@@ -179,6 +179,13 @@ def check_with_verl(config: DictConfig) -> None:
     """
     from verl.utils.config import validate_config
 
+    for key in sorted(OmegaConf.missing_keys(config.get("clipx") or {})):
+        raise ConfigurationError(
+            f"clipx.{key}",
+            "???",
+            "has no value",
+            "The run needs a measured one; to estimate, any will do.",
+        )
     config = copy.deepcopy(config)
     run = config.actor_rollout_ref.actor.policy_loss.get("run")
     if run is not None:
@@ -292,7 +299,8 @@ def _check_micro_batches(config: DictConfig, layout: Layout) -> None:
                     tokens,
                     f"times {layout.sequence_parallel} GPUs that share a sequence is less than the longest sequence, "
                     f"data.max_prompt_length + data.max_response_length = {layout.longest}: verl stops when one comes",
-                    f"Set at least {math.ceil(layout.longest / layout.sequence_parallel)}.",
+                    f"Set at least {math.ceil(layout.longest / layout.sequence_parallel)}, or share sequences over "
+                    f"more GPUs ({ACTOR}.ulysses_sequence_parallel_size); +hardware/response=64k does both.",
                 )
             continue
         rows = layout.mini_batch_rows_per_rank if name == "ppo" else layout.rows_per_rank

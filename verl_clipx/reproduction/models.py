@@ -119,8 +119,11 @@ KNOWN_SHAPES = {
     "llama-3.2-3b": LLAMA_3B,
     "llama-3.2-3b-instruct": LLAMA_3B,
     "octothinker-3b-hybrid-base": LLAMA_3B,
+    "octothinker-3b-hybrid-zero": LLAMA_3B,
     "octothinker-3b-long-base": LLAMA_3B,
+    "octothinker-3b-long-zero": LLAMA_3B,
     "octothinker-3b-short-base": LLAMA_3B,
+    "octothinker-3b-short-zero": LLAMA_3B,
 }
 
 

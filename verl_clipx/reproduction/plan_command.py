@@ -28,18 +28,22 @@ def plan(
     ] = None,
 ) -> None:
     """Estimate memory, tokens, updates and GPU-hours of a run. Exit code 1 if it cannot fit or does not divide."""
-    from verl_clipx.reproduction.cost import HARDWARE, Assumptions, estimate
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_clipx.reproduction.cost import GPUS, Assumptions, estimate
     from verl_clipx.reproduction.presets import compose_preset
 
-    if hardware not in HARDWARE:
-        _stop(f"--hardware={hardware}: unknown. Use one of {', '.join(HARDWARE)}.")
+    gpu = GPUS.get(hardware.split("x")[0])
+    if gpu is None:
+        _stop(f"--hardware={hardware}: of unknown speed. Use a100x4, a100x8 or h100x8.")
     assumptions = Assumptions()
     if mean_response is not None:
         assumptions = replace(assumptions, mean_response_share=mean_response)
     try:
         config = compose_preset(name, [f"+hardware={hardware}", f"trainer.nnodes={nodes}", *(overrides or [])])
-        result = estimate(config, HARDWARE[hardware], assumptions, train_prompts)
-    except ValueError as error:
+        result = estimate(config, gpu, assumptions, train_prompts)
+    except (ValueError, HydraException, OmegaConfBaseException) as error:
         _stop(str(error))
     print_estimate(f"{name} on {nodes} x {hardware}", result)
 
@@ -69,11 +73,11 @@ def _division(result: "Estimate") -> Table:
         "division",
         {
             "model": f"{result.shape.parameters / 1e9:.2f}B parameters",
-            "GPUs": f"{layout.gpus} x {result.gpu.name}, {layout.nodes} nodes",
+            "GPUs": f"{layout.gpus} x {result.gpu.name}, nodes: {layout.nodes}",
             "training": f"parameters over {layout.shards}, {layout.data_parallel} data-parallel ranks of "
             f"{layout.sequence_parallel} GPUs",
-            "rollout": f"{layout.replicas} servers of {layout.gpus_per_replica} GPUs, {rollout.concurrent} responses at "
-            f"a time each; the KV cache holds {rollout.full_length_sequences} of full length",
+            "rollout": f"{layout.replicas} servers of {layout.gpus_per_replica} GPUs, {rollout.concurrent} responses "
+            f"at a time each; the KV cache holds {rollout.full_length_sequences} of full length",
             "rollout batch": f"{layout.rows} responses, {layout.rows_per_rank} a rank",
             "mini-batch": f"{layout.mini_batch_rows} responses, {layout.mini_batch_rows_per_rank} a rank",
         },
@@ -96,16 +100,15 @@ def _memory(result: "Estimate") -> Table:
 def _work(result: "Estimate") -> Table:
     work, steps = result.work, result.steps
     rows = {
-        "tokens of a step": f"{work.prompt_tokens / 1e6:.2f}M of prompts, {work.response_tokens / 1e6:.2f}M of responses",
+        "tokens of a step": f"{work.prompt_tokens / 1e6:.2f}M of prompts, "
+        f"{work.response_tokens / 1e6:.2f}M of responses",
         "updates of a step": f"{work.updates}, {work.observations} after a forward pass for the statistics",
         "seconds of a step": f"{work.seconds:.0f}: generation {work.generation_seconds:.0f}, log-probabilities "
         f"{work.scoring_seconds:.0f}, statistics {work.observation_seconds:.0f}, update {work.training_seconds:.0f}",
         "GPU-hours of a step": f"{result.gpu_hours_per_step:.2f}",
     }
     if steps is None:
-        rows["the run"] = (
-            "unknown: data.train_files is not here. Add --train-prompts N, or trainer.total_training_steps."
-        )
+        rows["the run"] = "unknown: data.train_files is not here. Add --train-prompts or trainer.total_training_steps."
     else:
         rows["the run"] = (
             f"{steps} steps, {steps * work.updates} updates, "
