@@ -176,6 +176,7 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
         ("ar_lopti/kk_3b_grpo_lopti_script", {"update.eta": 0.4, "update.equal": False}),
         ("ar_lopti/kk_3b_grpo_ar_lopti_script", {"shaping.alpha": 0.3, "update.eta": 0.5, "update.equal": False}),
         ("ar_lopti/kk_7b_reinforce_ar", {"shaping.alpha": 0.1}),
+        ("ar_lopti/kk_7b_reinforce_ar_script", {"shaping.alpha": 0.2}),
         ("ar_lopti/orz_7b_grpo_ar", {"shaping.alpha": 0.1}),
         ("dgpo/dapo17k_1_5b_dgpo", {"n": 2, "m": 2, "clip_low": 0.8, "clip_high": 1.2}),
         ("dgpo/dapo17k_7b_dgpo", {"n": 1, "m": 2}),

@@ -1,4 +1,4 @@
-"""The command `clipx recipe`: list the run presets, show what one sets and why."""
+"""The command `clipx recipe`: list the run presets, show what one sets and why, plan a run."""
 
 from typing import Annotated, Any, NoReturn
 
@@ -7,8 +7,11 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from verl_clipx.reproduction.plan_command import plan
+
 recipe_app = typer.Typer(no_args_is_help=True, help="The papers' runs as presets: +recipe=<paper>/<run>.")
 console = Console()
+recipe_app.command("plan")(plan)
 
 COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
 
