@@ -11,6 +11,9 @@ from verl_clipx.reproduction.tables_definition import Column, Row, Table
 
 MINUS = "\u2212"
 
+NOT_INSTALLED = "not installed"
+"""What an evaluation writes for the version of a package that is not there."""
+
 
 @dataclass(frozen=True)
 class Cell:
@@ -133,7 +136,8 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
     if trained:
         seeds = sorted({run["seed"] for run in trained if run["seed"] is not None})
         lines.append(f"Runs: {len(trained)}, seeds {', '.join(map(str, seeds)) or 'not recorded'}.")
-    named = {pair for run in results["runs"] for pair in run["versions"].items() if pair[1]}
+    pairs = (pair for run in results["runs"] for pair in run["versions"].items())
+    named = {pair for pair in pairs if pair[1] not in (None, NOT_INSTALLED)}
     versions = sorted(f"{package} {number}" for package, number in named)
     if versions:
         lines.append(f"Versions: {', '.join(versions)}.")
