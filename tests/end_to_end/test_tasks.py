@@ -47,7 +47,7 @@ def countdown(tmp_path_factory) -> Task:
     clipx("data", "build", "countdown", "--out", folder, "--option", f"size={QUESTIONS}", "--split", "test")
     config = CountdownConfig()
     problems = generate_problems(config, 5000, 0, "train")
-    fit = WarmStartConfig(steps=500)
+    fit = WarmStartConfig(steps=350)
     policy = fit_attempts(problems, config.operators, 0.5, fit, folder / "policies", num_threads=1)
     return Task(folder / "train.parquet", folder / "test.parquet", policy)
 
@@ -57,7 +57,7 @@ def knights_and_knaves(tmp_path_factory) -> Task:
     """The small puzzles and a policy that has learnt to answer, but hardly to solve."""
     folder = tmp_path_factory.mktemp("knights_and_knaves")
     clipx("data", "build", "knights_and_knaves_tiny", "--out", folder)
-    fit = WarmStartConfig(steps=200)
+    fit = WarmStartConfig(steps=150)
     policy = fit_answers(draw_training_puzzles(6000, seed=0), 0.3, fit, folder / "policies", num_threads=1)
     return Task(folder / "train.parquet", folder / "test.parquet", policy)
 
