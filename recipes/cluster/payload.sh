@@ -8,7 +8,7 @@ parse_payload() {
     local nodes=$1
     shift
     PAYLOAD=(env NNODES="$nodes" ${NGPUS_PER_NODE:+NGPUS_PER_NODE="$NGPUS_PER_NODE"})
-    while [[ ${1:-} == [A-Za-z_]*=* && ${1:-} != *.sh ]]; do
+    while [[ ${1:-} =~ ^[A-Za-z_][A-Za-z0-9_]*= ]]; do
         PAYLOAD+=("$1")
         shift
     done

@@ -36,6 +36,12 @@ HEAD_ADDRESS=${HEAD_ADDRESS:-}
 # one of its own, so that another job's Ray cannot be meant
 RAY_PORT=${RAY_PORT:-$((20000 + ${SLURM_JOB_ID:-0} % 10000))}
 
+# Whoever reaches a Ray cluster's port can run code in it, unless the nodes share a secret. srun hands it on. Ray from
+# 2.52 on reads it; newer ones make one for each host if they are not told.
+export RAY_AUTH_MODE=${RAY_AUTH_MODE:-token}
+RAY_AUTH_TOKEN=${RAY_AUTH_TOKEN:-$(od -An -N 32 -t x1 /dev/urandom | tr -d ' \n')}
+export RAY_AUTH_TOKEN
+
 # seconds that Ray waits for all nodes; containers may take minutes to start
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-900}
 

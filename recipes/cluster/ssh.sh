@@ -29,6 +29,10 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=recipes/cluster/payload.sh
 source recipes/cluster/payload.sh
 
+# Whoever reaches a Ray cluster's port can run code in it, unless the hosts share a secret. Ray from 2.52 on reads it.
+token=$WORKDIR/runs/.ray_auth_token
+secret=(env RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token")
+
 read -ra hosts <<<"$HOSTS"
 if [[ ${#hosts[@]} == 0 ]]; then
     echo 'HOSTS is empty: HOSTS="node1 node2" bash recipes/cluster/ssh.sh start' >&2
@@ -58,21 +62,24 @@ case ${1:-} in
     start)
         head_address
         options=(--disable-usage-stats ${NGPUS_PER_NODE:+--num-gpus="$NGPUS_PER_NODE"})
-        on "$head" ray start --head --node-ip-address="$HEAD_ADDRESS" --port="$RAY_PORT" "${options[@]}"
+        # shellcheck disable=SC2016 # $1 is the host's
+        on "$head" bash -c 'mkdir -p "${1%/*}"; umask 077; od -An -N 32 -t x1 /dev/urandom | tr -d " \n" >"$1"' bash "$token"
+        on "$head" "${secret[@]}" ray start --head --node-ip-address="$HEAD_ADDRESS" --port="$RAY_PORT" "${options[@]}"
         for host in "${hosts[@]:1}"; do
-            on "$host" ray start --address="$HEAD_ADDRESS:$RAY_PORT" "${options[@]}"
+            on "$host" "${secret[@]}" ray start --address="$HEAD_ADDRESS:$RAY_PORT" "${options[@]}"
         done
-        on "$head" python3 recipes/cluster/wait_for_nodes.py "$HEAD_ADDRESS:$RAY_PORT" "${#hosts[@]}" "$WAIT_SECONDS"
+        on "$head" "${secret[@]}" \
+            python3 recipes/cluster/wait_for_nodes.py "$HEAD_ADDRESS:$RAY_PORT" "${#hosts[@]}" "$WAIT_SECONDS"
         ;;
     run)
         shift
         parse_payload "${#hosts[@]}" "$@"
         head_address
-        on "$head" env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
+        on "$head" "${secret[@]}" RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
         ;;
     status)
         head_address
-        on "$head" ray status --address="$HEAD_ADDRESS:$RAY_PORT"
+        on "$head" "${secret[@]}" ray status --address="$HEAD_ADDRESS:$RAY_PORT"
         ;;
     stop)
         # Every Ray process of this user on these hosts. One host that is gone does not keep the others.

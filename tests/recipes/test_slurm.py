@@ -36,6 +36,7 @@ esac
 # The address is asked for by one step; the other is the run, which lasts until it is ended if the test wants that.
 SRUN = """
 [[ $* != *"hostname -I"* ]] || { echo "10.0.0.7 192.168.1.7 fd00::7"; exit; }
+echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$HOME/secrets"
 touch "$HOME/step_started"
 if [[ -n ${UNTIL_REQUEUED:-} ]]; then
     for _ in $(seq 200); do [[ ! -e $HOME/requeued ]] || exit 143; sleep 0.05; done
@@ -120,6 +121,11 @@ def test_the_recipe_runs_on_the_head_with_all_nodes(cluster):
     ]
 
 
+def test_a_variable_may_name_a_script(cluster):
+    submit(cluster, "SETUP=/shared/env.sh", RECIPE, nodes=1)
+    assert payload_of(step_of(cluster))[2:] == ["env", "NNODES=1", "SETUP=/shared/env.sh", "bash", RECIPE]
+
+
 def test_a_second_start_runs_the_same_command(cluster):
     """The same run folder and resume_mode=auto (test_dry_run) then make it go on from the last checkpoint."""
     submit(cluster, RECIPE)
@@ -128,6 +134,15 @@ def test_a_second_start_runs_the_same_command(cluster):
     done = submit(cluster, RECIPE, SLURM_RESTART_COUNT="2")
     assert step_of(cluster) == first
     assert "start 3 of this job" in done.stdout
+
+
+def test_each_job_has_a_secret_of_its_own(cluster):
+    """srun hands the environment on to all nodes."""
+    for _ in range(2):
+        submit(cluster, RECIPE)
+    first, second = (cluster.commands.parent / "secrets").read_text().splitlines()
+    assert re.fullmatch("token [0-9a-f]{64}", first) and re.fullmatch("token [0-9a-f]{64}", second)
+    assert first != second
 
 
 def test_one_node(cluster):

@@ -4,6 +4,8 @@ Covers: who is head, who joins, that words with spaces arrive whole, the run, st
 covered: SSH, Ray on several machines.
 """
 
+import re
+
 import pytest
 
 from .shell import RECIPES, ROOT, Machine
@@ -19,12 +21,25 @@ exec sh -c "$*"
 """
 
 
+# Which secret Ray was started with.
+RAY = '[[ $1 != start ]] || echo "$RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH")" >>"$HOME/secrets"'
+
+
+@pytest.fixture
+def workdir(tmp_path):
+    """The repository on the hosts."""
+    (tmp_path / "workdir").mkdir()
+    for folder in ("recipes", "configs"):
+        (tmp_path / "workdir" / folder).symlink_to(ROOT / folder)
+    return tmp_path / "workdir"
+
+
 @pytest.fixture
 def hosts(tmp_path):
     return Machine(
         tmp_path / "machine",
         ssh=SSH,
-        ray="",
+        ray=RAY,
         hostname='echo "10.0.0.1 172.17.0.1"',
         python3="[[ $1 == recipes/cluster/wait_for_nodes.py ]] && pwd -P",
     )
@@ -38,8 +53,8 @@ def on_hosts(hosts):
     ]
 
 
-def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts):
-    done = hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", NGPUS_PER_NODE="8")
+def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts, workdir):
+    done = hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", NGPUS_PER_NODE="8", WORKDIR=str(workdir))
     assert done.returncode == 0, done.stderr
     options = ["--disable-usage-stats", "--num-gpus=8"]
     assert on_hosts(hosts) == [
@@ -52,22 +67,37 @@ def test_start_makes_a_head_lets_the_others_join_and_waits_for_them(hosts):
         ("node3", ["ray", "start", "--address=10.0.0.1:6379", *options]),
         ("node1", ["python3", "recipes/cluster/wait_for_nodes.py", "10.0.0.1:6379", "3", "300"]),
     ]
-    # In the repository.
-    assert done.stdout.strip().endswith(str(ROOT.resolve()))
+    # Printed by the last: it ran in the repository of that host.
+    assert done.stdout.strip() == str(workdir.resolve())
 
 
-def test_start_stops_at_a_host_that_is_gone(hosts):
-    assert hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", GONE="node2").returncode != 0
+def test_the_hosts_share_a_secret_that_others_cannot_read(hosts, workdir):
+    secrets = hosts.commands.parent / "secrets"
+    for _ in range(2):
+        hosts.run(SCRIPT, "start", HOSTS="node1 node2", WORKDIR=str(workdir))
+    first, second, *of_the_next_start = secrets.read_text().splitlines()
+    assert re.fullmatch("token [0-9a-f]{64}", first) and second == first
+    assert len(of_the_next_start) == 2 and first not in of_the_next_start
+    assert (workdir / "runs" / ".ray_auth_token").stat().st_mode & 0o077 == 0
+    # The run folders' parent stays as open as any folder.
+    (workdir / "ordinary").mkdir()
+    assert (workdir / "runs").stat().st_mode == (workdir / "ordinary").stat().st_mode
+
+
+def test_start_stops_at_a_host_that_is_gone(hosts, workdir):
+    done = hosts.run(SCRIPT, "start", HOSTS="node1 node2 node3", GONE="node2", WORKDIR=str(workdir))
+    assert done.returncode != 0
     assert "node3" not in {host for host, _ in on_hosts(hosts)}
 
 
-def test_run_trains_on_the_head_with_all_hosts(hosts):
+def test_run_trains_on_the_head_with_all_hosts(hosts, workdir):
     words = ["METHOD=dapo", "DRY_RUN=1", RECIPE, "data.val_files=[a b,c]"]
-    done = hosts.run(SCRIPT, "run", *words, HOSTS="node1 node2", HEAD_ADDRESS="10.5.5.5")
+    done = hosts.run(SCRIPT, "run", *words, HOSTS="node1 node2", HEAD_ADDRESS="10.5.5.5", WORKDIR=str(workdir))
     assert done.returncode == 0, done.stderr
     (remote,) = hosts.calls
     assert remote[:4] == ["ssh", "-o", "BatchMode=yes", "node1"]
     assert "RAY_ADDRESS=10.5.5.5:6379" in remote[4]
+    assert f"RAY_AUTH_TOKEN_PATH={workdir}/runs/.ray_auth_token" in remote[4]
     assert "+recipe=acpo/countdown_3b_dapo_near" in done.stdout
     assert "trainer.nnodes=2" in done.stdout
     # As %q prints it: one word.
