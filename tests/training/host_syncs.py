@@ -4,6 +4,7 @@ A dispatch mode would miss `.tolist()`, `.cpu()` and `.numpy()`, so the Tensor m
 with a boolean mask counts as well, since it has to know how many elements are true.
 """
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -23,11 +24,28 @@ METHODS = (
 )
 
 
+def caller() -> str:
+    """The plugin or verl's ppo_loss, whichever is nearer on the stack; otherwise nothing."""
+    frame = sys._getframe(2)
+    while frame is not None:
+        if "verl_clipx" in frame.f_code.co_filename:
+            return "verl_clipx"
+        if frame.f_code.co_name == "ppo_loss":
+            return "verl"
+        frame = frame.f_back
+    return ""
+
+
 class Counter:
-    """How many host syncs happened, and through which methods."""
+    """How many host syncs happened, through which methods, and on whose account."""
 
     def __init__(self):
         self.calls: list[str] = []
+        self.callers: list[str] = []
+
+    def add(self, name: str) -> None:
+        self.calls.append(name)
+        self.callers.append(caller())
 
     @property
     def count(self) -> int:
@@ -47,7 +65,7 @@ def counted_host_syncs() -> Iterator[Counter]:
             nonlocal inside
             if inside:
                 return original(self, *args, **kwargs)
-            counter.calls.append(name)
+            counter.add(name)
             inside = True
             try:
                 return original(self, *args, **kwargs)
@@ -59,7 +77,7 @@ def counted_host_syncs() -> Iterator[Counter]:
     def indexed(self, index):
         parts = index if isinstance(index, tuple) else (index,)
         if not inside and any(isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in parts):
-            counter.calls.append("boolean index")
+            counter.add("boolean index")
         return getitem(self, index)
 
     try:

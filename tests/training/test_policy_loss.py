@@ -187,3 +187,29 @@ def test_the_sum_norm_aggregation_needs_its_constant(actor, tensors):
 
 def test_unknown_keywords_are_ignored(actor, tensors):
     call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)
+
+
+@pytest.mark.parametrize("method", ["acpo", "bapo"])
+def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tensors, method):
+    config = actor(f"+clipx={method}").policy_loss.clipx
+    inputs = {name: tensor for name, tensor in tensors.items() if name != "response_mask"}
+    mask = tensors["response_mask"].bool()
+    generator = torch.Generator().manual_seed(2)
+    weights = torch.rand(mask.shape, generator=generator) * 2
+    weights[~mask] = torch.nan
+
+    def gradient(rollout_is_weights, **given):
+        log_prob = inputs["log_prob"].clone().requires_grad_(True)
+        arguments = {**inputs, "log_prob": log_prob, "mask": mask, "rollout_is_weights": rollout_is_weights}
+        result = evaluate(METHODS[method], config, **arguments, **given)
+        result.loss.sum().backward()
+        return result, log_prob.grad
+
+    plain, expected = gradient(None, observe=True)
+    weighted, actual = gradient(weights, observe=True)
+    torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
+    assert torch.equal(plain.observed, weighted.observed)
+    # Given statistics, as under the scopes over a mini-batch.
+    given, scoped = gradient(weights, statistics=3 * plain.observed + 1)
+    assert given.observed is None
+    torch.testing.assert_close(scoped, torch.where(mask, -given.weight * inputs["advantages"] * weights, 0))

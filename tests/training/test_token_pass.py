@@ -15,7 +15,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 from verl_clipx.training.contract import example
 from verl_clipx.training.modifiers import LoptiConfig
 from verl_clipx.training.optimizer_step import OptimizerStep
-from verl_clipx.training.token_layout import in_model_layout, padded
+from verl_clipx.training.token_layout import in_model_layout, padded, response_part
 from verl_clipx.training.token_pass import TokenPass, passes, restricted
 from verl_clipx.training.worker import observing
 
@@ -35,6 +35,14 @@ def test_chosen_tokens_are_found_in_the_model_s_output():
     inside = torch.arange(9) < lengths[:, None]
     assert torch.equal(no_padding_2_padding(marked, data).bool(), chosen & inside)
     assert int(places.sum()) == int((chosen & inside).sum())
+
+
+@pytest.mark.parametrize("jagged", [True, False])
+def test_the_response_part_is_what_verl_cuts_out(jagged):
+    data, output = micro_batch(example(), ROWS)
+    expected = no_padding_2_padding(output["log_probs"], data)
+    log_probs = output["log_probs"] if jagged else output["log_probs"].values()
+    assert torch.equal(response_part(log_probs, data, expected.shape[1]), expected)
 
 
 def loss_and_gradient(config, batch, step, **extra):

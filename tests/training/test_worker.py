@@ -1,8 +1,8 @@
 """The training worker's view of a micro-batch, and the exactness of its metrics.
 
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
-mini-batch; a run without a clipx node keeps verl's loss function; rollout log-probabilities reach the loss. Not
-covered: the real engine (tests/end_to_end).
+mini-batch; a run without a clipx node keeps verl's loss function; rollout log-probabilities reach the loss; one host
+sync a micro-batch with everything switched on; dropout is refused. Not covered: the real engine (tests/end_to_end).
 """
 
 from functools import partial
@@ -13,8 +13,13 @@ from verl.utils.metric import Metric
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.training.contract import example
+from verl_clipx.training.observation import refuse_dropout
+from verl_clipx.training.optimizer_step import OptimizerStep
+from verl_clipx.training.staleness import FIELD
+from verl_clipx.training.token_pass import TokenPass
 from verl_clipx.training.worker import clipx_node, observing, rollout_log_prob
 
+from .host_syncs import counted_host_syncs
 from .jagged import micro_batch
 
 
@@ -92,3 +97,56 @@ def test_rollout_log_probs_are_padded():
     torch.testing.assert_close(padded[1, :3], batch["old_log_prob"][3, :3])
     assert padded.shape == (2, 9) and not padded[1, 3:].any()
     assert rollout_log_prob({}) is None
+
+
+@pytest.mark.parametrize("over", ["sequence", "mini_batch"])
+def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
+    config = actor(
+        "+clipx=acpo",
+        "+clipx/shaping=advantage_reweighting",
+        "+clipx/select=high_entropy",
+        f"clipx.select.over={over}",
+        "+clipx/update=lopti",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+    )
+    batch = example()
+    generator = torch.Generator().manual_seed(0)
+    entropy = torch.rand(batch["log_prob"].shape, generator=generator)
+    data, output = micro_batch(batch, [0, 1, 2, 3, 4], entropy=entropy, reference=batch["log_prob"])
+    data[FIELD] = torch.tensor([0, 1, 2, 3, 4])
+    step = OptimizerStep(
+        "low/update_0",
+        TokenPass("low", 0.25, True),
+        counted_tokens=5.0,
+        selected_tokens=torch.tensor(3.0),
+        entropy_bucket=torch.tensor(7) if over == "mini_batch" else None,
+    )
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    with counted_host_syncs() as counter:
+        _, metrics = wrapped(model_output=output, data=data)
+    assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
+    # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
+    assert counter.callers.count("verl") > 1
+    assert "clipx/staleness/versions" in metrics and "clipx/selected_fraction" in metrics
+
+
+def test_dropout_is_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
+    refuse_dropout(model)
+    refuse_dropout([model, torch.nn.Linear(2, 2)])
+    model[1].p = 0.1
+    with pytest.raises(ValueError, match=r"1 \(p=0\.1\).*scope=lagged or micro_batch"):
+        refuse_dropout(model)
+
+
+@pytest.mark.parametrize("key", ["attention_dropout", "resid_pdrop"])
+def test_dropout_in_the_model_s_configuration_is_refused(key):
+    from transformers import PretrainedConfig
+
+    # Applied by a function inside attention, so that no module shows it.
+    model = torch.nn.Linear(2, 2)
+    model.config = PretrainedConfig(**{key: 0.0})
+    refuse_dropout(model)
+    model.config = PretrainedConfig(**{key: 0.2})
+    with pytest.raises(ValueError, match=rf"{key}=0\.2"):
+        refuse_dropout(model)

@@ -9,14 +9,13 @@ from typing import Any
 
 import torch
 from verl.utils import tensordict_utils as tu
-from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_clipx.tokens.entropy_selection import entropy_statistics
 from verl_clipx.training.config import MethodConfig
 from verl_clipx.training.methods import Method, controller_of
 from verl_clipx.training.planner import Observation, empty_entropies
 from verl_clipx.training.policy_loss import statistics_of, tokens_of
-from verl_clipx.training.token_layout import padded
+from verl_clipx.training.token_layout import padded, response_part
 from verl_clipx.training.token_pass import TokenPass
 
 
@@ -51,7 +50,7 @@ def observe(
             tokens = tokens_of(
                 config,
                 old_log_prob=padded(data["old_log_probs"]),
-                log_prob=no_padding_2_padding(model_output["log_probs"], data),
+                log_prob=response_part(model_output["log_probs"], data, mask.shape[1]),
                 advantages=padded(data["advantages"]),
                 mask=mask,
                 rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
@@ -59,7 +58,7 @@ def observe(
             counted = None if token_pass is None else token_pass.tokens(data)
             statistics.add_(statistics_of(method, config, tokens, counted))
         if over_mini_batch:
-            entropies.add_(entropy_statistics(no_padding_2_padding(model_output["entropy"], data), mask))
+            entropies.add_(entropy_statistics(response_part(model_output["entropy"], data, mask.shape[1]), mask))
         return torch.zeros((), device=mask.device), {}
 
     copy = data.copy()

@@ -1,7 +1,7 @@
 """Between verl's two layouts: padded responses, and the model's output over prompt and response.
 
-The model's output for a response token stands one position to the token's left (verl's `no_padding_2_padding` cuts it
-out). Nothing here waits for the accelerator.
+The model's output for a response token stands one position to the token's left. verl's `no_padding_2_padding` cuts it
+out in a loop over sequences that waits for the accelerator in each; nothing here waits.
 """
 
 from typing import Any
@@ -47,6 +47,25 @@ def in_model_layout(chosen: Tensor, data: Any, total: int) -> Tensor:
     column = position - (ends[row] - response[row] - 1)
     inside = (column >= 0) & (column < response[row])
     return inside & chosen[row, column.clamp(0, chosen.shape[1] - 1)]
+
+
+def response_part(output: Tensor, data: Any, width: int) -> Tensor:
+    """The response tokens' values in the model's output, padded with 0; no gradient flows through.
+
+    Args:
+        output: the model's output for every token of prompts and responses: jagged, or (total,).
+        data: verl's micro-batch.
+        width: length of the longest response.
+
+    Returns:
+        (sequences, width).
+    """
+    values = flat(output).detach()
+    prompt, response = lengths(data)
+    column = torch.arange(width, device=values.device)
+    first = (prompt + response).cumsum(0) - response - 1
+    position = (first[:, None] + column).clamp(max=values.shape[0] - 1)
+    return torch.where(column < response[:, None], values[position], 0)
 
 
 def replaced(output: Tensor, values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.tokens.lopti import low_probability
 from verl_clipx.training.modifiers import LoptiConfig
-from verl_clipx.training.token_layout import flat, in_model_layout, padded, replaced
+from verl_clipx.training.token_layout import flat, in_model_layout, padded, replaced, response_part
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,6 @@ def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, 
     Returns:
         Model output and micro-batch; the given ones are not changed.
     """
-    from verl.workers.utils.padding import no_padding_2_padding
-
     output = dict(model_output.items())
     log_probs = output["log_probs"]
     values = flat(log_probs)
@@ -73,6 +71,6 @@ def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, 
     advantages = padded(data["advantages"])
     data["advantages"] = torch.where(tokens, advantages, torch.zeros_like(advantages))
     if "ref_log_prob" in data:
-        current = no_padding_2_padding(output["log_probs"], data).detach()
+        current = response_part(log_probs, data, tokens.shape[1])
         data["ref_log_prob"] = torch.where(tokens, padded(data["ref_log_prob"]).to(current.dtype), current)
     return output, data

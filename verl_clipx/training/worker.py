@@ -15,7 +15,6 @@ import torch
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
-from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_clipx.training.config import MethodConfig
 from verl_clipx.training.methods import METHODS
@@ -27,7 +26,7 @@ from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepP
 from verl_clipx.training.rollout_summary import merged_passes, with_summary
 from verl_clipx.training.staleness import FIELD, ages, with_spread
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
-from verl_clipx.training.token_layout import padded
+from verl_clipx.training.token_layout import padded, response_part
 from verl_clipx.training.token_pass import TokenPass, restricted
 
 logger = logging.getLogger(__name__)
@@ -108,7 +107,8 @@ def observing(
             observe=step.observe,
         )
         if config.select is not None:
-            micro_batch.entropy = no_padding_2_padding(model_output["entropy"], data).detach()
+            width = padded(data["response_mask"]).shape[1]
+            micro_batch.entropy = response_part(model_output["entropy"], data, width)
             if not step.entropy_wanted:
                 model_output = {key: value for key, value in model_output.items() if key != "entropy"}
         if step.token_pass is not None:
