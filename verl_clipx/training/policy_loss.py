@@ -183,18 +183,22 @@ def evaluate(
     if "log_ratio_clamp" in parameter_names(method.gradient_weight):
         offered["ratio"] = tokens.free_ratio
     weight = call_by_name(method.gradient_weight, offered)
-    gradient = weight * tokens.advantages
-    value = -gradient if method.loss_value is None else call_by_name(method.loss_value, {**offered, "weight": weight})
+    value = None if method.loss_value is None else call_by_name(method.loss_value, {**offered, "weight": weight})
+    ratio, log_ratio, advantages = tokens.ratio, tokens.log_ratio, tokens.advantages
+    # What is not needed any more makes room for what follows.
+    del tokens, offered
+    gradient = kept(weight * advantages, mask)
+    value = -gradient if value is None else kept(value, mask)
     if rollout_is_weights is not None:
         factor = kept(rollout_is_weights.detach().to(dtype), mask)
-        value, gradient = value * factor, gradient * factor
-    loss = per_token_loss(log_prob, kept(value, mask), kept(gradient, mask))
+        value, gradient = value.mul_(factor), gradient.mul_(factor)
+    loss = per_token_loss(log_prob, value, gradient)
     return TokenLoss(
         loss,
         weight,
-        tokens.ratio,
-        tokens.log_ratio,
-        tokens.advantages,
+        ratio,
+        log_ratio,
+        advantages,
         bounds,
         {f"clipx/{name}": tensor for name, tensor in controller.metrics(statistics, decision).items()},
         observed,
