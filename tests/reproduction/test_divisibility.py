@@ -205,7 +205,7 @@ def test_micro_batches_by_sequences_divide_a_ranks_mini_batch_as_verl_wants_it(s
         # From here on verl's own checks, and those of the method's node.
         ({f"{ACTOR}.loss_agg_mode": "token-median"}, r"verl refuses it: .*token-median"),
         ({f"{ACTOR}.loss_agg_mode": "seq-mean-token-sum-norm"}, r"verl refuses it: .*loss_scale_factor"),
-        ({"clipx.clip_low": "???"}, r"clipx\.clip_low=\?\?\?: has no value"),
+        ({"clipx.clip_low": "???"}, r"^clipx\.clip_low=\?\?\?: has no value"),
         ({"clipx.clip_low": 1.5}, r"verl refuses it: .*clip_low"),
     ],
 )

@@ -54,7 +54,7 @@ def test_an_estimate_with_its_memory_work_and_assumptions(plan):
         "host, a node",
     ):
         assert name in output
-    assert "actor update 39.4" in output
+    assert "actor update 38.7" in output
     assert "2.10M of prompts, 16.78M of responses" in output
     assert "300 steps, 4800 updates, 5.66G tokens" in output
     for assumption in fields(Assumptions):

@@ -286,6 +286,10 @@ def memory_phases(
         f"Lower it, with {ACTOR}.ulysses_sequence_parallel_size raised if the longest sequence then does not fit; "
         "+hardware/model groups do both."
     )
+    if not actor.use_dynamic_bsz:
+        fewer_tokens = f"Lower it, or share sequences over more GPUs ({ACTOR}.ulysses_sequence_parallel_size)."
+        if _clipx(config).get("scope") == "micro_batch":
+            fewer_tokens += " With clipx.scope=micro_batch another size is another run: rather share sequences."
     if computes_entropy_in_training(config) and not actor.entropy_checkpointing:
         fewer_tokens += f" Or {ACTOR}.entropy_checkpointing=True, which does not keep the entropy's softmax."
     activations = activation_bytes(config, shape, tokens)
@@ -425,10 +429,7 @@ def gathered_bytes(config: DictConfig, shape: ModelShape, assumptions: Assumptio
 def activation_bytes(config: DictConfig, shape: ModelShape, tokens: int) -> dict[str, float]:
     """Bytes of activations of one micro-batch in training, with flash attention.
 
-    Counted by hand for transformers' Qwen2 and Llama layers in bfloat16, bytes a token: two RMS norms in float32
-    (2 x 10 hidden) with their outputs and the two residuals (8 hidden), queries, keys, values and the attention's
-    output (4 x attention, 4 x key-value), and the SwiGLU network's four tensors (8 x intermediate); in the backward
-    pass the gradients of three of the last (6 x intermediate).
+    The gradients of three of the feed-forward network's tensors come on top in the backward pass.
 
     Args:
         config: the run's configuration.
@@ -436,7 +437,7 @@ def activation_bytes(config: DictConfig, shape: ModelShape, tokens: int) -> dict
         tokens: of the micro-batch on this GPU.
     """
     model = config.actor_rollout_ref.model
-    saved = 28 * shape.hidden_size + 4 * shape.attention_size + 4 * shape.key_value_size + 8 * shape.intermediate_size
+    saved = saved_bytes(shape)
     gradients = 6 * shape.intermediate_size
     if not model.enable_gradient_checkpointing:
         return {"activations": tokens * (shape.num_hidden_layers * saved + gradients)}
@@ -446,6 +447,19 @@ def activation_bytes(config: DictConfig, shape: ModelShape, tokens: int) -> dict
         "inputs of all layers": tokens * kept * shape.hidden_size * HALF,
         "one layer's activations": tokens * (saved + gradients),
     }
+
+
+def saved_bytes(shape: ModelShape) -> int:
+    """Bytes that autograd keeps of one token in one layer of transformers' Qwen2 or Llama, in bfloat16.
+
+    Of two RMS norms the input in float32, and the output before and after its weight (16 x hidden); queries, keys,
+    values and the attention's output (4 x attention, 4 x key-value); the SwiGLU network's four tensors
+    (8 x intermediate).
+
+    Args:
+        shape: the model's shape.
+    """
+    return 16 * shape.hidden_size + 4 * shape.attention_size + 4 * shape.key_value_size + 8 * shape.intermediate_size
 
 
 def logits_copies(config: DictConfig, *, training: bool) -> float:

@@ -179,7 +179,7 @@ def check_with_verl(config: DictConfig) -> None:
     """
     from verl.utils.config import validate_config
 
-    for key in sorted(OmegaConf.missing_keys(config.get("clipx") or {})):
+    for key in sorted(OmegaConf.missing_keys(OmegaConf.create({"clipx": config.get("clipx")}))):
         raise ConfigurationError(
             f"clipx.{key}",
             "???",

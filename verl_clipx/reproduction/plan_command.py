@@ -1,5 +1,6 @@
 """`clipx recipe plan`: what a run takes on given machines, or why it cannot run there."""
 
+import os
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -28,6 +29,8 @@ def plan(
     ] = None,
 ) -> None:
     """Estimate memory, tokens, updates and GPU-hours of a run. Exit code 1 if it cannot fit or does not divide."""
+    # verl warns of a missing accelerator, which planning does not need. It reads this when it is first imported.
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
@@ -63,7 +66,7 @@ def print_estimate(title: str, result: "Estimate") -> None:
 
 
 def _stop(message: str) -> None:
-    console.print(f"[red]{escape(message)}[/]")
+    console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
     raise typer.Exit(1)
 
 
