@@ -5,10 +5,13 @@ through bash.
 
 import json
 import shlex
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -243,6 +246,30 @@ def test_a_training_runs_under_watch_and_leaves_a_record(tmp_path, monkeypatch):
     assert seen[0] == (0, None) and seen[-1] == (7, 20)
     record = json.loads((run / "run.json").read_text())
     assert record["versions"]["verl"] == "0.9.1" and record["seconds"] > 2
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_ends_the_command_and_what_it_started(tmp_path, number):
+    script = (
+        "import sys; from pathlib import Path; from verl_clipx.reproduction.table_plan import *; "
+        "folder = Path(sys.argv[1]); "
+        "command = f'sleep 300 & echo $! > {folder}/pid; wait'; "
+        "sys.exit(run_job(Job(EVALUATE, 'x', command, folder, False), lambda *_: None))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", script, str(tmp_path)])
+    pid = tmp_path / "pid"
+    wait_until(lambda: pid.exists() and pid.read_text().strip())
+    child = psutil.Process(int(pid.read_text()))
+    process.send_signal(number)
+    assert process.wait(30) == 130
+    wait_until(lambda: not child.is_running() or child.status() == psutil.STATUS_ZOMBIE)
+
+
+def wait_until(condition) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 def test_the_command_runs_what_is_left_and_stops_at_a_failure(tmp_path, monkeypatch):

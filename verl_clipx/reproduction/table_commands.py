@@ -101,21 +101,22 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
     if gpu is None:
         return f"{len(trainings)} trainings; no estimate for +hardware={places.hardware}."
     presets = [job.label.split(",")[0] for job in trainings]
-    total, unknown = 0.0, []
+    total = 0.0
+    unknown: dict[str, list[str]] = {}
     with progress_console.status("estimating the cost"):
         for preset in dict.fromkeys(presets):
             overrides = [f"+hardware={places.hardware}", f"trainer.nnodes={places.nodes}"]
             try:
                 hours = estimate(compose_preset(preset, overrides), gpu).gpu_hours
             except ValueError as error:
-                unknown.append(f"{preset}: {error}")
+                unknown.setdefault(str(error), []).append(preset)
                 continue
             if hours is None:
-                unknown.append(f"{preset}: its training data are not here")
+                unknown.setdefault("the training data are not here", []).append(preset)
             else:
                 total += hours * presets.count(preset)
     lines = [f"{len(trainings)} trainings" + (f", about {total:.0f} GPU-hours without evaluation." if total else ".")]
-    lines += [f"no estimate for {line}" for line in unknown]
+    lines += [f"no estimate for {', '.join(found)}: {reason}" for reason, found in unknown.items()]
     return "\n# ".join(lines)
 
 

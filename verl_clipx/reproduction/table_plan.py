@@ -4,12 +4,14 @@ import contextlib
 import json
 import os
 import shlex
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NoReturn
 
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.reproduction.collect import commit_here, versions_here
@@ -213,21 +215,46 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
         # The number of steps is for its own display, which nobody sees.
         command = ["clipx", "watch", str(job.folder), "--steps", "1", "--", *command]
     started = time.time()
-    with (job.folder / f"{job.kind}.log").open("ab") as log:
-        process = subprocess.Popen(command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    with (job.folder / f"{job.kind}.log").open("ab") as log, _interruptible():
+        # A session of its own: the terminal's Ctrl-C must not reach it a second time while it cleans up.
+        process = subprocess.Popen(
+            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
         try:
-            while process.poll() is None:
-                time.sleep(SECONDS_BETWEEN_LOOKS)
+            while not _ended(process):
                 if job.kind == TRAIN:
                     on_step(*_progress_of(RunFolder(job.folder), started))
         except KeyboardInterrupt:
-            # The terminal has told the child too.
+            os.killpg(process.pid, signal.SIGTERM)
             process.wait()
             return 130
     if job.kind == TRAIN and process.returncode == 0:
         record = {"commit": commit_here(), "versions": versions_here(), "seconds": round(time.time() - started, 1)}
         (job.folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
     return process.returncode
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGINT, which a background job of a shell ignores, and SIGTERM raise KeyboardInterrupt."""
+
+    def interrupt(*_: object) -> NoReturn:
+        raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+def _ended(process: subprocess.Popen) -> bool:
+    try:
+        process.wait(SECONDS_BETWEEN_LOOKS)
+    except subprocess.TimeoutExpired:
+        return False
+    return True
 
 
 def _progress_of(run: RunFolder, started: float) -> tuple[int, int | None]:
