@@ -120,7 +120,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     seconds_per_run: int | None = None
-    """Measured wall-clock time of a run with its evaluation, where there is one."""
+    """Wall-clock time of a run with its evaluation, where a CPU can make it."""
 
     prepare: tuple[Mapping[str, str], ...] = ()
     """`makes`: a file below the data folder; `command`: what makes it."""
