@@ -29,6 +29,9 @@ say "lint: shellcheck"
 mapfile -t scripts < <(find scripts recipes .ci docker -type f \( -name '*.sh' -o -path '.ci/run' \) | sort)
 shellcheck "${scripts[@]}"
 
+say "lint: hadolint"
+hadolint docker/Dockerfile.*
+
 say "imports run one way: import-linter"
 lint-imports
 
