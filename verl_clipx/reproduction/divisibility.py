@@ -181,7 +181,7 @@ def check_with_verl(config: DictConfig) -> None:
 
     for key in sorted(OmegaConf.missing_keys(OmegaConf.create({"clipx": config.get("clipx")}))):
         raise ConfigurationError(
-            f"clipx.{key}",
+            key,
             "???",
             "has no value",
             "The run needs a measured one; to estimate, any will do.",
@@ -231,7 +231,7 @@ def _check_covered(config: DictConfig) -> None:
             "trainer.v1.trainer_mode",
             mode,
             not config.trainer.use_v1 or mode in ("sync", "colocate_async"),
-            "Use sync or colocate_async.",
+            "It generates on GPUs of its own; plan the memory of its training with trainer.v1.trainer_mode=colocate_async.",
         ),
     ):
         if not covered:

@@ -116,6 +116,9 @@ KNOWN_SHAPES = {
     "qwen2.5-32b": QWEN_32B,
     "qwen2.5-32b-instruct": QWEN_32B,
     "deepseek-r1-distill-qwen-32b": QWEN_32B,
+    # Never published; derived from Qwen2.5-Math (arXiv 2510.18927), so of Qwen2.5's sizes.
+    "bp-math-7b": QWEN_7B,
+    "bp-math-32b": QWEN_32B,
     "llama-3.2-3b": LLAMA_3B,
     "llama-3.2-3b-instruct": LLAMA_3B,
     "octothinker-3b-hybrid-base": LLAMA_3B,
