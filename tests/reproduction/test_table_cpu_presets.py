@@ -1,0 +1,69 @@
+"""The presets of the small policies on verl's real configuration: verl's own checks accept them, the numbers of updates
+are as the table's headings say, and methods differ in the method alone. Not covered: that they learn.
+"""
+
+import functools
+
+import pytest
+from hydra import compose, initialize_config_module
+from omegaconf import OmegaConf
+from verl.utils.config import validate_config
+
+from verl_clipx.reproduction.config_hash import differences, significant_values
+from verl_clipx.reproduction.origins import read_origins
+from verl_clipx.reproduction.presets import preset_names, updates_per_rollout
+from verl_clipx.reproduction.tables_definition import load_table
+
+NAMES = [name for name in preset_names() if name.startswith("cpu/")]
+METHODS = ("grpo", "dapo", "cispo", "gppo", "ce_gppo", "aspo", "dgpo", "acpo", "bapo", "ar", "lopti")
+
+
+@functools.cache
+def verl_s_own():
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer")
+    OmegaConf.set_struct(config, False)
+    return config
+
+
+@functools.cache
+def composed(name: str):
+    # A preset is merged last, so merging its own files onto verl's configuration gives what Hydra gives for both.
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose(None, [f"+recipe={name}"])
+    OmegaConf.set_struct(config, False)
+    return OmegaConf.merge(verl_s_own(), config)
+
+
+def test_the_table_names_every_preset():
+    named = {source.preset for source, _ in load_table("cpu_small").sources() if source.preset}
+    countdown = {f"cpu/countdown_{method}_{regime}" for method in METHODS for regime in ("near", "off")}
+    puzzles = {f"cpu/kk_{method}" for method in ("grpo", "ar", "lopti", "ar_lopti")}
+    assert set(NAMES) == named == countdown | puzzles
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_verl_accepts_it_with_the_updates_of_its_column(name, monkeypatch):
+    # Without a cluster to join, the plugin refuses to train without an accelerator or +hardware=cpu.
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    config = composed(name)
+    validate_config(config, use_reference_policy=False, use_critic=False)
+    passes = 2 if "lopti" in name else 1
+    assert updates_per_rollout(config) == passes * (16 if name.endswith("_off") else 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_the_method_differs_from_grpo(name):
+    task = name.split("_")[0]
+    grpo = f"{task}_grpo" + name[-len("_near") :] * name.endswith("_near") + "_off" * name.endswith("_off")
+    lines = differences(significant_values(composed(grpo)), significant_values(composed(name)))
+    keys = {line.split(":")[0] for line in lines}
+    assert all(key.startswith(("clipx.", "actor_rollout_ref.actor.policy_loss.loss_mode")) for key in keys), keys
+    assert bool(keys) == (name != grpo)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_value_has_an_origin(name):
+    origins = read_origins(name).values()
+    assert origins
+    assert not [one.key for one in origins if one.kind is None or not one.comment]
