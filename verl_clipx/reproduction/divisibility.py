@@ -231,7 +231,7 @@ def _check_covered(config: DictConfig) -> None:
             "trainer.v1.trainer_mode",
             mode,
             not config.trainer.use_v1 or mode in ("sync", "colocate_async"),
-            "It generates on GPUs of its own; plan the memory of its training with trainer.v1.trainer_mode=colocate_async.",
+            "It generates on GPUs of its own; trainer.v1.trainer_mode=colocate_async plans its training's memory.",
         ),
     ):
         if not covered:
