@@ -212,6 +212,9 @@ def test_files_templates_and_rewards_are_this_project_s(name, monkeypatch):
     template = config.actor_rollout_ref.model.custom_chat_template
     assert template in (None, PLAIN_TEXT_CHAT_TEMPLATE, QWEN_CHAT_TEMPLATE_WITH_THINK)
     assert (template == QWEN_CHAT_TEMPLATE_WITH_THINK) == name.startswith("ar_lopti/kk_")
+    # ACPO's release and AR-Lopti's mathematics (Appendix C.1.2) put no chat template around the prompt.
+    without = ("acpo/", "ar_lopti/dsr_", "ar_lopti/orz_", "bapo/octothinker_")
+    assert (template == PLAIN_TEXT_CHAT_TEMPLATE) == name.startswith(without)
     function = config.reward.custom_reward_function
     assert callable(getattr(import_module(function.path.removeprefix("pkg://")), function.name))
 
