@@ -9,7 +9,7 @@ import re
 from functools import lru_cache
 
 from verl_clipx.tasks.math.guards import is_safe
-from verl_clipx.tasks.math.normalisation import Number, canonical, clean, parse_number
+from verl_clipx.tasks.math.normalisation import Number, canonical, clean, parse_number, split_unit
 from verl_clipx.tasks.math.pool import shared_pool
 
 if importlib.util.find_spec("math_verify") is None:
@@ -17,6 +17,7 @@ if importlib.util.find_spec("math_verify") is None:
 
 _CACHED_PAIRS = 8192
 _DECIMAL = re.compile(r"\d\.\d")
+_NAME = re.compile(r"[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*")
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
 
 
@@ -47,30 +48,34 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
     return _compare_symbolically(gold, answer, False)
 
 
-def equal_answers(answer: str, ground_truth: str) -> bool:
+def equal_answers(answer: str, ground_truth: str) -> bool | None:
     r"""Return whether two answers are equal beyond reasonable doubt, as evaluation counts it; in doubt, they are not.
 
-    Unlike `is_equivalent`: numbers are equal exactly or not at all (0.333333 is not 1/3, 50\% is 0.5 and not 50), a
-    decimal does not equal a symbolic expression, an ordered pair or interval does not equal a plain list, and
-    math-verify has to agree with the roles exchanged.
+    Unlike `is_equivalent`: numbers are equal exactly or not at all (0.333333 is not 1/3, 50\% is 0.5 and not 50) and
+    have the same unit or one of them has none, a decimal does not equal a symbolic expression, an ordered pair or
+    interval does not equal a plain list, and math-verify has to agree with the roles exchanged.
 
     Args:
         answer: what the response gives, without the box.
         ground_truth: the right answer.
+
+    Returns:
+        The verdict; None if it could not be reached: a guard refused the comparison, or it took too long.
     """
     answer, gold = clean(answer), clean(ground_truth)
     if not answer or not gold:
         return False
     if canonical(answer) == canonical(gold):
         return True
-    given, right = parse_number(answer), parse_number(gold)
+    (plain_answer, unit), (plain_gold, unit_of_gold) = split_unit(answer), split_unit(gold)
+    given, right = parse_number(plain_answer), parse_number(plain_gold)
     if given is not None and right is not None:
-        return given.value == right.value
+        return given.value == right.value and (unit == unit_of_gold or not unit or not unit_of_gold)
     if ("%" in answer) != ("%" in gold) or _delimiters(answer) != _delimiters(gold):
         return False
     if (_is_decimal(answer) and right is None) or (_is_decimal(gold) and given is None):
         return False
-    return bool(_compare_symbolically(gold, answer, True))
+    return _compare_symbolically(gold, answer, True)
 
 
 @lru_cache(maxsize=_CACHED_PAIRS)
@@ -90,6 +95,7 @@ def _is_decimal(cleaned: str) -> bool:
 
 def _delimiters(cleaned: str) -> str:
     """Return the outer brackets of an interval, pair or tuple, or nothing; a set is a list whose order is free."""
-    if cleaned[0] in "([" and cleaned[-1] in ")]" and _COMMA.search(cleaned[1:-1]):
+    cleaned = _NAME.sub("", cleaned, count=1) if _NAME.match(cleaned) else cleaned
+    if cleaned and cleaned[0] in "([" and cleaned[-1] in ")]" and _COMMA.search(cleaned[1:-1]):
         return cleaned[0] + cleaned[-1]
     return ""

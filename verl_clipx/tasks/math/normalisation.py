@@ -30,11 +30,18 @@ _TRANSLATION = str.maketrans(
         "\u202f": " ",
     }
 )
-_SPACING = re.compile(r"\\[,;:! ]|\\q?quad(?![a-zA-Z])|~")
+# Two backslashes end a row of a matrix, whatever follows.
+_SPACING = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~")
+_NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
+# MATH writes 10,\!236; others 10\,236.
+_DIGIT_GROUP = re.compile(r"(?<=\d)(?:,\s*\\!|\\[,!])\s*(?=\d{3}(?!\d))")
 _DROPPED = re.compile(r"\\(?:left|right|displaystyle|textstyle|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])|(?<!\\)\$")
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}\{([^{}\\]*)\}")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,30}(?:\.\d{1,30})?)[eE]([+-]?\d{1,4})(?!\w)")
+_UNIT = re.compile(
+    r"\s*(?P<unit>\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}\\]*\}(?:\^\{?-?\d\}?)?|\^\{?\\circ\}?)$"
+)
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 _DIGITS = r"(?:\d{1,3}(?:\{,\}\d{3})+|\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
@@ -64,16 +71,32 @@ class Number:
 
 
 def clean(text: str) -> str:
-    """Return an answer without what only sets its type: dollars, sizes, spacing commands, a final full stop."""
-    text = _SPACING.sub(" ", text.translate(_TRANSLATION))
+    """Return an answer without what only sets its type: dollars, sizes, spacing commands, a final full stop.
+
+    Every run of white space becomes one blank: line ends, as in a matrix, mean nothing.
+    """
+    text = _DIGIT_GROUP.sub("{,}", text.translate(_TRANSLATION))
+    text = _SPACING.sub(" ", _NEGATIVE_SPACE.sub("", text))
     text = _FRACTION.sub(r"\\frac", _DROPPED.sub("", text))
     text = _SCIENTIFIC.sub(lambda match: rf"{match[1]}\times 10^{{{int(match[2])}}}", text)
-    return text.strip().removesuffix(".").strip()
+    return " ".join(text.split()).removesuffix(".").rstrip()
 
 
 def canonical(cleaned: str) -> str:
     r"""Return the spelling that decides equality as text: `\text{}` unwrapped, no space that separates nothing."""
     return _SPACE_OUTSIDE_WORDS.sub("", _TEXT.sub(r"\1", cleaned))
+
+
+def split_unit(cleaned: str) -> tuple[str, str]:
+    r"""Return an answer without the unit behind it or the dollar sign before it, and that unit; "" if there is none.
+
+    Args:
+        cleaned: an answer as `clean` returns it; a unit is `\text{…}`, perhaps with a power, or a degree sign.
+    """
+    if cleaned.startswith(r"\$"):
+        return cleaned[2:].lstrip(), r"\$"
+    unit = _UNIT.search(cleaned)
+    return (cleaned[: unit.start()], canonical(unit["unit"]).strip()) if unit else (cleaned, "")
 
 
 def parse_number(cleaned: str) -> Number | None:
