@@ -18,8 +18,10 @@ from typer.testing import CliRunner
 
 from tests.evaluation.tiny import REWARD, save_model, save_questions
 from verl_clipx.cli import app
+from verl_clipx.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.samples import read_samples
+from verl_clipx.evaluation.scores import load_function
 
 torch.set_num_threads(1)
 SHARDS = "model/test/completions/*.parquet"
@@ -292,3 +294,9 @@ def test_two_benchmarks_of_one_name_are_refused(inputs, tmp_path):
     _, questions = inputs
     twice = refuse(*options(inputs, tmp_path / "out"), "--benchmark", str(questions))
     assert "two are called test" in twice
+
+
+def test_the_default_reward_is_the_conservative_one():
+    reward = load_function(DEFAULT_REWARD, "--reward")
+    assert reward("math500", r"\boxed{0.333333}", "1/3", {})["acc"] == 0.0
+    assert reward("math500", r"\boxed{2/6}", "1/3", {})["acc"] == 1.0

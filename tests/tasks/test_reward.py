@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from verl_clipx.tasks import reward
 from verl_clipx.tasks.catalog import definitions
-from verl_clipx.tasks.reward import PARTS, compute_score, reward_of
+from verl_clipx.tasks.reward import PARTS, compute_score, compute_score_for_evaluation, reward_of
 
 COUNTDOWN = {"numbers": [3, 5, 2], "target": 16}
 HITAB = {"answers": ["ostholm"], "ratio": False, "rounding": False}
@@ -30,6 +30,18 @@ HITAB = {"answers": ["ostholm"], "ratio": False, "rounding": False}
 def test_right_answers_score_one(data_source, text, truth):
     assert compute_score(data_source, text, truth) == {"score": 1.0, "acc": 1.0, "format": 1.0}
     assert compute_score(data_source, "no answer", truth, {"index": 1}, more=1) == dict.fromkeys(PARTS, 0.0)
+
+
+def test_evaluation_is_conservative_where_training_is_lenient():
+    lenient = ("math500", r"\boxed{0.333333}", "1/3")
+    assert compute_score(*lenient) == {"score": 1.0, "acc": 1.0, "format": 1.0}
+    assert compute_score_for_evaluation(*lenient) == {"score": 0.0, "acc": 0.0, "format": 1.0}
+    assert compute_score_for_evaluation("math500", r"\boxed{2/6}", "1/3") == {"score": 1.0, "acc": 1.0, "format": 1.0}
+
+
+@pytest.mark.parametrize("text", ["<answer>(3+5)*2</answer>", "<answer>3+5*2</answer>", ""])
+def test_other_tasks_have_one_rule(text):
+    assert compute_score_for_evaluation("countdown", text, COUNTDOWN) == compute_score("countdown", text, COUNTDOWN)
 
 
 def test_knights_and_knaves_keeps_its_own_scale():

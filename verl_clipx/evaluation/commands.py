@@ -16,7 +16,7 @@ from rich.table import Table
 if TYPE_CHECKING:
     from verl_clipx.evaluation.backends import GenerateOnCPU
 
-DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score"
+DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score_for_evaluation"
 
 console = Console()
 

@@ -1,7 +1,7 @@
 """One reward for all tasks: `data_source` chooses the rule.
 
 For verl: `reward.custom_reward_function.path=pkg://verl_clipx.tasks.reward`, name `compute_score`. A run on one task
-can name that task's own reward instead; it returns more parts.
+can name that task's own reward instead; it returns more parts. `compute_score_for_evaluation` is what `clipx eval` uses.
 """
 
 from collections.abc import Callable
@@ -42,9 +42,21 @@ def compute_score(
     return {part: parts[part] for part in PARTS}
 
 
+def compute_score_for_evaluation(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+) -> dict[str, float]:
+    """Score one response as `compute_score` does, but by the task's rule for evaluation where it has one of its own.
+
+    Mathematics has: there an answer counts only if it is equal beyond reasonable doubt.
+    """
+    reward = reward_of(data_source, for_evaluation=True)
+    parts = reward(data_source, solution_str, ground_truth, extra_info, **kwargs)
+    return {part: parts[part] for part in PARTS}
+
+
 @lru_cache(maxsize=256)
-def reward_of(data_source: str) -> Reward:
-    """Return the reward function of a data source.
+def reward_of(data_source: str, for_evaluation: bool = False) -> Reward:
+    """Return the reward function of a data source: the one for training, or the one for evaluation if it has one.
 
     Raises:
         ValueError: if it is unknown; the message lists the known ones.
@@ -55,7 +67,8 @@ def reward_of(data_source: str) -> Reward:
             f"data_source={data_source!r} has no reward; known are {', '.join(sorted(modules))}. For rows of your own "
             "name your reward in reward.custom_reward_function"
         )
-    return import_module(modules[data_source]).compute_score
+    module = import_module(modules[data_source])
+    return getattr(module, "compute_score_for_evaluation" if for_evaluation else "compute_score", module.compute_score)
 
 
 def reward_modules() -> dict[str, str]:

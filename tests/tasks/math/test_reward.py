@@ -1,4 +1,4 @@
-r"""Both rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, and verl's own loader.
+r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, and verl's own loader.
 
 Not covered: single equalities (test_equality.py) and the processes behind them (test_pool.py).
 """
@@ -13,7 +13,13 @@ import numpy as np
 import pytest
 
 from verl_clipx.tasks.math import reward
-from verl_clipx.tasks.math.reward import MAX_ALTERNATIVES, accepted_answers, compute_score, compute_score_strict
+from verl_clipx.tasks.math.reward import (
+    MAX_ALTERNATIVES,
+    accepted_answers,
+    compute_score,
+    compute_score_for_evaluation,
+    compute_score_strict,
+)
 
 KEYS = {"score", "acc", "format", "truncated", "undecided"}
 
@@ -57,6 +63,13 @@ UNDECIDED, UNDECIDED_STRICT = parts(0.0, 0.0, 1.0, undecided=1.0), parts(-1.0, 0
 def test_hand_made(response, expected, strict):
     assert score(response) == expected
     assert score(response, function=compute_score_strict) == strict
+    assert score(response, function=compute_score_for_evaluation) == expected
+
+
+@pytest.mark.parametrize(("response", "truth"), [(r"\boxed{50\%}", "50"), (r"\boxed{3.14159265}", r"\pi")])
+def test_evaluation_counts_no_lenient_equality(response, truth):
+    assert score(response, truth) == RIGHT
+    assert score(response, truth, function=compute_score_for_evaluation) == WRONG
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, np.int64(1)])
@@ -170,7 +183,7 @@ HARMLESS = {"dollars", "newlines"}
 
 
 @pytest.mark.parametrize("name", NASTY)
-@pytest.mark.parametrize("function", [compute_score, compute_score_strict])
+@pytest.mark.parametrize("function", [compute_score, compute_score_strict, compute_score_for_evaluation])
 def test_hostile_text_is_wrong_in_bounded_time(name, function, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     started = time.monotonic()
@@ -178,7 +191,7 @@ def test_hostile_text_is_wrong_in_bounded_time(name, function, tmp_path, monkeyp
     assert time.monotonic() - started < 60
     assert set(result) == KEYS
     assert result["acc"] == 0.0
-    assert result["score"] == (0.0 if function is compute_score else -1.0)
+    assert result["score"] == (-1.0 if function is compute_score_strict else 0.0)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -253,12 +266,14 @@ def test_ten_thousand_generated_responses():
     seen = set()
     for response in generated_responses(12_000, seed=7):
         loose, strict = score(response), score(response, function=compute_score_strict)
-        for result in (loose, strict):
+        careful = score(response, function=compute_score_for_evaluation)
+        for result in (loose, strict, careful):
             assert set(result) == KEYS
             assert all(type(value) is float for value in result.values())
         assert loose["score"] == loose["acc"] <= loose["format"]
         assert strict["score"] == 2 * strict["acc"] - 1
         assert strict["acc"] <= loose["acc"]
+        assert careful["score"] == careful["acc"] <= loose["acc"]
         assert not (loose["undecided"] and loose["acc"])
         seen.add(tuple(loose.values()))
     assert len(seen) == 5  # right, wrong, no answer, cut off and undecided all occur

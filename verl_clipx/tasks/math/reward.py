@@ -1,14 +1,14 @@
-r"""Rewards of mathematics with a boxed answer: 1 or 0, and the strict one, +1 or -1.
+r"""Rewards of mathematics with a boxed answer: 1 or 0; the strict one, +1 or -1; the conservative one of evaluation.
 
 For verl's `reward.custom_reward_function`; any thread may call them. The text comes from a policy under training:
 nothing in it is executed, raises, or costs more than its bound in time and memory.
 """
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from verl_clipx.tasks.ground_truth import decode_ground_truth
-from verl_clipx.tasks.math.equality import is_equivalent
+from verl_clipx.tasks.math.equality import equal_answers, is_equivalent
 from verl_clipx.tasks.math.extraction import extract_answer
 
 # More accepted spellings than any data set has: Minerva has up to 3.
@@ -56,6 +56,26 @@ def compute_score_strict(
     return {"score": 1.0 if parts["acc"] else -1.0, **parts}
 
 
+def compute_score_for_evaluation(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
+) -> dict[str, float]:
+    r"""Score one response 1.0 if its last `\boxed{…}` is right beyond reasonable doubt (`equal_answers`), else 0.0.
+
+    What `clipx eval` counts by default: a number to be reported should not owe anything to a lenient comparison.
+
+    Args:
+        data_source: unused; verl passes it.
+        solution_str: the decoded response.
+        ground_truth: as in `compute_score`.
+        extra_info: as in `compute_score`.
+
+    Returns:
+        The keys of `compute_score`.
+    """
+    parts = _judge(solution_str, ground_truth, extra_info, strict=False, equal=equal_answers)
+    return {"score": parts["acc"], **parts}
+
+
 def accepted_answers(ground_truth: Any) -> list[str]:
     """Return a ground truth as the list of its accepted spellings, at most MAX_ALTERNATIVES, empty if it has none.
 
@@ -81,14 +101,20 @@ def _as_text(value: Any) -> str:
     return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
 
 
-def _judge(response: Any, ground_truth: Any, extra_info: Any, strict: bool) -> dict[str, float]:
+def _judge(
+    response: Any,
+    ground_truth: Any,
+    extra_info: Any,
+    strict: bool,
+    equal: Callable[[str, str], bool | None] = is_equivalent,
+) -> dict[str, float]:
     extraction = extract_answer(response if isinstance(response, str) else "")
     cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
     formatted = extraction.answer is not None and not cut_off and (extraction.consistent or not strict)
     verdict: bool | None = False
     if formatted:
         for gold in accepted_answers(ground_truth):
-            one = is_equivalent(extraction.answer, gold)
+            one = equal(extraction.answer, gold)
             if one:
                 verdict = True
                 break
