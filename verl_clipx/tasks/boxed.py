@@ -1,4 +1,4 @@
-r"""The last \boxed{…} of a response."""
+r"""The last \boxed{…} of a text."""
 
 from typing import Any
 

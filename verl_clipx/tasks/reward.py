@@ -1,7 +1,7 @@
 """One reward for all tasks: `data_source` chooses the rule.
 
 For verl: `reward.custom_reward_function.path=pkg://verl_clipx.tasks.reward`, name `compute_score`. A run on one task
-can name that task's own reward instead; it returns more parts. `compute_score_for_evaluation` is what `clipx eval` uses.
+can name that task's own reward instead; it returns more parts. `clipx eval` uses `compute_score_for_evaluation`.
 """
 
 from collections.abc import Callable

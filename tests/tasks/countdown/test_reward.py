@@ -3,8 +3,10 @@
 Not covered: verl's reward manager around it (test_dataset.py loads the function the way verl does).
 """
 
+import collections
 import concurrent.futures
 import itertools
+import random
 import time
 import warnings
 from decimal import Decimal
@@ -225,6 +227,40 @@ def test_agrees_with_python_on_random_expressions(pieces):
     digits = sorted(character for character in text if character.isdigit())
     expected = digits == ["2", "3", "5"] and python_value(text) == 16
     assert score(f"<answer>{text}</answer>")["score"] == float(expected)
+
+
+JUNK = ("=16", "x", "²", "٣", "\0", "\ud800", "**2", "//1", ".0", "<answer>", "</answer>", "(" * 300)
+AROUND = (("", ""), ("so</think>", ""), ("<think>so</think> ", "."), ("<think>", "</think>"))
+
+
+def completions(count):
+    """Yield responses, what Countdown's rule makes of them, and what was put into the answer."""
+    rng = random.Random(0)
+    for _ in range(count):
+        numbers = rng.sample("352", 3) if rng.random() < 0.8 else rng.choices("3526", k=rng.randint(1, 4))
+        expression = numbers[0]
+        for number in numbers[1:]:
+            form = rng.choice(["{0}{1}{2}", "({0}{1}{2})", "{2}{1}{0}"])
+            expression = form.format(expression, rng.choice("+-*/"), number)
+        if rng.random() < 0.2:
+            expression = rng.choice(["(3+5)*2", "2*(5+3)", "-(-3-5)*2"])
+        junk = rng.choice(JUNK) if rng.random() < 0.5 else ""
+        position = rng.randint(0, len(expression))
+        opening, closing = rng.choice(AROUND)
+        numbers = sorted(character for character in expression if character.isdigit())
+        right = numbers == ["2", "3", "5"] and python_value(expression) == 16 and not junk and closing != "</think>"
+        yield f"{opening}<answer>{expression[:position]}{junk}{expression[position:]}</answer>{closing}", right, junk
+
+
+def test_fifteen_thousand_completions_agree_with_the_rule():
+    outcomes = collections.Counter()
+    for text, right, junk in completions(15_000):
+        result = score(text)
+        assert result in (RIGHT, WRONG, NO_ANSWER)
+        # A tag inside the answer can leave a right expression: then only the form of the result is checked.
+        assert result["score"] == float(right) or "answer>" in junk, text
+        outcomes[tuple(result.values())] += 1
+    assert min(outcomes.values()) > 100 and len(outcomes) == 3, outcomes
 
 
 PROBLEMS = generate_problems(CountdownConfig(min_numbers=2, max_numbers=5), 200, 0, "train")

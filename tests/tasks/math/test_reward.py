@@ -1,4 +1,4 @@
-r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, and verl's own loader.
+r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, verl's own loader.
 
 Not covered: single equalities (test_equality.py) and the processes behind them (test_pool.py).
 """

@@ -4,12 +4,13 @@ from typing import Any
 
 from verl_clipx.tasks.boxed import last_boxed
 from verl_clipx.tasks.countdown.reward import MAX_ANSWER_LENGTH, parse_expression, score_expression
+from verl_clipx.tasks.final_part import final_part
 
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    r"""Score one response by the expression in its last \boxed{…}; never raises and holds no state.
+    r"""Score one response by the expression in the last \boxed{…} after its thinking; never raises, holds no state.
 
     The rule is that of ACPO's boxed variant: LaTeX operators such as \times do not count.
 
@@ -23,5 +24,5 @@ def compute_score(
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last box holds an arithmetic expression.
     """
-    answer = last_boxed(solution_str, MAX_ANSWER_LENGTH)
+    answer = last_boxed(final_part(solution_str), MAX_ANSWER_LENGTH) if isinstance(solution_str, str) else None
     return score_expression(None if answer is None else parse_expression(answer), ground_truth)

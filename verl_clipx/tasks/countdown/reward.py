@@ -1,5 +1,7 @@
 """Rule reward of Countdown: 1 if the last `<answer>` uses each number exactly once and equals the target, else 0.
 
+An `<answer>` inside the thinking is none.
+
 verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports little
 more than the standard library. The text comes from a policy under training: nothing in it may raise, run, or cost more
 than a scan.
@@ -14,6 +16,7 @@ from fractions import Fraction
 from numbers import Rational
 from typing import Any
 
+from verl_clipx.tasks.final_part import final_part
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 
 # Expressions of six numbers take about 30 characters. The cap bounds the parser's depth and the integers' size.
@@ -57,7 +60,7 @@ def score_expression(expression: ast.expr | None, ground_truth: Any) -> dict[str
 
 
 def parse_answer(text: Any) -> ast.expr | None:
-    """Return the syntax tree of the last `<answer>…</answer>` in a text.
+    """Return the syntax tree of the last `<answer>…</answer>` after a response's thinking.
 
     Args:
         text: a response; anything but a string has no answer.
@@ -65,7 +68,8 @@ def parse_answer(text: Any) -> ast.expr | None:
     Returns:
         A tree of integers, the signs + and -, and the operators + - * /; None if there is no such answer.
     """
-    if not isinstance(text, str):
+    text = final_part(text) if isinstance(text, str) else None
+    if text is None:
         return None
     end = text.rfind(_CLOSING)
     start = text.rfind(_OPENING, 0, max(end, 0))

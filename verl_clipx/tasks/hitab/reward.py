@@ -1,4 +1,4 @@
-r"""Rule reward of HiTab: 1 if the last \boxed{…} gives the expected answers, else 0.
+r"""Rule reward of HiTab: 1 if the last \boxed{…} after the thinking gives the expected answers, else 0.
 
 ACPO reports accuracy on HiTab as the reward; neither its paper nor its repository says how an answer is read. The box
 and the comparison are this project's (answers.py).
@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.tasks.final_part import final_part
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 
@@ -31,7 +32,7 @@ def compute_score(
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if there is a closed box that is not empty.
     """
-    answer = last_boxed(solution_str, MAX_ANSWER_LENGTH)
+    answer = last_boxed(final_part(solution_str), MAX_ANSWER_LENGTH) if isinstance(solution_str, str) else None
     if answer is None or not answer.strip():
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
     correct = False

@@ -7,13 +7,14 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from verl_clipx.tasks.final_part import final_part
+
 # The longest answer among the papers' data sets has about 300 characters.
 MAX_ANSWER_LENGTH = 2000
 
 # A response with more boxes than this hedges.
 MAX_BOXES = 64
 
-_THINK, _END_OF_THINK = "<think>", "</think>"
 _BOX = re.compile(r"\\boxed\s{0,8}\{")
 
 
@@ -33,18 +34,14 @@ class Extraction:
 
 
 def extract_answer(response: str) -> Extraction:
-    """Read the last box of the final part, which is what follows the last `</think>`.
-
-    A response without these tags is its own final part: templates that end with `<think>` leave the opening tag in the
-    prompt, where it cannot be seen, so only an opening tag in the response proves that the thinking was never closed.
+    """Read the last box of the final part (see `final_part`).
 
     Args:
         response: any text.
     """
-    end = response.rfind(_END_OF_THINK)
-    if response.rfind(_THINK) > end:
+    final = final_part(response)
+    if final is None:
         return Extraction(None, finished=False, consistent=False)
-    final = response if end < 0 else response[end + len(_END_OF_THINK) :]
     start = final.rfind("\\boxed")
     if start < 0:
         return Extraction(None, finished=True, consistent=False)

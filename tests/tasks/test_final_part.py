@@ -1,0 +1,46 @@
+"""The final part of a response, by hand, and that the rewards which read an answer read it there.
+
+Not covered: knights and knaves, whose form holds each tag once (its own tests).
+"""
+
+import pytest
+
+from verl_clipx.tasks.final_part import final_part
+from verl_clipx.tasks.reward import compute_score
+
+
+@pytest.mark.parametrize(
+    ("response", "final"),
+    [
+        ("", ""),
+        ("so 5", "so 5"),
+        ("thinking</think> so 5", " so 5"),
+        ("<think>a</think>b", "b"),
+        ("<think>a</think>b<think>c</think>d", "d"),
+        ("<think>a", None),
+        ("a</think>b<think>c", None),
+        ("<think>a</think>", ""),
+    ],
+)
+def test_by_hand(response, final):
+    assert final_part(response) == final
+
+
+ANSWERS = [
+    ("countdown", "<answer>(3+5)*2</answer>", {"numbers": [3, 5, 2], "target": 16}),
+    ("countdown_boxed", r"\boxed{(3+5)*2}", {"numbers": [3, 5, 2], "target": 16}),
+    ("hitab", r"\boxed{7}", {"answers": ["7"], "ratio": False, "rounding": False}),
+    ("math", r"\boxed{7}", "7"),
+]
+
+
+@pytest.mark.parametrize(("data_source", "answer", "truth"), ANSWERS)
+@pytest.mark.parametrize("text", ["{}", "so {}", "so</think>{}", "<think>so</think> {}."])
+def test_an_answer_after_the_thinking_counts(data_source, answer, truth, text):
+    assert compute_score(data_source, text.format(answer), truth) == {"score": 1.0, "acc": 1.0, "format": 1.0}
+
+
+@pytest.mark.parametrize(("data_source", "answer", "truth"), ANSWERS)
+@pytest.mark.parametrize("text", ["<think>{}", "<think>{}</think>", "perhaps {}</think> no", "a</think> b <think>{}"])
+def test_an_answer_in_the_thinking_does_not(data_source, answer, truth, text):
+    assert compute_score(data_source, text.format(answer), truth) == {"score": 0.0, "acc": 0.0, "format": 0.0}
