@@ -44,6 +44,7 @@ from verl_clipx.tasks.hitab.answers import (
         ("1.5e3", "1500"),
         ("0.000001", "1e-06"),
         ("42 ships", "42"),
+        ("42 km²", "42"),
         ("14.02", "14.02 nr"),
         (r"14.02\text{ nr}", "14.02 nr"),
         ("Transgender", "transgender"),
@@ -63,6 +64,9 @@ def test_equal(answer, expected):
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
+        ("5²", "52"),
+        ("5₂", "52"),
+        ("⑤②", "52"),
         ("11", "11.1"),
         ("11.1", "11.14"),  # read off the table, not computed: no rounding
         ("2143", "-2143"),

@@ -33,6 +33,8 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boxed)
 _THIN_SPACE = re.compile(r"\\[,!;:]")
 _DIGIT_GROUP = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])")
 _ESCAPED = re.compile(r"\\([%$&#_ {}])")
+# Their plain form would join a number: 5² is not 52, ⑤② neither.
+_KEPT = ("<super>", "<sub>", "<circle>")
 _DASHES = re.compile("[‐‑‒–—−]")
 _SINGLE_QUOTES = re.compile("[‘’´`]")
 _DOUBLE_QUOTES = re.compile("[“”]")
@@ -105,8 +107,13 @@ def clean_latex(text: str) -> str:
 
 def normalise_text(text: str) -> str:
     """Return a text for comparing: no accents, plain quotes and dashes, lower case, single blanks, no outer quotes or
-    final dot."""
-    decomposed = unicodedata.normalize("NFKD", text)
+    final dot. Full-width digits are digits, raised, lowered and circled ones are not."""
+    decomposed = "".join(
+        character
+        if unicodedata.decomposition(character).startswith(_KEPT)
+        else unicodedata.normalize("NFKD", character)
+        for character in text
+    )
     text = "".join(character for character in decomposed if unicodedata.category(character) != "Mn")
     text = _DOUBLE_QUOTES.sub('"', _SINGLE_QUOTES.sub("'", _DASHES.sub("-", text)))
     text = " ".join(text.casefold().split())
