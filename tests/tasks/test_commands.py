@@ -102,6 +102,13 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
         (("countdown", "--prompt", "r1_base"), "prompt='r1_base' does not fit countdown"),
         (("countdown", "--option", "size"), "--option 'size' is not KEY=VALUE"),
         (("countdown", "--option", "sise=3"), "option 'sise' is unknown to countdown: size, seed"),
+        (("countdown", "--option", "size=many"), "option size='many' of countdown is not of the type int | None"),
+        (("countdown", "--option", "seed=true"), "option seed=True of countdown is not of the type int"),
+        (
+            ("knights_and_knaves", "--option", "people=3"),
+            "option people=3 of knights_and_knaves is not of the type list",
+        ),
+        (("knights_and_knaves", "--option", 'people=["a"]'), "is not of the type list[int]"),
         (("countdown", "--option", "max_value=0"), "max_value=0 is not an integer from 1 to 1000"),
         (("countdown", "--split", "dev"), "split='dev' is not one of countdown's: train, test"),
     ],

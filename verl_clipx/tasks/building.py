@@ -9,11 +9,12 @@ import inspect
 import json
 import os
 import unicodedata
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from types import UnionType
+from typing import Any, BinaryIO, Union, get_args, get_origin, get_type_hints
 
 import psutil
 import pyarrow as pa
@@ -254,9 +255,24 @@ def _check(definition: DatasetDefinition, split: str, prompt: str, limit: int | 
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} is below 1; give the most rows to keep")
     known = option_names(definition)
-    for key in options:
+    hints = get_type_hints(definition.rows)
+    for key, value in options.items():
         if key not in known:
             raise ValueError(f"option {key!r} is unknown to {definition.name}: {', '.join(known) or 'it has none'}")
+        if not _is_of(value, hints.get(key, Any)):
+            wanted = hints[key].__name__ if hints[key] in (int, str) else str(hints[key])
+            wanted = wanted.replace("collections.abc.Sequence", "list")
+            raise ValueError(f"option {key}={value!r} of {definition.name} is not of the type {wanted}")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Return whether a value read from JSON is of an option's type: a plain one, a union, or a sequence of such."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_is_of(value, one) for one in get_args(hint))
+    if get_origin(hint) is Sequence:
+        return isinstance(value, list) and all(_is_of(item, get_args(hint)[0]) for item in value)
+    # True is an integer to Python, and no number of puzzles.
+    return hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool)))
 
 
 def option_names(definition: DatasetDefinition) -> tuple[str, ...]:
