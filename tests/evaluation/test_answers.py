@@ -28,6 +28,13 @@ from verl_clipx.evaluation.answers import MAX_ANSWER_LENGTH, extract_answer
         ("</answer>8<answer>", None),
         ("<answer> </answer>", None),
         (r"\boxed{}", None),
+        (r"\boxed {7}", "7"),
+        (r"\boxed{\left\{1,2\right.}", r"\left\{1,2\right."),
+        (r"\boxed{7}</think> \boxed{8}", "8"),
+        ("<think>so <answer>7</answer></think> <answer>8</answer>", "8"),
+        (r"<think>\boxed{7}</think> none", None),
+        (r"<think>so \boxed{7}", None),
+        ("<answer>7</answer><think>", None),
         ("", None),
         ("<answer>" + "1" * (MAX_ANSWER_LENGTH + 1) + "</answer>", None),
     ],
@@ -36,13 +43,20 @@ def test_the_last_answer(text, answer):
     assert extract_answer(text) == answer
 
 
-@given(st.lists(st.sampled_from(["<answer>", "</answer>", r"\boxed{", "{", "}", "\\", " ", "1", "é"]), max_size=30))
+@given(
+    st.lists(
+        st.sampled_from(["<answer>", "</answer>", "<think>", "</think>", r"\boxed{", "{", "}", "\\", " ", "1", "é"]),
+        max_size=30,
+    )
+)
 def test_never_raises_and_never_returns_an_empty_answer(pieces):
     answer = extract_answer("".join(pieces))
     assert answer is None or (answer and not any(character.isspace() for character in answer))
 
 
-@pytest.mark.parametrize("piece", [r"\boxed{", "<answer>", "{", "</answer>", "<answer></answer>"])
+@pytest.mark.parametrize(
+    "piece", ["<think>", "</think>", r"\boxed{", "<answer>", "{", "</answer>", "<answer></answer>"]
+)
 def test_megabytes_take_no_time(piece):
     text = piece * (10_000_000 // len(piece))
     start = time.perf_counter()

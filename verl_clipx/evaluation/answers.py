@@ -2,15 +2,19 @@
 
 import re
 
-_BOXED = "\\boxed{"
 MAX_ANSWER_LENGTH = 2000
+
+_BOXED = "\\boxed"
+_OPENING = re.compile(r"\s{0,8}\{")
+_THINK, _END_OF_THINK = "<think>", "</think>"
 
 
 def extract_answer(text: str) -> str | None:
     r"""The last answer in a response: the content of its last `<answer>…</answer>`, else of its last `\boxed{…}`.
 
-    A box inside the tags is unwrapped. White space is removed, since "1, 2" and "1,2" are one vote. Nothing is
-    evaluated: answers that are equal only mathematically are different votes.
+    What stands before the last `</think>`, or in a `<think>` that was not closed, is no answer, as for the rewards:
+    otherwise cut-off responses would vote. A box inside the tags is unwrapped. White space is removed, since "1, 2" and
+    "1,2" are one vote. Nothing is evaluated: answers that are equal only mathematically are different votes.
 
     Args:
         text: a response.
@@ -18,6 +22,10 @@ def extract_answer(text: str) -> str | None:
     Returns:
         The answer, or None if there is none, or an empty one, or one longer than `MAX_ANSWER_LENGTH`.
     """
+    thought = text.rfind(_END_OF_THINK)
+    if text.rfind(_THINK) > thought:
+        return None
+    text = text[thought + len(_END_OF_THINK) :] if thought >= 0 else text
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     tagged = text[start + len("<answer>") : end] if start >= 0 else None
@@ -31,11 +39,16 @@ def extract_answer(text: str) -> str | None:
 def _last_boxed(text: str) -> str | None:
     """Content of the last box whose braces are balanced within `MAX_ANSWER_LENGTH` characters."""
     start = text.rfind(_BOXED)
-    if start < 0:
+    opening = _OPENING.match(text, start + len(_BOXED)) if start >= 0 else None
+    if opening is None:
         return None
-    content = text[start + len(_BOXED) : start + len(_BOXED) + MAX_ANSWER_LENGTH + 1]
-    depth = 1
+    content = text[opening.end() : opening.end() + MAX_ANSWER_LENGTH + 1]
+    depth, escaped = 1, False
     for position, character in enumerate(content):
+        # In LaTeX \{ and \} are characters, not groups.
+        if escaped or character == "\\":
+            escaped = not escaped
+            continue
         depth += (character == "{") - (character == "}")
         if depth == 0:
             return content[:position]
