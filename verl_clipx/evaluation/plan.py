@@ -10,7 +10,7 @@ from verl_clipx.evaluation.benchmark import Benchmark
 from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
 from verl_clipx.evaluation.files import fingerprint_of_folder, write_json
 from verl_clipx.evaluation.folder import EvaluationFolder
-from verl_clipx.evaluation.protocols import Protocol, choose_checkpoints
+from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
 from verl_clipx.evaluation.sampling import installed_version, sample_checkpoint
 from verl_clipx.evaluation.settings import SamplingSettings
 
@@ -22,7 +22,7 @@ class Plan:
     """What to evaluate, and how.
 
     Raises:
-        ValueError: two benchmarks have one name.
+        ValueError: two benchmarks have one name, or the protocol "greedy" is not.
     """
 
     model: str
@@ -59,6 +59,11 @@ class Plan:
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
             raise ValueError(f"--benchmark: two are called {', '.join(twice)}; name them with --benchmark NAME=FILE")
+        if self.protocol is GREEDY and self.sampling.temperature > 0:
+            raise ValueError(
+                f"--protocol greedy --temperature {self.sampling.temperature}: greedy takes the most likely token; "
+                "choose --protocol sampled"
+            )
 
     def chosen(self) -> list[Checkpoint]:
         """The checkpoints that count, in training order.

@@ -8,7 +8,7 @@ import numpy as np
 
 @dataclass(frozen=True)
 class Protocol:
-    """A way to evaluate. Its sampling settings are defaults that a user may override."""
+    """A way to evaluate. Its sampling settings are defaults that a user may override, except greedy's temperature."""
 
     name: str
     summary: str
@@ -21,7 +21,11 @@ class Protocol:
 GREEDY = Protocol("greedy", "one checkpoint, the most likely token each time", 0.0, 1, 1)
 SAMPLED = Protocol("sampled", "one checkpoint, k samples a question", 1.0, 8, 1)
 MEAN_OF_LAST_THREE = Protocol(
-    "mean-of-last-three", "AR-Lopti: mean over a run's last three checkpoints, greedy", 0.0, 1, 3
+    "mean-of-last-three",
+    "AR-Lopti: mean over a run's last three checkpoints; greedy unless --temperature says otherwise",
+    0.0,
+    1,
+    3,
 )
 BEST_VALIDATION = Protocol(
     "best-validation",
