@@ -41,8 +41,12 @@ def test_files_that_are_no_benchmark_are_refused(tmp_path):
     with pytest.raises(ValueError, match="has no ground_truth"):
         read_benchmark(tmp_path / "bare.parquet")
     path = save_questions(tmp_path, 1)
+    pq.write_table(pq.read_table(path).slice(0, 0), tmp_path / "empty.parquet")
     with pytest.raises(ValueError, match="has no question"):
-        read_benchmark(path, limit=0)
+        read_benchmark(tmp_path / "empty.parquet")
+    for limit in (0, -1):
+        with pytest.raises(ValueError, match=f"--limit {limit}: must be at least 1"):
+            read_benchmark(path, limit=limit)
     for name in ("a/b", "..", ""):
         with pytest.raises(ValueError, match="becomes a folder"):
             read_benchmark(path, name)

@@ -17,6 +17,11 @@ def test_equal_runs_do_not_differ():
     assert (result.wins, result.losses, result.ties) == (0, 0, 3)
 
 
+def test_one_question_shows_nothing():
+    result = paired_bootstrap([0.0], [1.0])
+    assert (result.difference, result.wins, result.p_value) == (1.0, 1, 1.0)
+
+
 def test_means_and_counts_by_hand():
     result = paired_bootstrap([0.0, 1.0, 0.5, 0.25], [1.0, 0.5, 0.5, 0.5])
     assert (result.first, result.second, result.difference) == (0.4375, 0.625, 0.1875)

@@ -267,6 +267,9 @@ def test_the_protocols_of_a_whole_run(inputs, tmp_path):
         (["--reward", "no.such:function"], "--reward no.such:function: cannot import it"),
         (["--max-tokens", "500"], "--max-tokens 500"),
         (["--top-p", "0"], "--top-p 0.0"),
+        (["--limit", "0"], "--limit 0: must be at least 1"),
+        (["--limit", "-1"], "--limit -1: must be at least 1"),
+        (["--protocol", "greedy", "--temperature", "0.6"], "--protocol greedy --temperature 0.6"),
         (["--temperature", "0"], "--samples 4 --temperature 0"),
     ],
 )

@@ -68,6 +68,14 @@ def test_missing_and_doubled_completions_are_refused(tmp_path):
         read_samples(tmp_path / "elsewhere", questions=2, samples=1)
 
 
+def test_a_damaged_shard_is_named(tmp_path):
+    path = write_shard(tmp_path, [sample(0, 0)])
+    path.write_bytes(path.read_bytes()[:-20])
+    for read in (finished_samples, lambda folder: read_samples(folder, questions=1, samples=1)):
+        with pytest.raises(ValueError, match=r"000000-00000.parquet: cannot be read .* remove it"):
+            read(tmp_path)
+
+
 def test_an_interrupted_write_leaves_nothing_that_counts(tmp_path):
     write_shard(tmp_path, [sample(0, 0)])
     with pytest.raises(KeyboardInterrupt), replacing(tmp_path / "000001-00000.parquet") as partial:

@@ -97,10 +97,18 @@ def test_parts_that_not_every_completion_has_are_left_out():
     ]
 
 
-@pytest.mark.parametrize("broken", [lambda **_: 1 / 0, lambda **_: {"acc": 1.0}, lambda **_: "1.0"])
+@pytest.mark.parametrize(
+    "broken",
+    [lambda **_: 1 / 0, lambda **_: {"acc": 1.0}, lambda **_: "1.0", lambda **_: {"score": 1.0, "x": float("nan")}],
+)
 def test_a_broken_reward_names_the_completion(broken):
     with pytest.raises(RuntimeError, match="benchmark sums, question 0, sample 0"):
         score_samples(SAMPLES, BENCHMARK, broken, extract_answer)
+
+
+def test_a_broken_answer_function_names_the_completion():
+    with pytest.raises(RuntimeError, match=r"benchmark sums, question 0, sample 3 \(ValueError"):
+        score_samples(SAMPLES, BENCHMARK, reward, lambda text: text.index("answer"))
 
 
 def test_scores_of_other_completions_are_refused(scores):

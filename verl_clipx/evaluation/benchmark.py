@@ -38,12 +38,14 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
         path: a Parquet file with the columns data_source, prompt (chat messages), reward_model (with ground_truth) and,
             if there is one, extra_info.
         name: what to call it; the file's name without `.parquet` by default.
-        limit: read this many questions only, from the first.
+        limit: read this many questions only, from the first; at least 1.
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a column is missing, there is no question, or the name cannot be a folder's.
+        ValueError: a column is missing, there is no question, the name cannot be a folder's, or `limit` is below 1.
     """
+    if limit is not None and limit < 1:
+        raise ValueError(f"--limit {limit}: must be at least 1")
     name = path.stem if name is None else name
     if not name or name.startswith(".") or "/" in name or "\\" in name:
         raise ValueError(f"benchmark name {name!r}: it becomes a folder, so give one without a slash or leading dot")

@@ -18,7 +18,8 @@ class Comparison:
         first, second: each run's mean over questions.
         difference: mean over questions of the difference.
         low, high: ends of the 95 % percentile interval of the paired bootstrap.
-        p_value: two-sided, from the share of resamples on the other side of 0; at least 1 / (resamples + 1).
+        p_value: two-sided, from the share of resamples on the other side of 0; at least 2 / (resamples + 1), and 1 for
+            a single question, whose resamples are all the same.
         wins, losses, ties: questions on which the second run is better, worse, equal.
     """
 
@@ -73,7 +74,7 @@ def paired_bootstrap(first: np.ndarray, second: np.ndarray, *, seed: int = 0, re
         difference=float(differences.mean()),
         low=float(low),
         high=float(high),
-        p_value=float(min(1.0, 2 * one_sided)),
+        p_value=float(min(1.0, 2 * one_sided)) if len(differences) > 1 else 1.0,
         wins=int((differences > 0).sum()),
         losses=int((differences < 0).sum()),
         ties=int((differences == 0).sum()),

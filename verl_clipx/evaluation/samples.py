@@ -123,4 +123,13 @@ def _read(folder: Path, columns: Iterable[str] | None) -> pandas.DataFrame:
     paths = sorted(folder.glob("*.parquet"))
     if not paths:
         return SCHEMA.empty_table().to_pandas()
-    return pa.concat_tables(pq.read_table(path, columns=columns) for path in paths).to_pandas()
+    return pa.concat_tables(_read_shard(path, columns) for path in paths).to_pandas()
+
+
+def _read_shard(path: Path, columns: Iterable[str] | None) -> pa.Table:
+    try:
+        return pq.read_table(path, columns=columns)
+    except (OSError, ValueError) as error:
+        raise ValueError(
+            f"{path}: cannot be read ({error}); remove it, and the same `clipx eval run` samples it again"
+        ) from None

@@ -1,6 +1,7 @@
 """Scores of stored completions by a reward function, kept apart from them so that they can be computed again."""
 
 import importlib
+import math
 import sys
 from collections.abc import Callable
 from numbers import Real
@@ -61,7 +62,8 @@ def score_samples(
         A row a completion: question, sample, answer, and a float column `reward/<part>` for every part.
 
     Raises:
-        RuntimeError: the reward raised, or returned no number; names the completion.
+        RuntimeError: the reward or the answer function raised, or the reward returned no number or one that is not
+            finite; names the completion.
     """
     rows = []
     for sample in samples.itertuples():
@@ -73,13 +75,15 @@ def score_samples(
                 ground_truth=question.ground_truth,
                 extra_info=dict(question.extra_info),
             )
-            parts = _numbers(returned)
+            row = {"question": sample.question, "sample": sample.sample, "answer": answer(sample.text)}
+            row |= _numbers(returned)
         except Exception as error:
             raise RuntimeError(
-                f"the reward failed on benchmark {benchmark.name}, question {sample.question}, sample {sample.sample} "
+                f"the reward or the answer function failed on benchmark {benchmark.name}, "
+                f"question {sample.question}, sample {sample.sample} "
                 f"({type(error).__name__}: {error}). All completions are kept: mend it and run `clipx eval score`."
             ) from error
-        rows.append({"question": sample.question, "sample": sample.sample, "answer": answer(sample.text)} | parts)
+        rows.append(row)
         on_sample()
     everywhere = [key for key in rows[0] if all(key in row for row in rows)]
     return pandas.DataFrame({key: [row[key] for row in rows] for key in everywhere})
@@ -90,6 +94,8 @@ def _numbers(returned: Any) -> dict[str, float]:
     numbers = {PART + key: float(value) for key, value in parts.items() if isinstance(value, Real)}
     if PART + "score" not in numbers:
         raise TypeError(f"returned {returned!r}, which has no number `score`")
+    if not all(map(math.isfinite, numbers.values())):
+        raise ValueError(f"returned {returned!r}, of which no mean can be taken")
     return numbers
 
 
