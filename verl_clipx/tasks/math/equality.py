@@ -6,6 +6,7 @@ compared once: the responses to one prompt share their right answer and often th
 
 import importlib.util
 import re
+from fractions import Fraction
 from functools import lru_cache
 
 from verl_clipx.tasks.math.guards import is_safe
@@ -18,6 +19,8 @@ if importlib.util.find_spec("math_verify") is None:
 _CACHED_PAIRS = 8192
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME = re.compile(r"[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*")
+# Not two small letters: xy equals yx.
+_WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
 
 
@@ -25,7 +28,8 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
     r"""Return whether an answer is right, as training counts it.
 
     math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, `3,500` equals 3500, 0.333333 equals 1/3
-    (six decimals), units and the order of a set don't matter.
+    (six decimals), units and the order of a set don't matter. But words are equal letter by letter, and numbers that
+    differ by more than a thousandth are not equal, however small they are.
 
     Args:
         answer: what the response gives, without the box.
@@ -39,11 +43,16 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
         return False
     if canonical(answer) == canonical(gold):
         return True
+    if _are_words(answer, gold):
+        return canonical(answer).casefold() == canonical(gold).casefold()
     given, right = parse_number(answer), parse_number(gold)
     if given is not None and right is not None:
         if given.value == right.value or _face_value(given) == _face_value(right):
             return True
         if given.literal_integer and right.literal_integer:
+            return False
+        # math-verify rounds to six decimals: to it, all numbers near zero are one.
+        if _differ(given.value, right.value) and _differ(_face_value(given), _face_value(right)):
             return False
     return _compare_symbolically(gold, answer, False)
 
@@ -67,6 +76,8 @@ def equal_answers(answer: str, ground_truth: str) -> bool | None:
         return False
     if canonical(answer) == canonical(gold):
         return True
+    if _are_words(answer, gold):
+        return canonical(answer).casefold() == canonical(gold).casefold()
     (plain_answer, unit), (plain_gold, unit_of_gold) = split_unit(answer), split_unit(gold)
     given, right = parse_number(plain_answer), parse_number(plain_gold)
     if given is not None and right is not None:
@@ -85,8 +96,17 @@ def _compare_symbolically(gold: str, answer: str, both_ways: bool) -> bool | Non
     return shared_pool().compare(gold, answer, both_ways)
 
 
-def _face_value(number: Number):
+def _are_words(*cleaned: str) -> bool:
+    """Return whether all are words, which math-verify reads as products of letters: CBA would equal ABC."""
+    return all(_WORD.fullmatch(canonical(text)) for text in cleaned)
+
+
+def _face_value(number: Number) -> Fraction:
     return number.value * 100 if number.percent else number.value
+
+
+def _differ(one: Fraction, other: Fraction) -> bool:
+    return abs(one - other) > max(abs(one), abs(other)) / 1000
 
 
 def _is_decimal(cleaned: str) -> bool:

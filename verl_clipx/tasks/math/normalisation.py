@@ -49,7 +49,7 @@ _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)\s*(?:"
     rf"\\frac\s*\{{\s*(?P<inner>-?)\s*(?P<top>\d+)\s*\}}\s*\{{\s*(?P<bottom>\d+)\s*\}}"
     rf"|(?P<over>\d+)\s*/\s*(?P<under>\d+)"
-    rf"|(?P<digits>{_DIGITS})(?:\s*\\times\s*10\^(?:\{{\s*(?P<power>-?\d{{1,3}})\s*\}}|(?P<short>\d))(?!\d))?"
+    rf"|(?P<digits>{_DIGITS})(?:\s*\\(?:times|cdot)\s*10\^(?:\{{\s*(?P<power>-?\d{{1,3}})\s*\}}|(?P<short>\d))(?!\d))?"
     rf")\s*(?P<percent>\\?%)?",
     re.ASCII,
 )

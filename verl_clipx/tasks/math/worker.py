@@ -96,8 +96,12 @@ def _differ_numerically(one: Any, other: Any) -> bool:
         first, second = (complex(expression.evalf(17, subs=point)) for expression in (one, other))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return False
+    difference, sizes = abs(first - second), (abs(first), abs(second))
+    # Of numbers near zero math-verify's rounding to six decimals leaves nothing.
+    if not symbols and min(sizes) > 0 and difference > 1e-3 * max(sizes):
+        return True
     # math-verify takes six equal decimals for equality; far from that there is no doubt.
-    return abs(first - second) > 1e-3 * max(1.0, abs(first), abs(second))
+    return difference > 1e-3 * max(1.0, *sizes)
 
 
 def _parse_in_two_stages() -> None:
