@@ -1,0 +1,199 @@
+"""verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own.
+
+Covers: acpo, bapo, dgpo and GRPO with Lopti, with ranks and trainer mode so assigned that each method meets each value
+of both (END_TO_END=all: the full matrix); after every update the rollout's log-probabilities are the actor's; requests
+that an update interrupts go on with the new weights; a hang fails with the stacks of all processes. Not covered: GPUs,
+sleep mode, tensor parallel rollouts, half precision, learning.
+
+Runs only with END_TO_END_VLLM=1: docs/vllm_cpu.md says why. The environment, VLLM_VENV or else .venv-vllm, is made by
+scripts/setup_vllm_cpu.sh when it is missing.
+"""
+
+import itertools
+import math
+import os
+import subprocess
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+
+from verl_clipx.diagnostics.run_log import read_run_log
+
+from .process_tree import kill_tree
+from .rollout_agreement import PREFIX, agreement, fresh_tokens
+from .runs import Run, launch, metrics_of, output_of
+from .test_training import CHECKS, SETTINGS
+
+pytestmark = pytest.mark.end_to_end
+with_vllm = pytest.mark.skipif(
+    os.environ.get("END_TO_END_VLLM") != "1",
+    reason="needs an environment of 4 GB with a CPU build of vLLM: END_TO_END_VLLM=1 makes and uses it",
+)
+
+REPOSITORY = Path(__file__).parents[2]
+SECONDS_TO_SET_UP = 1800
+SECONDS_TO_RUN = 600
+STEPS = 3
+TOLERANCE = 1e-4
+
+METHODS = {
+    "acpo": ["+clipx=acpo"],
+    "bapo": ["+clipx=bapo", *SETTINGS["bapo"]],
+    "dgpo": ["+clipx=dgpo"],
+    "lopti": ["+clipx=grpo", "+clipx/update=lopti"],
+}
+MODES = ("sync", "colocate_async")
+# Each method meets each number of ranks and each mode, and so do those two each other.
+PAIRWISE = [
+    ("acpo", 1, "colocate_async"),
+    ("acpo", 2, "sync"),
+    ("bapo", 1, "sync"),
+    ("bapo", 2, "colocate_async"),
+    ("dgpo", 1, "colocate_async"),
+    ("dgpo", 2, "sync"),
+    ("lopti", 1, "sync"),
+    ("lopti", 2, "colocate_async"),
+]
+MATRIX = list(itertools.product(METHODS, (1, 2), MODES))
+CASES = MATRIX if os.environ.get("END_TO_END") == "all" else PAIRWISE
+
+VLLM = [
+    "actor_rollout_ref.rollout.name=vllm",
+    # Sleep mode is for GPUs.
+    "+actor_rollout_ref.rollout.enable_sleep_mode=False",
+    # Compiling takes longer than the steps it would speed up.
+    "actor_rollout_ref.rollout.enforce_eager=True",
+    # Few at a time, so that in colocate_async an update finds requests in the middle and others not begun.
+    "actor_rollout_ref.rollout.max_num_seqs=8",
+]
+ENVIRONMENT = {
+    # GiB of cache for keys and values.
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    # vLLM would pin its threads to cores, the same ones in every engine.
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_NO_USAGE_STATS": "1",
+    "PYTHONPATH": str(REPOSITORY),
+    "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.rollout_agreement",
+}
+
+
+@pytest.fixture(scope="session")
+def vllm_python() -> Path:
+    """The interpreter of the environment with vLLM."""
+    folder = REPOSITORY / os.environ.get("VLLM_VENV", ".venv-vllm")
+    script = ["bash", str(REPOSITORY / "scripts" / "setup_vllm_cpu.sh")]
+    environment = {**os.environ, "VENV": str(folder)}
+    done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=SECONDS_TO_SET_UP)
+    assert done.returncode == 0, done.stderr[-6000:]
+    return folder / "bin" / "python"
+
+
+def stacks_of(root: int) -> str:
+    """The stacks of all threads of a Python process and of those that it has started."""
+    # Ray depends on py-spy, so it is there.
+    py_spy = Path(sys.executable).parent / "py-spy"
+    found = []
+    for process in [psutil.Process(root), *psutil.Process(root).children(recursive=True)]:
+        with suppress(psutil.NoSuchProcess, subprocess.TimeoutExpired):
+            if Path(process.exe()).name.startswith("python"):
+                command = [py_spy, "dump", "--pid", str(process.pid)]
+                done = subprocess.run(command, capture_output=True, text=True, timeout=30)
+                found.append(done.stdout + done.stderr)
+    return "\n".join(found)
+
+
+def wait_for(process: subprocess.Popen, seconds: float, stacks: Path) -> None:
+    """Waits for the end of a run.
+
+    Args:
+        process: the driver.
+        seconds: how long it may take.
+        stacks: file for the stacks of all its processes if it takes longer.
+
+    Raises:
+        AssertionError: it took longer, and was killed with all its processes.
+    """
+    try:
+        process.wait(seconds)
+    except subprocess.TimeoutExpired:
+        stacks.write_text(stacks_of(process.pid))
+        kill_tree(process.pid)
+        process.wait()
+        raise AssertionError(f"no end within {seconds} s; the stacks are in {stacks}\n{stacks.read_text()}") from None
+
+
+@pytest.fixture
+def train_with_vllm(task, tmp_path, monkeypatch, vllm_python):
+    """A function that trains with vLLM's rollouts."""
+
+    def train(*overrides: str) -> Run:
+        # Runs start with the interpreter of their parent.
+        monkeypatch.setattr(sys, "executable", str(vllm_python))
+        process = launch(task, tmp_path, *VLLM, *overrides, steps=STEPS, environment=ENVIRONMENT)
+        monkeypatch.undo()
+        wait_for(process, SECONDS_TO_RUN, tmp_path / "stacks.txt")
+        assert process.returncode == 0, f"exit code {process.returncode}\n{output_of(tmp_path)[-6000:]}"
+        return Run(read_run_log(metrics_of(tmp_path)), output_of(tmp_path), tmp_path)
+
+    return train
+
+
+def check_lopti(run):
+    for group in ("low", "high"):
+        assert (run.log[f"actor/clipx/{group}/grad_norm"] > 0).all()
+
+
+def test_fresh_tokens_are_those_that_the_current_weights_sampled():
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 1, 1], [1, 0, 0]], dtype=torch.bool)
+    first = torch.tensor([4, 3, 3, 4])
+    last = torch.tensor([4, 4, 3, 4])
+    fresh = torch.tensor([[1, 1, 1], [0, 1, 0], [0, 0, 0], [1, 0, 0]], dtype=torch.bool)
+    assert torch.equal(fresh_tokens(mask, first, last, 4), fresh)
+    rollout = torch.zeros(4, 3)
+    # The largest differences are on a stale token and on padding.
+    actor = torch.tensor([[0.1, -0.2, 0.1], [7, -0.3, 8], [9, 9, 9], [0.2, 5, 5]])
+    metrics = agreement(rollout, actor, mask, first, last, 4)
+    assert metrics[f"{PREFIX}/log_prob_gap"] == pytest.approx(0.3)
+    assert (metrics[f"{PREFIX}/fresh_tokens"], metrics[f"{PREFIX}/resumed_sequences"]) == (5, 1)
+    assert f"{PREFIX}/log_prob_gap" not in agreement(rollout, actor, mask, first, last, 5)
+
+
+def test_a_hang_fails_with_the_stacks_of_all_processes(tmp_path):
+    (tmp_path / "hang.py").write_text(
+        "import subprocess, sys, time\n"
+        "def waits_for_ever():\n"
+        "    time.sleep(1000)\n"
+        "def waits_for_its_child():\n"
+        "    subprocess.run([sys.executable, __file__, 'child'])\n"
+        "waits_for_ever() if sys.argv[1:] else waits_for_its_child()\n"
+    )
+    process = subprocess.Popen([sys.executable, str(tmp_path / "hang.py")])
+    with pytest.raises(AssertionError, match=r"(?s)waits_for_its_child.*waits_for_ever"):
+        wait_for(process, 5, tmp_path / "stacks.txt")
+    assert process.returncode is not None
+
+
+@with_vllm
+@pytest.mark.parametrize(("method", "ranks", "mode"), CASES)
+def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method, ranks, mode):
+    run = train_with_vllm(*METHODS[method], f"trainer.n_gpus_per_node={ranks}", f"trainer.v1.trainer_mode={mode}")
+    assert list(run.log.index) == list(range(1, STEPS + 1))
+    for metric in run.log.filter(regex="^actor/"):
+        assert run.log[metric].map(math.isfinite).all(), metric
+    CHECKS.get(method, check_lopti)(run)
+    gap = run.log[f"{PREFIX}/log_prob_gap"]
+    assert (run.log[f"{PREFIX}/fresh_tokens"] > 0).all() and gap.notna().all()
+    assert gap.max() < TOLERANCE
+    difference = run.log["training/rollout_probs_diff_max"]
+    resumed = run.log[f"{PREFIX}/resumed_sequences"]
+    if mode == "sync":
+        assert difference.max() < TOLERANCE
+        assert resumed.sum() == 0
+    else:
+        # Tokens from before an update show what a rollout with old weights looks like.
+        assert difference.max() > 10 * TOLERANCE
+        assert resumed.sum() > 0
