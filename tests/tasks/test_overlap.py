@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verl_clipx.tasks.knights_and_knaves.dataset import rows
 from verl_clipx.tasks.overlap import MAX_EXAMPLES, OverlapExample, compare_files, find_overlap, problems, word_ngrams
 from verl_clipx.tasks.templates import template_named
 
@@ -83,6 +84,18 @@ def test_words_of_templates_do_not_count(tmp_path):
     report = compare_files(train, test)
     assert (report.train_rows_touched, report.evaluation_rows_touched) == (1, 1)
     assert report.examples[0].shared == "find x in 2x 4"
+
+
+def test_puzzles_do_not_overlap_in_what_all_puzzles_say(tmp_path):
+    train, test = (
+        write(
+            tmp_path / f"{split}.parquet",
+            [row["prompt"] for row in rows(None, split=split, prompt="kk_chat", people=(3, 7), count=5)],
+        )
+        for split in ("train", "test")
+    )
+    assert compare_files(train, test).evaluation_rows_touched == 0
+    assert compare_files(test, test).evaluation_rows_touched == 10
 
 
 def test_plain_strings_are_prompts_too(tmp_path):

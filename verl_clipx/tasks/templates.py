@@ -133,6 +133,18 @@ _TEMPLATES = (
         source="Logic-RL; AR-Lopti's Knights and Knaves runs, which also put <think> after the assistant's mark",
     ),
     PromptTemplate(
+        name="kk_puzzle",
+        messages=(
+            (
+                "user",
+                "A very special island is inhabited only by knights and knaves. Knights always tell the truth, and "
+                "knaves always lie. {puzzle} So who is a knight and who is a knave?",
+            ),
+        ),
+        plain_text=False,
+        source="K&K (arXiv 2410.23123): the problem of kk_chat, the same words around every puzzle",
+    ),
+    PromptTemplate(
         name="table_question",
         messages=(
             (

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.statement import Statement
+from verl_clipx.tasks.templates import template_named
 
 NAMES = (
     "Abigail",
@@ -106,12 +107,9 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> WordedPuzzle:
         rng.choice(SAYINGS).format(name=name, statement=word_statement(statement, names))
         for name, statement in zip(names, puzzle.statements, strict=True)
     )
-    problem = (
-        "A very special island is inhabited only by knights and knaves. Knights always tell the truth, and knaves "
-        f"always lie. You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}. {said} "
-        "So who is a knight and who is a knave?"
-    )
-    return WordedPuzzle(problem, names)
+    inhabitants = f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}."
+    (message,) = template_named("kk_puzzle").render(puzzle=f"{inhabitants} {said}")
+    return WordedPuzzle(message["content"], names)
 
 
 def word_statement(statement: Statement, names: Sequence[str]) -> str:
