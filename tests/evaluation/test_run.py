@@ -157,6 +157,14 @@ def test_other_settings_do_not_mix_with_what_is_there(inputs, whole, change, nam
     assert (whole / "results.json").read_bytes() == before
 
 
+def test_a_run_that_stored_nothing_binds_nobody(inputs, whole, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
+    for path in out.glob(SHARDS):
+        path.unlink()
+    invoke(*options(inputs, out, "--seed", "1", samples=1))
+    assert results_of(out)["config"]["sampling"]["seed"] == 1
+
+
 def test_another_model_or_benchmark_does_not_mix_with_what_is_there(inputs, whole, tmp_path):
     model, questions = inputs
     other_model = save_model(tmp_path / "model", seed=1)

@@ -62,11 +62,14 @@ def sample_checkpoint(
     done = total = 0
     for benchmark in benchmarks:
         check_context(benchmark, prompts[benchmark.name], settings.max_tokens, context)
-        claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, backend_name))
         completions = folder.completions(label, benchmark.name)
         completions.mkdir(parents=True, exist_ok=True)
         remove_partial_files(completions)
         finished = finished_samples(completions)
+        if not finished:
+            # A run stopped before its first shard binds nobody to its settings.
+            folder.origin(label, benchmark.name).unlink(missing_ok=True)
+        claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, backend_name))
         pending = pending_shards(finished, len(benchmark.questions), settings.samples, shard_size)
         shards += [(benchmark, pairs) for pairs in pending]
         total += len(benchmark.questions) * settings.samples
