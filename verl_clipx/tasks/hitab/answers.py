@@ -108,18 +108,19 @@ def clean_latex(text: str) -> str:
 def normalise_text(text: str) -> str:
     """Return a text for comparing: no accents, plain quotes and dashes, lower case, single blanks, no outer quotes or
     final dot. Full-width digits are digits, raised, lowered and circled ones are not."""
-    decomposed = "".join(
-        character
-        if unicodedata.decomposition(character).startswith(_KEPT)
-        else unicodedata.normalize("NFKD", character)
-        for character in text
-    )
-    text = "".join(character for character in decomposed if unicodedata.category(character) != "Mn")
+    if not text.isascii():
+        plain = "".join(map(_plain, text))
+        text = "".join(character for character in plain if unicodedata.category(character) != "Mn")
     text = _DOUBLE_QUOTES.sub('"', _SINGLE_QUOTES.sub("'", _DASHES.sub("-", text)))
     text = " ".join(text.casefold().split())
     if len(text) > 1 and text[0] == text[-1] and text[0] in "\"'":
         text = text[1:-1].strip()
     return text.removesuffix(".").rstrip()
+
+
+def _plain(character: str) -> str:
+    kept = unicodedata.decomposition(character).startswith(_KEPT)
+    return character if kept else unicodedata.normalize("NFKD", character)
 
 
 def parse_number(text: str) -> Number | None:
