@@ -132,6 +132,16 @@ def test_an_unreachable_hub_points_to_local_copies(clipx, tmp_path, monkeypatch)
     assert "Couldn't reach the hub\nIf the hub (Jiayi-Pan/Countdown-Tasks-3to4) cannot be reached, give a local" in text
 
 
+def test_other_mistakes_do_not_blame_the_hub(clipx, tmp_path):
+    code, text = clipx("build", "countdown_3to4", "--prompt", "r1_base", "--out", tmp_path)
+    assert code == 1
+    assert "does not fit countdown_3to4" in text and "cannot be reached" not in text
+    (tmp_path / "train.parquet").write_bytes(b"")
+    code, text = clipx("build", "countdown_3to4", "--out", tmp_path)
+    assert code == 1
+    assert "was made by something else" in text and "cannot be reached" not in text
+
+
 def test_show(clipx, tmp_path):
     clipx("build", "countdown", "--out", tmp_path, "--option", "size=5", "--split", "test")
     code, text = clipx("show", tmp_path / "test.parquet", "--rows", 2)

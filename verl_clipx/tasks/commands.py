@@ -103,8 +103,9 @@ def build(
                     progress.update(task, completed=1, total=1)
         write_card(out, DataCard(definition, finished_splits(definition, out), overlaps))
     except (ValueError, OSError) as error:
-        # The hub's client raises many kinds of OSError; what helps is the same.
-        from_hub = source is None and name in definitions() and definitions()[name].hub
+        # The hub's client raises many kinds of OSError; what helps is the same. Wrong arguments are ValueErrors.
+        reached_out = source is None and isinstance(error, OSError) and not isinstance(error, FileExistsError)
+        from_hub = reached_out and name in definitions() and definitions()[name].hub
         _fail(error, f"If the hub ({from_hub}) cannot be reached, give a local copy: --from PATH" if from_hub else "")
     for message in caught:
         console.print(f"[yellow]{escape(str(message.message))}[/]")
