@@ -239,6 +239,13 @@ def test_comparing_two_runs(inputs, whole, tmp_path):
     assert "not scored yet" in refuse("eval", "compare", str(whole), str(fewer))
 
 
+def test_runs_judged_by_different_rules_are_not_compared(whole, tmp_path):
+    other = shutil.copytree(whole, tmp_path / "other")
+    invoke("eval", "score", str(other), "--correct-from", "2")
+    message = refuse("eval", "compare", str(whole), str(other))
+    assert "correct_from is 1.0 in" in message and "and 2.0 in" in message and "clipx eval score" in message
+
+
 def test_the_protocols_of_a_whole_run(inputs, tmp_path):
     _, questions = inputs
     for step in (10, 20, 30, 40):

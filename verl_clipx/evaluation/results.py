@@ -169,13 +169,21 @@ def compare(first: EvaluationFolder, second: EvaluationFolder, *, seed: int = 0)
 
     Raises:
         FileNotFoundError: one of them has no results.
-        ValueError: they share no benchmark, or one of the same name has other questions.
+        ValueError: they share no benchmark, one of the same name has other questions, or they were scored by different
+            rules.
     """
     configs = [folder.read_config() for folder in (first, second)]
     for folder in (first, second):
         # Without them the scores may be of two rewards, one of them interrupted.
         if not folder.results.is_file():
             raise FileNotFoundError(f"{folder.path}: not scored yet; run `clipx eval score` on it")
+    for key in ("reward", "correct", "correct_from", "answer"):
+        one, other = (config[key] for config in configs)
+        if one != other:
+            raise ValueError(
+                f"{key} is {one!r} in {first.path} and {other!r} in {second.path}: score one of them again "
+                "(clipx eval score), so that both were judged by one rule"
+            )
     shared = [name for name in configs[0]["benchmarks"] if name in configs[1]["benchmarks"]]
     if not shared:
         raise ValueError(
