@@ -21,6 +21,10 @@ _DECIMAL = re.compile(r"\d\.\d")
 _NAME = re.compile(r"[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*")
 # Not two small letters: xy equals yx.
 _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
+# A text behind an answer that is more than its unit; the digit of cm3 or m^2 is part of one.
+_SECOND_ANSWER = re.compile(
+    r".\s*\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and)\b)[^{}\\]*\}\W*$"
+)
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
 
 
@@ -28,8 +32,8 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
     r"""Return whether an answer is right, as training counts it.
 
     math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, `3,500` equals 3500, 0.333333 equals 1/3
-    (six decimals), units and the order of a set don't matter. But words are equal letter by letter, and numbers that
-    differ by more than a thousandth are not equal, however small they are.
+    (six decimals), units and the order of a set don't matter. But words are equal letter by letter, numbers that differ
+    by more than a thousandth are not equal, however small they are, and `5\text{ or 6}` is not 5 with a unit.
 
     Args:
         answer: what the response gives, without the box.
@@ -45,6 +49,8 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
         return True
     if _are_words(answer, gold):
         return canonical(answer).casefold() == canonical(gold).casefold()
+    if _SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold):
+        return False
     given, right = parse_number(answer), parse_number(gold)
     if given is not None and right is not None:
         if given.value == right.value or _face_value(given) == _face_value(right):
@@ -78,6 +84,8 @@ def equal_answers(answer: str, ground_truth: str) -> bool | None:
         return True
     if _are_words(answer, gold):
         return canonical(answer).casefold() == canonical(gold).casefold()
+    if bool(_SECOND_ANSWER.search(answer)) != bool(_SECOND_ANSWER.search(gold)):
+        return False
     (plain_answer, unit), (plain_gold, unit_of_gold) = split_unit(answer), split_unit(gold)
     given, right = parse_number(plain_answer), parse_number(plain_gold)
     if given is not None and right is not None:
