@@ -44,6 +44,8 @@ _NUMBER = re.compile(
     r"(?P<unit>(?: ?%| ?[a-z][a-z./² '-]*)?)",
     re.ASCII,
 )
+# What follows such a word is another answer, not a unit.
+_JOINING = re.compile(r"\b(?:or|and|but|not|to)\b")
 _PERCENT = re.compile(r"%|per ?cent(?:age)?(?: points?)?\b")
 
 
@@ -141,6 +143,8 @@ def parse_number(text: str) -> Number | None:
     if (found["sign"] == "-") != (found["inner"] == "-"):
         value = -value
     unit = " ".join(_PERCENT.sub(" ", found["unit"]).split())
+    if _JOINING.search(unit):
+        return None
     return Number(value, len(fraction), len((whole + fraction).lstrip("0")), unit)
 
 
