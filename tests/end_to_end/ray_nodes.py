@@ -36,23 +36,37 @@ class Node:
     address: str
     process: subprocess.Popen
 
+    def kill(self) -> None:
+        """Kills all processes of the node.
+
+        Raises:
+            TimeoutError: some are still there.
+        """
+        kill_tree(self.process.pid)
+        self.process.wait()
+
     def processes(self) -> list[psutil.Process]:
         """All processes of the node that run now."""
         return psutil.Process(self.process.pid).children(recursive=True)
 
     def raylet(self) -> psutil.Process:
         """The node's raylet."""
-        (found,) = [process for process in self.processes() if process.name() == "raylet"]
+        (found,) = [process for process in self.processes() if _command(process).partition(" ")[0].endswith("/raylet")]
         return found
+
+    def runs(self, actor: str) -> bool:
+        """Whether an actor of this class runs on the node."""
+        return any(_command(process).startswith(f"ray::{actor}") for process in self.processes())
 
     def node_id(self) -> str:
         """Ray's id of the node, as its raylet was told."""
-        return re.search(r"--node_id=(\w+)", " ".join(self.raylet().cmdline())).group(1)
+        return re.search(r"--node_id=(\w+)", _command(self.raylet())).group(1)
 
 
 @dataclass
 class Cluster:
-    """Ray nodes that share a secret, with one worker slot (Ray's GPU) each: a placement group of one rank fits on each.
+    """Ray nodes that share a secret: a head that only coordinates, and nodes with one worker slot (Ray's GPU) each, so
+    that the placement group of one rank fits on each.
 
     Args:
         folder: Ray's session folders and logs. Short, because Ray's sockets in it may not exceed 107 characters.
@@ -72,39 +86,60 @@ class Cluster:
         return f"{HEAD}:{self.port}"
 
     def start(self, *addresses: str) -> None:
-        """Starts nodes and waits until the cluster has all that it should; the first one ever is the head.
+        """Starts nodes one after the other; one that was there before is killed first, with all its processes.
+
+        Args:
+            addresses: of the nodes. The very first one becomes the head, which has no worker slot.
 
         Raises:
-            AssertionError: it does not have them in time.
+            AssertionError: the cluster does not have exactly its nodes in time.
         """
         for address in addresses:
-            role = [f"--address={self.address}"] if self.nodes else ["--head", f"--port={self.port}"]
-            if not self.nodes:
+            if address in self.nodes:
+                self.nodes[address].kill()
+            if self.nodes:
+                # As in configs/hardware/cpu.yaml: verl reserves more CPUs than it uses.
+                role = [f"--address={self.address}", "--num-gpus=1", "--num-cpus=64"]
+            else:
+                role = ["--head", f"--port={self.port}", "--num-gpus=0", "--num-cpus=0"]
                 role += ["--include-dashboard=false", f"--ray-client-server-port={free_port()}"]
             command = [
-                *(sys.executable, str(Path(__file__).with_name("subreaper.py"))),
-                *(str(Path(sys.executable).with_name("ray")), "start", "--block", "--disable-usage-stats", *role),
+                sys.executable,
+                str(Path(__file__).with_name("subreaper.py")),
+                str(Path(sys.executable).with_name("ray")),
+                "start",
+                "--block",
+                "--disable-usage-stats",
                 f"--node-ip-address={address}",
                 f"--temp-dir={self.folder / address}",
                 f"--dashboard-agent-listen-port={free_port()}",
-                # As in configs/hardware/cpu.yaml: verl reserves more CPUs than it uses.
-                *("--num-gpus=1", "--num-cpus=64", "--object-store-memory=200000000"),
+                "--object-store-memory=200000000",
+                *role,
             ]
             with (self.folder / f"{address}.log").open("ab") as log:
                 process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self.environment})
             self.nodes[address] = Node(address, process)
-            self._wait()
+        self._wait()
 
     def _wait(self) -> None:
         script = REPOSITORY / "recipes" / "cluster" / "wait_for_nodes.py"
         command = [sys.executable, str(script), self.address, str(len(self.nodes)), str(SECONDS_TO_JOIN)]
-        environment = {**os.environ, **self.environment}
-        try:
-            # Ray itself waits for the head; after that the script has a deadline of its own.
-            done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=2 * SECONDS_TO_JOIN)
-        except subprocess.TimeoutExpired as error:
-            raise AssertionError(f"{error}\n{self.logs()}") from None
-        assert done.returncode == 0, f"{done.stderr}\n{self.logs()}"
+        deadline = time.monotonic() + SECONDS_TO_JOIN
+        # Ray may count a killed node for a while, so that there are more than the script waits for.
+        while True:
+            try:
+                done = subprocess.run(
+                    command,
+                    env={**os.environ, **self.environment},
+                    capture_output=True,
+                    text=True,
+                    timeout=2 * SECONDS_TO_JOIN,
+                )
+            except subprocess.TimeoutExpired as error:
+                raise AssertionError(f"{error}\n{self.logs()}") from None
+            if done.stdout.split()[1:] == sorted(self.nodes):
+                return
+            assert time.monotonic() < deadline, f"{done.stdout}{done.stderr}\n{self.logs()}"
 
     def stop(self) -> None:
         """Kills all processes of all nodes; `ray stop` would kill every Ray process of the user.
@@ -113,11 +148,10 @@ class Cluster:
             TimeoutError: some are still there.
         """
         for node in self.nodes.values():
-            kill_tree(node.process.pid)
-            node.process.wait()
+            node.kill()
 
-    def left(self) -> list[psutil.Process]:
-        """Processes that have a file in the cluster's folder open, as all of Ray's have."""
+    def users(self) -> list[psutil.Process]:
+        """Processes of this machine that have a file in the cluster's folder open, as Ray's have their logs."""
         return [process for process in psutil.process_iter() if _has_open(process, self.folder)]
 
     def logs(self, lines: int = 30) -> str:
@@ -144,7 +178,7 @@ def ray_cluster(**environment: str) -> Iterator[Cluster]:
         yield cluster
     finally:
         cluster.stop()
-        left = cluster.left()
+        left = cluster.users()
         for process in left:
             with suppress(psutil.NoSuchProcess):
                 process.kill()
@@ -159,14 +193,10 @@ def free_port() -> int:
         return listener.getsockname()[1]
 
 
-def seconds_until(condition, deadline: float, poll: float = 0.01) -> float | None:
-    """Waits for a condition; returns the seconds that it took, None if it did not come true within the deadline."""
-    start = time.monotonic()
-    while time.monotonic() - start < deadline:
-        if condition():
-            return time.monotonic() - start
-        time.sleep(poll)
-    return None
+def _command(process: psutil.Process) -> str:
+    with suppress(psutil.NoSuchProcess):
+        return " ".join(process.cmdline())
+    return ""
 
 
 def _has_open(process: psutil.Process, folder: Path) -> bool:
