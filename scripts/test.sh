@@ -3,7 +3,7 @@
 #   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs by pairwise cover
 #   bash scripts/test.sh --fast   the same without the end-to-end runs
 #   bash scripts/test.sh --all    the end-to-end runs of the full matrix (hours)
-# Further arguments go to the last pytest.
+# Further arguments go to the last pytest. END_TO_END_VLLM=1 adds the runs with vLLM on the CPU (docs/vllm_cpu.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
