@@ -14,7 +14,7 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -126,12 +126,19 @@ class Running:
     folder: Path
     cluster: Cluster
 
+    def wait_for_ranks(self) -> None:
+        """Returns when both ranks have written down where they are, before the first step."""
+        self._wait_for("ranks", lambda: all((self.folder / f"rank_{rank}.json").exists() for rank in (0, 1)))
+
     def wait_for_step(self, step: int) -> None:
         """Returns as soon as the step is logged, so that the next one is under way."""
+        self._wait_for(f"step {step}", lambda: step_is_logged(step)(self.folder))
+
+    def _wait_for(self, what: str, condition: Callable[[], bool]) -> None:
         deadline = time.monotonic() + SECONDS
-        while not step_is_logged(step)(self.folder):
+        while not condition():
             assert self.process.poll() is None, f"exit code {self.process.returncode}{self.ends()}"
-            assert time.monotonic() < deadline, f"no step {step} within {SECONDS} s{self.ends()}"
+            assert time.monotonic() < deadline, f"no {what} within {SECONDS} s{self.ends()}"
             time.sleep(0.01)
 
     def wait_for_end(self, seconds: float) -> int:
@@ -172,24 +179,24 @@ def rehearsal(request, task, tmp_path_factory):
         cluster.start(HEAD)
         cluster.start(*NODES)
         with running(task, folder, cluster) as run:
-            run.wait_for_step(1)
+            run.wait_for_ranks()
             before, users = placement(cluster, folder), {user.pid for user in cluster.users()}
             (trainer,) = [address for address in NODES if cluster.nodes[address].runs(TRAINER)]
             (lost,) = {trainer} if request.param == "with the trainer" else set(NODES) - {trainer}
             run.wait_for_step(LOGGED)
             cluster.nodes[lost].raylet().kill()
             exit_code = run.wait_for_end_or_stop() if trainer != lost else run.wait_for_end(SECONDS_TO_FAIL)
-        # The second start empties log and output.
+        # What the second run is to write must not be there from the first.
         kept = folder / "killed"
         kept.mkdir()
-        for path in (metrics_of(folder), folder / "run.log"):
-            shutil.copy(path, kept)
+        for path in (metrics_of(folder), folder / "run.log", *folder.glob("rank_*.json")):
+            shutil.move(path, kept)
         killed = Run(read_run_log(metrics_of(kept)), output_of(kept), kept)
         saved = (folder / "checkpoints" / LATEST).read_text()
 
         cluster.start(lost)
         with running(task, folder, cluster) as run:
-            run.wait_for_step(LOGGED)
+            run.wait_for_ranks()
             after = placement(cluster, folder)
             code = run.wait_for_end(SECONDS)
             assert code == 0, f"exit code {code}{run.ends()}"
