@@ -9,7 +9,7 @@ left. Not covered: a network between the nodes, disks that they don't share, NCC
 of nodes. Needs Linux.
 
 It needs END_TO_END_TWO_NODES=1 until it is dependable: TransferQueue places its storage on any node of the cluster, and
-where that is the head, which has no CPUs here, verl ends with ActorUnschedulableError. docs/cluster.md says what was seen.
+where that is the head, which has no CPUs here, verl ends with ActorUnschedulableError. docs/cluster.md says more.
 """
 
 import json
