@@ -266,3 +266,18 @@ def test_statistics_by_hand():
 def test_what_would_make_the_mathematics_wrong_is_refused_by_name(key, value):
     with pytest.raises(ValueError, match=f"{key}={value!r}"):
         BapoController(**{key: value})
+
+
+def test_a_lower_candidate_below_0_is_below_every_ratio():
+    tokens = {
+        "ratio": torch.tensor([[0.05, 0.5, 0.05]], dtype=torch.float64),
+        "advantages": torch.tensor([[-1.0, -1.0, 1.0]], dtype=torch.float64),
+        "mask": torch.ones(1, 3, dtype=torch.bool),
+        "log_prob": torch.zeros(1, 3, dtype=torch.float64),
+        "old_log_prob": torch.zeros(1, 3, dtype=torch.float64),
+    }
+    controller = BapoController(lower_start=-0.2, lower_stop=0.1, lower_step=0.1, upper_step=0.0)
+    statistics = controller.statistics(**tokens)
+    # Weights on either side of c_high; then those between the lower candidates -0.2, -0.1, 0 and 0.1.
+    assert statistics[:2].tolist() == [1, 0]
+    assert statistics[4:9].tolist() == [0, 0, 0, 1, 1]

@@ -135,8 +135,8 @@ class BapoController:
         # Candidates in the ratio's own dtype: rounded differently, a ratio equal to one would fall beside it.
         upper, lower = self._upper(ratio.device).to(ratio.dtype), self._lower(ratio.device).to(ratio.dtype)
         # One axis for both signs, with negative tokens left of 0: an interval holds its right end, so a positive token
-        # counts as unclipped up to and including c_high, a negative one from c_low on.
-        edges = torch.cat([-lower.flip(0), torch.zeros_like(lower[:1]), upper])
+        # counts as unclipped up to and including c_high, a negative one from c_low on. A candidate below 0 is one at 0.
+        edges = torch.cat([-lower.clamp(min=0).flip(0), torch.zeros_like(lower[:1]), upper])
         interval = torch.bucketize(torch.copysign(ratio, advantages), edges)
         sums = bucket_sums(interval, (magnitude, magnitude * ratio), len(edges) + 1)
         negative, positive = sums.split([self._lower_count + 1, self._upper_count + 1], dim=1)
