@@ -7,9 +7,6 @@ more than three minutes when it was measured, and the run is stopped as a launch
 same command goes on from the checkpoint, repeats the step after it with the same numbers, and finishes; no process is
 left. Not covered: a network between the nodes, disks that they don't share, NCCL, the loss of the head, other numbers
 of nodes. Needs Linux.
-
-It needs END_TO_END_TWO_NODES=1 until it is dependable: TransferQueue places its storage on any node of the cluster, and
-where that is the head, which has no CPUs here, verl ends with ActorUnschedulableError. docs/cluster.md says more.
 """
 
 import json
@@ -32,13 +29,7 @@ from .process_tree import kill_tree
 from .ray_nodes import REPOSITORY, Cluster, ray_cluster
 from .runs import SECONDS, Run, launch, metrics_of, output_of, step_is_logged
 
-pytestmark = [
-    pytest.mark.end_to_end,
-    pytest.mark.skipif(
-        os.environ.get("END_TO_END_TWO_NODES") != "1",
-        reason="not dependable yet, see the module's docstring: END_TO_END_TWO_NODES=1 runs it",
-    ),
-]
+pytestmark = pytest.mark.end_to_end
 
 HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
 TRAINER = "TaskRunner"
@@ -103,6 +94,8 @@ def overrides(folder: Path) -> list[str]:
         "trainer.n_gpus_per_node=1",
         # Ray refuses to be told what a cluster has that is there already.
         *(f"ray_kwargs.ray_init.{key}=null" for key in ("num_gpus", "num_cpus", "object_store_memory")),
+        # TransferQueue would otherwise place its storage on any node, also on the head, which has no CPUs.
+        "+transfer_queue.backend.SimpleStorage.required_node_resource=GPU",
         # The trainer may be on any node.
         f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={metrics_of(folder)}",
         "+clipx=acpo",

@@ -110,6 +110,19 @@ def test_the_group_s_sampler_is_chosen_in_any_order(composed, overrides):
     assert sampler.sampler_kwargs.rollout_name == ("cpu" if cpu else "vllm")
 
 
+@pytest.mark.parametrize(
+    ("overrides", "dtype"),
+    [
+        (("+hardware=cpu",), "float32"),
+        (("+hardware=cpu", "+clipx/rollout=seeded"), "float64"),
+        (("+clipx/rollout=seeded", "+hardware=cpu"), "float64"),
+        (("+clipx/rollout=seeded", "actor_rollout_ref.rollout.name=vllm"), "bfloat16"),
+    ],
+)
+def test_only_on_a_cpu_it_raises_the_precision(composed, overrides, dtype):
+    assert composed(*overrides).actor_rollout_ref.rollout.dtype == dtype
+
+
 def test_without_the_group_the_hardware_s_sampler_stays(composed):
     sampler = composed("+hardware=cpu").trainer.v1.sampler.custom_sampler
     assert sampler == {"path": "pkg://verl_clipx.cpu.replay_buffer", "name": "frequent_polling"}

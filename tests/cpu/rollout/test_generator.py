@@ -89,6 +89,19 @@ def test_a_request_does_not_depend_on_its_neighbours(model, max_rows):
         assert each.log_probs == pytest.approx(reference.log_probs, abs=1e-5)
 
 
+def test_in_float64_not_even_rounding_tells_of_the_neighbours():
+    model = random_policy().double()
+    batch = generator(model)
+    requests = [request(prompt, seed, max_tokens=20) for seed, prompt in enumerate(PROMPTS)]
+    for each in requests:
+        batch.submit(each)
+        batch.step()
+    finish(batch)
+    for seed, each in enumerate(requests):
+        reference = alone(model, each.prompt_ids, seed, max_tokens=20)
+        assert (each.token_ids, each.log_probs) == (reference.token_ids, reference.log_probs)
+
+
 def test_samples_of_one_prompt_share_its_prefill_and_still_differ(model):
     batch = generator(model)
     sizes = []

@@ -5,6 +5,7 @@ Not covered: verl's reward manager around it (test_dataset.py loads the function
 
 import collections
 import concurrent.futures
+import gc
 import itertools
 import random
 import time
@@ -279,6 +280,31 @@ def test_mutated_solutions(data):
     assert score(mutated, truth)["score"] in (0.0, 1.0)
     # Another number in the answer can never be right.
     assert score(f"<answer>{problem.solution}+0</answer>", truth) == WRONG
+
+
+def test_garbage_collection_between_threads_does_not_raise():
+    # Python 3.11 alone raises SystemError here: syntax trees built while a finaliser lets another thread in.
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            time.sleep(0)
+
+    def scores(depth):
+        found = []
+        for _ in range(300):
+            Cycle()
+            found.append(score("<answer>" + "(" * depth + "5 + 2" + ")" * depth + " * 3 - 5</answer>"))
+        return found
+
+    before = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert all(found == [WRONG] * 300 for found in pool.map(scores, range(8)))
+    finally:
+        gc.set_threshold(*before)
 
 
 def test_threads_agree():

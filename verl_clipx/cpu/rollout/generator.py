@@ -1,7 +1,8 @@
 """Continuous batching for a Hugging Face causal language model on the CPU.
 
 Requests join while others decode, finished ones leave at once. A request's tokens do not depend on its neighbours
-beyond rounding: rows are masked against each other's padding, and every request has its own random numbers.
+beyond the model's rounding (1e-5 in a log-probability in float32): rows are masked against each other's padding, and
+every request has its own random numbers.
 """
 
 from collections import deque
@@ -73,7 +74,7 @@ class Generator:
     """Generates for all submitted requests, one token each per `step`.
 
     Args:
-        model: causal language model in float32, in evaluation mode.
+        model: causal language model in float32 or float64, in evaluation mode.
         vocabulary_size: tokens from this id on are never generated (rows of the output layer that only pad it).
         max_rows: largest number of requests that decode together; the others wait their turn.
         max_prefill_tokens: largest padded size of one prefill, in tokens. A longer prompt is prefilled alone.

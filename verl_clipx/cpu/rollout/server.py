@@ -21,6 +21,12 @@ from verl_clipx.cpu.rollout.parameters import read_sampling_parameters
 from verl_clipx.cpu.rollout.sampling import LOG_PROB_MODES, derive_seed
 from verl_clipx.cpu.rollout.weights import copy_weights, missing_weights
 
+PRECISIONS = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "float64": torch.float64,
+}
+
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 
@@ -65,7 +71,7 @@ class CPUServer:
     async def launch_server(self) -> None:
         """Build the model and start generating. With ``load_format=dummy`` the trainer's first update fills it."""
         dummy = self.config.load_format == "dummy"
-        self._model = build_model(self.model_config, load_weights=not dummy)
+        self._model = build_model(self.model_config, PRECISIONS[self.config.dtype], load_weights=not dummy)
         self._has_weights = not dummy
         self._generator = Generator(
             self._model,
@@ -287,7 +293,7 @@ def check_rollout_config(config: RolloutConfig) -> None:
         ValueError: naming the key, its value and what to set.
     """
     accepted = {
-        "dtype": ("float32", "fp32"),
+        "dtype": tuple(PRECISIONS),
         "logprobs_mode": LOG_PROB_MODES,
         "quantization": (None,),
         "enable_rollout_routing_replay": (False,),
@@ -306,10 +312,10 @@ def end_token_ids(model_config: HFModelConfig) -> frozenset[int]:
     return frozenset(token for token in (*found, model_config.tokenizer.eos_token_id) if token is not None)
 
 
-def build_model(model_config: HFModelConfig, *, load_weights: bool) -> PreTrainedModel:
-    """The policy in float32 and evaluation mode, with its checkpoint's weights or with random ones."""
+def build_model(model_config: HFModelConfig, dtype: torch.dtype, *, load_weights: bool) -> PreTrainedModel:
+    """The policy in evaluation mode, with its checkpoint's weights or with random ones."""
     options = dict(
-        dtype=torch.float32,
+        dtype=dtype,
         attn_implementation="sdpa",
         trust_remote_code=model_config.trust_remote_code,
     )

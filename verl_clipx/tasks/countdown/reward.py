@@ -10,6 +10,7 @@ than a scan.
 import ast
 import operator
 import re
+import threading
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
@@ -30,12 +31,15 @@ _OPENING, _CLOSING = "<answer>", "</answer>"
 _ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
 _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
+# verl scores in threads. Before Python 3.12 two of them that build syntax trees share one recursion counter, and where a
+# garbage collection lets the other go on in between, `ast.parse` raises SystemError (CPython issue 106905).
+_PARSING = threading.Lock()
 
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score one response; never raises and holds no state, so any thread may call it.
+    """Score one response; never raises, and any thread may call it.
 
     The rule is that of ACPO's Countdown experiments. Addition, subtraction, multiplication, division, signs and
     parentheses count; other operators do not.
@@ -93,7 +97,8 @@ def parse_expression(answer: str) -> ast.expr | None:
     if not _ARITHMETIC.fullmatch(answer):
         return None
     try:
-        tree = ast.parse(answer, mode="eval").body
+        with _PARSING:
+            tree = ast.parse(answer, mode="eval").body
         return tree if _is_arithmetic(tree) else None
     except (SyntaxError, ValueError, RecursionError, MemoryError):
         return None
