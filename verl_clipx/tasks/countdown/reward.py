@@ -31,8 +31,8 @@ _OPENING, _CLOSING = "<answer>", "</answer>"
 _ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
 _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-# verl scores in threads. Before Python 3.12 two of them that build syntax trees share one recursion counter, and where a
-# garbage collection lets the other go on in between, `ast.parse` raises SystemError (CPython issue 106905).
+# verl scores in threads. Before Python 3.12 two of them that build syntax trees share one recursion counter, and where
+# a garbage collection lets the other go on in between, `ast.parse` raises SystemError (CPython issue 106905).
 _PARSING = threading.Lock()
 
 
