@@ -4,7 +4,7 @@
 #   bash scripts/test.sh --fast   the same without the end-to-end runs
 #   bash scripts/test.sh --all    the end-to-end runs of the full matrix (hours)
 # Further arguments go to the last pytest. END_TO_END_VLLM=1 adds the runs with vLLM on the CPU
-# (docs/vllm_cpu.md), END_TO_END_TWO_NODES=1 the rehearsal of a lost node (docs/cluster.md).
+# (docs/vllm_cpu.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
