@@ -346,7 +346,7 @@ def test_clip_fractions_follow_from_the_regions(case):
         hyper = case.hyperparameters
         bounds = Bounds(1 - hyper["cliprange_low"], 1 + hyper["cliprange_high"])
     members = region_members(outcome.ratio, inputs["advantages"], bounds)
-    clipped = members["LN"] | members["HP"]
+    clipped = (members["LN"] | members["HP"]).bool()
     dual_clipped = (inputs["advantages"] < 0) & (outcome.ratio > case.hyperparameters["clip_ratio_c"])
     log_ratio, _ = importance_ratio(inputs["log_prob"], inputs["old_log_prob"], clamp)
     # The references divide a masked sum by (tokens + 1e-8).

@@ -9,7 +9,7 @@ from verl_clipx.losses.regions import REGIONS, region_members
 def _names(ratio, advantages, bounds):
     members = region_members(torch.tensor([ratio]), torch.tensor([advantages]), bounds)
     assert tuple(members) == REGIONS
-    table = torch.stack([tokens[0] for tokens in members.values()])
+    table = torch.stack([tokens[0].bool() for tokens in members.values()])
     assert (table.sum(0) == 1).all()
     return [REGIONS[row] for row in table.int().argmax(0).tolist()]
 

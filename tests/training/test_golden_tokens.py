@@ -61,7 +61,7 @@ def assert_near(actual, expected, *, terms):
 def assert_clip_metrics(case, result):
     mask = case.inputs["response_mask"]
     members = region_members(result.ratio, result.advantages, result.bounds)
-    clipped = members["LN"] | members["HP"]
+    clipped = (members["LN"] | members["HP"]).bool()
     dual_clipped = (result.advantages < 0) & (result.ratio > case.hyperparameters["clip_ratio_c"])
     # The releases divide by (tokens + 1e-8).
     slack = 1e-9 + 1e-8 / mask.sum().item()

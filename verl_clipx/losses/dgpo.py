@@ -1,9 +1,9 @@
 """DGPO: a power law in the probability takes the place of the hard clip, decoupled on the two sides."""
 
-import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
+from verl_clipx.losses.masking import below, choose
 from verl_clipx.losses.ratio import followed_ratio
 
 
@@ -33,11 +33,11 @@ def gradient_weight(
 
     Source: DGPO, Eqs. 9-10 and App. A.2.
     """
-    below = (advantages < 0) & (ratio < bounds.low)
-    above = (advantages > 0) & (ratio > bounds.high)
+    low = below(advantages, 0.0) & below(ratio, bounds.low)
+    high = below(0.0, advantages) & below(bounds.high, ratio)
     # Written as ratio * (a fraction below 1)^power, which cannot overflow for any n and m; the fraction is 1 on the
     # tokens that take the other branch, so a bound of 0 or inf is harmless.
-    fraction_below = torch.where(below, ratio / bounds.low, 1.0)
-    fraction_above = torch.where(above, bounds.high / ratio, 1.0)
-    weight = torch.where(below | above, ratio, followed_ratio(ratio, log_ratio_clamp))
-    return weight * fraction_below.pow(n) * fraction_above.pow(1 / m)
+    fraction_low = choose(low, ratio / bounds.low, 1.0)
+    fraction_high = choose(high, bounds.high / ratio, 1.0)
+    weight = choose(low | high, ratio, followed_ratio(ratio, log_ratio_clamp))
+    return weight * fraction_low.pow_(n) * fraction_high.pow_(1 / m)

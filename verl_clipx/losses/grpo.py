@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import kept
+from verl_clipx.losses.masking import below, kept
 from verl_clipx.losses.ratio import followed_ratio, saturation_limit
 
 
@@ -35,9 +35,10 @@ def gradient_weight(
     Source: PPO's clipped objective (Schulman et al. 2017, Eq. 7); as a gradient weight, DGPO,
     Eq. 2. Dual clip from Ye et al. 2020.
     """
-    clipped = ((advantages > 0) & (ratio > bounds.high)) | ((advantages < 0) & (ratio < bounds.low))
+    clipped_below = below(ratio, bounds.low)
     if dual_clip is not None:
-        clipped = clipped | ((advantages < 0) & (ratio > dual_clip))
+        clipped_below = clipped_below | below(dual_clip, ratio)
+    clipped = (below(0.0, advantages) & below(bounds.high, ratio)) | (below(advantages, 0.0) & clipped_below)
     return kept(followed_ratio(ratio, log_ratio_clamp), ~clipped)
 
 
@@ -65,4 +66,5 @@ def loss_value(
     value = torch.minimum(advantages * ratio, clipped_ratio.mul_(advantages)).neg_()
     if dual_clip is None:
         return value
-    return torch.where(advantages < 0, torch.minimum(value, -advantages * dual_clip), value)
+    # Where A is positive the value is below 0, and so below this limit, anyway.
+    return torch.minimum(value, advantages.abs().mul_(dual_clip))

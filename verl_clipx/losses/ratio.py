@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from verl_clipx.losses.masking import kept
+from verl_clipx.losses.masking import below, kept
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
@@ -42,8 +42,14 @@ def importance_ratio(log_prob: Tensor, old_log_prob: Tensor, log_ratio_clamp: fl
     limit = saturation_limit(dtype)
     if log_ratio_clamp is not None:
         limit = min(limit, log_ratio_clamp)
-    log_ratio = (log_prob.detach().to(dtype) - old_log_prob.detach().to(dtype)).clamp(-limit, limit)
+    log_ratio = (log_prob.detach().to(dtype) - old_log_prob.detach().to(dtype)).clamp_(-limit, limit)
     return log_ratio, log_ratio.exp()
+
+
+def clamped(log_ratio: Tensor, ratio: Tensor, log_ratio_clamp: float) -> tuple[Tensor, Tensor]:
+    """A free log-ratio and its ratio, both with the log-ratio within +-log_ratio_clamp: without a second exp."""
+    ratio = ratio.clamp(math.exp(-log_ratio_clamp), math.exp(log_ratio_clamp))
+    return log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp), ratio
 
 
 def followed_ratio(ratio: Tensor, log_ratio_clamp: float | None) -> Tensor:
@@ -63,4 +69,4 @@ def followed_ratio(ratio: Tensor, log_ratio_clamp: float | None) -> Tensor:
     slack = CLAMP_SLACK_STEPS * torch.finfo(ratio.dtype).eps
     smallest = math.exp(-log_ratio_clamp) * (1 - slack)
     largest = math.exp(log_ratio_clamp) * (1 + slack)
-    return kept(ratio, ~((ratio < smallest) | (ratio > largest)))
+    return kept(ratio, ~(below(ratio, smallest) | below(largest, ratio)))

@@ -3,6 +3,7 @@
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
+from verl_clipx.losses.masking import below
 
 # L and H: the ratio below the lower or above the upper bound; N and P: negative or positive advantage; M: the rest.
 REGIONS = ("LN", "HP", "LP", "HN", "M")
@@ -17,17 +18,17 @@ def region_members(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> dict[st
         bounds: bounds on the ratio.
 
     Returns:
-        Each of `REGIONS` to a bool tensor, (sequences, length). A ratio equal to a bound and an advantage of 0 belong
-        to M.
+        Each of `REGIONS` to bits as from `below`, (sequences, length). A ratio equal to a bound and an advantage of 0
+        belong to M.
 
     Source: DGPO, Eqs. 2-6; PPO clips LN and HP and leaves LP and HN alone.
     """
-    below, above = ratio < bounds.low, ratio > bounds.high
-    negative, positive = advantages < 0, advantages > 0
+    low, high = below(ratio, bounds.low), below(bounds.high, ratio)
+    negative, positive = below(advantages, 0.0), below(0.0, advantages)
     # A token may be on both sides of crossed bounds: the later region has it.
-    members = {"HN": above & negative}
-    members["LP"] = below & positive
-    members["HP"] = above & positive & ~members["LP"]
-    members["LN"] = below & negative & ~members["HN"]
+    members = {"HN": high & negative}
+    members["LP"] = low & positive
+    members["HP"] = high & positive & ~members["LP"]
+    members["LN"] = low & negative & ~members["HN"]
     members["M"] = ~(members["HN"] | members["LP"] | members["HP"] | members["LN"])
     return {region: members[region] for region in REGIONS}

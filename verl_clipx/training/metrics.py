@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import kept
+from verl_clipx.losses.masking import as_bits, below, kept, number
 from verl_clipx.losses.regions import region_members
 
 TOKENS = "tokens"
@@ -38,32 +38,29 @@ def token_sums(
         Metric name to a 0-d float64 tensor. `region_fraction` and `gradient_mass` are split by DGPO's five regions;
         gradient mass is |F*A|. `tokens` is the number of tokens.
     """
-    mass = (weight * advantages).abs_()
+    bits = as_bits(mask, ratio.dtype)
+    mass = kept(weight * advantages, bits).abs_()
 
-    def total(values: Tensor, members: Tensor = mask) -> Tensor:
+    def total(values: Tensor) -> Tensor:
         # Each sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
-        return kept(values, members).sum(-1).sum(dtype=torch.float64)
+        return values.sum(-1).sum(dtype=torch.float64)
 
-    def number(members: Tensor) -> Tensor:
-        return members.count_nonzero().to(torch.float64)
-
-    sums = {TOKENS: number(mask)}
-    sums["actor/ppo_kl"] = -total(log_ratio)
-    sums["clipx/ratio_mean"] = total(ratio)
+    sums = {TOKENS: number(bits)}
+    sums["actor/ppo_kl"] = -total(kept(log_ratio, bits))
+    sums["clipx/ratio_mean"] = total(kept(ratio, bits))
     counts = {}
     for region, members in region_members(ratio, advantages, bounds).items():
-        inside = mask & members
+        inside = members & bits
         counts[region] = number(inside)
         sums[f"clipx/region_fraction/{region}"] = counts[region]
-        sums[f"clipx/gradient_mass/{region}"] = total(mass, inside)
+        sums[f"clipx/gradient_mass/{region}"] = total(kept(mass, inside))
     sums["clipx/clip_fraction_low"] = counts["LN"]
     sums["clipx/clip_fraction_high"] = counts["HP"]
     sums["actor/pg_clipfrac"] = counts["LN"] + counts["HP"]
     if dual_clip is None:
         sums["actor/pg_clipfrac_lower"] = torch.zeros_like(sums[TOKENS])
     else:
-        dual_clipped = mask & (advantages < 0) & (ratio > dual_clip)
-        sums["actor/pg_clipfrac_lower"] = number(dual_clipped)
+        sums["actor/pg_clipfrac_lower"] = number(below(advantages, 0.0) & below(dual_clip, ratio) & bits)
     return sums
 
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import kept
+from verl_clipx.losses.masking import as_bits, kept
 from verl_clipx.losses.policy_gradient import per_token_loss
-from verl_clipx.losses.ratio import compute_dtype, importance_ratio
+from verl_clipx.losses.ratio import clamped, compute_dtype, importance_ratio
 from verl_clipx.tokens.advantage_reweighting import reweighted_advantages
 from verl_clipx.tokens.entropy_selection import (
     entropy_statistics,
@@ -89,16 +89,20 @@ def tokens_of(
     """
     dtype = compute_dtype(log_prob.dtype)
 
+    bits = as_bits(mask, dtype)
+
     def inside(tensor: Tensor) -> Tensor:
-        return kept(tensor.detach().to(dtype), mask)
+        return kept(tensor.detach().to(dtype), bits)
 
     current, old = inside(log_prob), inside(old_log_prob)
-    log_ratio, ratio = importance_ratio(current, old, config.log_ratio_clamp)
-    free_ratio = ratio if config.log_ratio_clamp is None else importance_ratio(current, old, None)[1]
+    log_ratio, free_ratio = importance_ratio(current, old, None)
+    ratio = free_ratio
+    if config.log_ratio_clamp is not None:
+        log_ratio, ratio = clamped(log_ratio, ratio, config.log_ratio_clamp)
     shaped = inside(advantages)
     if config.shaping is not None:
         chosen = old if config.shaping.probability == "old" else current
-        shaped = kept(reweighted_advantages(shaped, chosen, alpha=config.shaping.alpha), mask)
+        shaped = kept(reweighted_advantages(shaped, chosen, alpha=config.shaping.alpha), bits)
     rollout = None if rollout_log_prob is None else inside(rollout_log_prob)
     return Tokens(current, old, shaped, rollout, mask, ratio, log_ratio, free_ratio)
 
@@ -187,10 +191,11 @@ def evaluate(
     ratio, log_ratio, advantages = tokens.ratio, tokens.log_ratio, tokens.advantages
     # What is not needed any more makes room for what follows.
     del tokens, offered
-    gradient = kept(weight * advantages, mask)
-    value = -gradient if value is None else kept(value, mask)
+    bits = as_bits(mask, dtype)
+    gradient = kept(weight * advantages, bits)
+    value = -gradient if value is None else kept(value, bits)
     if rollout_is_weights is not None:
-        factor = kept(rollout_is_weights.detach().to(dtype), mask)
+        factor = kept(rollout_is_weights.detach().to(dtype), bits)
         value, gradient = value.mul_(factor), gradient.mul_(factor)
     loss = per_token_loss(log_prob, value, gradient)
     return TokenLoss(
