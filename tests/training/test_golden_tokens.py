@@ -17,8 +17,8 @@ from verl_clipx.tokens.advantage_reweighting import reweighted_advantages
 from verl_clipx.tokens.entropy_selection import count_per_sequence, select_per_sequence
 from verl_clipx.tokens.lopti import low_probability
 from verl_clipx.training.config import GrpoConfig
+from verl_clipx.training.contract import evaluate
 from verl_clipx.training.methods import METHODS
-from verl_clipx.training.policy_loss import evaluate
 
 REWEIGHTING = golden_cases("ar")
 # One vector records advantages alone.
@@ -60,14 +60,14 @@ def assert_near(actual, expected, *, terms):
 
 def assert_clip_metrics(case, result):
     mask = case.inputs["response_mask"]
-    members = region_members(result.ratio, result.advantages, result.bounds)
+    members = region_members(result.tokens.ratio, result.tokens.advantages, result.bounds)
     clipped = (members["LN"] | members["HP"]).bool()
-    dual_clipped = (result.advantages < 0) & (result.ratio > case.hyperparameters["clip_ratio_c"])
+    dual_clipped = (result.tokens.advantages < 0) & (result.tokens.ratio > case.hyperparameters["clip_ratio_c"])
     # The releases divide by (tokens + 1e-8).
     slack = 1e-9 + 1e-8 / mask.sum().item()
     assert_close(clipped[mask].double().mean(), case.expected["pg_clipfrac"], rtol=slack, atol=0)
     assert_close(dual_clipped[mask].double().mean(), case.expected["pg_clipfrac_lower"], rtol=slack, atol=0)
-    assert_close(-result.log_ratio[mask].mean(), case.expected["ppo_kl"], rtol=slack, atol=1e-14)
+    assert_close(-result.tokens.log_ratio[mask].mean(), case.expected["ppo_kl"], rtol=slack, atol=1e-14)
 
 
 def reweighted(case):

@@ -9,9 +9,10 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 
+from verl_clipx.training import policy_loss
+from verl_clipx.training.contract import evaluate
 from verl_clipx.training.methods import METHODS
 from verl_clipx.training.micro_batch import MicroBatch, in_micro_batch
-from verl_clipx.training.policy_loss import evaluate
 
 from .conftest import BUILT_IN
 from .host_syncs import counted_host_syncs
@@ -205,11 +206,29 @@ def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tenso
         result.loss.sum().backward()
         return result, log_prob.grad
 
-    plain, expected = gradient(None, observe=True)
-    weighted, actual = gradient(weights, observe=True)
+    plain, expected = gradient(None)
+    weighted, actual = gradient(weights)
     torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
-    assert torch.equal(plain.observed, weighted.observed)
+    assert torch.equal(plain.statistics, weighted.statistics)
     # Given statistics, as under the scopes over a mini-batch.
-    given, scoped = gradient(weights, statistics=3 * plain.observed + 1)
-    assert given.observed is None
+    given, scoped = gradient(weights, statistics=3 * plain.statistics + 1)
     torch.testing.assert_close(scoped, torch.where(mask, -given.weight * inputs["advantages"] * weights, 0))
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_blocks_of_sequences_change_nothing(actor, tensors, method, monkeypatch):
+    config = actor(f"+clipx={method}")
+    whole, gradient, metrics = call(f"clipx_{method}", config, tensors)
+    length = tensors["response_mask"].shape[1]
+    monkeypatch.setattr(policy_loss, "BLOCK_TOKENS", 2 * length)
+    assert len(policy_loss.row_blocks(*tensors["response_mask"].shape)) > 2
+    in_blocks, same_gradient, same_metrics = call(f"clipx_{method}", config, tensors)
+    assert in_blocks.item() == pytest.approx(whole.item(), rel=1e-12)
+    torch.testing.assert_close(same_gradient, gradient, rtol=1e-12, atol=1e-15)
+    assert same_metrics == pytest.approx(metrics, rel=1e-9, abs=1e-12)
+
+
+def test_a_block_has_at_least_one_sequence_and_no_sequence_is_lost():
+    assert policy_loss.row_blocks(3, policy_loss.BLOCK_TOKENS + 1) == [slice(0, 1), slice(1, 2), slice(2, 3)]
+    assert policy_loss.row_blocks(5, policy_loss.BLOCK_TOKENS // 4) == [slice(0, 4), slice(4, 8)]
+    assert policy_loss.row_blocks(0, 0) == [slice(0, policy_loss.BLOCK_TOKENS)]

@@ -6,7 +6,8 @@ from verl_clipx.losses.bounds import Bounds
 from verl_clipx.losses.masking import below
 
 # L and H: the ratio below the lower or above the upper bound; N and P: negative or positive advantage; M: the rest.
-REGIONS = ("LN", "HP", "LP", "HN", "M")
+OUTER_REGIONS = ("LN", "HP", "LP", "HN")
+REGIONS = (*OUTER_REGIONS, "M")
 
 
 def region_members(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> dict[str, Tensor]:

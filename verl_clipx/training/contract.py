@@ -1,14 +1,16 @@
 """The contract that every policy loss of the plugin keeps, as checks that a user can run on a loss of their own."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from verl_clipx.losses.bounds import Bounds
+from verl_clipx.losses.policy_gradient import per_token_loss
 from verl_clipx.training.config import MethodConfig
-from verl_clipx.training.methods import Method
-from verl_clipx.training.policy_loss import TokenLoss, evaluate
+from verl_clipx.training.methods import Method, controller_of
+from verl_clipx.training.policy_loss import Tokens, statistics_of, token_loss, tokens_of
 
 SEQUENCES, LENGTH = 6, 9
 
@@ -36,7 +38,52 @@ def example(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tens
     }
 
 
-def gradient(method: Method, config: MethodConfig, tensors: dict[str, Tensor]) -> tuple[TokenLoss, Tensor]:
+class Evaluated(NamedTuple):
+    """A method's loss per token.
+
+    Args:
+        loss: (sequences, length), differentiable with respect to log_prob.
+        weight: gradient weight F, (sequences, length).
+        bounds: clip bounds on the ratio.
+        tokens: what they were computed from.
+        statistics: behind the bounds.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    bounds: Bounds
+    tokens: Tokens
+    statistics: Tensor
+
+
+def evaluate(
+    method: Method,
+    config: MethodConfig,
+    *,
+    log_prob: Tensor,
+    statistics: Tensor | None = None,
+    rollout_is_weights: Tensor | None = None,
+    **inputs: Tensor,
+) -> Evaluated:
+    """A method's loss per token.
+
+    Args:
+        method: the method.
+        config: its configuration.
+        log_prob: under the current policy, (sequences, length).
+        statistics: behind the bounds; None: those of these tokens.
+        rollout_is_weights: factors on every token's loss and gradient, or None.
+        **inputs: the other arguments of `tokens_of`.
+    """
+    tokens = tokens_of(config, log_prob=log_prob, **inputs)
+    if statistics is None:
+        statistics = statistics_of(method, config, tokens)
+    decision = controller_of(method, config).decide(statistics)
+    value, weighted, weight, bounds = token_loss(method, config, tokens, decision, rollout_is_weights)
+    return Evaluated(per_token_loss(log_prob, value, weighted), weight, bounds, tokens, statistics)
+
+
+def gradient(method: Method, config: MethodConfig, tensors: dict[str, Tensor]) -> tuple[Evaluated, Tensor]:
     """The loss per token, and the gradient of its sum with respect to log_prob."""
     log_prob = tensors["log_prob"].clone().requires_grad_(True)
     rest = {name: tensor for name, tensor in tensors.items() if name != "log_prob"}
@@ -57,7 +104,7 @@ def one_weight_per_token(method: Method, config: MethodConfig) -> None:
     result, _ = gradient(method, config, tensors)
     shape, expected = tuple(result.weight.shape), tuple(tensors["mask"].shape)
     require(shape == expected, f"the weight has shape {shape}, the tokens {expected}")
-    require(result.weight.dtype == result.ratio.dtype, f"the weight is {result.weight.dtype}, not {result.ratio.dtype}")
+    require(result.weight.dtype == result.tokens.ratio.dtype, f"the weight is {result.weight.dtype}")
 
 
 def gradient_is_weight_times_advantage(method: Method, config: MethodConfig) -> None:
@@ -118,7 +165,7 @@ def inputs_stay_unchanged(method: Method, config: MethodConfig) -> None:
         require(torch.equal(tensor, before[name]), f"{name} was written to")
 
 
-def compare(first: tuple[TokenLoss, Tensor], second: tuple[TokenLoss, Tensor], message: str) -> None:
+def compare(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
     """Raises AssertionError unless losses and gradients agree to 1e-12."""
     for one, other in ((first[0].loss, second[0].loss), (first[1], second[1])):
         require(torch.allclose(one, other, rtol=1e-12, atol=1e-14), message)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
 from verl_clipx.losses.masking import as_bits, below, kept, number
-from verl_clipx.losses.regions import region_members
+from verl_clipx.losses.regions import OUTER_REGIONS, region_members
 
 TOKENS = "tokens"
 
@@ -39,7 +39,9 @@ def token_sums(
         gradient mass is |F*A|. `tokens` is the number of tokens.
     """
     bits = as_bits(mask, ratio.dtype)
-    mass = kept(weight * advantages, bits).abs_()
+    # Where A is 0 a token is in none of the four outer regions.
+    advantages = kept(advantages, bits)
+    mass = (weight * advantages).abs_()
 
     def total(values: Tensor) -> Tensor:
         # Each sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
@@ -48,19 +50,19 @@ def token_sums(
     sums = {TOKENS: number(bits)}
     sums["actor/ppo_kl"] = -total(kept(log_ratio, bits))
     sums["clipx/ratio_mean"] = total(kept(ratio, bits))
-    counts = {}
-    for region, members in region_members(ratio, advantages, bounds).items():
-        inside = members & bits
-        counts[region] = number(inside)
+    regions = region_members(ratio, advantages, bounds)
+    counts = {region: number(regions[region]) for region in OUTER_REGIONS}
+    counts["M"] = sums[TOKENS] - sum(counts.values())
+    for region, members in regions.items():
         sums[f"clipx/region_fraction/{region}"] = counts[region]
-        sums[f"clipx/gradient_mass/{region}"] = total(kept(mass, inside))
+        sums[f"clipx/gradient_mass/{region}"] = total(kept(mass, members))
     sums["clipx/clip_fraction_low"] = counts["LN"]
     sums["clipx/clip_fraction_high"] = counts["HP"]
     sums["actor/pg_clipfrac"] = counts["LN"] + counts["HP"]
     if dual_clip is None:
         sums["actor/pg_clipfrac_lower"] = torch.zeros_like(sums[TOKENS])
     else:
-        sums["actor/pg_clipfrac_lower"] = number(below(advantages, 0.0) & below(dual_clip, ratio) & bits)
+        sums["actor/pg_clipfrac_lower"] = number(below(advantages, 0.0) & below(dual_clip, ratio))
     return sums
 
 

@@ -23,28 +23,25 @@ from verl_clipx.training.micro_batch import MicroBatch, current_micro_batch
 from verl_clipx.training.modifiers import SelectionConfig
 from verl_clipx.training.staleness import staleness_sums
 
+# Tokens whose intermediate results are held at a time. Results do not depend on it beyond the rounding of sums; memory
+# does, and on a CPU a block stays in the cache.
+BLOCK_TOKENS = 65536
+
 
 class TokenLoss(NamedTuple):
-    """A micro-batch's loss before aggregation.
+    """The loss of each token before aggregation, as plain numbers.
 
     Args:
-        loss: (sequences, length), 0 outside the mask; its gradient with respect to log_prob is -F*A.
+        value: what is logged as the loss, (sequences, length), 0 outside the mask.
+        gradient: F*A, minus the gradient of the loss with respect to log_prob, (sequences, length).
         weight: gradient weight F, (sequences, length).
-        ratio, log_ratio: importance-sampling ratio and its clamped logarithm, (sequences, length).
-        advantages: (sequences, length), 0 outside the mask.
         bounds: clip bounds on the ratio.
-        controller_metrics: metric name to 0-d float64 tensor.
-        observed: the statistics of these tokens, or None if they were not computed.
     """
 
-    loss: Tensor
+    value: Tensor
+    gradient: Tensor
     weight: Tensor
-    ratio: Tensor
-    log_ratio: Tensor
-    advantages: Tensor
     bounds: Bounds
-    controller_metrics: dict[str, Tensor]
-    observed: Tensor | None = None
 
 
 class Tokens(NamedTuple):
@@ -128,86 +125,43 @@ def statistics_of(method: Method, config: MethodConfig, tokens: Tokens, counted:
     return call_by_name(controller_of(method, config).statistics, offered)
 
 
-def evaluate(
-    method: Method,
-    config: MethodConfig,
-    *,
-    old_log_prob: Tensor,
-    log_prob: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    rollout_log_prob: Tensor | None = None,
-    rollout_is_weights: Tensor | None = None,
-    counted: Tensor | None = None,
-    statistics: Tensor | None = None,
-    decision: Tensor | None = None,
-    observe: bool = False,
+def token_loss(
+    method: Method, config: MethodConfig, tokens: Tokens, decision: Tensor, rollout_is_weights: Tensor | None = None
 ) -> TokenLoss:
     """A method's loss per token, computed in float32 or, for float64 inputs, in float64.
 
     Args:
         method: the method.
         config: its configuration.
-        old_log_prob, log_prob: log-probabilities under the old and the current policy, (sequences, length).
-        advantages: (sequences, length).
-        mask: bool, (sequences, length); values outside are never used, not even NaN.
-        rollout_log_prob: log-probabilities under the rollout policy, or None.
-        rollout_is_weights: factors on every token's loss and gradient, or None.
-        counted: bool, (sequences, length): the tokens that count in the statistics; None: those in the mask.
-        statistics: the statistics behind the bounds; None: those of these tokens.
-        decision: what the controller decided from given statistics.
-        observe: whether these tokens' own statistics are wanted although others are given.
-
-    Returns:
-        Loss, weight, ratio and bounds per token.
-
-    Raises:
-        ValueError: the configuration needs rollout_log_prob and there is none.
+        tokens: the tokens.
+        decision: what the controller decided.
+        rollout_is_weights: factors on every token's loss and gradient, (sequences, length), or None.
     """
-    tokens = tokens_of(
-        config,
-        old_log_prob=old_log_prob,
-        log_prob=log_prob,
-        advantages=advantages,
-        mask=mask,
-        rollout_log_prob=rollout_log_prob,
-    )
-    dtype = tokens.ratio.dtype
-    controller = controller_of(method, config)
-    observed = statistics_of(method, config, tokens, counted) if observe or statistics is None else None
-    if statistics is None:
-        statistics = observed
-    if decision is None:
-        decision = controller.decide(statistics)
     bounds = Bounds(
-        *controller.token_bounds(decision, log_prob=tokens.log_prob, old_log_prob=tokens.old_log_prob, dtype=dtype)
+        *controller_of(method, config).token_bounds(
+            decision, log_prob=tokens.log_prob, old_log_prob=tokens.old_log_prob, dtype=tokens.ratio.dtype
+        )
     )
-
     offered = {**values(config), **tokens._asdict(), "bounds": bounds}
     if "log_ratio_clamp" in parameter_names(method.gradient_weight):
         offered["ratio"] = tokens.free_ratio
     weight = call_by_name(method.gradient_weight, offered)
-    value = None if method.loss_value is None else call_by_name(method.loss_value, {**offered, "weight": weight})
-    ratio, log_ratio, advantages = tokens.ratio, tokens.log_ratio, tokens.advantages
-    # What is not needed any more makes room for what follows.
-    del tokens, offered
-    bits = as_bits(mask, dtype)
-    gradient = kept(weight * advantages, bits)
-    value = -gradient if value is None else kept(value, bits)
+    bits = as_bits(tokens.mask, weight.dtype)
+    gradient = kept(weight * tokens.advantages, bits)
+    if method.loss_value is None:
+        value = -gradient
+    else:
+        value = kept(call_by_name(method.loss_value, {**offered, "weight": weight}), bits)
     if rollout_is_weights is not None:
-        factor = kept(rollout_is_weights.detach().to(dtype), bits)
+        factor = kept(rollout_is_weights.detach().to(weight.dtype), bits)
         value, gradient = value.mul_(factor), gradient.mul_(factor)
-    loss = per_token_loss(log_prob, value, gradient)
-    return TokenLoss(
-        loss,
-        weight,
-        ratio,
-        log_ratio,
-        advantages,
-        bounds,
-        {f"clipx/{name}": tensor for name, tensor in controller.metrics(statistics, decision).items()},
-        observed,
-    )
+    return TokenLoss(value, gradient, weight, bounds)
+
+
+def row_blocks(sequences: int, length: int) -> list[slice]:
+    """Cuts a micro-batch into blocks of about BLOCK_TOKENS tokens, at least one sequence each."""
+    rows = max(BLOCK_TOKENS // max(length, 1), 1)
+    return [slice(first, first + rows) for first in range(0, max(sequences, 1), rows)]
 
 
 def selected_tokens(
@@ -331,53 +285,70 @@ def policy_loss(
     micro_batch = current_micro_batch()
     known = micro_batch or MicroBatch(entropy=entropy)
     mask = response_mask.bool()
-    result = evaluate(
-        method,
-        settings,
-        old_log_prob=old_log_prob,
-        log_prob=log_prob,
-        advantages=advantages,
-        mask=mask,
-        rollout_log_prob=known.rollout_log_prob,
-        rollout_is_weights=rollout_is_weights,
-        counted=known.counted,
-        statistics=known.statistics,
-        decision=known.decision,
-        observe=known.observe,
-    )
+    inputs = {
+        "old_log_prob": old_log_prob,
+        "log_prob": log_prob,
+        "advantages": advantages,
+        "mask": mask,
+        "rollout_log_prob": known.rollout_log_prob,
+    }
+    blocks = row_blocks(*mask.shape)
+
+    def tokens_in(rows: slice) -> Tokens:
+        return tokens_of(settings, **{name: part(tensor, rows) for name, tensor in inputs.items()})
+
+    statistics, observed = known.statistics, None
+    if known.observe or statistics is None:
+        observed = sum(statistics_of(method, settings, tokens_in(rows), part(known.counted, rows)) for rows in blocks)
+        statistics = observed if statistics is None else statistics
+    controller = controller_of(method, settings)
+    decision = controller.decide(statistics) if known.decision is None else known.decision
+
+    counted = mask if known.counted is None else mask & known.counted
+    value, gradient = torch.empty(2, *mask.shape, dtype=compute_dtype(log_prob.dtype), device=mask.device)
+    sums: dict[str, Tensor] = {}
+    for rows in blocks:
+        tokens = tokens_in(rows)
+        result = token_loss(method, settings, tokens, decision, part(rollout_is_weights, rows))
+        value[rows], gradient[rows] = result.value, result.gradient
+        found = token_sums(
+            ratio=tokens.ratio,
+            log_ratio=tokens.log_ratio,
+            advantages=tokens.advantages,
+            weight=result.weight,
+            bounds=result.bounds,
+            mask=counted[rows],
+            dual_clip=getattr(settings, "dual_clip", None),
+        )
+        sums = {name: sums[name] + number for name, number in found.items()} if sums else found
+
     # For verl's aggregation: the matrix, the tokens it is averaged over, and their number over the mini-batch.
-    matrix, averaged = result.loss, mask
+    matrix, averaged = per_token_loss(log_prob, value, gradient), mask
     totals = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
-    selected = mask
     if settings.select is not None:
         selected = selected_tokens(settings.select, known.entropy, mask, micro_batch)
+        sums["clipx/selected_fraction"] = (selected & counted).sum(dtype=torch.float64)
         matrix = torch.where(selected, matrix, 0)
         if settings.select.normaliser == "selected":
             averaged = selected
             if known.selected_tokens is not None:
                 totals["batch_num_tokens"] = known.selected_tokens
     loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **totals)
-    counted = mask if known.counted is None else mask & known.counted
-    sums = token_sums(
-        ratio=result.ratio,
-        log_ratio=result.log_ratio,
-        advantages=result.advantages,
-        weight=result.weight,
-        bounds=result.bounds,
-        mask=counted,
-        dual_clip=getattr(settings, "dual_clip", None),
-    )
-    if settings.select is not None:
-        sums["clipx/selected_fraction"] = (selected & counted).sum(dtype=torch.float64)
     if known.age is not None:
         rollout = known.rollout_log_prob
         moved = None if rollout is None else torch.where(mask, log_prob.detach() - rollout, 0)
         sums |= staleness_sums(known.age, log_ratio=moved, mask=counted)
-    host_sums, host_values = to_host(sums, result.controller_metrics)
+    decided = {f"clipx/{name}": tensor for name, tensor in controller.metrics(statistics, decision).items()}
+    host_sums, host_values = to_host(sums, decided)
     if micro_batch is not None:
         micro_batch.sums.update(host_sums)
         micro_batch.values.update(host_values)
-        micro_batch.observed = result.observed
+        micro_batch.observed = observed
         return loss, {}
-    tokens = max(host_sums.pop(TOKENS), 1.0)
-    return loss, {**{name: total / tokens for name, total in host_sums.items()}, **host_values}
+    token_count = max(host_sums.pop(TOKENS), 1.0)
+    return loss, {**{name: total / token_count for name, total in host_sums.items()}, **host_values}
+
+
+def part(tensor: Tensor | None, rows: slice) -> Tensor | None:
+    """Some sequences of a tensor that may not be there."""
+    return None if tensor is None else tensor[rows]
