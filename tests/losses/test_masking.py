@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.losses.masking import as_bits, below, choose, kept, number
+from verl_clipx.losses.masking import as_bits, below, choose, kept
 
 DTYPES = [torch.float32, torch.float64]
 TINY = torch.finfo(torch.float32).smallest_normal
@@ -55,9 +55,3 @@ def test_choose_takes_from_both_without_mixing():
     values = torch.tensor([[1.0, math.nan, math.inf]])
     assert choose(bits, values, 7.0).tolist() == [[1.0, 7.0, 7.0]]
     assert choose(bits, values, torch.tensor([[math.nan, 5.0, 6.0]])).tolist() == [[1.0, 5.0, 6.0]]
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_number_counts(dtype):
-    counted = number(as_bits(torch.tensor([[True, False], [True, True]]), dtype))
-    assert counted.dtype == torch.float64 and counted.item() == 3

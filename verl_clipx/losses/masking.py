@@ -66,8 +66,3 @@ def choose(mask: Tensor, values: Tensor, other: Tensor | float) -> Tensor:
         other = torch.full((), other, dtype=values.dtype, device=values.device)
     other = other.view(mask.dtype)
     return ((values.view(mask.dtype) ^ other).bitwise_and_(mask).bitwise_xor_(other)).view(values.dtype)
-
-
-def number(bits: Tensor) -> Tensor:
-    """How many are set, 0-d float64."""
-    return -bits.sum(dtype=torch.int64 if bits.dtype == torch.int64 else torch.int32).to(torch.float64)

@@ -7,10 +7,15 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import as_bits, below, kept, number
-from verl_clipx.losses.regions import OUTER_REGIONS, region_members
+from verl_clipx.losses.masking import as_bits, below, kept
+from verl_clipx.losses.regions import OUTER_REGIONS, REGIONS, region_members
 
 TOKENS = "tokens"
+
+
+# What `token_sums` adds up, in its order: numbers of tokens, then sums of values.
+COUNTED = (TOKENS, *OUTER_REGIONS, "dual_clipped")
+SUMMED = ("log_ratio", "ratio", *(f"mass/{region}" for region in REGIONS))
 
 
 def token_sums(
@@ -22,8 +27,8 @@ def token_sums(
     bounds: Bounds,
     mask: Tensor,
     dual_clip: float | None,
-) -> dict[str, Tensor]:
-    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+) -> Tensor:
+    """Sums over tokens from which `token_metrics` makes the metrics.
 
     Args:
         ratio: importance-sampling ratio, (sequences, length), positive.
@@ -32,38 +37,54 @@ def token_sums(
         weight: gradient weight F, (sequences, length).
         bounds: clip bounds on the ratio, broadcastable.
         mask: bool, (sequences, length).
-        dual_clip: tokens with A < 0 and a ratio above it are counted in actor/pg_clipfrac_lower; None: none are.
+        dual_clip: tokens with A < 0 and a ratio above it are counted as dual_clipped; None: none are.
+
+    Returns:
+        (len(COUNTED) + len(SUMMED),), float64; additive over any split of the tokens.
+    """
+    bits = as_bits(mask, ratio.dtype)
+    # Where A is 0 a token is in none of the outer regions.
+    advantages = kept(advantages, bits)
+    regions = region_members(ratio, advantages, bounds)
+    counted = [bits, *(regions[region] for region in OUTER_REGIONS)]
+    if dual_clip is None:
+        counted.append(bits.new_zeros(1))
+    else:
+        counted.append(below(advantages, 0.0) & below(dual_clip, ratio))
+    mass = (weight * advantages).abs_()
+    summed = [kept(log_ratio, bits), kept(ratio, bits), *(kept(mass, regions[region]) for region in REGIONS)]
+    # Each sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
+    numbers = torch.stack([-tokens.sum(dtype=torch.int32) for tokens in counted])
+    totals = torch.stack([values.sum(-1) for values in summed]).sum(-1, dtype=torch.float64)
+    return torch.cat([numbers.to(torch.float64), totals])
+
+
+def token_metrics(sums: Tensor) -> dict[str, Tensor]:
+    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+
+    Args:
+        sums: from `token_sums`.
 
     Returns:
         Metric name to a 0-d float64 tensor. `region_fraction` and `gradient_mass` are split by DGPO's five regions;
         gradient mass is |F*A|. `tokens` is the number of tokens.
     """
-    bits = as_bits(mask, ratio.dtype)
-    # Where A is 0 a token is in none of the four outer regions.
-    advantages = kept(advantages, bits)
-    mass = (weight * advantages).abs_()
-
-    def total(values: Tensor) -> Tensor:
-        # Each sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
-        return values.sum(-1).sum(dtype=torch.float64)
-
-    sums = {TOKENS: number(bits)}
-    sums["actor/ppo_kl"] = -total(kept(log_ratio, bits))
-    sums["clipx/ratio_mean"] = total(kept(ratio, bits))
-    regions = region_members(ratio, advantages, bounds)
-    counts = {region: number(regions[region]) for region in OUTER_REGIONS}
-    counts["M"] = sums[TOKENS] - sum(counts.values())
-    for region, members in regions.items():
-        sums[f"clipx/region_fraction/{region}"] = counts[region]
-        sums[f"clipx/gradient_mass/{region}"] = total(kept(mass, members))
-    sums["clipx/clip_fraction_low"] = counts["LN"]
-    sums["clipx/clip_fraction_high"] = counts["HP"]
-    sums["actor/pg_clipfrac"] = counts["LN"] + counts["HP"]
-    if dual_clip is None:
-        sums["actor/pg_clipfrac_lower"] = torch.zeros_like(sums[TOKENS])
-    else:
-        sums["actor/pg_clipfrac_lower"] = number(below(advantages, 0.0) & below(dual_clip, ratio))
-    return sums
+    found = dict(zip((*COUNTED, *SUMMED), sums.unbind(), strict=True))
+    counts = {region: found[region] for region in OUTER_REGIONS}
+    counts["M"] = found[TOKENS] - sum(counts.values())
+    metrics = {
+        TOKENS: found[TOKENS],
+        "actor/ppo_kl": -found["log_ratio"],
+        "clipx/ratio_mean": found["ratio"],
+        "clipx/clip_fraction_low": counts["LN"],
+        "clipx/clip_fraction_high": counts["HP"],
+        "actor/pg_clipfrac": counts["LN"] + counts["HP"],
+        "actor/pg_clipfrac_lower": found["dual_clipped"],
+    }
+    for region in REGIONS:
+        metrics[f"clipx/region_fraction/{region}"] = counts[region]
+        metrics[f"clipx/gradient_mass/{region}"] = found[f"mass/{region}"]
+    return metrics
 
 
 def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:

@@ -18,14 +18,14 @@ from verl_clipx.tokens.entropy_selection import (
 )
 from verl_clipx.training.config import MethodConfig, values
 from verl_clipx.training.methods import METHODS, Method, call_by_name, controller_of, parameter_names
-from verl_clipx.training.metrics import TOKENS, to_host, token_sums
+from verl_clipx.training.metrics import COUNTED, SUMMED, TOKENS, to_host, token_metrics, token_sums
 from verl_clipx.training.micro_batch import MicroBatch, current_micro_batch
 from verl_clipx.training.modifiers import SelectionConfig
 from verl_clipx.training.staleness import staleness_sums
 
 # Tokens whose intermediate results are held at a time. Results do not depend on it beyond the rounding of sums; memory
 # does, and on a CPU a block stays in the cache.
-BLOCK_TOKENS = 65536
+BLOCK_TOKENS = 32768
 
 
 class TokenLoss(NamedTuple):
@@ -297,21 +297,23 @@ def policy_loss(
     def tokens_in(rows: slice) -> Tokens:
         return tokens_of(settings, **{name: part(tensor, rows) for name, tensor in inputs.items()})
 
+    controller = controller_of(method, settings)
     statistics, observed = known.statistics, None
     if known.observe or statistics is None:
-        observed = sum(statistics_of(method, settings, tokens_in(rows), part(known.counted, rows)) for rows in blocks)
+        observed = torch.zeros(controller.statistics_size, dtype=torch.float64, device=mask.device)
+        for rows in blocks if len(observed) else ():
+            observed += statistics_of(method, settings, tokens_in(rows), part(known.counted, rows))
         statistics = observed if statistics is None else statistics
-    controller = controller_of(method, settings)
     decision = controller.decide(statistics) if known.decision is None else known.decision
 
     counted = mask if known.counted is None else mask & known.counted
     value, gradient = torch.empty(2, *mask.shape, dtype=compute_dtype(log_prob.dtype), device=mask.device)
-    sums: dict[str, Tensor] = {}
+    totals = torch.zeros(len(COUNTED) + len(SUMMED), dtype=torch.float64, device=mask.device)
     for rows in blocks:
         tokens = tokens_in(rows)
         result = token_loss(method, settings, tokens, decision, part(rollout_is_weights, rows))
         value[rows], gradient[rows] = result.value, result.gradient
-        found = token_sums(
+        totals += token_sums(
             ratio=tokens.ratio,
             log_ratio=tokens.log_ratio,
             advantages=tokens.advantages,
@@ -320,11 +322,11 @@ def policy_loss(
             mask=counted[rows],
             dual_clip=getattr(settings, "dual_clip", None),
         )
-        sums = {name: sums[name] + number for name, number in found.items()} if sums else found
+    sums = token_metrics(totals)
 
     # For verl's aggregation: the matrix, the tokens it is averaged over, and their number over the mini-batch.
     matrix, averaged = per_token_loss(log_prob, value, gradient), mask
-    totals = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
+    normalisers = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
     if settings.select is not None:
         selected = selected_tokens(settings.select, known.entropy, mask, micro_batch)
         sums["clipx/selected_fraction"] = (selected & counted).sum(dtype=torch.float64)
@@ -332,8 +334,8 @@ def policy_loss(
         if settings.select.normaliser == "selected":
             averaged = selected
             if known.selected_tokens is not None:
-                totals["batch_num_tokens"] = known.selected_tokens
-    loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **totals)
+                normalisers["batch_num_tokens"] = known.selected_tokens
+    loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **normalisers)
     if known.age is not None:
         rollout = known.rollout_log_prob
         moved = None if rollout is None else torch.where(mask, log_prob.detach() - rollout, 0)
