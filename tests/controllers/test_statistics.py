@@ -1,9 +1,11 @@
 """Bucket sums by hand and against a plain loop. Does not cover the controllers that use them."""
 
+import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.controllers.statistics import bucket_sums
+from verl_clipx.controllers.bapo import candidate_bounds
+from verl_clipx.controllers.statistics import bucket_sums, count_below
 
 
 def test_sums_by_hand():
@@ -33,3 +35,32 @@ def test_against_a_loop():
 def test_no_sequences():
     empty = torch.zeros(0, 3)
     assert bucket_sums(empty.long(), (empty, empty), 2).tolist() == [[0.0, 0.0], [0.0, 0.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("start", "stop", "step", "last_step"),
+    [
+        (1.2, 3.0, 0.05, "full"),
+        (0.6, 0.9, 0.02, "full"),
+        (0.6, 0.9, 0.07, "clipped"),
+        (0.6, 0.9, 0.2999999, "clipped"),
+        (-0.5, 0.5, 0.1, "full"),
+        (1.5, 1.5, 0.0, "full"),
+        (0.0, 1e-3, 1e-4, "full"),
+    ],
+)
+def test_count_below_is_bucketize_at_between_and_beside_candidates(start, stop, step, last_step, dtype):
+    candidates = candidate_bounds(start, stop, step, last_step).to(dtype)
+    generator = torch.Generator().manual_seed(0)
+    values = torch.cat(
+        [
+            candidates,
+            candidates.nextafter(torch.full_like(candidates, torch.inf)),
+            candidates.nextafter(torch.full_like(candidates, -torch.inf)),
+            torch.tensor([-1e30, 1e30, 0.0, start, stop], dtype=dtype),
+            (torch.rand(2000, generator=generator, dtype=torch.float64) * 4 - 0.7).to(dtype),
+        ]
+    )[None]
+    found = count_below(candidates, values, start=start, step=step)
+    assert torch.equal(found.long(), torch.bucketize(values, candidates))

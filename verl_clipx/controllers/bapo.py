@@ -7,7 +7,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from verl_clipx.controllers.statistics import bucket_sums
+from verl_clipx.controllers.statistics import bucket_sums, count_below
+from verl_clipx.masking import kept
 
 # Of a step: (stop - start) / step is a whole number up to rounding when the steps reach stop, as (0.9 - 0.6) / 0.02.
 GRID_TOLERANCE = 1e-9
@@ -130,17 +131,21 @@ class BapoController:
         old_log_prob: Tensor,
         rollout_log_prob: Tensor | None = None,
     ) -> Tensor:
-        magnitude = self._weight(old_log_prob, rollout_log_prob) * advantages.abs().to(torch.float64)
-        magnitude = torch.where(mask & (advantages != 0), magnitude, 0.0)
+        magnitude = advantages.abs().to(torch.float64)
+        if self.weight != "none":
+            magnitude = magnitude * self._weight(old_log_prob, rollout_log_prob)
+        magnitude = kept(magnitude, mask)
         # Candidates in the ratio's own dtype: rounded differently, a ratio equal to one would fall beside it.
         upper, lower = self._upper(ratio.device).to(ratio.dtype), self._lower(ratio.device).to(ratio.dtype)
-        # One axis for both signs, with negative tokens left of 0: an interval holds its right end, so a positive token
-        # counts as unclipped up to and including c_high, a negative one from c_low on. A candidate below 0 is one at 0.
-        edges = torch.cat([-lower.clamp(min=0).flip(0), torch.zeros_like(lower[:1]), upper])
-        interval = torch.bucketize(torch.copysign(ratio, advantages), edges)
-        sums = bucket_sums(interval, (magnitude, magnitude * ratio), len(edges) + 1)
-        negative, positive = sums.split([self._lower_count + 1, self._upper_count + 1], dim=1)
-        return torch.cat([positive.flatten(), negative.flip(1).flatten()])
+        # A positive token counts as unclipped up to and including c_high, a negative one from c_low on.
+        under_upper = count_below(upper, ratio, start=self.upper_start, step=self.upper_step)
+        last = self.lower_start + (len(lower) - 1) * self.lower_step
+        over_lower = len(lower) - count_below(-lower.flip(0), -ratio, start=-last, step=self.lower_step)
+        # One axis for both signs: the intervals between lower candidates follow those between upper ones.
+        interval = torch.where(advantages < 0, over_lower + len(upper) + 1, under_upper)
+        sums = bucket_sums(interval.to(torch.int64), (magnitude, magnitude * ratio), len(upper) + len(lower) + 2)
+        positive, negative = sums.split([len(upper) + 1, len(lower) + 1], dim=1)
+        return torch.cat([positive.flatten(), negative.flatten()])
 
     def decide(self, statistics: Tensor) -> Tensor:
         upper, lower = self._upper(statistics.device), self._lower(statistics.device)

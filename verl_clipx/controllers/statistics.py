@@ -21,3 +21,26 @@ def bucket_sums(bucket: Tensor, values: Sequence[Tensor], bucket_count: int) -> 
     """
     zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=torch.float64, device=bucket.device)
     return torch.stack([zeros.scatter_add(1, bucket, value.to(torch.float64)).sum(0) for value in values])
+
+
+def count_below(candidates: Tensor, values: Tensor, *, start: float, step: float) -> Tensor:
+    """How many candidates lie below each value, as torch.bucketize, which takes ten times as long on a CPU.
+
+    The arithmetic of the regular grid gives the number to within one, two comparisons with the candidates themselves
+    the rest.
+
+    Args:
+        candidates: ascending, each less than one step from the point of the same number of the regular grid.
+        values: finite, (sequences, length), in the candidates' dtype.
+        start: first point of the grid.
+        step: distance of its points; 0 for one candidate.
+
+    Returns:
+        int32 in [0, len(candidates)], (sequences, length).
+    """
+    guess = ((values - start) / (step or 1.0)).ceil_().clamp_(0, len(candidates)).to(torch.int32).flatten()
+    ends = torch.full_like(candidates[:1], torch.inf)
+    edges = torch.cat([-ends, candidates, ends])
+    too_high = (values.flatten() <= edges.index_select(0, guess)).view(torch.int8)
+    too_low = (values.flatten() > edges.index_select(0, guess + 1)).view(torch.int8)
+    return guess.sub_(too_high).add_(too_low).view_as(values)

@@ -3,8 +3,8 @@
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import below, choose
 from verl_clipx.losses.ratio import followed_ratio
+from verl_clipx.masking import below, choose
 
 
 def gradient_weight(

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import below, kept
 from verl_clipx.losses.ratio import followed_ratio, saturation_limit
+from verl_clipx.masking import below, kept
 
 
 def gradient_weight(

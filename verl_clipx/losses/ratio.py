@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from verl_clipx.losses.masking import below, kept
+from verl_clipx.masking import below, kept
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.

@@ -3,7 +3,7 @@
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import below
+from verl_clipx.masking import below
 
 # L and H: the ratio below the lower or above the upper bound; N and P: negative or positive advantage; M: the rest.
 OUTER_REGIONS = ("LN", "HP", "LP", "HN")

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import as_bits, below, kept
 from verl_clipx.losses.regions import OUTER_REGIONS, REGIONS, region_members
+from verl_clipx.masking import as_bits, below, kept
 
 TOKENS = "tokens"
 

@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.masking import as_bits, kept
 from verl_clipx.losses.policy_gradient import per_token_loss
 from verl_clipx.losses.ratio import clamped, compute_dtype, importance_ratio
+from verl_clipx.masking import as_bits, kept
 from verl_clipx.tokens.advantage_reweighting import reweighted_advantages
 from verl_clipx.tokens.entropy_selection import (
     entropy_statistics,

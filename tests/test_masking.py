@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.losses.masking import as_bits, below, choose, kept
+from verl_clipx.masking import as_bits, below, choose, kept
 
 DTYPES = [torch.float32, torch.float64]
 TINY = torch.finfo(torch.float32).smallest_normal
