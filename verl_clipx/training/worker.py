@@ -141,6 +141,7 @@ class ClipxTraining:
     rollouts: int = 0
     parameter_sync_step: int = 1
     gradient_norm: float | None = None
+    watching: bool = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
@@ -304,7 +305,9 @@ class ClipxTraining:
 
     def _watch_optimizer_step(self) -> None:
         # The norm reaches the metrics only on ranks with outputs; every rank has to know whether the step was taken.
-        original = self.engine.optimizer_step
+        if self.watching:
+            return
+        original, self.watching = self.engine.optimizer_step, True
 
         def optimizer_step(*args, **kwargs):
             norm = original(*args, **kwargs)
