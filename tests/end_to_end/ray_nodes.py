@@ -22,6 +22,8 @@ REPOSITORY = Path(__file__).parents[2]
 # Not 127.0.0.1: Ray replaces it by the machine's own address.
 HEAD = "127.0.0.2"
 SECONDS_TO_JOIN = 120
+# Ray gives a starting node 15 s for its agents; on a busy machine it gives up now and then.
+ATTEMPTS = 3
 
 
 @dataclass(frozen=True)
@@ -116,10 +118,23 @@ class Cluster:
                 "--object-store-memory=200000000",
                 *role,
             ]
-            with (self.folder / f"{address}.log").open("ab") as log:
-                process = subprocess.Popen(command, stdout=log, stderr=log, env={**os.environ, **self.environment})
-            self.nodes[address] = Node(address, process)
+            self.nodes[address] = self._started(address, command)
         self._wait()
+
+    def _started(self, address: str, command: list[str]) -> Node:
+        log = self.folder / f"{address}.log"
+        for _ in range(ATTEMPTS):
+            with log.open("wb") as output:
+                process = subprocess.Popen(
+                    command, stdout=output, stderr=output, env={**os.environ, **self.environment}
+                )
+            node = Node(address, process)
+            while process.poll() is None:
+                if b"Ray runtime started" in log.read_bytes():
+                    return node
+                time.sleep(0.1)
+            node.kill()
+        raise AssertionError(f"{address} ended in each of {ATTEMPTS} attempts to start\n{self.logs()}")
 
     def _wait(self) -> None:
         script = REPOSITORY / "recipes" / "cluster" / "wait_for_nodes.py"
