@@ -11,7 +11,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from omegaconf import OmegaConf, open_dict
 from tensordict import TensorDict
 from verl.models.transformers.monkey_patch import apply_monkey_patch
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
@@ -20,21 +19,9 @@ from verl.utils.seqlen_balancing import rearrange_micro_batches
 from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.engine_workers import TrainingWorker
 
-from tests.reproduction.runs import composed
+from tests.reproduction.runs import ACTOR, BASE, changed
 from verl_clipx.reproduction.divisibility import ConfigurationError, layout_of
 from verl_clipx.reproduction.models import QWEN_7B, QWEN_14B
-
-MODEL = "Qwen/Qwen2.5-7B"
-ACTOR = "actor_rollout_ref.actor"
-BASE = composed(MODEL)
-
-
-def changed(changes: dict):
-    config = BASE.copy()
-    with open_dict(config):
-        for key, value in changes.items():
-            OmegaConf.update(config, key, value)
-    return config
 
 
 class Reached(Exception):

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from tests.reproduction.runs import composed
 from verl_clipx.reproduction import plan_command, presets
-from verl_clipx.reproduction.cost import Assumptions
+from verl_clipx.reproduction.cost.assumptions import Assumptions
 
 app = typer.Typer()
 app.command("plan")(plan_command.plan)

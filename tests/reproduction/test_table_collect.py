@@ -10,15 +10,14 @@ import json
 from pathlib import Path
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
+from tests.reproduction.tables import small_table
 from verl_clipx.reproduction.collect import collect
 from verl_clipx.reproduction.config_hash import significant_values
 from verl_clipx.reproduction.measures import over_seeds
 from verl_clipx.reproduction.presets import compose_preset
-from verl_clipx.reproduction.tables_definition import build_table
 
 GRPO, ACPO = "cpu/countdown_grpo_near", "cpu/countdown_acpo_near"
 
@@ -29,17 +28,9 @@ VERSIONS = {"verl": "0.9.1", "torch": "2.13.0", "vllm": None}
 
 
 def definition(**changes):
-    entries = yaml.safe_load(
+    return small_table(
         f"""
-        title: t
-        source: s
-        metric: m
-        unit: percent
-        digits: 1
-        hardware: cpu
-        nodes: 1
         seeds: [1, 2]
-        data: data
         evaluation: {{protocol: sampled, samples: 8, temperature: 1.0, max_tokens: 16}}
         benchmarks: {{b: {{file: b/test.parquet}}, c: {{file: c/test.parquet}}}}
         columns:
@@ -53,9 +44,9 @@ def definition(**changes):
           - {{name: before, model: hub/model}}
           - {{name: paper, quoted: because, expected: [1.0, 2.0, 1.5, null]}}
           - {{name: difference, minus: [ACPO, GRPO]}}
-        """
+        """,
+        **changes,
     )
-    return build_table("small", entries | changes)
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,8 @@ That the numbers are the papers' is not tested here: there is no second source o
 from pathlib import Path
 
 import pytest
-import yaml
 
+from tests.reproduction.tables import small_table
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.reproduction.tables_definition import (
     GAIN_OF,
@@ -16,7 +16,6 @@ from verl_clipx.reproduction.tables_definition import (
     Column,
     Row,
     Source,
-    build_table,
     load_table,
     table_names,
 )
@@ -149,17 +148,8 @@ def test_times_add_up():
 
 
 def small(**changes):
-    entries = yaml.safe_load(
+    return small_table(
         """
-        title: t
-        source: s
-        metric: m
-        unit: percent
-        digits: 1
-        hardware: cpu
-        nodes: 1
-        seeds: [1]
-        data: data
         evaluation: {protocol: sampled, samples: 2, temperature: 1.0, max_tokens: 16}
         benchmarks: {b: {file: b/test.parquet}, c: {file: c/test.parquet, max_tokens: 32}}
         columns:
@@ -170,9 +160,9 @@ def small(**changes):
           - {name: y, presets: {near: p/y_near}}
           - {name: z, model: hub/z}
           - {name: q, quoted: because, expected: [3.0, null]}
-        """
+        """,
+        **changes,
     )
-    return build_table("small", entries | changes)
 
 
 def test_a_cell_knows_its_run_its_benchmarks_and_its_number():

@@ -16,6 +16,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
+from tests.reproduction.tables import small_table
 from verl_clipx.cli import app
 from verl_clipx.reproduction import table_plan
 from verl_clipx.reproduction.table_plan import (
@@ -28,37 +29,26 @@ from verl_clipx.reproduction.table_plan import (
     run_job,
     training_command,
 )
-from verl_clipx.reproduction.tables_definition import build_table, load_table
+from verl_clipx.reproduction.tables_definition import load_table
 
 ROOT = Path(__file__).parents[2]
 
-TABLE = build_table(
-    "small",
-    yaml.safe_load(
-        """
-        title: t
-        source: s
-        metric: m
-        unit: percent
-        digits: 1
-        hardware: cpu
-        nodes: 1
-        seeds: [1, 2]
-        data: data
-        prepare:
-          - {makes: b/test.parquet, command: "build --out {data}/b"}
-        evaluation: {protocol: mean-of-last-three, samples: 1, temperature: 0.0, max_tokens: 16}
-        evaluation_options: --backend cpu
-        benchmarks: {b: {file: b/test.parquet}, c: {file: c/test.parquet, samples: 16, temperature: 1.0}}
-        columns:
-          - {name: B, measure: {benchmark: b, metric: avg@1}}
-          - {name: C, measure: {benchmark: c, metric: avg@16}}
-        rows:
-          - {name: base, model: "{data}/policy", evaluation_options: --template plain}
-          - {name: GRPO, preset: cpu/countdown_grpo_near}
-          - {name: DAPO, preset: cpu/countdown_dapo_near}
-        """
-    ),
+TABLE = small_table(
+    """
+    seeds: [1, 2]
+    prepare:
+      - {makes: b/test.parquet, command: "build --out {data}/b"}
+    evaluation: {protocol: mean-of-last-three, samples: 1, temperature: 0.0, max_tokens: 16}
+    evaluation_options: --backend cpu
+    benchmarks: {b: {file: b/test.parquet}, c: {file: c/test.parquet, samples: 16, temperature: 1.0}}
+    columns:
+      - {name: B, measure: {benchmark: b, metric: avg@1}}
+      - {name: C, measure: {benchmark: c, metric: avg@16}}
+    rows:
+      - {name: base, model: "{data}/policy", evaluation_options: --template plain}
+      - {name: GRPO, preset: cpu/countdown_grpo_near}
+      - {name: DAPO, preset: cpu/countdown_dapo_near}
+    """
 )
 
 

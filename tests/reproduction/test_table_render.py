@@ -3,37 +3,30 @@
 import json
 
 import pytest
-import yaml
 from typer.testing import CliRunner
 
+from tests.reproduction.tables import small_table
 from verl_clipx.cli import app
 from verl_clipx.reproduction.collect import hash_of_definition
 from verl_clipx.reproduction.render import render
-from verl_clipx.reproduction.tables_definition import build_table, load_table
+from verl_clipx.reproduction.tables_definition import load_table
 
-TABLE = build_table(
-    "small",
-    yaml.safe_load(
-        """
-        title: A & B
-        source: Paper, Table 1
-        metric: accuracy
-        unit: percent
-        digits: 1
-        hardware: cpu
-        nodes: 1
-        seeds: [1]
-        data: data
-        benchmarks: {b: {file: b.parquet}}
-        columns:
-          - {name: one, measure: {benchmark: b, metric: avg@8}}
-          - {name: two_2, measure: {benchmark: b, metric: avg@8}, notes: [a]}
-        rows:
-          - {name: x, preset: p/x, expected: [40.0, 50.0]}
-          - {name: "y|z", preset: p/y}
-        footnotes: {a: "See `clipx eval`."}
-        """
-    ),
+TABLE = small_table(
+    """
+    title: A & B
+    source: Paper, Table 1
+    metric: accuracy
+    unit: percent
+    digits: 1
+    benchmarks: {b: {file: b.parquet}}
+    columns:
+      - {name: one, measure: {benchmark: b, metric: avg@8}}
+      - {name: two_2, measure: {benchmark: b, metric: avg@8}, notes: [a]}
+    rows:
+      - {name: x, preset: p/x, expected: [40.0, 50.0]}
+      - {name: "y|z", preset: p/y}
+    footnotes: {a: "See `clipx eval`."}
+    """
 )
 
 

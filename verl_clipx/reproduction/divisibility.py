@@ -91,7 +91,7 @@ def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
             raise ConfigurationError(key, value, "not a number of machines or GPUs", "Set a whole number above 0.")
     gpus = nodes * per_node
     sequence_parallel = sequence_parallel_size(config)
-    _check_heads(sequence_parallel, gpus, shape)
+    _check_sequence_parallel(sequence_parallel, gpus, shape)
     fsdp_size = actor.fsdp_config.fsdp_size
     shards = fsdp_size if 0 < fsdp_size < gpus else gpus
     if gpus % shards:
@@ -238,18 +238,17 @@ def _check_covered(config: DictConfig) -> None:
             raise ConfigurationError(key, value, "not covered by the estimator", fix)
 
 
-def _check_heads(sequence_parallel: int, gpus: int, shape: ModelShape) -> None:
+def _check_sequence_parallel(sequence_parallel: int, gpus: int, shape: ModelShape) -> None:
     key = f"{ACTOR}.ulysses_sequence_parallel_size"
     if gpus % sequence_parallel:
         raise ConfigurationError(key, sequence_parallel, f"does not divide the {gpus} GPUs", "Choose a divisor.")
-    queries, groups = shape.num_attention_heads, shape.num_key_value_heads
-    if queries % sequence_parallel or (groups % sequence_parallel and sequence_parallel % groups):
-        raise ConfigurationError(
-            key,
-            sequence_parallel,
-            f"does not divide the model's {queries} attention heads, or does not match its {groups} key-value heads",
-            f"Choose a divisor of {queries} that divides {groups} or is a multiple of it.",
-        )
+    _check_heads(
+        key,
+        sequence_parallel,
+        shape,
+        f"does not divide the model's {shape.num_attention_heads} attention heads, or does not match its "
+        f"{shape.num_key_value_heads} key-value heads",
+    )
 
 
 def _replica_size(config: DictConfig, shape: ModelShape, gpus: int, per_node: int) -> int:
@@ -264,15 +263,22 @@ def _replica_size(config: DictConfig, shape: ModelShape, gpus: int, per_node: in
             f"a rollout server takes {size} GPUs, which does not divide the {gpus} GPUs, {per_node} a node",
             f"Choose a divisor of {per_node}.",
         )
-    queries, groups = shape.num_attention_heads, shape.num_key_value_heads
-    if queries % tensor_parallel or (groups % tensor_parallel and tensor_parallel % groups):
-        raise ConfigurationError(
-            key,
-            tensor_parallel,
-            f"the rollout engine cannot split {queries} attention heads and {groups} key-value heads over it",
-            f"Choose a divisor of {queries} that divides {groups} or is a multiple of it.",
-        )
+    _check_heads(
+        key,
+        tensor_parallel,
+        shape,
+        f"the rollout engine cannot split {shape.num_attention_heads} attention heads and "
+        f"{shape.num_key_value_heads} key-value heads over it",
+    )
     return size
+
+
+def _check_heads(key: str, ranks: int, shape: ModelShape, problem: str) -> None:
+    # verl's Ulysses and vLLM's tensor parallelism have the same rule: ranks share the key-value heads, or copy them.
+    queries, groups = shape.num_attention_heads, shape.num_key_value_heads
+    if queries % ranks or (groups % ranks and ranks % groups):
+        fix = f"Choose a divisor of {queries} that divides {groups} or is a multiple of it."
+        raise ConfigurationError(key, ranks, problem, fix)
 
 
 def _check_micro_batches(config: DictConfig, layout: Layout) -> None:

@@ -11,7 +11,8 @@ from rich.markup import escape
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from verl_clipx.reproduction.cost import Assumptions, Estimate
+    from verl_clipx.reproduction.cost.assumptions import Assumptions
+    from verl_clipx.reproduction.cost.estimate import Estimate
 
 console = Console()
 
@@ -34,7 +35,8 @@ def plan(
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_clipx.reproduction.cost import GPUS, Assumptions, estimate
+    from verl_clipx.reproduction.cost.assumptions import GPUS, Assumptions
+    from verl_clipx.reproduction.cost.estimate import estimate
     from verl_clipx.reproduction.presets import compose_preset
 
     gpu = GPUS.get(hardware.split("x")[0])
@@ -88,7 +90,7 @@ def _division(result: "Estimate") -> Table:
 
 
 def _memory(result: "Estimate") -> Table:
-    from verl_clipx.reproduction.cost import GIB
+    from verl_clipx.reproduction.cost.assumptions import GIB
 
     table = Table(box=SIMPLE, title=f"memory of a GPU at each phase's peak, GiB of {result.limit / GIB:.1f}")
     for heading in ("phase", "GiB", "of which"):

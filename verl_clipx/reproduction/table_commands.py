@@ -93,7 +93,8 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
         hours = len(trainings) * table.seconds_per_run / 3600
         return f"{len(trainings)} trainings, about {hours:.1f} h at {table.seconds_per_run} s each with evaluation."
     try:
-        from verl_clipx.reproduction.cost import GPUS, estimate
+        from verl_clipx.reproduction.cost.assumptions import GPUS
+        from verl_clipx.reproduction.cost.estimate import estimate
         from verl_clipx.reproduction.presets import compose_preset
     except ImportError:
         return f"{len(trainings)} trainings; no estimate."

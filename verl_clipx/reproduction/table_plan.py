@@ -120,7 +120,7 @@ def is_trained(run: RunFolder) -> bool:
         return False
     total = run.total_steps
     if total is None:
-        from verl_clipx.reproduction.cost import steps_of
+        from verl_clipx.reproduction.cost.work import steps_of
 
         total = steps_of(run.config)
     return total is not None and run.last_step >= total

@@ -1,0 +1,76 @@
+"""What an estimate rests on besides the run: GPUs by their data sheets, and numbers that the run does not fix."""
+
+from dataclasses import dataclass, field
+
+from omegaconf import DictConfig
+
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class GPU:
+    """A kind of GPU, by its data sheet.
+
+    Args:
+        name: as on the data sheet.
+        memory: bytes that a process can use.
+        flops: dense bfloat16 operations a second.
+        bandwidth: bytes a second from its memory.
+    """
+
+    name: str
+    memory: float
+    flops: float
+    bandwidth: float
+
+
+A100 = GPU("A100-SXM4-80GB", 79.1 * GIB, 312e12, 2.04e12)
+H100 = GPU("H100-SXM5-80GB", 79.1 * GIB, 989e12, 3.35e12)
+# By the first part of a Hydra group's name, +hardware=a100x8.
+GPUS = {"a100": A100, "h100": H100}
+
+
+def _assumption(default: float, meaning: str) -> float:
+    return field(default=default, metadata={"meaning": meaning})
+
+
+@dataclass(frozen=True)
+class Assumptions:
+    """Every number that neither the configuration nor the model fixes. None of them was measured on a GPU here."""
+
+    process_gib: float = _assumption(1.5, "GiB a GPU of the training process: CUDA context, NCCL, library workspaces")
+    server_gib: float = _assumption(
+        2.5, "GiB a GPU of the rollout server outside its share, awake or asleep: CUDA context, NCCL, CUDA graphs"
+    )
+    allocator_share: float = _assumption(0.05, "share of the GPU's memory that fragmentation makes unusable")
+    gathered_layers: int = _assumption(3, "layers whose parameters FSDP holds whole at a time: in use, next, arriving")
+    compute_utilisation: float = _assumption(0.35, "share of the data sheet's operations a second in training, prefill")
+    bandwidth_utilisation: float = _assumption(0.5, "share of the data sheet's memory bandwidth while decoding")
+    decode_step_seconds: float = _assumption(0.006, "seconds that a decoding step takes besides reading memory")
+    mean_prompt_share: float = _assumption(0.5, "mean prompt, as a share of data.max_prompt_length")
+    mean_response_share: float = _assumption(
+        0.5, "mean response, as a share of data.max_response_length; one response of a batch reaches the limit"
+    )
+    other_share: float = _assumption(
+        0.15, "share added to a step's time: rewards, weight transfer, offload, the driver; validation is not counted"
+    )
+
+
+def mean_prompt(config: DictConfig, assumptions: Assumptions) -> int:
+    """Mean tokens of a prompt.
+
+    Args:
+        config: the run's configuration.
+        assumptions: the share of the longest.
+    """
+    return max(round(config.data.max_prompt_length * assumptions.mean_prompt_share), 1)
+
+
+def mean_response(config: DictConfig, assumptions: Assumptions) -> int:
+    """Mean tokens of a response.
+
+    Args:
+        config: the run's configuration.
+        assumptions: the share of the longest.
+    """
+    return max(round(config.data.max_response_length * assumptions.mean_response_share), 1)

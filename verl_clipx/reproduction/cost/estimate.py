@@ -1,0 +1,117 @@
+"""A run's estimate as a whole, or why the run does not fit."""
+
+from dataclasses import dataclass
+
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.reproduction.cost.assumptions import GIB, GPU, Assumptions
+from verl_clipx.reproduction.cost.memory import Phase, Rollout, host_bytes, memory_phases, rollout_of
+from verl_clipx.reproduction.cost.work import Work, steps_of, work_of
+from verl_clipx.reproduction.divisibility import ROLLOUT, ConfigurationError, Layout, layout_of
+from verl_clipx.reproduction.models import ModelShape, shape_of
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A run's estimate.
+
+    Args:
+        shape: the model's.
+        gpu: the kind of GPU.
+        layout: the division over the GPUs.
+        phases: memory of one GPU.
+        limit: bytes that a phase may take.
+        host_bytes: memory of a node for what is offloaded, and for a whole copy of the model while loading.
+        rollout: the rollout server.
+        work: one step.
+        steps: of the run, or None if the number of prompts is not known here.
+        assumptions: behind all of it.
+    """
+
+    shape: ModelShape
+    gpu: GPU
+    layout: Layout
+    phases: tuple[Phase, ...]
+    limit: float
+    host_bytes: float
+    rollout: Rollout
+    work: Work
+    steps: int | None
+    assumptions: Assumptions
+
+    @property
+    def gpu_hours_per_step(self) -> float:
+        """GPU-hours of one step."""
+        return self.layout.gpus * self.work.seconds / 3600
+
+    @property
+    def gpu_hours(self) -> float | None:
+        """GPU-hours of the run, or None if its number of steps is not known."""
+        return None if self.steps is None else self.steps * self.gpu_hours_per_step
+
+
+def estimate(
+    config: DictConfig, gpu: GPU, assumptions: Assumptions | None = None, train_prompts: int | None = None
+) -> Estimate:
+    """Estimates a run, or refuses it.
+
+    Args:
+        config: a run's whole configuration, composed on verl's main one.
+        gpu: the kind of GPU.
+        assumptions: what neither fixes.
+        train_prompts: prompts of the training set; None reads them from data.train_files where those exist.
+
+    Returns:
+        The estimate.
+
+    Raises:
+        ConfigurationError: batches do not divide, or a phase does not fit; the message names the key and what to do.
+        ValueError: the model's shape is not known.
+    """
+    assumptions = assumptions or Assumptions()
+    shape = shape_of(config.actor_rollout_ref.model.path)
+    layout = layout_of(config, shape)
+    limit = gpu.memory * (1 - assumptions.allocator_share)
+    rollout = rollout_of(config, shape, layout, gpu, assumptions)
+    phases = memory_phases(config, shape, layout, gpu, rollout, assumptions)
+    for phase in phases:
+        if phase.total > limit:
+            raise ConfigurationError(
+                phase.key, OmegaConf.select(config, phase.key), too_much(phase, limit, gpu), phase.fix
+            )
+    if rollout.full_length_sequences < 1:
+        raise ConfigurationError(
+            f"{ROLLOUT}.gpu_memory_utilization",
+            config.actor_rollout_ref.rollout.gpu_memory_utilization,
+            f"leaves {rollout.cache / GIB:.1f} GiB a GPU for the KV cache, which holds {max(rollout.cached_tokens, 0)} "
+            f"tokens; the longest sequence has {layout.longest}",
+            f"Raise it, or {ROLLOUT}.tensor_model_parallel_size.",
+        )
+    return Estimate(
+        shape=shape,
+        gpu=gpu,
+        layout=layout,
+        phases=phases,
+        limit=limit,
+        host_bytes=host_bytes(config, shape, layout),
+        rollout=rollout,
+        work=work_of(config, shape, layout, gpu, rollout, assumptions),
+        steps=steps_of(config, train_prompts),
+        assumptions=assumptions,
+    )
+
+
+def too_much(phase: Phase, limit: float, gpu: GPU) -> str:
+    """Why a phase does not fit, with its largest parts.
+
+    Args:
+        phase: the phase.
+        limit: bytes that it may take.
+        gpu: the kind of GPU.
+    """
+    largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
+    parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)
+    return (
+        f"{phase.name} needs {phase.total / GIB:.1f} GiB a GPU of the {limit / GIB:.1f} that a {gpu.name} offers "
+        f"({parts})"
+    )
