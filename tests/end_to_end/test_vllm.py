@@ -76,6 +76,8 @@ ENVIRONMENT = {
     # vLLM would pin its threads to cores, the same ones in every engine.
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_NO_USAGE_STATS": "1",
+    # What vLLM compiles besides the model takes longer than it saves, and a killed run leaves half files in the cache.
+    "TORCHDYNAMO_DISABLE": "1",
     "PYTHONPATH": str(REPOSITORY),
     "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.rollout_agreement",
 }
