@@ -158,6 +158,26 @@ def token_loss(
     return TokenLoss(value, gradient, weight, bounds)
 
 
+def sums_of(config: MethodConfig, tokens: Tokens, loss: TokenLoss, counted: Tensor) -> Tensor:
+    """`token_sums` of a loss.
+
+    Args:
+        config: the method's configuration.
+        tokens: the tokens.
+        loss: their loss.
+        counted: bool, (sequences, length): the tokens that count.
+    """
+    return token_sums(
+        ratio=tokens.ratio,
+        log_ratio=tokens.log_ratio,
+        advantages=tokens.advantages,
+        weight=loss.weight,
+        bounds=loss.bounds,
+        mask=counted,
+        dual_clip=getattr(config, "dual_clip", None),
+    )
+
+
 def row_blocks(sequences: int, length: int) -> list[slice]:
     """Cuts a micro-batch into blocks of about BLOCK_TOKENS tokens, at least one sequence each."""
     rows = max(BLOCK_TOKENS // max(length, 1), 1)
@@ -313,15 +333,7 @@ def policy_loss(
         tokens = tokens_in(rows)
         result = token_loss(method, settings, tokens, decision, part(rollout_is_weights, rows))
         value[rows], gradient[rows] = result.value, result.gradient
-        totals += token_sums(
-            ratio=tokens.ratio,
-            log_ratio=tokens.log_ratio,
-            advantages=tokens.advantages,
-            weight=result.weight,
-            bounds=result.bounds,
-            mask=counted[rows],
-            dual_clip=getattr(settings, "dual_clip", None),
-        )
+        totals += sums_of(settings, tokens, result, counted[rows])
     sums = token_metrics(totals)
 
     # For verl's aggregation: the matrix, the tokens it is averaged over, and their number over the mini-batch.
