@@ -189,7 +189,7 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
     CHECKS.get(method, check_lopti)(run)
     fresh, gap = run.log[f"{PREFIX}/fresh_tokens"], run.log[f"{PREFIX}/log_prob_gap"]
     # Also after an update; which rollout batches of colocate_async are fresh depends on time.
-    assert fresh[1] > 0 and fresh[2:].sum() > 0
+    assert fresh.loc[1] > 0 and fresh.loc[2:].sum() > 0
     assert gap.max() < TOLERANCE
     difference = run.log["training/rollout_probs_diff_max"]
     if mode == "sync":
