@@ -52,10 +52,10 @@ def token_sums(
     else:
         counted.append(below(advantages, 0.0) & below(dual_clip, ratio))
     mass = (weight * advantages).abs_()
-    summed = [kept(log_ratio, bits), kept(ratio, bits), *(kept(mass, regions[region]) for region in REGIONS)]
+    summed = [(log_ratio, bits), (ratio, bits), *((mass, regions[region]) for region in REGIONS)]
     # Each sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
     numbers = torch.stack([-tokens.sum(dtype=torch.int32) for tokens in counted])
-    totals = torch.stack([values.sum(-1) for values in summed]).sum(-1, dtype=torch.float64)
+    totals = torch.stack([kept(values, tokens).sum(-1) for values, tokens in summed]).sum(-1, dtype=torch.float64)
     return torch.cat([numbers.to(torch.float64), totals])
 
 

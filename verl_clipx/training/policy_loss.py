@@ -25,7 +25,7 @@ from verl_clipx.training.staleness import staleness_sums
 
 # Tokens whose intermediate results are held at a time. Results do not depend on it beyond the rounding of sums; memory
 # does, and on a CPU a block stays in the cache.
-BLOCK_TOKENS = 32768
+BLOCK_TOKENS = 48 * 1024
 
 
 class TokenLoss(NamedTuple):
@@ -158,21 +158,21 @@ def token_loss(
     return TokenLoss(value, gradient, weight, bounds)
 
 
-def sums_of(config: MethodConfig, tokens: Tokens, loss: TokenLoss, counted: Tensor) -> Tensor:
+def sums_of(config: MethodConfig, tokens: Tokens, weight: Tensor, bounds: Bounds, counted: Tensor) -> Tensor:
     """`token_sums` of a loss.
 
     Args:
         config: the method's configuration.
         tokens: the tokens.
-        loss: their loss.
+        weight, bounds: their gradient weights and clip bounds.
         counted: bool, (sequences, length): the tokens that count.
     """
     return token_sums(
         ratio=tokens.ratio,
         log_ratio=tokens.log_ratio,
         advantages=tokens.advantages,
-        weight=loss.weight,
-        bounds=loss.bounds,
+        weight=weight,
+        bounds=bounds,
         mask=counted,
         dual_clip=getattr(config, "dual_clip", None),
     )
@@ -331,9 +331,10 @@ def policy_loss(
     totals = torch.zeros(len(COUNTED) + len(SUMMED), dtype=torch.float64, device=mask.device)
     for rows in blocks:
         tokens = tokens_in(rows)
-        result = token_loss(method, settings, tokens, decision, part(rollout_is_weights, rows))
-        value[rows], gradient[rows] = result.value, result.gradient
-        totals += sums_of(settings, tokens, result, counted[rows])
+        value[rows], gradient[rows], weight, bounds = token_loss(
+            method, settings, tokens, decision, part(rollout_is_weights, rows)
+        )
+        totals += sums_of(settings, tokens, weight, bounds, counted[rows])
     sums = token_metrics(totals)
 
     # For verl's aggregation: the matrix, the tokens it is averaged over, and their number over the mini-batch.
