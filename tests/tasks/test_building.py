@@ -54,6 +54,13 @@ def define(rows, **changes):
 ROWS = [row("What is 1+1?", "2"), row("what  is 1+1?", "2"), row("What is 2+2?", "4"), row("WHAT IS 2+2?", "5")]
 
 
+def test_repeats_that_were_drawn_on_purpose_stay(tmp_path):
+    definition, _ = define(ROWS, repeats=True)
+    record = build_split(definition, tmp_path / "new", split="train")
+    assert (record.rows, record.duplicates, record.conflicts) == (4, 0, 0)
+    assert pq.read_table(tmp_path / "new" / "train.parquet").num_rows == 4
+
+
 def test_duplicates_are_dropped_and_counted(tmp_path):
     definition, _ = define(ROWS)
     record = build_split(definition, tmp_path / "new", split="train")

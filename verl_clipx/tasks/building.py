@@ -117,12 +117,14 @@ def build_split(
             return record
         made_by = "by something else" if record is None else f"with {_differences(record.request, request)}"
         raise FileExistsError(f"{path} is there and was made {made_by}; remove it or choose another folder")
+    counts = _Counts()
     rows = definition.rows(source, split=split, prompt=prompt, **options)
+    if not definition.repeats:
+        rows = _unique(rows, counts)
     _remove_leftovers(folder, split)
     spool, partial = (folder / f".{split}.{kind}.{os.getpid()}" for kind in ("jsonl", "parquet"))
-    counts = _Counts()
     try:
-        schema = _spool(islice(_unique(rows, counts), limit), spool, counts, definition, on_row)
+        schema = _spool(islice(rows, limit), spool, counts, definition, on_row)
         if not counts.kept:
             raise ValueError(f"{definition.name}, {split}: no rows; verl cannot load an empty file")
         record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())

@@ -46,6 +46,9 @@ class DatasetDefinition:
     splits: tuple[str, ...]
     """Names of the splits that `rows` takes, in the order in which they are built."""
 
+    repeats: bool = False
+    """Whether problems that stand in it several times were drawn so on purpose, and stay."""
+
     def __post_init__(self) -> None:
         if self.kind not in ("train", "evaluation"):
             raise ValueError(f"{self.name}: kind={self.kind!r} is unknown; use 'train' or 'evaluation'")

@@ -55,6 +55,7 @@ def _train(
     licence: str,
     prompts: tuple[str, ...] = BOXED_FIRST,
     alternatives: bool = False,
+    repeats: bool = False,
 ) -> DatasetDefinition:
     return DatasetDefinition(
         name=name,
@@ -66,6 +67,7 @@ def _train(
         prompts=prompts,
         rows=_rows_of(name, read, alternatives),
         splits=("train",),
+        repeats=repeats,
     )
 
 
@@ -108,6 +110,7 @@ DATASETS: tuple[DatasetDefinition, ...] = (
         "DeepScaleR problems of uniform difficulty, from a local copy of AR-Lopti's file; AR-Lopti",
         None,
         "not stated by AR-Lopti; DeepScaleR: MIT",
+        repeats=True,
     ),
     _train(
         "skywork_or1_math",
