@@ -48,6 +48,7 @@ def test_no_sequences():
         (-0.5, 0.5, 0.1, "full"),
         (1.5, 1.5, 0.0, "full"),
         (0.0, 1e-3, 1e-4, "full"),
+        (1.2, 1.2001, 1e-8, "full"),
     ],
 )
 def test_count_below_is_bucketize_at_between_and_beside_candidates(start, stop, step, last_step, dtype):

@@ -131,10 +131,7 @@ class BapoController:
         old_log_prob: Tensor,
         rollout_log_prob: Tensor | None = None,
     ) -> Tensor:
-        magnitude = advantages.abs().to(torch.float64)
-        if self.weight != "none":
-            magnitude = magnitude * self._weight(old_log_prob, rollout_log_prob)
-        magnitude = kept(magnitude, mask)
+        magnitude = kept(advantages.abs().to(torch.float64) * self._weight(old_log_prob, rollout_log_prob), mask)
         # Candidates in the ratio's own dtype: rounded differently, a ratio equal to one would fall beside it.
         upper, lower = self._upper(ratio.device).to(ratio.dtype), self._lower(ratio.device).to(ratio.dtype)
         # A positive token counts as unclipped up to and including c_high, a negative one from c_low on.
