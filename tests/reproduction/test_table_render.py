@@ -129,6 +129,15 @@ def test_different_numbers_of_seeds_are_said_in_the_cells():
     assert "95 % intervals of 1 cell: Student's, over questions." in text
 
 
+def test_a_model_that_is_only_evaluated_has_no_seed():
+    cells = [dict(cell) for cell in RESULTS["cells"]]
+    cells[2] |= {"low": 6.0, "high": 8.0, "interval": "questions", "seeds": []}
+    text = render(TABLE, RESULTS | {"cells": cells}, "markdown")
+    assert "**7.0 [6.0, 8.0]**" in text
+    assert text.count("over questions.") == 1
+    assert "0 seeds" not in text
+
+
 def test_what_rounds_to_zero_has_no_minus():
     cells = [dict(RESULTS["cells"][0], mean=39.99, difference=-0.01), *RESULTS["cells"][1:]]
     assert "(+0.0)" in render(TABLE, RESULTS | {"cells": cells}, "markdown")

@@ -65,7 +65,7 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
     """A table as text, before it gets a format."""
     cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
-    per_cell = len({len(cell["seeds"]) for cell in cells.values() if cell.get("interval")}) > 1
+    per_cell = len({len(cell["seeds"]) for cell in cells.values() if cell.get("interval") and cell["seeds"]}) > 1
 
     def row_of(row: Row) -> list[Cell]:
         found = [cells.get((row.name, column.name), {}) for column in table.columns]
@@ -90,7 +90,8 @@ def _cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], per_c
         measured += f" [{_number(cell['low'], digits)}, {_number(cell['high'], digits)}]"
     if cell["difference"] is not None:
         measured += f" ({_number(cell['difference'], digits, sign='+')})"
-    if per_cell and cell["interval"]:
+    # A model that is only evaluated has no seed.
+    if per_cell and cell["interval"] and cell["seeds"]:
         measured += f", {_seeds(len(cell['seeds']))}"
     return Cell(_number(expected, digits), measured)
 
@@ -120,9 +121,9 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
         )
     elif not measured:
         lines.append("Nothing has been measured.")
-    counts = Counter((cell["interval"], len(cell["seeds"])) for cell in measured if cell["interval"])
-    for (interval, seeds), number in sorted(counts.items()):
-        how = f"over {_seeds(seeds)}" if interval == "seeds" else "over questions"
+    counts = Counter(len(cell["seeds"]) if cell["interval"] == "seeds" else 0 for cell in measured if cell["interval"])
+    for seeds, number in sorted(counts.items()):
+        how = f"over {_seeds(seeds)}" if seeds else "over questions"
         cells_of = "1 cell" if number == 1 else f"{number} cells"
         lines.append(f"95 % intervals of {cells_of}: Student's, {how}.")
     if results:
