@@ -213,14 +213,14 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, rank: int, wor
         return type(engine).forward_step(engine, *args, **kwargs)
 
     original_all_reduce = torch.distributed.all_reduce
-    original_evaluate = policy_loss.evaluate
+    original_token_loss = policy_loss.token_loss
 
     def counted_all_reduce(*args, **kwargs):
         result.collectives += "verl_clipx" in sys._getframe(1).f_code.co_filename
         return original_all_reduce(*args, **kwargs)
 
-    def recorded_evaluate(method, config, **arguments):
-        loss = original_evaluate(method, config, **arguments)
+    def recorded_token_loss(*arguments):
+        loss = original_token_loss(*arguments)
         low, high = loss.bounds
         if isinstance(low, torch.Tensor):
             result.decisions.append([float(low.sum()), float(high.sum())])
@@ -229,9 +229,9 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, rank: int, wor
     engine.optimizer_step, engine.forward_step = optimizer_step, counted_forward
     with ExitStack() as restored:
         restored.callback(setattr, torch.distributed, "all_reduce", original_all_reduce)
-        restored.callback(setattr, policy_loss, "evaluate", original_evaluate)
+        restored.callback(setattr, policy_loss, "token_loss", original_token_loss)
         restored.callback(engine.__dict__.pop, "forward_step")
-        torch.distributed.all_reduce, policy_loss.evaluate = counted_all_reduce, recorded_evaluate
+        torch.distributed.all_reduce, policy_loss.token_loss = counted_all_reduce, recorded_token_loss
         worker.set_loss_fn(partial(ppo_loss, config=actor_config(case.overrides)))
         if case.token_pass is not None:
             worker.token_pass = TokenPass(case.token_pass, 0.05, True)
