@@ -146,14 +146,13 @@ def token_loss(
     if "log_ratio_clamp" in parameter_names(method.gradient_weight):
         offered["ratio"] = tokens.free_ratio
     weight = call_by_name(method.gradient_weight, offered)
-    bits = as_bits(tokens.mask, weight.dtype)
-    gradient = kept(weight * tokens.advantages, bits)
+    gradient = kept(weight * tokens.advantages, tokens.mask)
     if method.loss_value is None:
         value = -gradient
     else:
-        value = kept(call_by_name(method.loss_value, {**offered, "weight": weight}), bits)
+        value = kept(call_by_name(method.loss_value, {**offered, "weight": weight}), tokens.mask)
     if rollout_is_weights is not None:
-        factor = kept(rollout_is_weights.detach().to(weight.dtype), bits)
+        factor = kept(rollout_is_weights.detach().to(weight.dtype), tokens.mask)
         value, gradient = value.mul_(factor), gradient.mul_(factor)
     return TokenLoss(value, gradient, weight, bounds)
 
