@@ -1,11 +1,16 @@
 """Time and memory of the losses alone, forward and backward, against verl's vanilla: docs/performance.md.
 
 Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one, in bfloat16)
+
+On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. An adaptive loss
+stands twice: with its statistics taken from the tokens at hand (scope micro_batch), and with its bounds decided before,
+as a training worker calls it under mini_batch and lagged.
 """
 
 import os
 import statistics
 import time
+from contextlib import nullcontext
 from typing import Annotated
 
 import torch
@@ -14,7 +19,12 @@ from hydra import compose, initialize_config_module
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_clipx.training.micro_batch import MicroBatch, in_micro_batch
+from verl_clipx.training.policy_loss import configuration, controller_of, statistics_of, tokens_of
+
 METHODS = ("grpo", "cispo", "dgpo", "acpo", "bapo")
+ADAPTIVE = ("acpo", "bapo")
+GIVEN = ", bounds given"
 
 
 def actor_config(*overrides: str):
@@ -41,30 +51,45 @@ def tensors(sequences: int, length: int, device: str, dtype: torch.dtype) -> dic
     return {name: tensor.to(device) for name, tensor in found.items()}
 
 
-def measure(name: str, config, batch: dict[str, torch.Tensor], device: str) -> tuple[float, float]:
+def decided(name: str, config, batch: dict[str, torch.Tensor]) -> MicroBatch:
+    """A micro-batch whose bounds are known before the loss is called."""
+    method, settings = configuration(name.removeprefix("clipx_"), config)
+    given = {key: batch[key] for key in ("old_log_prob", "log_prob", "advantages")}
+    statistics = statistics_of(method, settings, tokens_of(settings, **given, mask=batch["response_mask"]))
+    return MicroBatch(statistics=statistics, decision=controller_of(method, settings).decide(statistics))
+
+
+def measure(
+    name: str, config, batch: dict[str, torch.Tensor], device: str, micro_batch: MicroBatch | None = None
+) -> tuple[float, float]:
     """Seconds and peak extra megabytes of one call with its backward pass."""
     log_prob = batch["log_prob"].clone().requires_grad_(True)
     arguments = {**batch, "log_prob": log_prob, "loss_agg_mode": "token-mean", "config": config}
     function = get_policy_loss_fn(name)
+    clock = time.process_time
     if device == "cuda":
+        clock = time.perf_counter
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()
         before = torch.cuda.memory_allocated()
-    started = time.perf_counter()
-    loss, _ = function(rollout_is_weights=None, **arguments)
-    loss.backward()
+    with in_micro_batch(micro_batch) if micro_batch else nullcontext():
+        started = clock()
+        loss, _ = function(rollout_is_weights=None, **arguments)
+        loss.backward()
+        if device == "cuda":
+            torch.cuda.synchronize()
+        seconds = clock() - started
     if device == "cuda":
-        torch.cuda.synchronize()
-        return time.perf_counter() - started, (torch.cuda.max_memory_allocated() - before) / 1e6
-    return time.perf_counter() - started, float("nan")
+        return seconds, (torch.cuda.max_memory_allocated() - before) / 1e6
+    return seconds, float("nan")
 
 
-def peak_on_cpu(name: str, config, batch: dict[str, torch.Tensor]) -> float:
+def peak_on_cpu(name: str, config, batch: dict[str, torch.Tensor], micro_batch: MicroBatch | None) -> float:
     """Peak extra megabytes on the CPU, from torch's own record of allocations."""
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as recorded:
-        measure(name, config, batch, "cpu")
+        measure(name, config, batch, "cpu", micro_batch)
     held = peak = 0
     for event in sorted(recorded.profiler.kineto_results.events(), key=lambda event: event.start_ns()):
         if event.name() == "[memory]":
@@ -85,20 +110,24 @@ def main(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     batch = tensors(sequences, length, device, dtype)
-    losses = {"vanilla": actor_config(), **{f"clipx_{name}": actor_config(f"+clipx={name}") for name in METHODS}}
+    configs = {"vanilla": actor_config(), **{f"clipx_{name}": actor_config(f"+clipx={name}") for name in METHODS}}
     total = int(batch["response_mask"].sum())
-    for config in losses.values():
+    for config in configs.values():
         config.global_batch_info.update(dp_size=1, batch_num_tokens=total, global_batch_size=sequences)
+    losses = {label: (label, config, batch) for label, config in configs.items()}
+    for name in (f"clipx_{name}" for name in ADAPTIVE):
+        losses[name + GIVEN] = losses[name]
+    known = {label: decided(*called) if label.endswith(GIVEN) else None for label, called in losses.items()}
     times: dict[str, list[float]] = {name: [] for name in losses}
     memory: dict[str, float] = {}
     for repeat in range(repeats + 1):
-        for name, config in losses.items():
-            seconds, megabytes = measure(name, config, batch, device)
+        for name, called in losses.items():
+            seconds, megabytes = measure(*called, device, known[name])
             memory[name] = megabytes
             if repeat:
                 times[name].append(seconds)
     if device == "cpu":
-        memory = {name: peak_on_cpu(name, config, batch) for name, config in losses.items()}
+        memory = {name: peak_on_cpu(*called, known[name]) for name, called in losses.items()}
     print(f"{device}, {dtype}, {sequences} x {length}, {total} tokens, torch {torch.__version__}, {repeats} repeats")
     print("| loss | median ms | range ms | of vanilla | peak MB | of vanilla |\n|---|---|---|---|---|---|")
     reference = statistics.median(times["vanilla"])

@@ -23,18 +23,36 @@ def as_bits(mask: Tensor, dtype: torch.dtype) -> Tensor:
     return mask.to(_INTEGERS[dtype.itemsize]).neg_()
 
 
-def below(first: Tensor | float, second: Tensor | float) -> Tensor:
-    """first < second, as bits: the sign of the difference.
+def less(first: Tensor | float, second: Tensor | float) -> Tensor:
+    """first < second, as signs: combine them with &, | and ~, and `spread` the result once.
 
     Args:
         first, second: finite or infinite, but not both infinite with one sign; at least one a floating-point tensor.
 
     Returns:
-        -1 where first < second, else 0, in the integer type of the tensors' width, broadcast.
+        The sign bit is set where first < second, the other bits are anything; in the integer type of the tensors'
+        width, broadcast.
     """
-    # Adding 0 turns -0, the difference of -0 and 0, into 0.
-    difference = (first - second).add_(0.0)
-    return difference.view(_INTEGERS[difference.element_size()]).bitwise_right_shift_(8 * difference.element_size() - 1)
+    # The difference of -0 and 0 would be -0 with its sign set; adding 0 to either one, the smaller, prevents it.
+    if not isinstance(second, Tensor) or second.ndim == 0:
+        difference = first + (0.0 - second)
+    elif not isinstance(first, Tensor) or first.ndim == 0:
+        difference = (first + 0.0) - second
+    else:
+        difference = (first - second).add_(0.0)
+    return difference.view(_INTEGERS[difference.element_size()])
+
+
+def spread(signs: Tensor) -> Tensor:
+    """Signs as bits: changes its argument.
+
+    Args:
+        signs: from `less`, or combined from several.
+
+    Returns:
+        -1 where the sign bit was set, else 0, in the same memory.
+    """
+    return signs.bitwise_right_shift_(8 * signs.element_size() - 1)
 
 
 def kept(values: Tensor, mask: Tensor) -> Tensor:
@@ -42,12 +60,12 @@ def kept(values: Tensor, mask: Tensor) -> Tensor:
 
     Args:
         values: (sequences, length), floating point; no gradient flows through.
-        mask: bool, or bits as from `as_bits` and `below`, (sequences, length).
+        mask: bool, or bits as from `as_bits` and `spread`, of any width, (sequences, length).
 
     Returns:
         (sequences, length), in the dtype of `values`.
     """
-    bits = as_bits(mask, values.dtype) if mask.dtype == torch.bool else mask
+    bits = as_bits(mask, values.dtype) if mask.dtype == torch.bool else mask.to(_INTEGERS[values.element_size()])
     return (values.detach().view(bits.dtype) & bits).view(values.dtype)
 
 
@@ -55,7 +73,7 @@ def choose(mask: Tensor, values: Tensor, other: Tensor | float) -> Tensor:
     """The values where the mask is true, the other ones elsewhere; neither leaves a trace where it is not chosen.
 
     Args:
-        mask: bits as from `below`, (sequences, length).
+        mask: bits as from `spread`, (sequences, length).
         values: (sequences, length), floating point of the bits' width; no gradient flows through.
         other: the same, or a number.
 

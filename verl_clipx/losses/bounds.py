@@ -16,3 +16,9 @@ class Bounds(NamedTuple):
 
     low: Tensor | float
     high: Tensor | float
+
+    def clip(self, ratio: Tensor) -> Tensor:
+        """The ratio within the bounds, (sequences, length); where they cross, the upper one."""
+        if isinstance(self.low, Tensor) == isinstance(self.high, Tensor):
+            return ratio.clamp(self.low, self.high)
+        return ratio.clamp(min=self.low).clamp(max=self.high)

@@ -30,7 +30,7 @@ def gradient_weight(
     Source: MiniMax-M1 (which has no lower bound: low = 0), its unified form with a mask; as a gradient weight, DGPO,
     Eq. 3.
     """
-    weight = ratio.clamp(min=bounds.low).clamp(max=bounds.high)
+    weight = bounds.clip(ratio)
     if mask_low is not None:
         weight = torch.where((advantages < 0) & (ratio < mask_low), 0.0, weight)
     if mask_high is not None:

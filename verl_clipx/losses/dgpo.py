@@ -4,7 +4,7 @@ from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
 from verl_clipx.losses.ratio import followed_ratio
-from verl_clipx.masking import below, choose
+from verl_clipx.masking import choose, less, spread
 
 
 def gradient_weight(
@@ -33,8 +33,8 @@ def gradient_weight(
 
     Source: DGPO, Eqs. 9-10 and App. A.2.
     """
-    low = below(advantages, 0.0) & below(ratio, bounds.low)
-    high = below(0.0, advantages) & below(bounds.high, ratio)
+    low = spread(less(advantages, 0.0) & less(ratio, bounds.low))
+    high = spread(less(0.0, advantages) & less(bounds.high, ratio))
     # Written as ratio * (a fraction below 1)^power, which cannot overflow for any n and m; the fraction is 1 on the
     # tokens that take the other branch, so a bound of 0 or inf is harmless.
     fraction_low = choose(low, ratio / bounds.low, 1.0)

@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
-from verl_clipx.losses.ratio import followed_ratio, saturation_limit
-from verl_clipx.masking import below, kept
+from verl_clipx.losses.ratio import beyond_clamp, saturation_limit
+from verl_clipx.masking import kept, less, spread
 
 
 def gradient_weight(
@@ -35,11 +35,14 @@ def gradient_weight(
     Source: PPO's clipped objective (Schulman et al. 2017, Eq. 7); as a gradient weight, DGPO,
     Eq. 2. Dual clip from Ye et al. 2020.
     """
-    clipped_below = below(ratio, bounds.low)
+    low, high = less(ratio, bounds.low), less(bounds.high, ratio)
     if dual_clip is not None:
-        clipped_below = clipped_below | below(dual_clip, ratio)
-    clipped = (below(0.0, advantages) & below(bounds.high, ratio)) | (below(advantages, 0.0) & clipped_below)
-    return kept(followed_ratio(ratio, log_ratio_clamp), ~clipped)
+        low |= less(dual_clip, ratio)
+    clipped = low.bitwise_and_(less(advantages, 0.0)) | high.bitwise_and_(less(0.0, advantages))
+    beyond = beyond_clamp(ratio, log_ratio_clamp)
+    if beyond is not None:
+        clipped |= beyond
+    return kept(ratio, spread(clipped.bitwise_not_()))
 
 
 def loss_value(
@@ -61,9 +64,7 @@ def loss_value(
     if log_ratio_clamp is not None:
         limit = min(log_ratio_clamp, saturation_limit(ratio.dtype))
         ratio = ratio.clamp(math.exp(-limit), math.exp(limit))
-    # Two calls, because one bound may be a tensor and the other a number.
-    clipped_ratio = ratio.clamp(min=bounds.low).clamp(max=bounds.high)
-    value = torch.minimum(advantages * ratio, clipped_ratio.mul_(advantages)).neg_()
+    value = torch.minimum(advantages * ratio, bounds.clip(ratio).mul_(advantages)).neg_()
     if dual_clip is None:
         return value
     # Where A is positive the value is below 0, and so below this limit, anyway.

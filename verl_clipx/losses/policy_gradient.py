@@ -16,7 +16,7 @@ class _PerTokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (gradient_weight_times_advantage,) = ctx.saved_tensors
-        gradient = -gradient_weight_times_advantage * grad_output
+        gradient = (gradient_weight_times_advantage * grad_output).neg_()
         largest = torch.finfo(ctx.log_prob_dtype).max
         if largest < torch.finfo(gradient.dtype).max:
             gradient = gradient.clamp(-largest, largest)

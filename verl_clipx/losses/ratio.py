@@ -5,7 +5,7 @@ import math
 import torch
 from torch import Tensor
 
-from verl_clipx.masking import below, kept
+from verl_clipx.masking import kept, less, spread
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
@@ -52,21 +52,35 @@ def clamped(log_ratio: Tensor, ratio: Tensor, log_ratio_clamp: float) -> tuple[T
     return log_ratio.clamp(-log_ratio_clamp, log_ratio_clamp), ratio
 
 
+def beyond_clamp(ratio: Tensor, log_ratio_clamp: float | None) -> Tensor | None:
+    """The tokens whose log-ratio is beyond the clamp; one exactly on it is not.
+
+    Args:
+        ratio: (sequences, length), saturated but not clamped to `log_ratio_clamp`.
+        log_ratio_clamp: None for no clamp.
+
+    Returns:
+        Signs as from `less`, (sequences, length); None where there is no clamp, or one wider than the ratio's own
+        saturation.
+    """
+    if log_ratio_clamp is None or log_ratio_clamp >= saturation_limit(ratio.dtype):
+        return None
+    slack = CLAMP_SLACK_STEPS * torch.finfo(ratio.dtype).eps
+    smallest = math.exp(-log_ratio_clamp) * (1 - slack)
+    largest = math.exp(log_ratio_clamp) * (1 + slack)
+    return less(ratio, smallest).bitwise_or_(less(largest, ratio))
+
+
 def followed_ratio(ratio: Tensor, log_ratio_clamp: float | None) -> Tensor:
     """The derivative of the clamped ratio with respect to log_prob: the ratio, or 0 beyond the clamp.
 
     verl clamps the log-ratio with torch.clamp, which passes a gradient at the clamp itself and none beyond it.
 
     Args:
-        ratio: (sequences, length), saturated but not clamped to `log_ratio_clamp`.
-        log_ratio_clamp: None, or a clamp wider than the ratio's own saturation, leaves the ratio as it is.
+        ratio, log_ratio_clamp: as for `beyond_clamp`.
 
     Returns:
         (sequences, length), in the ratio's dtype.
     """
-    if log_ratio_clamp is None or log_ratio_clamp >= saturation_limit(ratio.dtype):
-        return ratio
-    slack = CLAMP_SLACK_STEPS * torch.finfo(ratio.dtype).eps
-    smallest = math.exp(-log_ratio_clamp) * (1 - slack)
-    largest = math.exp(log_ratio_clamp) * (1 + slack)
-    return kept(ratio, ~(below(ratio, smallest) | below(largest, ratio)))
+    beyond = beyond_clamp(ratio, log_ratio_clamp)
+    return ratio if beyond is None else kept(ratio, spread(beyond.bitwise_not_()))

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
 from verl_clipx.losses.regions import OUTER_REGIONS, REGIONS, region_members
-from verl_clipx.masking import as_bits, below, kept
+from verl_clipx.masking import as_bits, kept, less, spread
 
 TOKENS = "tokens"
 
@@ -50,7 +50,7 @@ def token_sums(
     if dual_clip is None:
         counted.append(bits.new_zeros(1))
     else:
-        counted.append(below(advantages, 0.0) & below(dual_clip, ratio))
+        counted.append(spread(less(advantages, 0.0) & less(dual_clip, ratio)))
     mass = (weight * advantages).abs_()
     summed = [(log_ratio, bits), (ratio, bits), *((mass, regions[region]) for region in REGIONS)]
     # Each sequence in its own precision, the sequences in float64: no copy of all tokens in float64.

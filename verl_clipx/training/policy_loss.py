@@ -52,6 +52,7 @@ class Tokens(NamedTuple):
         advantages: (sequences, length), after shaping.
         rollout_log_prob: under the rollout policy, or None.
         mask: bool, (sequences, length).
+        bits: the mask as `kept` takes it fastest.
         ratio, log_ratio: importance-sampling ratio and its logarithm, clamped as configured.
         free_ratio: the ratio without the clamp, within the range of the dtype.
     """
@@ -61,6 +62,7 @@ class Tokens(NamedTuple):
     advantages: Tensor
     rollout_log_prob: Tensor | None
     mask: Tensor
+    bits: Tensor
     ratio: Tensor
     log_ratio: Tensor
     free_ratio: Tensor
@@ -85,7 +87,6 @@ def tokens_of(
         rollout_log_prob: log-probabilities under the rollout policy, or None.
     """
     dtype = compute_dtype(log_prob.dtype)
-
     bits = as_bits(mask, dtype)
 
     def inside(tensor: Tensor) -> Tensor:
@@ -101,7 +102,7 @@ def tokens_of(
         chosen = old if config.shaping.probability == "old" else current
         shaped = kept(reweighted_advantages(shaped, chosen, alpha=config.shaping.alpha), bits)
     rollout = None if rollout_log_prob is None else inside(rollout_log_prob)
-    return Tokens(current, old, shaped, rollout, mask, ratio, log_ratio, free_ratio)
+    return Tokens(current, old, shaped, rollout, mask, bits, ratio, log_ratio, free_ratio)
 
 
 def statistics_of(method: Method, config: MethodConfig, tokens: Tokens, counted: Tensor | None = None) -> Tensor:
@@ -146,13 +147,13 @@ def token_loss(
     if "log_ratio_clamp" in parameter_names(method.gradient_weight):
         offered["ratio"] = tokens.free_ratio
     weight = call_by_name(method.gradient_weight, offered)
-    gradient = kept(weight * tokens.advantages, tokens.mask)
+    gradient = kept(weight * tokens.advantages, tokens.bits)
     if method.loss_value is None:
         value = -gradient
     else:
-        value = kept(call_by_name(method.loss_value, {**offered, "weight": weight}), tokens.mask)
+        value = kept(call_by_name(method.loss_value, {**offered, "weight": weight}), tokens.bits)
     if rollout_is_weights is not None:
-        factor = kept(rollout_is_weights.detach().to(weight.dtype), tokens.mask)
+        factor = kept(rollout_is_weights.detach().to(weight.dtype), tokens.bits)
         value, gradient = value.mul_(factor), gradient.mul_(factor)
     return TokenLoss(value, gradient, weight, bounds)
 
