@@ -32,9 +32,18 @@ class Descendants:
 
     def look(self) -> None:
         """Remembers the processes that stand now, those below orphans included."""
-        for process in list(self.seen):
-            with contextlib.suppress(psutil.Error):
-                self.seen.update(process.children(recursive=True))
+        # One pass over the machine's processes; psutil's own children() makes one for each process that it is asked of.
+        children: dict[int, list[psutil.Process]] = {}
+        standing = []
+        for process in psutil.process_iter(["ppid"]):
+            children.setdefault(process.info["ppid"], []).append(process)
+            # is_running tells a process from a later one with its number.
+            if process in self.seen and process.is_running():
+                standing.append(process)
+        while standing:
+            found = set(children.get(standing.pop().pid, ())) - self.seen
+            self.seen |= found
+            standing += found
 
     def end(self) -> None:
         """Ends them all: politely, then by force."""
