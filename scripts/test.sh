@@ -3,7 +3,8 @@
 #   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs by pairwise cover
 #   bash scripts/test.sh --fast   the same without the end-to-end runs
 #   bash scripts/test.sh --all    the end-to-end runs of the full matrix (hours)
-# Further arguments go to the last pytest. END_TO_END_VLLM=1 adds the runs with vLLM on the CPU (docs/vllm_cpu.md).
+# Further arguments go to the last pytest. END_TO_END_VLLM=0 leaves out the runs with vLLM on the CPU, which make an
+# environment of their own in .venv-vllm: 4 GB (docs/vllm_cpu.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,7 +12,7 @@ END_TO_END=cover
 case ${1:-} in
     --fast) END_TO_END=none; shift ;;
     --all) END_TO_END=all; shift ;;
-    --help | -h) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
 say() { printf '\n[test] %s\n' "$*"; }
@@ -40,6 +41,7 @@ python -m pytest tests -m 'not end_to_end' --durations=5
 
 if [[ $END_TO_END != none ]]; then
     say "end-to-end runs of the real verl ($END_TO_END)"
-    END_TO_END=$END_TO_END python -m pytest tests/end_to_end -m end_to_end --durations=0 "$@"
+    export END_TO_END END_TO_END_VLLM=${END_TO_END_VLLM:-1}
+    python -m pytest tests/end_to_end -m end_to_end --durations=0 "$@"
 fi
 say "everything passed"
