@@ -233,7 +233,8 @@ def test_a_training_runs_under_watch_and_leaves_a_record(tmp_path, monkeypatch):
     seen = []
     code = run_job(Job(TRAIN, "x", stand_in, run, False), lambda step, total: seen.append((step, total)))
     assert code == 0, (run / "train.log").read_text()
-    assert seen[0] == (0, None) and seen[-1] == (7, 20)
+    # Once for each time that the log was written, not at every look.
+    assert 1 <= len(seen) <= 2 and seen[-1] == (7, 20)
     record = json.loads((run / "run.json").read_text())
     assert record["versions"]["verl"] == "0.9.1" and record["seconds"] > 2
 

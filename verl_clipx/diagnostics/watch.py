@@ -97,10 +97,13 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
         try:
             with Progress(*columns, console=console, refresh_per_second=2) as progress:
                 task = progress.add_task(f"{label}: starting Ray, verl and the policy", total=steps)
+                size = 0
                 while process.poll() is None:
                     time.sleep(1)
                     descendants.look()
-                    show(progress, task, metrics, label)
+                    if metrics.is_file() and metrics.stat().st_size != size:
+                        size = metrics.stat().st_size
+                        show(progress, task, metrics, label)
                 show(progress, task, metrics, label)
             return process.returncode
         except KeyboardInterrupt:

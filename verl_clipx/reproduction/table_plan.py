@@ -202,7 +202,7 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
 
     Args:
         job: which.
-        on_step: called now and then with the last step of a training and the number of its steps, if known.
+        on_step: called with the last step of a training and the number of its steps, if known, whenever it has logged.
 
     Returns:
         The exit code; 130 after an interrupt.
@@ -221,9 +221,13 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
             command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
         )
         try:
+            # What an earlier start left is not this one's.
+            last_look = started
             while not _ended(process):
-                if job.kind == TRAIN:
-                    on_step(*_progress_of(RunFolder(job.folder), started))
+                run, written = RunFolder(job.folder), _written(job.folder / "metrics.jsonl")
+                if job.kind == TRAIN and run.is_trained and written > last_look:
+                    last_look = written
+                    on_step(run.last_step, run.total_steps)
         except KeyboardInterrupt:
             os.killpg(process.pid, signal.SIGTERM)
             process.wait()
@@ -257,9 +261,6 @@ def _ended(process: subprocess.Popen) -> bool:
     return True
 
 
-def _progress_of(run: RunFolder, started: float) -> tuple[int, int | None]:
-    metrics = run.path / "metrics.jsonl"
-    # What an earlier start left is not this one's.
-    if not run.is_trained or not metrics.is_file() or metrics.stat().st_mtime < started:
-        return 0, None
-    return run.last_step, run.total_steps
+def _written(path: Path) -> float:
+    """When a file was last written, 0 if it is not there."""
+    return path.stat().st_mtime if path.is_file() else 0
