@@ -23,7 +23,7 @@ def built(mode: str, *, custom: bool, filters: bool = False, refill_failed: bool
                         "sync_refill_failed_groups": refill_failed,
                         "custom_sampler": CUSTOM if custom else None,
                         "sampler_kwargs": {
-                            "poll_interval": 0.05,
+                            "poll_interval": 0.2,
                             "filter_groups": "${algorithm.filter_groups}",
                             "train_batch_size": "${data.train_batch_size}",
                             "gen_batch_size": "${data.gen_batch_size}",
@@ -58,7 +58,7 @@ def built(mode: str, *, custom: bool, filters: bool = False, refill_failed: bool
 def test_it_is_verl_s_own_buffer_but_for_the_polling_interval(mode, options):
     ours, theirs = built(mode, custom=True, **options), built(mode, custom=False, **options)
     assert type(ours) is type(theirs)
-    assert (ours.poll_interval, theirs.poll_interval) == (0.05, 2.0)
+    assert (ours.poll_interval, theirs.poll_interval) == (0.2, 2.0)
     assert vars(ours) | {"poll_interval": 2.0} == vars(theirs)
 
 

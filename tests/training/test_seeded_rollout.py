@@ -106,7 +106,7 @@ def test_the_group_s_sampler_is_chosen_in_any_order(composed, overrides):
     sampler = composed(*overrides).trainer.v1.sampler
     assert sampler.custom_sampler == {"path": "pkg://verl_clipx.training.seeded_sampler", "name": "seeded"}
     cpu = "+hardware=cpu" in overrides
-    assert sampler.sampler_kwargs.get("poll_interval") == (0.05 if cpu else None)
+    assert sampler.sampler_kwargs.get("poll_interval") == (0.2 if cpu else None)
     assert sampler.sampler_kwargs.rollout_name == ("cpu" if cpu else "vllm")
 
 

@@ -8,7 +8,7 @@ custom_sampler``) fewer arguments than its own buffers; ``configs/hardware/cpu.y
 from collections.abc import Callable, Mapping
 from typing import Any
 
-POLL_INTERVAL_SECONDS = 0.05
+POLL_INTERVAL_SECONDS = 0.2
 
 
 def frequent_polling(
