@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.losses.bounds import Bounds
 from verl_clipx.losses.regions import OUTER_REGIONS, REGIONS, region_members
-from verl_clipx.masking import as_bits, kept, less, spread
+from verl_clipx.masking import kept, less, spread
 
 TOKENS = "tokens"
 
@@ -25,7 +25,7 @@ def token_sums(
     advantages: Tensor,
     weight: Tensor,
     bounds: Bounds,
-    mask: Tensor,
+    bits: Tensor,
     dual_clip: float | None,
 ) -> Tensor:
     """Sums over tokens from which `token_metrics` makes the metrics.
@@ -33,18 +33,15 @@ def token_sums(
     Args:
         ratio: importance-sampling ratio, (sequences, length), positive.
         log_ratio: its logarithm.
-        advantages: (sequences, length).
+        advantages: (sequences, length), 0 outside the mask, so that a token there is in none of the outer regions.
         weight: gradient weight F, (sequences, length).
         bounds: clip bounds on the ratio, broadcastable.
-        mask: bool, (sequences, length).
+        bits: the mask, as from `as_bits`, (sequences, length).
         dual_clip: tokens with A < 0 and a ratio above it are counted as dual_clipped; None: none are.
 
     Returns:
         (len(COUNTED) + len(SUMMED),), float64; additive over any split of the tokens.
     """
-    bits = as_bits(mask, ratio.dtype)
-    # Where A is 0 a token is in none of the outer regions.
-    advantages = kept(advantages, bits)
     regions = region_members(ratio, advantages, bounds)
     counted = [bits, *(regions[region] for region in OUTER_REGIONS)]
     if dual_clip is None:

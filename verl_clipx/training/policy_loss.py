@@ -158,22 +158,28 @@ def token_loss(
     return TokenLoss(value, gradient, weight, bounds)
 
 
-def sums_of(config: MethodConfig, tokens: Tokens, weight: Tensor, bounds: Bounds, counted: Tensor) -> Tensor:
+def sums_of(
+    config: MethodConfig, tokens: Tokens, weight: Tensor, bounds: Bounds, counted: Tensor | None = None
+) -> Tensor:
     """`token_sums` of a loss.
 
     Args:
         config: the method's configuration.
         tokens: the tokens.
         weight, bounds: their gradient weights and clip bounds.
-        counted: bool, (sequences, length): the tokens that count.
+        counted: bool, (sequences, length): the tokens that count; None: those in the mask.
     """
+    advantages, bits = tokens.advantages, tokens.bits
+    if counted is not None:
+        bits = bits & as_bits(counted, tokens.ratio.dtype)
+        advantages = kept(advantages, bits)
     return token_sums(
         ratio=tokens.ratio,
         log_ratio=tokens.log_ratio,
-        advantages=tokens.advantages,
+        advantages=advantages,
         weight=weight,
         bounds=bounds,
-        mask=counted,
+        bits=bits,
         dual_clip=getattr(config, "dual_clip", None),
     )
 
@@ -334,7 +340,7 @@ def policy_loss(
         value[rows], gradient[rows], weight, bounds = token_loss(
             method, settings, tokens, decision, part(rollout_is_weights, rows)
         )
-        totals += sums_of(settings, tokens, weight, bounds, counted[rows])
+        totals += sums_of(settings, tokens, weight, bounds, part(known.counted, rows))
     sums = token_metrics(totals)
 
     # For verl's aggregation: the matrix, the tokens it is averaged over, and their number over the mini-batch.
