@@ -3,8 +3,8 @@
 Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one, in bfloat16)
 
 On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. An adaptive loss
-stands twice: with its statistics taken from the tokens at hand (scope micro_batch), and with its bounds decided before,
-as a training worker calls it under mini_batch and lagged.
+stands twice: with its statistics taken from the tokens at hand, and with its bounds decided before, as a training
+worker calls it under mini_batch.
 """
 
 import os
