@@ -26,7 +26,7 @@ def region_members(ratio: Tensor, advantages: Tensor, bounds: Bounds) -> dict[st
     """
     low, high = less(ratio, bounds.low), less(bounds.high, ratio)
     negative, positive = less(advantages, 0.0), less(0.0, advantages)
-    # A token may be on both sides of crossed bounds: PPO does not clip it then.
+    # A token may be on both sides of crossed bounds: LP or HN has it.
     members = {"LP": low & positive, "HN": high & negative}
     outside = low.bitwise_or_(high)
     positive &= outside
