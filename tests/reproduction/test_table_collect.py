@@ -129,9 +129,11 @@ def test_two_seeds_of_every_row(tmp_path, make_run, preset_values):
     assert grpo["mean"] == pytest.approx(45.0) and grpo["interval"] == "seeds" and grpo["seeds"] == [1, 2]
     assert grpo["low"] == pytest.approx(45.0 - 5.0 * T_1) and grpo["high"] == pytest.approx(45.0 + 5.0 * T_1)
     assert grpo["difference"] == pytest.approx(5.0)
+    assert grpo["by_seed"] == {"1": pytest.approx(40.0), "2": pytest.approx(50.0)}
 
     # Seed by seed the means of B and C are 50 and 60.
     average = cells["GRPO", "Avg"]
+    assert average["by_seed"] == {"1": pytest.approx(50.0), "2": pytest.approx(60.0)}
     assert average["mean"] == pytest.approx(55.0) and average["high"] == pytest.approx(55.0 + 5.0 * T_1)
     # ACPO's are 60 and 72: 66, which is 20 % above 55.
     assert cells["ACPO", "Avg"]["mean"] == pytest.approx(66.0)
@@ -143,6 +145,7 @@ def test_two_seeds_of_every_row(tmp_path, make_run, preset_values):
     # One evaluation of a model that is not trained has the interval over questions.
     before = cells["before", "C"]
     assert (before["mean"], before["interval"], before["seeds"]) == (35.0, "questions", [])
+    assert before["by_seed"] == {}
     assert before["low"] == pytest.approx(25.0) and before["high"] == pytest.approx(45.0)
     assert cells["before", "Avg"]["mean"] == pytest.approx(30.0)
     assert cells["paper", "B"] == {"row": "paper", "column": "B", "expected": 1.0}

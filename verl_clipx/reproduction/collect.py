@@ -54,7 +54,8 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
     Returns:
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `missing`,
         `refused`: JSON values. A cell has row, column, expected, and if it was measured mean, low, high, `interval`
-        ("seeds", "questions" or null), seeds and difference, in the table's unit.
+        ("seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the
+        table's unit.
     """
     found = Collected()
     preset_values = preset_values or _values_of_preset
@@ -158,7 +159,7 @@ class Measured:
 
     value: Value
     interval: str | None
-    seeds: list[int]
+    by_seed: dict[int, float]
 
 
 def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
@@ -178,16 +179,16 @@ def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[Cel
         for column in table.columns:
             number = _derived(table, row, column, measured)
             if number is not None:
-                measured[row.name, column.name] = Measured(Value(number), None, [])
+                measured[row.name, column.name] = Measured(Value(number), None, {})
     return measured
 
 
 def _over_seeds(values: dict[int, Value]) -> Measured:
-    seeds = sorted(seed for seed in values if seed != -1)
+    by_seed = {seed: values[seed].mean for seed in sorted(values) if seed != -1}
     if len(values) > 1:
-        return Measured(over_seeds([value.mean for value in values.values()]), "seeds", seeds)
+        return Measured(over_seeds([value.mean for value in values.values()]), "seeds", by_seed)
     (only,) = values.values()
-    return Measured(only, None if only.low is None else "questions", seeds)
+    return Measured(only, None if only.low is None else "questions", by_seed)
 
 
 def _derived(table: Table, row: Row, column: Column, measured: dict[CellKey, Measured]) -> float | None:
@@ -212,7 +213,8 @@ def _cell(table: Table, row: Row, column: Column, measured: dict[CellKey, Measur
         "low": found.value.low,
         "high": found.value.high,
         "interval": found.interval,
-        "seeds": found.seeds,
+        "seeds": list(found.by_seed),
+        "by_seed": {str(seed): number for seed, number in found.by_seed.items()},
         "difference": None if expected is None else found.value.mean - expected,
     }
 
