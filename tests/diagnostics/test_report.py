@@ -1,21 +1,15 @@
-"""Run log, held-out reward, figure, report and the watched command.
+"""Run log, held-out reward, figure and report.
 
-Covers: the numbers, by hand; files that are half written; processes that must end. Not covered: how a figure looks.
+Covers: the numbers, by hand; files that are half written. Not covered: how a figure looks.
 """
 
 import json
-import signal
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 import pytest
 
 from verl_clipx.diagnostics.held_out import held_out_rewards
 from verl_clipx.diagnostics.report import RunFolder, write_report
 from verl_clipx.diagnostics.run_log import last_step, read_run_log
-from verl_clipx.diagnostics.watch import run_watched
 
 
 def log_line(step, **data):
@@ -83,36 +77,3 @@ def test_the_report_says_what_happened(folder):
     assert "upper bound: mean 1.900, from 1.200 to 3.000" in text
     assert folder.figure.stat().st_size > 10_000
     assert str(folder.figure) in text
-
-
-def test_a_watched_command_s_exit_code_and_output(tmp_path):
-    command = [sys.executable, "-c", "print('noise'); raise SystemExit(3)"]
-    log = tmp_path / "run.log"
-    assert run_watched(command, steps=1, metrics=tmp_path / "metrics.jsonl", log=log, label="test") == 3
-    assert log.read_text() == "noise\n"
-
-
-SLEEPER = """
-import subprocess, sys, time
-# A grandchild in a session of its own, as Ray's daemons are.
-child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
-open(sys.argv[1], "w").write(str(child.pid))
-time.sleep(600)
-"""
-
-
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
-def test_an_interrupt_leaves_no_processes(tmp_path, sent):
-    pid_file = tmp_path / "pid"
-    command = [sys.executable, "-m", "verl_clipx.cli", "watch", str(tmp_path), "--steps", "5", "--"]
-    watcher = subprocess.Popen([*command, sys.executable, "-c", SLEEPER, str(pid_file)])
-    deadline = time.monotonic() + 60
-    while not (pid_file.exists() and pid_file.read_text()) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    grandchild = int(pid_file.read_text())
-    time.sleep(2)
-    watcher.send_signal(sent)
-    assert watcher.wait(timeout=60) == 130
-    time.sleep(0.2)
-    status = Path(f"/proc/{grandchild}/status")
-    assert not status.exists() or "zombie" in status.read_text()

@@ -1,0 +1,95 @@
+"""A watched command: its exit code and output, and that none of its processes is left.
+
+Covers: interrupts; sessions of their own; orphans and what they start. Not covered: what the progress bar looks like, a
+process that is born and orphaned between two looks.
+"""
+
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from verl_clipx.diagnostics.watch import Descendants, run_watched
+
+
+def pid_in(path):
+    """The process id that a command writes; waits for it."""
+    deadline = time.monotonic() + 60
+    while not (path.exists() and path.read_text().endswith("\n")):
+        assert time.monotonic() < deadline, f"no process id in {path}"
+        time.sleep(0.05)
+    return int(path.read_text())
+
+
+def lives(pid):
+    """Whether there is such a process, zombies left out."""
+    status = Path(f"/proc/{pid}/status")
+    try:
+        return "zombie" not in status.read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def test_a_watched_command_s_exit_code_and_output(tmp_path):
+    command = [sys.executable, "-c", "print('noise'); raise SystemExit(3)"]
+    log = tmp_path / "run.log"
+    assert run_watched(command, steps=1, metrics=tmp_path / "metrics.jsonl", log=log, label="test") == 3
+    assert log.read_text() == "noise\n"
+
+
+SLEEPER = """
+import subprocess, sys, time
+# A grandchild in a session of its own, as Ray's daemons are.
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True, env={})
+open(sys.argv[1], "w").write(f"{child.pid}\\n")
+time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_leaves_no_processes(tmp_path, sent):
+    pid_file = tmp_path / "pid"
+    command = [sys.executable, "-m", "verl_clipx.cli", "watch", str(tmp_path), "--steps", "5", "--"]
+    watcher = subprocess.Popen([*command, sys.executable, "-c", SLEEPER, str(pid_file)])
+    grandchild = pid_in(pid_file)
+    time.sleep(2)
+    watcher.send_signal(sent)
+    assert watcher.wait(timeout=60) == 130
+    time.sleep(0.2)
+    assert not lives(grandchild)
+
+
+ORPHAN = """
+import os, pathlib, signal, subprocess, sys, time
+folder = pathlib.Path(sys.argv[1])
+sleep = [sys.executable, "-c", "import time; time.sleep(600)"]
+def give_birth(*_):
+    child = subprocess.Popen(sleep, start_new_session=True)
+    (folder / "child").write_text(f"{child.pid}\\n")
+signal.signal(signal.SIGUSR1, give_birth)
+(folder / "orphan").write_text(f"{os.getpid()}\\n")
+while True:
+    time.sleep(600)
+"""
+
+
+def test_a_child_that_an_orphan_starts_is_found(tmp_path):
+    program = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True); input()"
+    orphan_command = [sys.executable, "-c", ORPHAN, str(tmp_path)]
+    root = subprocess.Popen([sys.executable, "-c", program, *orphan_command], stdin=subprocess.PIPE)
+    descendants = Descendants(root.pid)
+    orphan = pid_in(tmp_path / "orphan")
+    descendants.look()
+    root.kill()
+    root.wait()
+    assert lives(orphan)
+
+    psutil.Process(orphan).send_signal(signal.SIGUSR1)
+    child = pid_in(tmp_path / "child")
+    assert lives(child)
+    descendants.end()
+    assert not lives(orphan) and not lives(child)
