@@ -1,8 +1,6 @@
 """Writes the results of the table cpu_small: docs/results/cpu_small.json, .md, _steps.csv, docs/figures/cpu_small.png.
 
 Run: python benchmarks/cpu_small.py RUNS    (RUNS is what `clipx table plan cpu_small --run --runs RUNS` filled)
-
-Prints the differences from GRPO seed by seed: two runs of one seed have the same problems in the same order.
 """
 
 import json
@@ -50,6 +48,22 @@ GROUPS = {
     "kk_{}": "K&K, 2 updates",
 }
 """Ends of presets' names and the table's columns."""
+
+BELOW = """
+### Difference from GRPO, seed by seed
+
+{differences}
+
+Mean over the seeds that both have, with Student's 95 % interval. Runs of one seed have the same problems in the same
+order.
+
+### The runs' logs
+
+![reward, entropy, KL and clip fractions over rollout batches](../figures/{figure})
+
+[{steps}]({steps}) has the numbers of every step of every run.
+"""
+"""What follows the rendered table."""
 
 COLOURS = {
     "grpo": "black",
@@ -120,14 +134,18 @@ def draw(steps: pandas.DataFrame) -> None:
 
 
 def main(runs: Annotated[Path, typer.Argument(help="Folder of all runs, as of `clipx table plan --runs`.")]) -> None:
-    """Collect and render the table, write the logs' summary and the figure, print the differences from GRPO."""
+    """Collect and render the table, add the differences from GRPO, the logs' summary and the figure."""
     clipx("table", "collect", "cpu_small", "--runs", str(runs), "--out", str(RESULTS))
     clipx("table", "render", "cpu_small", "--results", str(RESULTS), "--out", str(TABLE))
     results = json.loads(RESULTS.read_text(encoding="utf-8"))
     steps = steps_of(runs, results)
     steps.to_csv(STEPS, index=False, float_format="%.4g", lineterminator="\n")
     draw(steps)
-    print("\n".join(differences(results)))
+    below = BELOW.format(differences="\n".join(differences(results)), figure=FIGURE.name, steps=STEPS.name)
+    with TABLE.open("a", encoding="utf-8") as file:
+        file.write(below)
+    for path in (RESULTS, TABLE, STEPS, FIGURE):
+        print(path)
 
 
 if __name__ == "__main__":
