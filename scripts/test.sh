@@ -3,8 +3,9 @@
 #   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs by pairwise cover
 #   bash scripts/test.sh --fast   the same without the end-to-end runs
 #   bash scripts/test.sh --all    the end-to-end runs of the full matrix (hours)
-# Further arguments go to the last pytest. END_TO_END_VLLM=0 leaves out the runs with vLLM on the CPU, which make an
-# environment of their own in .venv-vllm: 4 GB (docs/vllm_cpu.md).
+# Further arguments go to the last pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
+# output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM on the CPU, which make an environment of their own in
+# .venv-vllm: 4 GB (docs/vllm_cpu.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -12,8 +13,10 @@ END_TO_END=cover
 case ${1:-} in
     --fast) END_TO_END=none; shift ;;
     --all) END_TO_END=all; shift ;;
-    --help | -h) sed -n '2,8s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
+
+WORKERS=${WORKERS:-2}
 
 say() { printf '\n[test] %s\n' "$*"; }
 
@@ -37,11 +40,12 @@ say "imports run one way: import-linter"
 lint-imports
 
 say "unit tests"
-python -m pytest tests -m 'not end_to_end' --durations=5
+python -m pytest tests -m 'not end_to_end' --durations=5 -n "$WORKERS"
 
 if [[ $END_TO_END != none ]]; then
     say "end-to-end runs of the real verl ($END_TO_END)"
     export END_TO_END END_TO_END_VLLM=${END_TO_END_VLLM:-1}
-    python -m pytest tests/end_to_end -m end_to_end --durations=0 "$@"
+    # A file's tests stay together: they share runs.
+    python -m pytest tests/end_to_end -m end_to_end --durations=0 -n "$WORKERS" --dist loadfile "$@"
 fi
 say "everything passed"
