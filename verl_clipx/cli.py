@@ -69,7 +69,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="A method, for its p
     try:
         method = method_named(name)
     except ValueError as error:
-        console.print(f"[red]{escape(str(error))}[/]")
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
     groups = groups_of(method.name)
     console.print(f"[bold]{method.name}[/]: {method.summary}\n{method.source}\nGroups: {', '.join(groups)}")
@@ -95,7 +95,7 @@ def check_loss(
     try:
         method = load_method(function)
     except ValueError as error:
-        console.print(f"[red]{escape(str(error))}[/]")
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
     failed = False
     for name, failure in check_method(method):
@@ -117,7 +117,7 @@ def report(
     try:
         text = write_report(RunFolder(folder), title or folder.name)
     except FileNotFoundError as error:
-        console.print(f"[red]{escape(str(error))}[/]")
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
     console.print(Markdown(text))
 
@@ -133,7 +133,7 @@ def bounds(
     try:
         found = measured_bounds(read_run_log(metrics))
     except (FileNotFoundError, ValueError) as error:
-        console.print(f"[red]{escape(str(error))}[/]")
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
     console.print(
         f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
@@ -160,7 +160,7 @@ def watch(
     folder.mkdir(parents=True, exist_ok=True)
     code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
     if code not in (0, 130):
-        console.print(f"[red]{label} failed with exit code {code}.[/] Its log: {log}. The end of it:")
+        console.print(f"[red]{label} failed with exit code {code}.[/] Its log: {log}. The end of it:", soft_wrap=True)
         console.print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), markup=False, highlight=False)
     raise typer.Exit(code)
 

@@ -205,7 +205,7 @@ def _errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
-        console.print(f"[red]{escape(str(error))}[/]")
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
     except KeyboardInterrupt:
         console.print("interrupted; finished shards are kept, the same command goes on from there")
@@ -236,4 +236,4 @@ def _print_results(results: dict[str, Any], path: Path) -> None:
         console.print(table)
     if config["protocol"] == "best-validation":
         console.print("best-validation is optimistic: the checkpoint was chosen on the questions it is reported on.")
-    console.print(f"Intervals: {results['interval']}. All results: {path}")
+    console.print(f"Intervals: {results['interval']}. All results: {path}", soft_wrap=True)

@@ -148,7 +148,10 @@ def _run_all(jobs: list["Job"], already: int, of: int) -> None:
             if code:
                 progress.stop()
                 log = job.folder / f"{job.kind}.log"
-                console.print(f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {log}. The end of it:")
+                console.print(
+                    f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {log}. The end of it:",
+                    soft_wrap=True,
+                )
                 _say("\n".join(log.read_text(errors="replace").splitlines()[-15:]))
                 raise typer.Exit(1)
             progress.advance(task)

@@ -108,7 +108,7 @@ def build(
         from_hub = reached_out and name in definitions() and definitions()[name].hub
         _fail(error, f"If the hub ({from_hub}) cannot be reached, give a local copy: --from PATH" if from_hub else "")
     for message in caught:
-        console.print(f"[yellow]{escape(str(message.message))}[/]")
+        console.print(f"[yellow]{escape(str(message.message))}[/]", soft_wrap=True)
     for record in records:
         console.print(
             f"{escape(str(out / record.request.split))}.parquet: {record.rows} rows, {record.duplicates} duplicates "
