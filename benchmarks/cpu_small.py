@@ -5,6 +5,7 @@ Run: python benchmarks/cpu_small.py RUNS    (RUNS is what `clipx table plan cpu_
 
 import json
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -47,7 +48,7 @@ GROUPS = {
     "countdown_{}_off": "Countdown, 16 updates",
     "kk_{}": "K&K, 2 updates",
 }
-"""Ends of presets' names and the table's columns."""
+"""Patterns of presets' names, and the table's columns."""
 
 BELOW = """
 ### Difference from GRPO, seed by seed
@@ -65,10 +66,10 @@ order.
 """
 """What follows the rendered table."""
 
+TEN = ("dapo", "cispo", "gppo", "ce_gppo", "aspo", "dgpo", "acpo", "bapo", "ar", "lopti")
 COLOURS = {
     "grpo": "black",
-    **dict(zip(("dapo", "cispo", "gppo", "ce_gppo", "aspo", "dgpo"), pyplot.get_cmap("tab10").colors, strict=False)),
-    **dict(zip(("acpo", "bapo", "ar", "lopti"), pyplot.get_cmap("tab10").colors[6:], strict=True)),
+    **dict(zip(TEN, pyplot.get_cmap("tab10").colors, strict=True)),
     "ar_lopti": "navy",
 }
 """By method, as presets name it."""
@@ -76,7 +77,7 @@ COLOURS = {
 
 def clipx(*arguments: str) -> None:
     """Runs the project's command."""
-    subprocess.run(["clipx", *arguments], check=True)
+    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], check=True)
 
 
 def steps_of(runs: Path, results: dict[str, Any]) -> pandas.DataFrame:
@@ -135,6 +136,10 @@ def draw(steps: pandas.DataFrame) -> None:
 
 def main(runs: Annotated[Path, typer.Argument(help="Folder of all runs, as of `clipx table plan --runs`.")]) -> None:
     """Collect and render the table, add the differences from GRPO, the logs' summary and the figure."""
+    if not any(runs.glob("cpu/*-seed*/metrics.jsonl")):
+        raise typer.BadParameter(
+            f"{runs} has no cpu/*-seed*/metrics.jsonl: `clipx table plan cpu_small --run` makes them"
+        )
     clipx("table", "collect", "cpu_small", "--runs", str(runs), "--out", str(RESULTS))
     clipx("table", "render", "cpu_small", "--results", str(RESULTS), "--out", str(TABLE))
     results = json.loads(RESULTS.read_text(encoding="utf-8"))

@@ -72,8 +72,7 @@ def give_birth(*_):
     (folder / "child").write_text(f"{child.pid}\\n")
 signal.signal(signal.SIGUSR1, give_birth)
 (folder / "orphan").write_text(f"{os.getpid()}\\n")
-while True:
-    time.sleep(600)
+time.sleep(600)
 """
 
 

@@ -54,8 +54,7 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
     Returns:
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `missing`,
         `refused`: JSON values. A cell has row, column, expected, and if it was measured mean, low, high, `interval`
-        ("seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the
-        table's unit.
+        ("seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the table's unit.
     """
     found = Collected()
     preset_values = preset_values or _values_of_preset
