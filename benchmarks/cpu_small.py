@@ -76,8 +76,8 @@ COLOURS = {
 
 
 def clipx(*arguments: str) -> None:
-    """Runs the project's command."""
-    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], check=True)
+    """Runs this checkout's command."""
+    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], cwd=DOCS.parent, check=True)
 
 
 def steps_of(runs: Path, results: dict[str, Any]) -> pandas.DataFrame:
@@ -136,6 +136,7 @@ def draw(steps: pandas.DataFrame) -> None:
 
 def main(runs: Annotated[Path, typer.Argument(help="Folder of all runs, as of `clipx table plan --runs`.")]) -> None:
     """Collect and render the table, add the differences from GRPO, the logs' summary and the figure."""
+    runs = runs.resolve()
     if not any(runs.glob("cpu/*-seed*/metrics.jsonl")):
         raise typer.BadParameter(
             f"{runs} has no cpu/*-seed*/metrics.jsonl: `clipx table plan cpu_small --run` makes them"
