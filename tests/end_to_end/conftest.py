@@ -11,7 +11,8 @@ from verl_clipx.tasks.countdown.generator import generate_problems
 from verl_clipx.tasks.countdown.policy import fit_policy
 from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
 
-WARM_START_STEPS = 250
+# After fewer steps so few answers are right that a batch without any, and so without a gradient, comes up in CI.
+WARM_START_STEPS = 350
 
 
 @dataclass(frozen=True)

@@ -107,7 +107,8 @@ def launch(
         "data.max_response_length=24",
         "reward.custom_reward_function.path=pkg://verl_clipx.tasks.countdown.reward",
         f"actor_rollout_ref.model.path={task.policy}",
-        "actor_rollout_ref.actor.optim.lr=2e-3",
+        # At higher rates the policy forgets within three steps how to be right, and nothing has a gradient.
+        "actor_rollout_ref.actor.optim.lr=5e-4",
         "actor_rollout_ref.actor.ppo_mini_batch_size=8",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
         "actor_rollout_ref.rollout.n=4",

@@ -17,13 +17,7 @@ from .runs import SECONDS, launch, output_of, step_is_logged, train, train_and_k
 
 pytestmark = pytest.mark.end_to_end
 
-COMMON = (
-    "+clipx=acpo",
-    "clipx.scope=lagged",
-    "clipx.lagged_average=0.5",
-    "actor_rollout_ref.actor.optim.lr=3e-4",
-    "trainer.save_freq=1",
-)
+COMMON = ("+clipx=acpo", "clipx.scope=lagged", "clipx.lagged_average=0.5", "trainer.save_freq=1")
 SEEDED = (*COMMON, "+clipx/rollout=seeded")
 TOLERANCE = 1e-5
 

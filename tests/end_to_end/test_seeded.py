@@ -14,12 +14,7 @@ from .runs import step_is_logged, train, train_and_kill
 
 pytestmark = pytest.mark.end_to_end
 
-# A learning rate at which every step still has right and wrong answers, and so a gradient.
-COMMON = (
-    "+clipx=grpo",
-    "actor_rollout_ref.actor.calculate_entropy=True",
-    "actor_rollout_ref.actor.optim.lr=3e-4",
-)
+COMMON = ("+clipx=grpo", "actor_rollout_ref.actor.calculate_entropy=True")
 SEEDED = (*COMMON, "+clipx/rollout=seeded", "trainer.save_freq=2")
 MOVING = ["actor/ppo_kl", "actor/entropy", "actor/grad_norm"]
 COMPARED = [*MOVING, "critic/rewards/mean", "response_length/mean"]

@@ -13,11 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.generator import generate_problems
-from verl_clipx.tasks.countdown.policy import fit_policy as fit_attempts
-from verl_clipx.tasks.knights_and_knaves.policy import draw_training_puzzles
-from verl_clipx.tasks.knights_and_knaves.policy import fit_policy as fit_answers
+from verl_clipx.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
 
 from .conftest import Task
@@ -40,16 +36,12 @@ def clipx(*arguments) -> str:
 
 
 @pytest.fixture(scope="session")
-def countdown(tmp_path_factory) -> Task:
-    """Problems and a policy that solves some; that of the other end-to-end runs solves too few to learn from."""
+def countdown(task, tmp_path_factory) -> Task:
+    """Problems, and the policy of the other end-to-end runs."""
     folder = tmp_path_factory.mktemp("countdown")
     clipx("data", "build", "countdown", "--out", folder, "--option", "size=512", "--split", "train")
     clipx("data", "build", "countdown", "--out", folder, "--option", f"size={QUESTIONS}", "--split", "test")
-    config = CountdownConfig()
-    problems = generate_problems(config, 5000, 0, "train")
-    fit = WarmStartConfig(steps=350)
-    policy = fit_attempts(problems, config.operators, 0.5, fit, folder / "policies", num_threads=1)
-    return Task(folder / "train.parquet", folder / "test.parquet", policy)
+    return Task(folder / "train.parquet", folder / "test.parquet", task.policy)
 
 
 @pytest.fixture(scope="session")
@@ -58,7 +50,7 @@ def knights_and_knaves(tmp_path_factory) -> Task:
     folder = tmp_path_factory.mktemp("knights_and_knaves")
     clipx("data", "build", "knights_and_knaves_tiny", "--out", folder)
     fit = WarmStartConfig(steps=150)
-    policy = fit_answers(draw_training_puzzles(6000, seed=0), 0.3, fit, folder / "policies", num_threads=1)
+    policy = fit_policy(draw_training_puzzles(6000, seed=0), 0.3, fit, folder / "policies", num_threads=1)
     return Task(folder / "train.parquet", folder / "test.parquet", policy)
 
 

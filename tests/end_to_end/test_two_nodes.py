@@ -102,7 +102,6 @@ def overrides(folder: Path) -> list[str]:
         "clipx.scope=lagged",
         "clipx.lagged_average=0.5",
         "+clipx/rollout=seeded",
-        "actor_rollout_ref.actor.optim.lr=3e-4",
         f"trainer.save_freq={SAVED}",
         "trainer.resume_mode=auto",
     ]

@@ -70,8 +70,6 @@ VLLM = [
     "actor_rollout_ref.rollout.enforce_eager=True",
     # Few at a time, so that in colocate_async an update finds requests in the middle and others not begun.
     "actor_rollout_ref.rollout.max_num_seqs=8",
-    # At the other tests' rate no answer is right after two steps, and nothing has a gradient.
-    "actor_rollout_ref.actor.optim.lr=1e-3",
 ]
 ENVIRONMENT = {
     # GiB of cache for keys and values.
