@@ -1,7 +1,12 @@
 # shellcheck shell=bash
 # Sourced by the launchers: what a user gives them to run, [VARIABLE=value …] RECIPE [override …], as for `env`.
 
-# parse_payload NNODES WORD ...: sets PAYLOAD, the command that the head node runs from the repository's root.
+# The exit code of while_all_nodes_live.py where a node was lost.
+# shellcheck disable=SC2034 # for those that source this
+LOST_NODE=75
+
+# parse_payload NNODES WORD ...: sets PAYLOAD, the command that the head node runs from the repository's root. It ends with
+# LOST_NODE when the cluster has lost a node.
 #   NNODES: of the cluster; it goes to the recipe, and so does NGPUS_PER_NODE if it is set
 # Fails with 2 if there is no recipe among the words.
 parse_payload() {
@@ -20,5 +25,5 @@ parse_payload() {
         printf 'no such recipe: %s (seen from %s, which must be the root of the repository)\n' "$1" "$PWD" >&2
         return 2
     fi
-    PAYLOAD+=(bash "$@")
+    PAYLOAD+=(python3 recipes/cluster/while_all_nodes_live.py bash "$@")
 }

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # One run as a Slurm job on any number of nodes, submitted from the root of the repository:
 #   sbatch --nodes=4 recipes/cluster/slurm.sh [VARIABLE=value …] RECIPE [override …]
-# A preempted job, one whose node failed, and one at its time limit are put back into the queue and go on from the last
+# A preempted job, one that lost a node, and one at its time limit are put back into the queue and go on from the last
 # checkpoint. docs/cluster.md has the rest.
 # The cluster's own options (--partition, --account, --qos, --gres for GPUs of a type) go on sbatch's command line.
 
@@ -45,6 +45,9 @@ export RAY_AUTH_TOKEN
 # seconds that Ray waits for all nodes; containers may take minutes to start
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-900}
 
+# a job that lost a node is put back into the queue unless it has been started so often, for whatever reason
+MAX_STARTS=${MAX_STARTS:-20}
+
 ###########################################################################
 
 if [[ -z ${SLURM_JOB_ID:-} ]]; then
@@ -69,13 +72,13 @@ if [[ -z $HEAD_ADDRESS ]]; then
     addresses=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname -I)
     read -r HEAD_ADDRESS _ <<<"$addresses"
 fi
-printf 'nodes: %s; head: %s (%s); start %d of this job\n' \
-    "${nodes[*]}" "${nodes[0]}" "$HEAD_ADDRESS" "$((${SLURM_RESTART_COUNT:-0} + 1))"
+starts=$((${SLURM_RESTART_COUNT:-0} + 1))
+printf 'nodes: %s; head: %s (%s); start %d of this job\n' "${nodes[*]}" "${nodes[0]}" "$HEAD_ADDRESS" "$starts"
 
 step=(
     srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --cpu-bind=none
-    # One lost node ends the run; the others are not left behind when the head has finished.
-    --kill-on-bad-exit=1 --wait=120
+    # The head's exit code is the run's: no other task may end this step before it, nor is one left behind for long.
+    --kill-on-bad-exit=0 --wait=300
 )
 if [[ -n $CONTAINER_IMAGE ]]; then
     mounts=$PWD:$PWD${CONTAINER_MOUNTS:+,$CONTAINER_MOUNTS}
@@ -88,24 +91,24 @@ if [[ -n $CONTAINER_IMAGE ]]; then
             ;;
     esac
 fi
-if [[ -n $ACTIVATE ]]; then
-    # shellcheck disable=SC2016 # $1 and $@ are the inner shell's
-    step+=(bash -c 'source "$1"; shift; exec "$@"' bash "$ACTIVATE")
-fi
+# On each node. Where Slurm does not know whose GPUs it has, it names them to all makers' software, and verl refuses to
+# start with ROCR_VISIBLE_DEVICES beside CUDA_VISIBLE_DEVICES.
+# shellcheck disable=SC2016 # the variables are the inner shell's
+prepare='[[ -z $1 ]] || source "$1"; [[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || unset ROCR_VISIBLE_DEVICES; shift; exec "$@"'
 step+=(
+    bash -c "$prepare" bash "$ACTIVATE"
     ray symmetric-run --address "$HEAD_ADDRESS:$RAY_PORT" --min-nodes "${#nodes[@]}"
     --num-gpus="${SLURM_GPUS_ON_NODE:-8}" --num-cpus="${SLURM_CPUS_ON_NODE:-8}" --disable-usage-stats
     -- env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
 )
 
-# shellcheck disable=SC2329 # the trap calls it
+# requeue REASON: ends this job, with its steps, and puts it back into the queue.
 requeue() {
-    echo "time limit near: back into the queue; the next start goes on from the last checkpoint"
-    # Ends this job's steps as well.
+    echo "$1: back into the queue; the next start goes on from the last checkpoint"
     scontrol requeue "$SLURM_JOB_ID" ||
         echo "this cluster does not requeue jobs: submit the same command again" >&2
 }
-trap requeue USR1
+trap 'requeue "time limit near"' USR1
 
 "${step[@]}" &
 pid=$!
@@ -116,4 +119,11 @@ while kill -0 "$pid" 2>/dev/null; do
     code=0
     wait "$pid" || code=$?
 done
+if [[ $code == "$LOST_NODE" ]]; then
+    if ((starts < MAX_STARTS)); then
+        requeue "a node was lost"
+    else
+        echo "a node was lost: not started again after MAX_STARTS=$MAX_STARTS starts" >&2
+    fi
+fi
 exit "$code"

@@ -5,7 +5,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -90,11 +90,17 @@ def step_is_logged(step: int) -> Callable[[Path], bool]:
 
 
 def launch(
-    task, folder: Path, *overrides: str, steps: int, environment: dict[str, str] | None = None
+    task,
+    folder: Path,
+    *overrides: str,
+    steps: int,
+    environment: dict[str, str] | None = None,
+    before: Sequence[str] = (),
 ) -> subprocess.Popen:
-    """Starts a run that logs to the folder; arguments as for `train`."""
+    """Starts a run that logs to the folder; arguments as for `train`, and words to put before the command."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [
+        *before,
         sys.executable,
         "-m",
         "verl.trainer.main_ppo",

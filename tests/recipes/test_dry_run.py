@@ -1,6 +1,6 @@
 """The commands that the recipes would run, by DRY_RUN=1.
 
-Covers: every preset of the papers is reached by some recipe's variables and nothing else is; each user variable's
+Covers: every preset is reached by some recipe's variables and nothing else is; each user variable's
 override; a few commands composed on verl's own configuration. Not covered: a run.
 """
 
@@ -12,7 +12,7 @@ from hydra import compose, initialize_config_module
 
 from .shell import RECIPES, ROOT, Machine, overrides_of
 
-PAPERS = ("acpo", "ar_lopti", "bapo", "dgpo")
+GROUPS = ("acpo", "ar_lopti", "bapo", "cpu", "dgpo")
 
 ACPO_REGIMES = ["near", "off", "near_script", "off_script"]
 ACPO_METHODS = ["acpo", "dapo", "cispo"]
@@ -26,6 +26,7 @@ AR_LOPTI_GRPO = [method for method in AR_LOPTI if method.startswith("grpo")]
 BAPO = ["grpo", "clip_higher", "bapo"]
 DGPO = ["grpo", "cispo", "gppo", "ce_gppo", "aspo", "dgpo"]
 DGPO_GRID = [f"dgpo_n{n}_m{m}" for n, m in product((1, 2), (1, 2))]
+CPU = [*DGPO, "dapo", "acpo", "bapo", "ar", "lopti"]
 STALENESS = ["", "epochs_1", "epochs_2", "epochs_4", "partial_rollout", "separate_async", "script"]
 
 # What each recipe offers: lists of values that go together, all combinations.
@@ -56,6 +57,10 @@ OFFERED = {
         {"METHOD": BAPO},
         {"METHOD": ["grpo", "bapo"], "INITIAL_MODEL": ["bp_math"]},
     ],
+    "cpu/run_tiny_fsdp.sh": [
+        {"DATA": ["countdown"], "METHOD": CPU, "REGIME": ["near", "off"]},
+        {"DATA": ["kk"], "METHOD": ["grpo", "ar", "lopti", "ar_lopti"]},
+    ],
     "dgpo/run_r1_distill_qwen_1.5b_fsdp.sh": [{"METHOD": [*DGPO, *DGPO_GRID]}],
     "dgpo/run_r1_distill_qwen_7b_fsdp.sh": [{"METHOD": [*DGPO, *DGPO_GRID]}],
     "dgpo/run_r1_distill_qwen_14b_fsdp.sh": [{"METHOD": DGPO}],
@@ -77,15 +82,15 @@ def dry_run(tmp_path):
 def presets() -> set[str]:
     recipe = ROOT / "configs" / "recipe"
     return {
-        f"{paper}/{file.stem}"
-        for paper in PAPERS
-        for file in (recipe / paper).glob("*.yaml")
+        f"{group}/{file.stem}"
+        for group in GROUPS
+        for file in (recipe / group).glob("*.yaml")
         if not file.stem.startswith("base")
     }
 
 
 def test_the_recipes_reach_every_preset(dry_run):
-    assert {str(file.relative_to(RECIPES)) for paper in PAPERS for file in (RECIPES / paper).iterdir()} == set(OFFERED)
+    assert {str(file.relative_to(RECIPES)) for group in GROUPS for file in (RECIPES / group).iterdir()} == set(OFFERED)
     reached = set()
     for recipe, offers in OFFERED.items():
         for offer in offers:
@@ -150,6 +155,13 @@ def test_what_is_not_set_is_left_to_the_preset(dry_run):
 )
 def test_a_variable_becomes_an_override(dry_run, variable, value, override):
     assert override in dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **{variable: value})
+
+
+def test_a_cluster_that_is_there_is_not_told_what_it_has(dry_run):
+    told = "ray_kwargs.ray_init.num_gpus=null"
+    assert told in dry_run("cpu/run_tiny_fsdp.sh", RAY_ADDRESS="10.0.0.1:6379", NNODES="2")
+    alone = dry_run("cpu/run_tiny_fsdp.sh")
+    assert told not in alone and alone[:2] == ["+hardware=cpu", "+recipe=cpu/countdown_grpo_near"]
 
 
 def test_the_users_own_overrides_come_last(dry_run):

@@ -1,7 +1,8 @@
 """The Slurm job, under stand-ins for srun and scontrol and a sbatch that runs scripts as Slurm does.
 
 Covers: options of the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser),
-containers, requeue before the time limit, exit code, resume. Not covered: Slurm, several nodes.
+containers, requeue before the time limit and after a lost node, exit code, resume. Not covered: Slurm, several nodes
+(docs/cluster.md has what was run).
 """
 
 import os
@@ -16,6 +17,7 @@ from .shell import RECIPES, ROOT, Machine, options_of
 
 SCRIPT = RECIPES / "cluster" / "slurm.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_7b_fsdp.sh"
+GUARD = ["python3", "recipes/cluster/while_all_nodes_live.py"]
 
 # Slurm runs a copy of the script from its spool folder and gives it these variables.
 SBATCH = """
@@ -87,7 +89,8 @@ def test_every_node_of_the_list_starts_ray_and_the_first_is_the_head(cluster):
     step = step_of(cluster)
     of_srun = options_of(step[: step.index("ray")])
     assert (of_srun["nodes"], of_srun["ntasks"], of_srun["ntasks-per-node"]) == ("3", "3", "1")
-    assert of_srun["kill-on-bad-exit"] == "1" and int(of_srun["wait"]) > 0
+    # Otherwise the exit code is that of the tasks which srun ends, not the run's.
+    assert of_srun["kill-on-bad-exit"] == "0" and int(of_srun["wait"]) > 0
     assert "nodes: gpu07 gpu08 gpu09; head: gpu07 (10.0.0.7); start 1 of this job" in done.stdout
 
 
@@ -114,6 +117,7 @@ def test_the_recipe_runs_on_the_head_with_all_nodes(cluster):
         "NNODES=3",
         "METHOD=dapo",
         "REGIME=off",
+        *GUARD,
         "bash",
         RECIPE,
         "trainer.save_freq=5",
@@ -123,7 +127,7 @@ def test_the_recipe_runs_on_the_head_with_all_nodes(cluster):
 
 def test_a_variable_may_name_a_script(cluster):
     submit(cluster, "SETUP=/shared/env.sh", RECIPE, nodes=1)
-    assert payload_of(step_of(cluster))[2:] == ["env", "NNODES=1", "SETUP=/shared/env.sh", "bash", RECIPE]
+    assert payload_of(step_of(cluster))[2:] == ["env", "NNODES=1", "SETUP=/shared/env.sh", *GUARD, "bash", RECIPE]
 
 
 def test_a_second_start_runs_the_same_command(cluster):
@@ -175,6 +179,25 @@ def test_containers(cluster):
     assert words.index("env.sh") + 1 == words.index("ray")
 
 
+@pytest.mark.parametrize(
+    ("of_slurm", "left"),
+    [
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "ROCR_VISIBLE_DEVICES": "0,1"}, "0,1 unset"),
+        ({"ROCR_VISIBLE_DEVICES": "0,1"}, "unset 0,1"),
+    ],
+)
+def test_verl_gets_one_maker_s_devices_and_the_activated_environment(cluster, tmp_path, of_slurm, left):
+    """verl 0.9.1 refuses to start with both variables."""
+    (tmp_path / "my env.sh").write_text("export ACTIVATED=yes\n")
+    submit(cluster, RECIPE, ACTIVATE=str(tmp_path / "my env.sh"))
+    step = step_of(cluster)
+    before_ray = step[step.index("bash") : step.index("ray")]
+    show = 'echo "$ACTIVATED ${CUDA_VISIBLE_DEVICES-unset} ${ROCR_VISIBLE_DEVICES-unset}"'
+    variables = {"PATH": os.environ["PATH"], **of_slurm}
+    done = subprocess.run([*before_ray, "bash", "-c", show], env=variables, capture_output=True, text=True, timeout=60)
+    assert done.stdout == f"yes {left}\n", done.stderr
+
+
 def test_an_unknown_container_runtime_is_refused(cluster):
     done = submit(cluster, RECIPE, CONTAINER_IMAGE="x", CONTAINER_RUNTIME="podman")
     assert done.returncode == 2 and "CONTAINER_RUNTIME=podman: pyxis or apptainer" in done.stderr
@@ -182,6 +205,18 @@ def test_an_unknown_container_runtime_is_refused(cluster):
 
 def test_the_exit_code_is_the_runs(cluster):
     assert submit(cluster, RECIPE, SRUN_EXIT="7").returncode == 7
+    assert not any(call[:2] == ["scontrol", "requeue"] for call in cluster.calls)
+
+
+def test_a_job_that_lost_a_node_goes_back_into_the_queue(cluster):
+    done = submit(cluster, RECIPE, SRUN_EXIT="75", SLURM_RESTART_COUNT="18")
+    assert ["scontrol", "requeue", "4242"] in cluster.calls
+    assert "a node was lost: back into the queue" in done.stdout
+
+
+def test_but_not_without_end(cluster):
+    done = submit(cluster, RECIPE, SRUN_EXIT="75", SLURM_RESTART_COUNT="19")
+    assert done.returncode == 75 and "MAX_STARTS=20" in done.stderr
     assert not any(call[:2] == ["scontrol", "requeue"] for call in cluster.calls)
 
 

@@ -25,6 +25,15 @@ exec sh -c "$*"
 RAY = '[[ $1 != start ]] || echo "$RAY_AUTH_MODE $(cat "$RAY_AUTH_TOKEN_PATH")" >>"$HOME/secrets"'
 
 
+PYTHON = """
+case $1 in
+    recipes/cluster/wait_for_nodes.py) pwd -P ;;
+    recipes/cluster/while_all_nodes_live.py) exec "${@:2}" ;;
+    *) exit 9 ;;
+esac
+"""
+
+
 @pytest.fixture
 def workdir(tmp_path):
     """The repository on the hosts."""
@@ -41,7 +50,7 @@ def hosts(tmp_path):
         ssh=SSH,
         ray=RAY,
         hostname='echo "10.0.0.1 172.17.0.1"',
-        python3="[[ $1 == recipes/cluster/wait_for_nodes.py ]] && pwd -P",
+        python3=PYTHON,
     )
 
 
@@ -94,7 +103,8 @@ def test_run_trains_on_the_head_with_all_hosts(hosts, workdir):
     words = ["METHOD=dapo", "DRY_RUN=1", RECIPE, "data.val_files=[a b,c]"]
     done = hosts.run(SCRIPT, "run", *words, HOSTS="node1 node2", HEAD_ADDRESS="10.5.5.5", WORKDIR=str(workdir))
     assert done.returncode == 0, done.stderr
-    (remote,) = hosts.calls
+    remote, guard = hosts.calls
+    assert guard[:4] == ["python3", "recipes/cluster/while_all_nodes_live.py", "bash", RECIPE]
     assert remote[:4] == ["ssh", "-o", "BatchMode=yes", "node1"]
     assert "RAY_ADDRESS=10.5.5.5:6379" in remote[4]
     assert f"RAY_AUTH_TOKEN_PATH={workdir}/runs/.ray_auth_token" in remote[4]

@@ -1,0 +1,122 @@
+"""Ending a run whose cluster has lost a node, with real processes and a stand-in for Ray.
+
+Covers: exit codes; what the command has started ends with it, also if it ignores SIGTERM or the script is told to end;
+a failure that comes before Ray notices; a watcher that fails. Not covered: Ray (tests/end_to_end/test_two_nodes.py).
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+import time
+
+import psutil
+import pytest
+
+from .shell import RECIPES
+
+SCRIPT = RECIPES / "cluster" / "while_all_nodes_live.py"
+spec = importlib.util.spec_from_file_location("while_all_nodes_live", SCRIPT)
+module = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
+
+# Nodes that live are the words of a file; another one says that somebody has looked.
+RAY = """
+import os
+from pathlib import Path
+
+def init(address, **_):
+    if address != "head:6379":
+        raise ConnectionError(address)
+
+def nodes():
+    names = Path(os.environ["NODES"]).read_text().split()
+    Path(os.environ["NODES"] + "_seen").touch()
+    return [{"NodeID": name, "NodeManagerAddress": name, "Alive": True} for name in names]
+"""
+NEVER = ["sleep", "600"]
+
+
+def python(code):
+    return [sys.executable, "-c", code]
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def alive(pid):
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)])
+def test_where_no_node_is_lost_the_exit_code_is_the_commands(command, code, monkeypatch):
+    monkeypatch.setattr(module, "SECONDS_TO_NOTICE", 0.2)
+    assert module.run(["sh", "-c", command], NEVER) == code
+
+
+def test_a_lost_node_ends_the_command_and_what_it_started(tmp_path):
+    child = tmp_path / "child"
+    command = ["sh", "-c", f"sleep 600 & echo $! >{child}; wait"]
+    watch = ["sh", "-c", f"until [ -s {child} ]; do sleep 0.05; done"]
+    assert module.run(command, watch) == 75
+    assert not alive(int(child.read_text()))
+
+
+def test_what_ignores_the_first_signal_is_killed(tmp_path):
+    ready = tmp_path / "ready"
+    stubborn = "import pathlib, signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN);"
+    process = subprocess.Popen(python(f"{stubborn} pathlib.Path({str(ready)!r}).touch(); time.sleep(600)"))
+    wait_until(ready.exists)
+    module.end_trees(process, seconds=0.3)
+    assert not alive(process.pid)
+
+
+def test_a_command_may_fail_of_a_lost_node_before_ray_notices():
+    assert module.run(["sh", "-c", "exit 1"], ["sleep", "1"]) == 75
+    # A run that has finished has finished.
+    assert module.run(["true"], ["sleep", "1"]) == 0
+
+
+def test_without_a_watcher_the_command_goes_on(capfd):
+    assert module.run(["sh", "-c", "sleep 1; exit 4"], ["sh", "-c", "exit 9"]) == 4
+    assert "nothing watches for lost nodes: the watcher ended with 9" in capfd.readouterr().err
+
+
+@pytest.fixture
+def cluster(tmp_path):
+    """Variables under which the script sees two living nodes; the file that says so."""
+    (tmp_path / "ray.py").write_text(RAY)
+    nodes = tmp_path / "nodes"
+    nodes.write_text("a b")
+    variables = {"PYTHONPATH": str(tmp_path), "RAY_ADDRESS": "head:6379", "NODES": str(nodes)}
+    return {**os.environ, **variables}, nodes
+
+
+@pytest.mark.parametrize("event", ["a node is lost", "the script is told to end"])
+def test_the_script(cluster, tmp_path, event):
+    variables, nodes = cluster
+    started = tmp_path / "started"
+    command = [
+        sys.executable,
+        str(SCRIPT),
+        *python(f"open({str(started)!r}, 'w').write('x'); import time; time.sleep(600)"),
+    ]
+    script = subprocess.Popen(command, env=variables, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    wait_until(lambda: started.exists() and started.read_text())
+    children = psutil.Process(script.pid).children()
+    assert len(children) == 2
+    if event == "a node is lost":
+        wait_until(nodes.with_name("nodes_seen").exists)
+        nodes.write_text("a")
+        output, error = script.communicate(timeout=30)
+        assert (script.returncode, output) == (75, "lost: b\n")
+        assert "a node was lost: ending the run" in error
+    else:
+        script.terminate()
+        script.communicate(timeout=30)
+        assert script.returncode == 143
+    assert not any(alive(child.pid) for child in children)
