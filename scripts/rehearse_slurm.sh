@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Optional: recipes/cluster/slurm.sh under a real Slurm, whose two nodes are namespaces of this machine.
 #   bash scripts/rehearse_slurm.sh [end | lost_node | power | time_limit ...]     all four by default
-# end: trains to the end. lost_node: a node's Ray is killed in the middle of a step. power: a node disappears with all its
-# processes, and comes back. time_limit: the job is shorter than the run. Each time the same job has to finish the run.
-# As root, on Debian or Ubuntu with slurmctld, slurmd, slurm-client, munge and iproute2; 12 GB of memory, half an hour.
+# end: trains to the end. lost_node: a node's Ray is killed in the middle of a step. power: a node goes off the network with
+# all its processes, and comes back. time_limit: the job comes to its time limit. Each time the same job has to finish the
+# run. As root, on Debian or Ubuntu with slurmctld, slurmd, slurm-client, munge and iproute2; 8 GB of memory, half an hour.
 # docs/cluster.md has what was seen.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ NETWORK=${NETWORK:-10.77.0}
 # what a node tells Slurm and Ray it has
 CPUS=${CPUS:-8}
 # rollout batches of a run, which is saved after every second one
-STEPS=${STEPS:-8}
+STEPS=${STEPS:-20}
 # seconds that one job may take, with its restarts
 DEADLINE=${DEADLINE:-1800}
 
@@ -86,7 +86,7 @@ start_node() {
     node_process[$node]=$!
 }
 
-# stop_node N: all its processes at once, as when it loses power.
+# stop_node N: ends all its processes at once.
 stop_node() {
     kill -KILL "${node_process[$1]}" 2>/dev/null || true
     wait "${node_process[$1]}" 2>/dev/null || true
@@ -116,7 +116,7 @@ $NETWORK.12 clipx-n2" >"$FOLDER/hosts"
 
     (umask 077 && head -c 1024 /dev/urandom >"$FOLDER/munge/key")
     munged --foreground --force --key-file="$FOLDER/munge/key" --socket="$FOLDER/munge/socket" \
-        --pid-file="$FOLDER/munge/pid" --log-file="$FOLDER/log/munged.log" --seed-file="$FOLDER/munge/seed" &
+        --pid-file="$FOLDER/munge/pid" --seed-file="$FOLDER/munge/seed" >"$FOLDER/log/munged.log" 2>&1 &
     munge_process=$!
 
     export SLURM_CONF=$FOLDER/slurm.conf
@@ -142,7 +142,8 @@ SlurmdParameters=config_overrides
 MpiDefault=none
 GresTypes=gpu
 ReturnToService=2
-SlurmdTimeout=30
+# Seconds until a silent node is down; Slurm's default is 300.
+SlurmdTimeout=60
 KillWait=10
 NodeName=n[1-2] NodeAddr=$NETWORK.1[1-2] CPUs=$CPUS Gres=gpu:1
 PartitionName=main Nodes=ALL Default=YES State=UP
@@ -190,7 +191,7 @@ check() {
     restarts=$(of_job "$job" Restarts)
     is_in_state "$job" COMPLETED || fail "$name: $(of_job "$job" JobState), exit code $(of_job "$job" ExitCode)"
     [[ $restarts == "$2" ]] || fail "$name: $restarts restarts, expected $2"
-    steps=$(grep -oP '(?<="step": )\d+' "$FOLDER/runs/$name/metrics.jsonl" | tr '\n' ' ')
+    steps=$(grep -oP '"step": ?\K\d+' "$FOLDER/runs/$name/metrics.jsonl" | tr '\n' ' ')
     [[ $steps == "$(seq -s ' ' "$STEPS") " ]] || fail "$name: steps $steps"
     [[ $restarts == 0 ]] || grep -q "Resuming from" "$FOLDER/log/$name.log" || fail "$name: started afresh"
     say "$name: passed in $SECONDS s, $restarts restarts, $(grep -c 'Resuming from' "$FOLDER/log/$name.log") resumptions"
@@ -214,16 +215,21 @@ rehearse_power() {
     submit power
     until_true "$DEADLINE" "step 3" lines_of "$FOLDER/runs/power/metrics.jsonl" 3
     say "power: n2 goes"
+    # So that nothing tells the others.
+    ip link set clipx-veth2 down
     stop_node 2
     until_true 300 "back in the queue" is_in_state "$job" PENDING
     say "power: n2 comes back"
+    ip link set clipx-veth2 up
     start_node 2
     check power 1
 }
 
 rehearse_time_limit() {
-    # The signal comes a minute after the start at the latest, somewhere in the run.
-    submit time_limit --time=3 --signal=B:USR1@60
+    submit time_limit
+    until_true "$DEADLINE" "step 3" lines_of "$FOLDER/runs/time_limit/metrics.jsonl" 3
+    say "time_limit: its limit is three minutes away now, less than the five of --signal"
+    scontrol update jobid="$job" timelimit=$((SECONDS / 60 + 3))
     until_true 300 "back in the queue" is_in_state "$job" PENDING
     scontrol update jobid="$job" timelimit=60
     check time_limit 1

@@ -45,7 +45,7 @@ export RAY_AUTH_TOKEN
 # seconds that Ray waits for all nodes; containers may take minutes to start
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=${RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT:-900}
 
-# a job that lost a node is put back into the queue unless it has been started so often, for whatever reason
+# a job that lost a node is put back into the queue unless it has been started this often, for whatever reason
 MAX_STARTS=${MAX_STARTS:-20}
 
 ###########################################################################
@@ -75,6 +75,11 @@ fi
 starts=$((${SLURM_RESTART_COUNT:-0} + 1))
 printf 'nodes: %s; head: %s (%s); start %d of this job\n' "${nodes[*]}" "${nodes[0]}" "$HEAD_ADDRESS" "$starts"
 
+# There once Ray runs on all nodes and the run begins: symmetric-run ends with 0 also where Ray did not start.
+begun=$PWD/runs/.begun-$SLURM_JOB_ID
+mkdir -p runs
+rm -f "$begun"
+
 step=(
     srun --nodes="${#nodes[@]}" --ntasks="${#nodes[@]}" --ntasks-per-node=1 --cpu-bind=none
     # The head's exit code is the run's: no other task may end this step before it, nor is one left behind for long.
@@ -95,11 +100,12 @@ fi
 # start with ROCR_VISIBLE_DEVICES beside CUDA_VISIBLE_DEVICES.
 # shellcheck disable=SC2016 # the variables are the inner shell's
 prepare='[[ -z $1 ]] || source "$1"; [[ -z ${CUDA_VISIBLE_DEVICES:-} ]] || unset ROCR_VISIBLE_DEVICES; shift; exec "$@"'
+# shellcheck disable=SC2016 # as above
 step+=(
     bash -c "$prepare" bash "$ACTIVATE"
     ray symmetric-run --address "$HEAD_ADDRESS:$RAY_PORT" --min-nodes "${#nodes[@]}"
     --num-gpus="${SLURM_GPUS_ON_NODE:-8}" --num-cpus="${SLURM_CPUS_ON_NODE:-8}" --disable-usage-stats
-    -- env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
+    -- bash -c 'touch "$1"; shift; exec "$@"' bash "$begun" env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
 )
 
 # requeue REASON: ends this job, with its steps, and puts it back into the queue.
@@ -119,11 +125,21 @@ while kill -0 "$pid" 2>/dev/null; do
     code=0
     wait "$pid" || code=$?
 done
-if [[ $code == "$LOST_NODE" ]]; then
+again=
+if [[ ! -e $begun ]]; then
+    echo "the run did not begin: Ray did not start on all nodes; the reason is above or in the nodes' /tmp/ray" >&2
+    [[ $code != 0 ]] || code=1
+    # A first start more likely has a wrong set-up than bad luck.
+    ((starts == 1)) || again="Ray did not start"
+elif [[ $code == "$LOST_NODE" ]]; then
+    again="a node was lost"
+fi
+rm -f "$begun"
+if [[ -n $again ]]; then
     if ((starts < MAX_STARTS)); then
-        requeue "a node was lost"
+        requeue "$again"
     else
-        echo "a node was lost: not started again after MAX_STARTS=$MAX_STARTS starts" >&2
+        echo "$again: not once more after MAX_STARTS=$MAX_STARTS starts" >&2
     fi
 fi
 exit "$code"

@@ -40,6 +40,7 @@ SRUN = """
 [[ $* != *"hostname -I"* ]] || { echo "10.0.0.7 192.168.1.7 fd00::7"; exit; }
 echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$HOME/secrets"
 touch "$HOME/step_started"
+[[ -n ${RAY_DOES_NOT_START:-} ]] || for word in "$@"; do [[ $word != */runs/.begun-* ]] || touch "$word"; done
 if [[ -n ${UNTIL_REQUEUED:-} ]]; then
     for _ in $(seq 200); do [[ ! -e $HOME/requeued ]] || exit 143; sleep 0.05; done
 fi
@@ -68,7 +69,10 @@ def step_of(cluster):
 
 
 def payload_of(step):
-    return step[step.index("--") + 1 :]
+    payload = step[step.index("--") + 1 :]
+    # Before it, a word that the run has begun.
+    assert payload[:2] == ["bash", "-c"] and payload[4].endswith("/runs/.begun-4242")
+    return payload[5:]
 
 
 def test_the_job_asks_for_what_the_run_needs():
@@ -218,6 +222,24 @@ def test_but_not_without_end(cluster):
     done = submit(cluster, RECIPE, SRUN_EXIT="75", SLURM_RESTART_COUNT="19")
     assert done.returncode == 75 and "MAX_STARTS=20" in done.stderr
     assert not any(call[:2] == ["scontrol", "requeue"] for call in cluster.calls)
+
+
+@pytest.mark.parametrize(("restarts", "requeued"), [("0", False), ("1", True)])
+def test_where_ray_does_not_start_the_job_fails_and_may_try_again(cluster, restarts, requeued):
+    """`ray symmetric-run` ends with 0."""
+    done = submit(cluster, RECIPE, RAY_DOES_NOT_START="1", SLURM_RESTART_COUNT=restarts)
+    assert done.returncode == 1 and "Ray did not start on all nodes" in done.stderr
+    assert (["scontrol", "requeue", "4242"] in cluster.calls) == requeued
+
+
+def test_the_word_that_the_run_has_begun_is_written_before_it_and_removed(cluster, tmp_path):
+    submit(cluster, RECIPE)
+    step = step_of(cluster)
+    before_recipe = step[step.index("--") + 1 :][:5]
+    assert not os.path.exists(before_recipe[4])
+    before_recipe[4] = str(tmp_path / "begun")
+    done = subprocess.run([*before_recipe, "sh", "-c", f"ls {tmp_path}; exit 7"], capture_output=True, text=True)
+    assert (done.returncode, "begun" in done.stdout) == (7, True)
 
 
 @pytest.mark.parametrize("requeue_exit", ["0", "1"])
