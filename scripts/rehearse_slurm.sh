@@ -191,6 +191,7 @@ check() {
     restarts=$(of_job "$job" Restarts)
     is_in_state "$job" COMPLETED || fail "$name: $(of_job "$job" JobState), exit code $(of_job "$job" ExitCode)"
     [[ $restarts == "$2" ]] || fail "$name: $restarts restarts, expected $2"
+    lines_of "$FOLDER/runs/$name/metrics.jsonl" 1 || fail "$name: no metrics"
     steps=$(grep -oP '"step": ?\K\d+' "$FOLDER/runs/$name/metrics.jsonl" | tr '\n' ' ')
     [[ $steps == "$(seq -s ' ' "$STEPS") " ]] || fail "$name: steps $steps"
     [[ $restarts == 0 ]] || grep -q "Resuming from" "$FOLDER/log/$name.log" || fail "$name: started afresh"

@@ -35,11 +35,11 @@ def run(command: Sequence[str], watch: Sequence[str]) -> int:
     try:
         while running.poll() is None and watcher.poll() is None:
             time.sleep(0.2)
-        if watcher.poll():
-            print(f"nothing watches for lost nodes: the watcher ended with {watcher.returncode}", file=sys.stderr)
-        elif watcher.returncode == 0:
+        if running.poll() is None and watcher.returncode == 0:
             print("a node was lost: ending the run", file=sys.stderr)
             return LOST_NODE
+        if watcher.poll():
+            print(f"nothing watches for lost nodes: the watcher ended with {watcher.returncode}", file=sys.stderr)
         if running.wait() != 0 and _ends_with_0(watcher):
             print(f"a node was lost: the run failed with {running.returncode}", file=sys.stderr)
             return LOST_NODE
