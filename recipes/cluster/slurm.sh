@@ -114,16 +114,17 @@ requeue() {
     scontrol requeue "$SLURM_JOB_ID" ||
         echo "this cluster does not requeue jobs: submit the same command again" >&2
 }
-trap 'requeue "time limit near"' USR1
+signals=0
+trap 'signals=$((signals + 1)); requeue "time limit near"' USR1
 
 "${step[@]}" &
 pid=$!
-code=0
-wait "$pid" || code=$?
-# A trapped signal ends `wait`, not the step.
-while kill -0 "$pid" 2>/dev/null; do
+while true; do
+    before=$signals
     code=0
     wait "$pid" || code=$?
+    # A trapped signal ends `wait`, not the step.
+    ((signals > before)) || break
 done
 again=
 if [[ ! -e $begun ]]; then
@@ -135,7 +136,8 @@ elif [[ $code == "$LOST_NODE" ]]; then
     again="a node was lost"
 fi
 rm -f "$begun"
-if [[ -n $again ]]; then
+# After the signal it is on its way back anyway.
+if [[ -n $again && $signals == 0 ]]; then
     if ((starts < MAX_STARTS)); then
         requeue "$again"
     else

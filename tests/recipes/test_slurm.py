@@ -32,7 +32,8 @@ cd / && exec bash "$HOME/spool/slurm_script" "$@"
 SCONTROL = """
 case $1 in
     show) range=${3#*[}; range=${range%]}; for n in $(seq -w "${range%-*}" "${range#*-}"); do echo "gpu$n"; done ;;
-    requeue) touch "$HOME/requeued"; exit "${REQUEUE_EXIT:-0}" ;;
+    # The step ends before this does.
+    requeue) touch "$HOME/requeued"; sleep 0.5; exit "${REQUEUE_EXIT:-0}" ;;
 esac
 """
 # The address is asked for by one step; the other is the run, which lasts until it is ended if the test wants that.
