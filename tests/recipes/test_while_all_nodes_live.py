@@ -1,7 +1,8 @@
 """Ending a run whose cluster has lost a node, with real processes and a stand-in for Ray.
 
-Covers: exit codes; what the command has started ends with it, also if it ignores SIGTERM or the script is told to end;
-a failure that comes before Ray notices; a watcher that fails. Not covered: Ray (tests/end_to_end/test_two_nodes.py).
+Covers: exit codes, which the launchers know; what the command has started ends with it, also if it ignores SIGTERM or
+the script is told to end; a failure that comes before Ray notices; a watcher that fails. Not covered: Ray
+(tests/end_to_end/test_two_nodes.py).
 """
 
 import importlib.util
@@ -12,6 +13,7 @@ import time
 
 import psutil
 import pytest
+import yaml
 
 from .shell import RECIPES
 
@@ -35,6 +37,12 @@ def nodes():
     return [{"NodeID": name, "NodeManagerAddress": name, "Alive": True} for name in names]
 """
 NEVER = ["sleep", "600"]
+
+
+def test_the_launchers_know_the_exit_code():
+    assert f"\nLOST_NODE={module.LOST_NODE}\n" in (RECIPES / "cluster" / "payload.sh").read_text()
+    task = yaml.safe_load((RECIPES / "cluster" / "sky.yaml").read_text())
+    assert task["resources"]["job_recovery"]["recover_on_exit_codes"] == [module.LOST_NODE]
 
 
 def python(code):
