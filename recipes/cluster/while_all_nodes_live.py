@@ -36,7 +36,7 @@ def run(command: Sequence[str], watch: Sequence[str]) -> int:
         while running.poll() is None and watcher.poll() is None:
             time.sleep(0.2)
         if running.poll() is None and watcher.returncode == 0:
-            print("a node was lost: ending the run", file=sys.stderr)
+            print("a node was lost: ending the run; with all nodes it goes on from its checkpoint", file=sys.stderr)
             return LOST_NODE
         if watcher.poll():
             print(f"nothing watches for lost nodes: the watcher ended with {watcher.returncode}", file=sys.stderr)
