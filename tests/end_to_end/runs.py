@@ -32,9 +32,9 @@ class Run:
     output: str
     folder: Path
 
-    def mean(self, metric: str) -> float:
-        """A metric's mean over steps."""
-        return float(self.log[metric].mean())
+    def values(self, metric: str) -> list[float]:
+        """A metric under the name that verl logs it by, a value a step."""
+        return self.log[metric].tolist()
 
 
 def train(task, folder: Path, *overrides: str, steps: int = 2, environment: dict[str, str] | None = None) -> Run:

@@ -2,7 +2,8 @@
 
 Covers, with the real training worker and FSDP2 engine: observing changes neither random numbers, weights, gradients,
 engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered; a run with one
-update per rollout batch says so, once.
+update per rollout batch says so, once; a checkpoint whose state of the bounds is cut short or missing stops with an
+error, or starts afresh when asked to.
 Not covered: memory of an accelerator, packing and sequence parallelism.
 """
 
@@ -126,6 +127,56 @@ def notices(rank, world, policy):
     return counts, heard
 
 
+def after_a_checkpoint(rank, world, policy, rows, folder):
+    """Steps of the state after a checkpoint was loaded: whole, cut short, missing, and as wanted by missing_state."""
+    loaded = torch.load(rows, weights_only=False)
+    worker = build_worker(Path(policy))
+    worker.train_batch(prepared(worker, loaded, LAGGED))
+    actor = Path(folder) / "global_step_1" / "actor"
+    worker.save_checkpoint(str(actor), global_step=1)
+    (state,) = actor.glob("clipx_state.json")
+    whole = state.read_text()
+
+    def load(content, *overrides):
+        state.unlink(missing_ok=True)
+        if content is not None:
+            state.write_text(content)
+        prepared(worker, loaded, (*LAGGED, *overrides))
+        try:
+            worker.load_checkpoint(str(actor))
+        except RuntimeError as error:
+            return str(error)
+        return worker.planner.state.step
+
+    fresh = "clipx.missing_state=fresh"
+    return {
+        "whole": load(whole),
+        "cut short": load(whole[:100]),
+        "missing": load(None),
+        "cut short, fresh": load(whole[:100], fresh),
+        "missing, fresh": load(None, fresh),
+    }
+
+
+def each(rank, world, calls):
+    """The results of several functions in one process: a start costs more than what they do."""
+    return [function(rank, world, *arguments) for function, *arguments in calls]
+
+
+@pytest.fixture(scope="module")
+def found(policy, rows, tmp_path_factory):
+    """What the functions above found, by their names."""
+    given = (str(policy), str(rows))
+    calls = [
+        (differences_after_observing, *given),
+        (after_an_infinite_gradient, *given),
+        (notices, str(policy)),
+        (after_a_checkpoint, *given, str(tmp_path_factory.mktemp("checkpoint"))),
+    ]
+    results = on_ranks(1, each, calls)
+    return {function.__name__: result for (function, *_), result in zip(calls, results, strict=True)}
+
+
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory):
     return make_policy(tmp_path_factory.mktemp("policy"))
@@ -136,8 +187,8 @@ def rows(policy):
     return make_rows(policy, 9, masked=(4,), drift=0.4)
 
 
-def test_observing_leaves_no_trace(policy, rows):
-    found = on_ranks(1, differences_after_observing, str(policy), str(rows))
+def test_observing_leaves_no_trace(found):
+    found = found["differences_after_observing"]
     assert found["counted"] > 20 and found["repeatable"]
     assert found["random numbers"]
     assert found["gradients"] == found["weights"] == found["keys"] == []
@@ -149,8 +200,8 @@ def test_observing_leaves_no_trace(policy, rows):
     assert found["last move"] == "cpu"
 
 
-def test_a_skipped_step_is_not_remembered(policy, rows):
-    first, second, skipped, third = on_ranks(1, after_an_infinite_gradient, str(policy), str(rows))
+def test_a_skipped_step_is_not_remembered(found):
+    first, second, skipped, third = found["after_an_infinite_gradient"]
     assert [state[0] for state in (first, second, skipped, third)] == [1, 2, 2, 3]
     assert not torch.isfinite(torch.tensor(skipped[3])) and torch.isfinite(torch.tensor(second[3]))
     assert torch.equal(second[1], skipped[1]) and not torch.equal(first[1], second[1])
@@ -159,7 +210,16 @@ def test_a_skipped_step_is_not_remembered(policy, rows):
     assert any(not torch.equal(third[2][name], skipped[2][name]) for name in third[2])
 
 
-def test_one_update_per_rollout_batch_is_said_once(policy):
-    (after_one, after_two), heard = on_ranks(1, notices, str(policy))
+def test_one_update_per_rollout_batch_is_said_once(found):
+    (after_one, after_two), heard = found["notices"]
     assert after_one == after_two == 1
     assert "one update per rollout batch" in heard[0] and "ppo_mini_batch_size" in heard[0]
+
+
+def test_a_checkpoint_without_a_state_needs_a_word(found):
+    found = found["after_a_checkpoint"]
+    assert found["whole"] == 1
+    assert "is cut short or not a state of this plugin" in found["cut short"]
+    for broken in ("cut short", "missing"):
+        assert "To start the bounds afresh: clipx.missing_state=fresh" in found[broken]
+        assert found[f"{broken}, fresh"] == 0

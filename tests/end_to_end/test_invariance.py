@@ -2,14 +2,16 @@
 
 Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over the same rows (ragged, two of them fully
 masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
-scopes cost; as a negative control that `micro_batch` does depend on the cut, and that verl's own loss does not need
-any of this. Computed in float64, so that only the order of summation is left. Not covered: Ray and rollouts
-(test_scopes.py), packing and sequence parallelism (they need flash attention), rounding in half precision.
+scopes cost; that each of the eight methods does what it does; as a negative control that `micro_batch` does depend on
+the cut, and that a loss without statistics does not need any of this. Computed in float64, so that only the order of
+summation is left. Not covered: Ray and rollouts (test_training.py), packing and sequence parallelism (they need flash
+attention), rounding in half precision.
 """
 
 import pytest
 import torch
 
+from .method_checks import CHECKS, SETTINGS
 from .training_ranks import Case, make_policy, make_rows, run_cases
 
 pytestmark = pytest.mark.end_to_end
@@ -64,6 +66,9 @@ def cases_of(cut):
     found["control"] = Case(CONTROL, size, tokens)
     found["lagged"] = Case(LAGGED, size, tokens)
     found["plain"] = Case(PLAIN, size, tokens)
+    if cut == CUTS[0]:
+        # The first cut's cases include all overrides, see `run_cases`.
+        found |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in CHECKS}
     return found
 
 
@@ -76,7 +81,7 @@ def results(tmp_path_factory):
     found = {}
     for world in (1, 2, 4):
         names = [(cut, name, case) for cut in CUTS if cut[0] == world for name, case in cases_of(cut).items()]
-        outcomes = run_cases(world, policy, rows, [case for _, _, case in names])
+        outcomes = run_cases(world, policy, rows, [case for _, _, case in names], folder / "configs")
         found |= {(cut, name): outcome for (cut, name, _), outcome in zip(names, outcomes, strict=True)}
     return found
 
@@ -106,6 +111,16 @@ def test_bounds_and_gradients_are_those_of_the_whole_mini_batch(results, name, c
 def test_every_case_clips_a_token(results, name):
     metrics = results[CUTS[0], name].metrics
     assert metrics["clipx/clip_fraction_low"] + metrics["clipx/clip_fraction_high"] > 0
+
+
+@pytest.mark.parametrize("method", CHECKS)
+def test_method_does_what_it_does(results, method):
+    CHECKS[method](results[CUTS[0], f"check {method}"])
+
+
+def test_selection_over_the_mini_batch_keeps_its_share(results):
+    # Whole buckets of the histogram: at least the share, and little more.
+    assert 0.2 <= results[CUTS[0], "selected_over_mini_batch"].metrics["clipx/selected_fraction"] <= 0.25
 
 
 @pytest.mark.parametrize("cut", [(1, 2, None), (2, None, None), (4, 3, None), (2, None, 40)], ids=str)

@@ -1,102 +1,105 @@
-"""Every method through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
+"""The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
-Covers: each method once, with ranks, trainer mode and KL loss so assigned that every pair of their values occurs
-(END_TO_END=all: the full matrix); that each method did what it does; a user's own loss in Ray workers; resuming from a
-checkpoint. Not covered: learning (docs/quickstart.md has measured runs), GPUs, vLLM, equal numbers after a resume.
+Covers, with ranks, trainer mode and KL loss so assigned that every pair of their values occurs in these runs and those
+of test_resume.py: ACPO, BAPO, Lopti with advantage reweighting, a user's own loss with entropy selection, stale samples
+in bypass mode. With `-m matrix`: every method under every setting. Not covered: equal bounds over ranks and what the
+other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs, vLLM.
 """
 
 import itertools
+import json
 import math
-import os
 
 import pytest
 
-from .runs import train
+from .method_checks import CHECKS, SETTINGS, check_soft
+from .runs import Run, train
 
 pytestmark = pytest.mark.end_to_end
 
-# method: ranks, trainer mode, KL loss
-COVER = {
-    "grpo": (1, "sync", False),
-    "cispo": (2, "colocate_async", True),
-    "gppo": (1, "colocate_async", False),
-    "ce_gppo": (2, "sync", True),
-    "aspo": (1, "sync", True),
-    "dgpo": (2, "colocate_async", False),
-    "acpo": (2, "sync", False),
-    "bapo": (1, "colocate_async", True),
-}
-SETTINGS_OF_A_RUN = list(itertools.product((1, 2), ("sync", "colocate_async"), (False, True)))
-MATRIX = [(method, *settings) for method in COVER for settings in SETTINGS_OF_A_RUN]
-CASES = MATRIX if os.environ.get("END_TO_END") == "all" else [(method, *rest) for method, rest in COVER.items()]
+MATRIX = list(itertools.product(CHECKS, (1, 2), ("sync", "colocate_async"), (False, True)))
+STEPS = 3
+REGIONS = ("LN", "HP", "LP", "HN", "M")
 
-# What makes a method show itself within two steps.
-SETTINGS = {"bapo": ["clipx.target=0.7"]}
+BAPO = (
+    "+clipx=bapo",
+    *SETTINGS["bapo"],
+    "trainer.n_gpus_per_node=2",
+    "trainer.v1.trainer_mode=colocate_async",
+    "actor_rollout_ref.actor.use_kl_loss=True",
+    "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
+    f"trainer.save_freq={STEPS}",
+)
 
 
-def check_grpo(run):
-    assert run.mean("actor/clipx/gradient_mass/HP") == 0
-    assert run.mean("actor/clipx/gradient_mass/LN") == 0
-    assert run.mean("actor/pg_clipfrac") > 0
+@pytest.fixture(scope="module")
+def acpo(task, tmp_path_factory) -> Run:
+    """2 ranks, sync, no KL loss; statistics of the mini-batch."""
+    return train(task, tmp_path_factory.mktemp("acpo"), "+clipx=acpo", "trainer.n_gpus_per_node=2", steps=STEPS)
 
 
-def check_soft(run):
-    outside = run.mean("actor/clipx/gradient_mass/HP") + run.mean("actor/clipx/gradient_mass/LN")
-    assert outside > 0
+@pytest.fixture(scope="module")
+def bapo(task, tmp_path_factory) -> Run:
+    """2 ranks, colocate_async, KL loss, a learning rate that grows."""
+    return train(task, tmp_path_factory.mktemp("bapo"), *BAPO, steps=STEPS)
 
 
-def check_aspo(run):
-    assert run.mean("actor/clipx/gradient_mass/HP") == 0
-    assert run.mean("actor/clipx/gradient_mass/M") > 0
+@pytest.fixture(scope="module")
+def lopti(task, tmp_path_factory) -> Run:
+    """As BAPO's run, with Lopti's two passes and advantage reweighting."""
+    modifiers = ("+clipx/update=lopti", "+clipx/shaping=advantage_reweighting")
+    return train(task, tmp_path_factory.mktemp("lopti"), *BAPO, *modifiers, steps=STEPS)
 
 
-def check_acpo(run):
-    epsilons = [run.mean(f"actor/clipx/epsilon/bin_{index}") for index in range(5)]
-    assert min(epsilons) >= 0.2 - 1e-9
-    assert max(epsilons) > 0.21
-
-
-def check_bapo(run):
-    assert run.mean("actor/clipx/c_high") > 1.2
-    assert run.log["actor/clipx/positive_share_after"].between(0, 1).all()
-
-
-CHECKS = {
-    "grpo": check_grpo,
-    "cispo": check_soft,
-    "gppo": check_soft,
-    "ce_gppo": check_soft,
-    "aspo": check_aspo,
-    "dgpo": check_soft,
-    "acpo": check_acpo,
-    "bapo": check_bapo,
-}
-
-
-@pytest.mark.parametrize(("method", "ranks", "mode", "kl"), CASES)
-def test_method_trains_and_does_what_it_does(task, tmp_path, method, ranks, mode, kl):
-    run = train(
-        task,
-        tmp_path,
-        f"+clipx={method}",
-        f"trainer.n_gpus_per_node={ranks}",
-        f"trainer.v1.trainer_mode={mode}",
-        f"actor_rollout_ref.actor.use_kl_loss={kl}",
-        *SETTINGS.get(method, []),
-        steps=3,
-    )
-    assert list(run.log.index) == [1, 2, 3]
+def check_trained(run: Run, mode: str, kl: bool) -> None:
+    """What holds of every run, whatever its loss."""
+    assert list(run.log.index) == list(range(1, STEPS + 1))
     assert ("actor/kl_loss" in run.log) == kl
-    fractions = [run.mean(f"actor/clipx/region_fraction/{name}") for name in ("LN", "HP", "LP", "HN", "M")]
+    fractions = [run.log[f"actor/clipx/region_fraction/{name}"].mean() for name in REGIONS]
     assert sum(fractions) == pytest.approx(1, abs=1e-6)
     for metric in run.log.filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric
     if mode == "sync":
         assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
-    CHECKS[method](run)
 
 
-def test_a_user_s_own_loss_reaches_the_ray_workers(task, tmp_path):
+def state_of(run: Run) -> dict:
+    """The state of the bounds in the last checkpoint."""
+    return json.loads((run.folder / f"checkpoints/global_step_{STEPS}/actor/clipx_state.json").read_text())
+
+
+def test_acpo_on_two_ranks(acpo):
+    check_trained(acpo, "sync", kl=False)
+    CHECKS["acpo"](acpo)
+
+
+def test_fresh_samples_are_seen_as_such(acpo):
+    assert (acpo.log["actor/clipx/staleness/versions"] == 0).all()
+    # Updates 1 and 2 of each rollout batch: half an update on average.
+    assert acpo.log["actor/clipx/staleness/updates"].tolist() == pytest.approx([0.5] * STEPS)
+    assert (acpo.log["actor/clipx/closed_form_difference"] < 1e-2).all()
+
+
+def test_bapo_on_two_asynchronous_ranks(bapo):
+    check_trained(bapo, "colocate_async", kl=True)
+    CHECKS["bapo"](bapo)
+
+
+def test_lopti_takes_twice_the_steps_in_two_passes(bapo, lopti):
+    assert state_of(bapo)["step"] == 6
+    state = state_of(lopti)
+    assert state["step"] == 12
+    assert sorted(state["statistics"]) == ["high/update_0", "high/update_1", "low/update_0", "low/update_1"]
+    assert list(lopti.log["actor/lr"]) == pytest.approx(list(bapo.log["actor/lr"]))
+    assert lopti.log["actor/lr"].nunique() == STEPS
+    for group in ("low", "high"):
+        assert (lopti.log[f"actor/clipx/{group}/grad_norm"] > 0).all()
+        assert lopti.log[f"actor/clipx/{group}/c_high"].notna().all()
+    # The first pass has moved the policy before the second one starts.
+    assert (lopti.log["actor/clipx/high/ratio_mean"] - 1).abs().max() > 1e-4
+
+
+def test_a_user_s_own_loss_reaches_the_ray_workers_with_selected_tokens(task, tmp_path):
     (tmp_path / "my_losses.py").write_text(
         "import torch\n"
         "from verl_clipx import register_loss\n\n\n"
@@ -105,26 +108,43 @@ def test_a_user_s_own_loss_reaches_the_ray_workers(task, tmp_path):
         "    inside = (ratio >= bounds.low) & (ratio <= bounds.high)\n"
         "    return torch.where(inside, ratio, ratio * factor)\n"
     )
-    overrides = ["+clipx=custom", "clipx.function=my_losses:half", "+clipx.factor=0.5"]
-    run = train(task, tmp_path / "run", *overrides, environment={"PYTHONPATH": str(tmp_path)})
-    check_soft(run)
-
-
-def test_a_run_resumes_from_its_checkpoint(task, tmp_path):
-    common = [
-        "+clipx=grpo",
-        "trainer.save_freq=2",
-        "trainer.test_freq=2",
-        "actor_rollout_ref.rollout.val_kwargs.temperature=0",
-        f"trainer.default_local_dir={tmp_path / 'checkpoints'}",
-    ]
-    first = train(task, tmp_path / "first", *common, steps=2)
-    second = train(
-        task, tmp_path / "second", *common, "trainer.resume_mode=auto", "trainer.val_before_train=True", steps=3
+    run = train(
+        task,
+        tmp_path / "run",
+        *("+clipx=custom", "clipx.function=my_losses:half", "+clipx.factor=0.5"),
+        *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
+        "trainer.n_gpus_per_node=2",
+        environment={"PYTHONPATH": str(tmp_path)},
     )
-    assert "Resuming from" in second.output
-    assert list(second.log.index) == [2, 3]
-    (metric,) = [name for name in first.log if name.startswith("val-core/")]
-    # Greedy validation: the resumed policy answers as the saved one did.
-    assert second.log.loc[2, metric] == pytest.approx(first.log.loc[2, metric], abs=1e-9)
-    assert (tmp_path / "checkpoints" / "global_step_2" / "actor").is_dir()
+    check_soft(run)
+    # Whole buckets of the histogram: at least the share, and little more.
+    assert run.log["actor/clipx/selected_fraction"].between(0.2, 0.25).all()
+
+
+def test_stale_samples_are_seen_as_such(task, tmp_path):
+    asynchronous = ["trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"]
+    bypass = ["algorithm.rollout_correction.bypass_mode=True"]
+    run = train(task, tmp_path, "+clipx=bapo", "clipx.weight=rollout", *asynchronous, *bypass, steps=4)
+    versions = run.log["actor/clipx/staleness/versions"]
+    assert versions.max() > 0.5 and versions[1] == 0
+    spread = run.log["actor/clipx/staleness/spread/age_1"]
+    assert spread.max() > 1e-3
+    # With the rollout's probabilities as the old ones nothing starts at ratio 1: no closed form was used.
+    assert "actor/clipx/closed_form_difference" not in run.log
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize(("method", "ranks", "mode", "kl"), MATRIX)
+def test_every_method_under_every_setting(task, tmp_path, method, ranks, mode, kl):
+    run = train(
+        task,
+        tmp_path,
+        f"+clipx={method}",
+        f"trainer.n_gpus_per_node={ranks}",
+        f"trainer.v1.trainer_mode={mode}",
+        f"actor_rollout_ref.actor.use_kl_loss={kl}",
+        *SETTINGS.get(method, ()),
+        steps=STEPS,
+    )
+    check_trained(run, mode, kl)
+    CHECKS[method](run)

@@ -2,14 +2,13 @@
 
 Covers: a head and two nodes, each with an address, a raylet, workers and a rollout server of its own, form one cluster
 with a secret; the two ranks are on different nodes; the raylet of one is killed in the middle of a step: of the one
-without verl's trainer, where verl alone may wait for what the node held, or (END_TO_END=all) of the trainer's. The
+without verl's trainer, where verl alone may wait for what the node held, or (`-m matrix`) of the trainer's. The
 launchers' while_all_nodes_live.py ends the run and names the node. The node starts again, and the same command goes on
 from the checkpoint, repeats the step after it with the same numbers, and finishes; no process is left. Not covered: a
 network between the nodes, disks that they don't share, NCCL, the loss of the head, other numbers of nodes. Needs Linux.
 """
 
 import json
-import os
 import shutil
 import subprocess
 import sys
@@ -33,7 +32,7 @@ pytestmark = pytest.mark.end_to_end
 
 HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
 TRAINER = "TaskRunner"
-CASES = ("without the trainer", "with the trainer")[: 2 if os.environ.get("END_TO_END") == "all" else 1]
+CASES = ("without the trainer", pytest.param("with the trainer", marks=pytest.mark.matrix))
 SAVED, LOGGED, LAST = 2, 3, 4
 LATEST = "latest_checkpointed_iteration.txt"
 SECONDS_TO_END = 120

@@ -1,12 +1,12 @@
 """verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own.
 
-Covers: acpo, bapo, dgpo and GRPO with Lopti, with ranks and trainer mode so assigned that each method meets each value
-of both (END_TO_END=all: the full matrix); on tokens of the actor's own version the rollout's log-probabilities are the
-actor's, in sync after every update; a hang fails with the stacks of all processes. Not covered: requests that an update
-interrupts (too short here to be sure of one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
+Covers: both numbers of ranks and both trainer modes once; with `-m matrix` acpo, bapo, dgpo and GRPO with Lopti under
+all of them; on tokens of the actor's own version the rollout's log-probabilities are the actor's, in sync after every
+update; a hang fails with the stacks of all processes. Not covered: requests that an update interrupts (too short here
+to be sure of one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
 
-The runs with vLLM need END_TO_END_VLLM=1, which scripts/test.sh sets; docs/vllm_cpu.md says what was run. The
-environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh when it is missing.
+docs/vllm_cpu.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh
+when it is missing.
 """
 
 import itertools
@@ -23,16 +23,12 @@ import torch
 
 from verl_clipx.diagnostics.run_log import read_run_log
 
+from .method_checks import CHECKS, SETTINGS
 from .process_tree import kill_tree
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
 from .runs import Run, launch, metrics_of, output_of
-from .test_training import CHECKS, SETTINGS
 
 pytestmark = pytest.mark.end_to_end
-with_vllm = pytest.mark.skipif(
-    os.environ.get("END_TO_END_VLLM") != "1",
-    reason="needs an environment of 4 GB with a CPU build of vLLM: END_TO_END_VLLM=1 makes and uses it",
-)
 
 REPOSITORY = Path(__file__).parents[2]
 SECONDS_TO_SET_UP = 1800
@@ -48,19 +44,12 @@ METHODS = {
     "lopti": ["+clipx=grpo", "+clipx/update=lopti"],
 }
 MODES = ("sync", "colocate_async")
-# Each method meets each number of ranks and each mode, and so do those two each other.
-PAIRWISE = [
-    ("acpo", 1, "colocate_async"),
-    ("acpo", 2, "sync"),
-    ("bapo", 1, "sync"),
-    ("bapo", 2, "colocate_async"),
-    ("dgpo", 1, "colocate_async"),
-    ("dgpo", 2, "sync"),
-    ("lopti", 1, "sync"),
-    ("lopti", 2, "colocate_async"),
+# Only the transfer of weights is about vLLM, and that knows no method.
+COVER = {("acpo", 2, "sync"), ("dgpo", 1, "colocate_async")}
+CASES = [
+    pytest.param(*case, marks=() if case in COVER else pytest.mark.matrix)
+    for case in itertools.product(METHODS, (1, 2), MODES)
 ]
-MATRIX = list(itertools.product(METHODS, (1, 2), MODES))
-CASES = MATRIX if os.environ.get("END_TO_END") == "all" else PAIRWISE
 
 VLLM = [
     "actor_rollout_ref.rollout.name=vllm",
@@ -89,7 +78,7 @@ def vllm_python() -> Path:
     """The interpreter of the environment with vLLM."""
     folder = REPOSITORY / os.environ.get("VLLM_VENV", ".venv-vllm")
     script = ["bash", str(REPOSITORY / "scripts" / "setup_vllm_cpu.sh")]
-    environment = {**os.environ, "VENV": str(folder)}
+    environment = {**os.environ, "VENV": str(folder), "BASE_VENV": sys.prefix}
     done = subprocess.run(script, env=environment, capture_output=True, text=True, timeout=SECONDS_TO_SET_UP)
     assert done.returncode == 0, done.stderr[-6000:]
     return folder / "bin" / "python"
@@ -180,7 +169,7 @@ def test_a_hang_fails_with_the_stacks_of_all_processes(tmp_path):
     assert process.returncode is not None
 
 
-@with_vllm
+@pytest.mark.vllm
 @pytest.mark.parametrize(("method", "ranks", "mode"), CASES)
 def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method, ranks, mode):
     run = train_with_vllm(*METHODS[method], f"trainer.n_gpus_per_node={ranks}", f"trainer.v1.trainer_mode={mode}")

@@ -8,7 +8,6 @@ from the same weights.
 import functools
 import os
 import pickle
-import socket
 import sys
 import tempfile
 from collections.abc import Callable
@@ -61,6 +60,11 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     collectives: int = 0
     forwards: int = 0
+
+    def values(self, metric: str) -> list[float]:
+        """A metric under the name that verl logs it by."""
+        name = metric if metric in self.metrics else metric.removeprefix("actor/")
+        return [self.metrics[name]]
 
 
 def make_rows(folder: Path, count: int, *, masked: tuple[int, ...], drift: float, seed: int = 0) -> Path:
@@ -180,8 +184,8 @@ def full_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, rank: int, world: int) -> Result:
-    """One optimizer step under a case's settings."""
+def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, rank: int, world: int) -> Result:
+    """One optimizer step under a case's settings, which are composed in `config`."""
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import Metric
     from verl.workers.utils.losses import ppo_loss
@@ -232,7 +236,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, rank: int, wor
         restored.callback(setattr, policy_loss, "token_loss", original_token_loss)
         restored.callback(engine.__dict__.pop, "forward_step")
         torch.distributed.all_reduce, policy_loss.token_loss = counted_all_reduce, recorded_token_loss
-        worker.set_loss_fn(partial(ppo_loss, config=actor_config(case.overrides)))
+        worker.set_loss_fn(partial(ppo_loss, config=config))
         if case.token_pass is not None:
             worker.token_pass = TokenPass(case.token_pass, 0.05, True)
         output = worker.train_batch(data)
@@ -243,7 +247,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, rank: int, wor
     return result
 
 
-def start_rank(rank: int, world: int, port: int) -> None:
+def start_rank(rank: int, world: int, meeting_file: str) -> None:
     """Makes this process one rank of a CPU run, with the plugin loaded."""
     os.environ |= {
         "VERL_PLATFORM": "cpu",
@@ -251,8 +255,8 @@ def start_rank(rank: int, world: int, port: int) -> None:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
+        "RAY_LOCAL_WORLD_SIZE": str(world),
+        "DIST_INIT_METHOD": f"file://{meeting_file}",
         "OMP_NUM_THREADS": "1",
     }
     torch.set_num_threads(1)
@@ -260,10 +264,10 @@ def start_rank(rank: int, world: int, port: int) -> None:
 
 
 def run_rank(
-    rank: int, world: int, port: int, results: str, function: Callable[..., Any], arguments: tuple[Any, ...]
+    rank: int, world: int, meeting_file: str, results: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
     """What each spawned rank does: call the function, leave rank 0's result in a file."""
-    start_rank(rank, world, port)
+    start_rank(rank, world, meeting_file)
     found = function(rank, world, *arguments)
     if rank == 0:
         with open(results, "wb") as file:
@@ -274,24 +278,33 @@ def run_rank(
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
     """Calls function(rank, world, *arguments), which builds a worker, in spawned ranks; returns rank 0's result."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
     with tempfile.TemporaryDirectory() as folder:
         results = str(Path(folder) / "results")
-        torch.multiprocessing.spawn(run_rank, (world, port, results, function, arguments), nprocs=world, join=True)
+        given = (world, str(Path(folder) / "ranks"), results, function, arguments)
+        torch.multiprocessing.spawn(run_rank, given, nprocs=world, join=True)
         with open(results, "rb") as file:
             return pickle.load(file)
 
 
-def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case]) -> list[Result]:
+def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any]:
+    """The configuration of every case. Composing them takes longer than training, so that a file keeps them."""
+    if not kept.exists():
+        configs = {case.overrides: actor_config(case.overrides) for case in cases}
+        partial_file = kept.with_suffix(f".{os.getpid()}")
+        partial_file.write_bytes(pickle.dumps(configs))
+        partial_file.rename(kept)
+    return pickle.loads(kept.read_bytes())
+
+
+def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
     """Builds the worker once and runs every case."""
+    composed = composed_configs(cases, Path(configs))
     worker = build_worker(Path(policy))
     loaded = torch.load(rows, weights_only=False)
-    return [run_case(worker, loaded, case, rank, world) for case in cases]
+    return [run_case(worker, loaded, case, composed[case.overrides], rank, world) for case in cases]
 
 
-def run_cases(world: int, policy: Path, rows: Path, cases: list[Case]) -> list[Result]:
+def run_cases(world: int, policy: Path, rows: Path, cases: list[Case], configs: Path) -> list[Result]:
     """Runs cases on spawned ranks.
 
     Args:
@@ -299,8 +312,9 @@ def run_cases(world: int, policy: Path, rows: Path, cases: list[Case]) -> list[R
         policy: a checkpoint's folder.
         rows: from `make_rows`.
         cases: optimizer steps, each from the same weights.
+        configs: file that keeps the composed configurations; the first call must have all that later ones need.
 
     Returns:
         Rank 0's result of each case.
     """
-    return on_ranks(world, cases_on_rank, str(policy), str(rows), cases)
+    return on_ranks(world, cases_on_rank, str(policy), str(rows), cases, str(configs))

@@ -4,6 +4,9 @@ verl builds the backend string ``cpu:gloo,<device>:<backend>``, which on the CPU
 refuses that. It leaves a process group alone that already exists, so the group is made first.
 """
 
+import os
+import tempfile
+
 
 def with_gloo(worker_class: type) -> type:
     """A subclass of a verl TrainingWorker that initialises gloo before the worker's own constructor runs.
@@ -19,9 +22,27 @@ def with_gloo(worker_class: type) -> type:
         def __init__(self, *args, **kwargs):
             from verl.utils.distributed import initialize_global_process_group_ray
 
+            if os.environ.get("RAY_LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
+                os.environ.setdefault("DIST_INIT_METHOD", meeting_file())
             initialize_global_process_group_ray(backend="gloo")
             super().__init__(*args, **kwargs)
 
     GlooTrainingWorker.__name__ = GlooTrainingWorker.__qualname__ = f"Gloo{worker_class.__name__}"
     GlooTrainingWorker.__doc__ = worker_class.__doc__
     return GlooTrainingWorker
+
+
+def meeting_file() -> str:
+    """Where the ranks of one node find each other, as verl's DIST_INIT_METHOD.
+
+    verl has them meet at a port that it looked up, and let go, many seconds before the first rank listens there; on a
+    machine with another run another process may have it by then.
+
+    Returns:
+        URL of a file that is this worker group's alone, the same for all its ranks.
+    """
+    import ray
+
+    context = ray.get_runtime_context()
+    own = (context.get_node_id(), context.get_job_id(), os.environ["WG_PREFIX"], os.environ["MASTER_PORT"])
+    return f"file://{tempfile.gettempdir()}/verl_clipx-{'-'.join(own)}"
