@@ -222,15 +222,12 @@ def test_aggregation_is_the_one_the_references_used():
     # At ratio 1 GRPO's loss of a token is -A.
     inputs = {name: torch.zeros_like(matrix) for name in ("log_prob", "old_log_prob")}
     inputs |= {"advantages": -matrix, "response_mask": mask}
+    config = built_once(("+clipx=grpo", f"actor_rollout_ref.actor.loss_scale_factor={mask.shape[1]}"))
     for key, expected in case.expected.items():
         if key == "loss_mat":
             continue
         repository, mode = key.split("|")
-        aggregation = (
-            f"actor_rollout_ref.actor.loss_agg_mode={mode}",
-            f"actor_rollout_ref.actor.loss_scale_factor={mask.shape[1]}",
-        )
-        actual, _, _ = registered_loss(built_once(("+clipx=grpo", *aggregation)), inputs)
+        actual, _, _ = registered_loss(config, inputs, loss_agg_mode=mode)
         if mode == "seq-mean-token-sum-norm" and repository in ("acpo", "bapo"):
             # They divide the sum over sequences, verl their mean.
             actual = actual * mask.any(-1).sum()
