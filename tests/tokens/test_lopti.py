@@ -1,7 +1,7 @@
-"""Lopti's split by hand, its quantile, and that two passes over one policy make one plain update.
+"""Lopti's split by hand, and its quantile.
 
-Does not cover the release's vectors (tests/training/test_golden_tokens.py), or the passes themselves: their order,
-optimizer steps, KL and entropy terms are the worker's.
+Does not cover the release's vectors (tests/training/test_golden_tokens.py), the gradients of the passes and their order
+(tests/training/test_token_pass.py), or the worker's optimizer steps.
 """
 
 import math
@@ -12,9 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.losses.composition import compose, grpo_method
 from tests.tokens.layouts import layouts, padded
-from verl_clipx.controllers.fixed import FixedBounds
 from verl_clipx.tokens.lopti import (
     PROBABILITY_BUCKETS,
     low_probability,
@@ -156,30 +154,3 @@ def test_nothing_is_fetched_to_the_host():
     eta = probability_quantile(probability_statistics(old_log_prob, mask), portion=0.5)
     assert eta.device.type == "meta"
     assert low_probability(old_log_prob, eta=eta, equal=True).device.type == "meta"
-
-
-@given(layout=LAYOUTS, eta=st.floats(0.01, 1.0), equal=st.booleans(), seed=st.integers(0, 1000))
-@settings(deadline=None)
-def test_the_gradients_of_both_passes_sum_to_the_plain_gradient(layout, eta, equal, seed):
-    if not layout.mask.any():
-        # verl's token mean over no tokens is not a number.
-        return
-    generator = torch.Generator().manual_seed(seed)
-    shape = layout.mask.shape
-    old_log_prob = layout.values
-    log_prob = old_log_prob + 0.3 * torch.randn(shape, dtype=torch.float64, generator=generator)
-    advantages = torch.randn(shape, dtype=torch.float64, generator=generator)
-    low = low_probability(old_log_prob, eta=eta, equal=equal)
-
-    def gradient(kept):
-        return compose(
-            log_prob=log_prob,
-            old_log_prob=old_log_prob,
-            advantages=torch.where(kept, advantages, 0.0),
-            response_mask=layout.mask,
-            method=grpo_method(dual_clip=10.0),
-            controller=FixedBounds(0.8, 1.24),
-        ).gradient
-
-    plain = gradient(torch.ones(shape, dtype=torch.bool))
-    assert (gradient(low) + gradient(~low) == plain).all()

@@ -1,24 +1,33 @@
-"""Token shaping and selection against their releases, composed with the adapter's loss and verl's own aggregation.
+"""Token shaping and selection against their releases: composed configurations in, verl's loss out.
 
 Covers, of the releases of AR-Lopti and of ACPO (its entropy baselines): reweighted advantages, selected tokens, the
-tokens of both Lopti passes, and with them losses, gradients and clip metrics. Lopti's KL term is written out here with
-the release's clamps, since verl's own differs. Does not cover how a worker calls these functions, selection over a
-mini-batch, the current policy's probability in Advantage Reweighting, or ties, for which nothing was recorded.
+tokens of both Lopti passes, and with them losses, gradients and clip metrics. Lopti's passes run through verl's whole
+ppo_loss with verl's own KL term, but for the vector whose log-ratios to the reference policy exceed the release's
+clamp of 5, narrower than verl's: there the release's KL term is written out. One vector records reweighted advantages
+alone, with negative ones scaled, which is no part of the method. Does not cover which update a worker makes when,
+selection over a mini-batch, the current policy's probability in Advantage Reweighting, or ties, for which nothing was
+recorded.
 """
+
+import copy
+from functools import partial
 
 import pytest
 import torch
 from torch.testing import assert_close
 from verl.trainer.ppo.core_algos import agg_loss
+from verl.workers.utils.losses import ppo_loss
 
 from tests.golden.cases import golden_cases
-from verl_clipx.losses.regions import region_members
-from verl_clipx.tokens.advantage_reweighting import reweighted_advantages
-from verl_clipx.tokens.entropy_selection import count_per_sequence, select_per_sequence
-from verl_clipx.tokens.lopti import low_probability
-from verl_clipx.training.config import GrpoConfig
-from verl_clipx.training.contract import evaluate
-from verl_clipx.training.methods import METHODS
+from verl_clipx.tokens.entropy_selection import count_per_sequence
+from verl_clipx.training.optimizer_step import OptimizerStep
+from verl_clipx.training.policy_loss import selected_tokens
+from verl_clipx.training.token_pass import passes
+from verl_clipx.training.worker import observing
+
+from .golden_runs import built_once, per_token, run
+from .golden_settings import overrides_of
+from .jagged import micro_batch
 
 REWEIGHTING = golden_cases("ar")
 # One vector records advantages alone.
@@ -27,29 +36,11 @@ ENTROPY = [*golden_cases("acpo_entropy_top"), *golden_cases("acpo_entropy_bottom
 ENTROPY_LOSSES = [case for case in ENTROPY if "loss" not in case.nonfinite]
 EMPTY_ROWS = [case for case in ENTROPY if "loss" in case.nonfinite]
 LOPTI = golden_cases("lopti")
+RELEASED_KL_CLAMP = 5
 
 
 def parametrize(cases):
     return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
-
-
-def surrogate(case, log_prob, advantages, *, log_ratio_clamp):
-    """The clipped surrogate with the release's bounds, per token over the full mask."""
-    hyper = case.hyperparameters
-    config = GrpoConfig(
-        clip_low=1 - hyper["cliprange_low"],
-        clip_high=1 + hyper["cliprange_high"],
-        dual_clip=hyper["clip_ratio_c"],
-        log_ratio_clamp=log_ratio_clamp,
-    )
-    return evaluate(
-        METHODS["grpo"],
-        config,
-        old_log_prob=case.inputs["old_log_prob"],
-        log_prob=log_prob,
-        advantages=advantages,
-        mask=case.inputs["response_mask"],
-    )
 
 
 def assert_near(actual, expected, *, terms):
@@ -58,21 +49,23 @@ def assert_near(actual, expected, *, terms):
     assert_close(actual.detach(), expected.to(torch.float64), rtol=1e-9, atol=rounding)
 
 
-def assert_clip_metrics(case, result):
-    mask = case.inputs["response_mask"]
-    members = region_members(result.tokens.ratio, result.tokens.advantages, result.bounds)
-    clipped = (members["LN"] | members["HP"]).bool()
-    dual_clipped = (result.tokens.advantages < 0) & (result.tokens.ratio > case.hyperparameters["clip_ratio_c"])
+def assert_clip_metrics(case, metrics):
     # The releases divide by (tokens + 1e-8).
-    slack = 1e-9 + 1e-8 / mask.sum().item()
-    assert_close(clipped[mask].double().mean(), case.expected["pg_clipfrac"], rtol=slack, atol=0)
-    assert_close(dual_clipped[mask].double().mean(), case.expected["pg_clipfrac_lower"], rtol=slack, atol=0)
-    assert_close(-result.tokens.log_ratio[mask].mean(), case.expected["ppo_kl"], rtol=slack, atol=1e-14)
+    slack = 1e-9 + 1e-8 / case.inputs["response_mask"].sum().item()
+    for name, atol in (("pg_clipfrac", 0), ("pg_clipfrac_lower", 0), ("ppo_kl", 1e-14)):
+        actual = torch.tensor(metrics[f"actor/{name}"], dtype=torch.float64)
+        assert_close(actual, case.expected[name].double(), rtol=slack, atol=atol)
 
 
-def reweighted(case):
-    inputs = case.inputs
-    return reweighted_advantages(inputs["advantages"], inputs["old_log_prob"], alpha=case.hyperparameters["alpha"])
+def reweighted(case, tokens=None):
+    """The advantages that the loss sees, of all tokens or of some."""
+    method = built_once(overrides_of(case)).policy_loss.clipx
+    advantages = case.inputs["advantages"]
+    if tokens is not None:
+        advantages = torch.where(tokens, advantages, 0.0)
+    # Advantages do not depend on the current policy; one vector has none.
+    inputs = {"log_prob": case.inputs["old_log_prob"], **case.inputs, "advantages": advantages}
+    return per_token(method, inputs).tokens.advantages
 
 
 @parametrize(REWEIGHTING)
@@ -86,106 +79,159 @@ def test_reweighted_advantages(case):
 
 @parametrize(REWEIGHTED_LOSSES)
 def test_loss_of_reweighted_advantages(case):
-    log_prob = case.inputs["log_prob"].clone().requires_grad_(True)
-    mask = case.inputs["response_mask"]
-    result = surrogate(case, log_prob, reweighted(case), log_ratio_clamp=None)
-    loss = agg_loss(result.loss, mask, case.loss_agg_mode)
-    loss.backward()
-    assert_near(loss, case.expected["loss"], terms=result.loss / mask.sum())
-    assert_close(log_prob.grad, case.expected["grad"], rtol=1e-9, atol=0)
-    assert_clip_metrics(case, result)
+    found, mask = run(case), case.inputs["response_mask"]
+    assert_near(found.loss, case.expected["loss"], terms=found.tokens.loss / mask.sum())
+    assert_close(found.gradient, case.expected["grad"], rtol=1e-9, atol=0)
+    assert_clip_metrics(case, found.metrics)
 
 
 def selected(case):
-    hyper = case.hyperparameters
-    keep = "highest" if hyper.get("use_entropy_top_k") else "lowest"
-    mask = case.inputs["response_mask"]
-    selection = select_per_sequence(case.expected["entropy"], mask, keep=keep, fraction=hyper["entropy_k_ratio"])
-    count = count_per_sequence(mask, fraction=hyper["entropy_k_ratio"])
-    assert_close(selection.sum(1), count, rtol=0, atol=0)
-    return selection
+    """The tokens that the loss selects."""
+    select = built_once(overrides_of(case)).policy_loss.clipx.select
+    return selected_tokens(select, case.expected["entropy"], case.inputs["response_mask"], None)
 
 
 @parametrize(ENTROPY)
 def test_selected_tokens(case):
-    assert (selected(case) == case.expected["selection_mask"].bool()).all()
+    expected, mask = case.expected["selection_mask"].bool(), case.inputs["response_mask"]
+    assert (selected(case) == expected).all()
+    count = count_per_sequence(mask, fraction=case.hyperparameters["entropy_k_ratio"])
+    assert_close(selected(case).sum(1), count, rtol=0, atol=0)
+    assert run(case).metrics["clipx/selected_fraction"] == pytest.approx(float(expected.sum() / mask.sum()), rel=1e-6)
 
 
 @parametrize(ENTROPY_LOSSES)
 def test_loss_of_selected_tokens(case):
-    log_prob = case.inputs["log_prob"].clone().requires_grad_(True)
-    selection = selected(case)
-    result = surrogate(case, log_prob, case.inputs["advantages"], log_ratio_clamp=20.0)
-    loss = agg_loss(result.loss, selection, case.loss_agg_mode)
-    loss.backward()
+    found, selection = run(case), selected(case)
     shares = selection / selection.sum(1, keepdim=True).clamp(min=1) / len(selection)
-    assert_near(loss, case.expected["loss"], terms=result.loss * shares)
-    assert_close(log_prob.grad, case.expected["grad"], rtol=1e-9, atol=0)
-    assert_clip_metrics(case, result)
+    assert_near(found.loss, case.expected["loss"], terms=found.tokens.loss * shares)
+    assert_close(found.gradient, case.expected["grad"], rtol=1e-9, atol=0)
+    assert_clip_metrics(case, found.metrics)
 
 
 @parametrize(EMPTY_ROWS)
 def test_sequences_without_tokens_are_dropped_where_the_release_made_nan(case):
-    log_prob = case.inputs["log_prob"].clone().requires_grad_(True)
-    selection = selected(case)
-    result = surrogate(case, log_prob, case.inputs["advantages"], log_ratio_clamp=20.0)
-    loss = agg_loss(result.loss, selection, case.loss_agg_mode)
-    loss.backward()
+    found, selection = run(case), selected(case)
     # The release divides by all sequences, verl by those with a token.
     expected = case.expected["grad"].nan_to_num(0.0) * len(selection) / selection.any(1).sum()
     assert expected.any()
-    assert_close(log_prob.grad, expected, rtol=1e-9, atol=0)
+    assert_close(found.gradient, expected, rtol=1e-9, atol=0)
     # The one token there is isn't clipped: the value -A * ratio is its own derivative.
-    assert_close(loss.detach(), expected.sum(), rtol=1e-9, atol=0)
-    assert_clip_metrics(case, result)
+    assert_close(found.loss, expected.sum(), rtol=1e-9, atol=0)
+    assert_clip_metrics(case, found.metrics)
 
 
-def passes(case):
-    """log_prob and tokens of the first and the second pass; the release writes "high first" as a negative eta."""
-    inputs, eta = case.inputs, case.hyperparameters["eta"]
-    low = low_probability(inputs["old_log_prob"], eta=abs(eta), equal=False) & inputs["response_mask"]
-    high = inputs["response_mask"] & ~low
-    first, second = (low, high) if eta > 0 else (high, low)
-    return {"pass1": (inputs["log_prob"], first), "pass2": (case.expected["log_prob_pass2"], second)}
+def token_passes(case):
+    """The passes of the composed update by the release's names."""
+    return dict(zip(("pass1", "pass2"), passes(update(case), update(case).eta), strict=True))
 
 
-def released_kl(log_prob, ref_log_prob):
-    """Schulman's k3 estimate with the release's clamps; verl clamps the log-ratio to +-20."""
-    log_ratio = (ref_log_prob - log_prob).clamp(-5, 5)
-    return (log_ratio.exp() - log_ratio - 1).clamp(-10, 10)
+def update(case):
+    return built_once(overrides_of(case)).policy_loss.clipx.update
+
+
+def batch_of(case, name):
+    """A pass's inputs: the second starts from the policy that the first one left."""
+    inputs = {key: tensor for key, tensor in case.inputs.items() if key != "response_mask"}
+    log_prob = inputs["log_prob"] if name == "pass1" else case.expected["log_prob_pass2"]
+    return {**inputs, "log_prob": log_prob, "mask": case.inputs["response_mask"]}
+
+
+def jagged_batch(batch, **further):
+    rows = list(range(len(batch["mask"])))
+    return micro_batch(batch, rows, sequences=len(rows), **further)
+
+
+def tokens_of_pass(case, name):
+    data, _ = jagged_batch(batch_of(case, name))
+    mask = case.inputs["response_mask"]
+    tokens = token_passes(case)[name].tokens(data)
+    # Jagged sequences are padded to the longest response only.
+    return torch.nn.functional.pad(tokens, (0, mask.shape[1] - tokens.shape[1]))
 
 
 @parametrize(LOPTI)
 def test_lopti_groups(case):
-    for name, (_, tokens) in passes(case).items():
-        mask = case.inputs["response_mask"]
+    mask = case.inputs["response_mask"]
+    groups = {}
+    for name, token_pass in token_passes(case).items():
+        tokens = groups[token_pass.name] = tokens_of_pass(case, name)
         assert (tokens[mask] == case.expected[f"{name}_kl_mask"].bool()[mask]).all()
-        advantages = torch.where(tokens, reweighted(case), 0.0)
+        advantages = reweighted(case, tokens)
         assert_close(advantages[mask], case.expected[f"{name}_advantages"][mask], rtol=1e-12, atol=0)
-    low = low_probability(case.inputs["old_log_prob"], eta=abs(case.hyperparameters["eta"]), equal=False)
     # ACPO's own port of the method splits the same way.
-    assert ((low & mask) == case.expected["acpo_repo_low_mask"].bool()).all()
-    assert ((~low & mask) == case.expected["acpo_repo_high_mask"].bool()).all()
+    assert (groups["low"] == case.expected["acpo_repo_low_mask"].bool()).all()
+    assert (groups["high"] == case.expected["acpo_repo_high_mask"].bool()).all()
+
+
+def beyond_released_clamp(case):
+    log_ratios = [
+        case.expected["ref_log_prob"] - case.inputs["log_prob"],
+        case.expected["ref_log_prob"] - case.expected["log_prob_pass2"],
+    ]
+    return any((one.abs() > RELEASED_KL_CLAMP)[case.inputs["response_mask"]].any() for one in log_ratios)
+
+
+KL_BEYOND_CLAMP = [case for case in LOPTI if beyond_released_clamp(case)]
+KL_WITHIN_CLAMP = [case for case in LOPTI if not beyond_released_clamp(case)]
+
+
+def pass_of(case, name, *changes):
+    """verl's whole loss of a pass: the loss, its gradient and the metrics."""
+    # verl's ppo_loss writes the mini-batch's size into the configuration.
+    config = copy.deepcopy(built_once((*overrides_of(case), *changes)))
+    log_prob = batch_of(case, name)["log_prob"].clone().requires_grad_(True)
+    batch = {**batch_of(case, name), "log_prob": log_prob}
+    data, output = jagged_batch(batch, reference=case.expected["ref_log_prob"])
+    token_pass = token_passes(case)[name]
+    step = OptimizerStep(name, token_pass, counted_tokens=float(token_pass.tokens(data).sum()))
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    loss, metrics = wrapped(model_output=output, data=data)
+    loss.backward()
+    return loss.detach(), log_prob.grad, metrics
+
+
+def policy_gradient_terms(case, name):
+    """Each token's term of the loss, for the rounding of their sum."""
+    tokens, mask = tokens_of_pass(case, name), case.inputs["response_mask"]
+    method = built_once(overrides_of(case)).policy_loss.clipx
+    advantages = torch.where(tokens, case.inputs["advantages"], 0.0)
+    batch = {**batch_of(case, name), "advantages": advantages}
+    inputs = {"response_mask": batch.pop("mask"), **batch}
+    return per_token(method, inputs).loss / mask.sum()
 
 
 @pytest.mark.parametrize("name", ["pass1", "pass2"])
-@parametrize(LOPTI)
+@parametrize(KL_WITHIN_CLAMP)
 def test_lopti_loss_of_each_pass(case, name):
-    log_prob, tokens = passes(case)[name]
-    log_prob = log_prob.clone().requires_grad_(True)
-    mask = case.inputs["response_mask"]
-    # The full mask normalises both terms of a pass.
-    result = surrogate(case, log_prob, torch.where(tokens, reweighted(case), 0.0), log_ratio_clamp=None)
-    policy_gradient = agg_loss(result.loss, mask, case.loss_agg_mode)
-    divergence = torch.where(tokens, released_kl(log_prob, case.expected["ref_log_prob"]), 0.0)
-    kl = agg_loss(divergence, mask, case.loss_agg_mode)
-    loss = policy_gradient + case.hyperparameters["kl_loss_coef"] * kl
-    loss.backward()
-    terms = result.loss / mask.sum()
-    assert_near(policy_gradient, case.expected[f"{name}_pg"], terms=terms)
-    assert_near(kl, case.expected[f"{name}_kl"], terms=divergence / mask.sum())
+    loss, gradient, metrics = pass_of(case, name)
+    terms = policy_gradient_terms(case, name)
     assert_near(loss, case.expected[f"{name}_loss"], terms=terms)
-    assert_close(log_prob.grad, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)
+    kl = torch.tensor(metrics["kl_loss"].aggregate())
+    assert_close(kl, case.expected[f"{name}_kl"].double(), rtol=1e-9, atol=0)
+    assert_near(loss - case.hyperparameters["kl_loss_coef"] * kl, case.expected[f"{name}_pg"], terms=terms)
+    assert_close(gradient, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)
+
+
+def released_kl(log_prob, ref_log_prob):
+    """Schulman's k3 estimate with the release's clamps; verl clamps the log-ratio to +-20."""
+    log_ratio = (ref_log_prob - log_prob).clamp(-RELEASED_KL_CLAMP, RELEASED_KL_CLAMP)
+    return (log_ratio.exp() - log_ratio - 1).clamp(-10, 10)
+
+
+@pytest.mark.parametrize("name", ["pass1", "pass2"])
+@parametrize(KL_BEYOND_CLAMP)
+def test_lopti_loss_of_each_pass_beyond_the_release_s_kl_clamp(case, name):
+    policy_gradient, gradient, _ = pass_of(case, name, "actor_rollout_ref.actor.use_kl_loss=false")
+    tokens, mask = tokens_of_pass(case, name), case.inputs["response_mask"]
+    log_prob = batch_of(case, name)["log_prob"].clone().requires_grad_(True)
+    divergence = torch.where(tokens, released_kl(log_prob, case.expected["ref_log_prob"]), 0.0)
+    kl = case.hyperparameters["kl_loss_coef"] * agg_loss(divergence, mask, case.loss_agg_mode)
+    kl.backward()
+    terms = policy_gradient_terms(case, name)
+    assert_near(policy_gradient, case.expected[f"{name}_pg"], terms=terms)
+    assert_near(policy_gradient + kl.detach(), case.expected[f"{name}_loss"], terms=terms)
+    assert_close(gradient + log_prob.grad, case.expected[f"{name}_grad"], rtol=1e-9, atol=1e-16)
 
 
 def test_an_edge_is_low_in_the_paper_and_not_in_the_release():
@@ -193,5 +239,7 @@ def test_an_edge_is_low_in_the_paper_and_not_in_the_release():
     old_log_prob, mask = case.inputs["old_log_prob"], case.inputs["response_mask"]
     equality = (old_log_prob.exp() == case.hyperparameters["eta"]) & mask
     assert equality.any()
-    paper = low_probability(old_log_prob, eta=case.hyperparameters["eta"], equal=True) & mask
-    assert (paper == (case.expected["acpo_repo_low_mask"].bool() | equality)).all()
+    paper = built_once(("+clipx=grpo", "+clipx/update=lopti")).policy_loss.clipx.update
+    low, _ = passes(paper, paper.eta)
+    data, _ = jagged_batch(batch_of(case, "pass1"))
+    assert (low.tokens(data) == (case.expected["acpo_repo_low_mask"].bool() | equality)).all()

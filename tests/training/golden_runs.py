@@ -1,0 +1,96 @@
+"""Golden vectors through the user's door: overrides in, the loss from verl's registry out."""
+
+import functools
+from dataclasses import dataclass
+
+import pytest
+from torch import Tensor
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import ActorConfig
+
+from tests.golden.cases import GoldenCase
+from verl_clipx.training.config import MethodConfig
+from verl_clipx.training.contract import Evaluated, evaluate
+from verl_clipx.training.methods import METHODS
+
+from .conftest import compose_once
+from .golden_settings import overrides_of
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the plugin makes of a vector.
+
+    Attributes:
+        loss: 0-d.
+        gradient: of the loss with respect to log_prob, (sequences, length).
+        metrics: those that the loss returned.
+        tokens: the same per token, from the function behind the contract.
+        method: the method's configuration.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    metrics: dict[str, float]
+    tokens: Evaluated
+    method: MethodConfig
+
+
+@functools.cache
+def built_once(overrides: tuple[str, ...]) -> ActorConfig:
+    """verl's ActorConfig from overrides on its ppo_trainer; shared, so not to be changed."""
+    with pytest.MonkeyPatch.context() as environment:
+        # As in a run on a Ray cluster, where the driver's machine needs no accelerator.
+        environment.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+        return omega_conf_to_dataclass(compose_once(overrides).copy().actor_rollout_ref.actor)
+
+
+def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -> tuple[Tensor, Tensor, dict]:
+    """verl's call of the loss that a configuration names.
+
+    Args:
+        config: of the actor.
+        inputs: old_log_prob, log_prob, advantages and response_mask, (sequences, length).
+        **further: arguments beside them, or in place of what the configuration says.
+
+    Returns:
+        The loss, its gradient with respect to log_prob, and the metrics.
+    """
+    log_prob = inputs["log_prob"].clone().requires_grad_(True)
+    loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
+        old_log_prob=inputs["old_log_prob"],
+        log_prob=log_prob,
+        advantages=inputs["advantages"],
+        response_mask=inputs["response_mask"],
+        **{"loss_agg_mode": config.loss_agg_mode, "config": config, "rollout_is_weights": None, **further},
+    )
+    loss.backward()
+    return loss.detach(), log_prob.grad, metrics
+
+
+def per_token(method: MethodConfig, inputs: dict[str, Tensor], **further: Tensor) -> Evaluated:
+    """Weights, bounds and statistics of a method on a vector's inputs."""
+    rest = {name: tensor for name, tensor in inputs.items() if name != "response_mask"}
+    return evaluate(METHODS[method.method], method, mask=inputs["response_mask"], **rest, **further)
+
+
+_runs: dict[tuple[str, tuple[str, ...]], Run] = {}
+
+
+def run(case: GoldenCase, overrides: tuple[str, ...] | None = None) -> Run:
+    """A vector under its own overrides, or under others; computed once.
+
+    Args:
+        case: the vector; its entropy is given to the loss where it has one.
+        overrides: those of another setup.
+    """
+    overrides = overrides_of(case) if overrides is None else overrides
+    key = (case.name, overrides)
+    if key not in _runs:
+        config = built_once(overrides)
+        method = config.policy_loss.clipx
+        further = {"entropy": case.expected["entropy"]} if "entropy" in case.expected else {}
+        loss, gradient, metrics = registered_loss(config, case.inputs, **further)
+        _runs[key] = Run(loss, gradient, metrics, per_token(method, case.inputs), method)
+    return _runs[key]
