@@ -1,6 +1,8 @@
 """What can be said of a printed command without running it: programs, subcommands, options, files, Hydra overrides."""
 
+import importlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import runpy
@@ -16,6 +18,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from tests.claims.documents import ROOT, Command, Wrong
 from tests.recipes.shell import Machine
 from verl_clipx.cli import app
+from verl_clipx.reproduction.presets import preset_names
+from verl_clipx.reproduction.tables_definition import load_table
+from verl_clipx.tasks.catalog import definition_named
+from verl_clipx.training.methods import method_named
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.
@@ -42,6 +48,23 @@ def must_be_marked(command: Command) -> bool:
     if program == "bash":
         return not (_is_recipe(rest[0]) and command.variables.get("DRY_RUN") == "1")
     return program in NEVER_RUN
+
+
+def needs_nothing(command: Command) -> bool:
+    """Whether a test can run such a command, so that a mark would only hide it."""
+    if is_override(command) or command.variables.get("DRY_RUN") == "1":
+        return True
+    program, *rest = command.words
+    if program == "python":
+        return rest[0] == "-c"
+    if program != "clipx":
+        return False
+    if rest[:2] == ["data", "build"]:
+        # Of sets on the hub a local copy has to be fetched too.
+        return definition_named(rest[2]).hub is None
+    if rest[:2] == ["eval", "run"]:
+        return "cpu" in rest
+    return "--run" not in rest
 
 
 def check(command: Command, *, complete: bool = True) -> None:
@@ -106,10 +129,13 @@ def typer_module(words: list[str]) -> typer.Typer:
     Args:
         words: what stands after `python`, with the arguments.
     """
-    name = "documented"
-    found = runpy.run_module(words[1], run_name=name) if words[0] == "-m" else runpy.run_path(words[0], run_name=name)
+    if words[0] == "-m":
+        package = importlib.util.find_spec(words[1]).submodule_search_locations
+        main = importlib.import_module(f"{words[1]}.__main__" if package else words[1]).main
+    else:
+        main = runpy.run_path(words[0], run_name="documented")["main"]
     command_line = typer.Typer(add_completion=False)
-    command_line.command()(found["main"])
+    command_line.command()(main)
     return command_line
 
 
@@ -128,11 +154,31 @@ def _check_clipx(words: list[str], complete: bool) -> None:
 def _parse(command, path: str, words: list[str], complete: bool) -> None:
     try:
         # The parser's messages are made for a terminal; their class names are the same in click and in typer's copy.
-        command.make_context(path, list(words))
+        given = command.make_context(path, list(words)).params
     except Exception as error:
         if type(error).__name__ == "MissingParameter" and not complete:
             return
-        raise Wrong(f"{path}: {getattr(error, 'format_message', lambda: error)()}") from None
+        raise Wrong(f"{path}: {error.format_message() if hasattr(error, 'format_message') else error}") from None
+    name = given.get("name")
+    # In capitals it stands for any.
+    if name and not name.isupper():
+        _check_name(path, name, given.get("prompt"))
+
+
+def _check_name(path: str, name: str, prompt: str | None) -> None:
+    try:
+        if path.startswith("clipx data"):
+            prompts = definition_named(name).prompts
+            if prompt and prompt not in prompts:
+                raise Wrong(f"--prompt {prompt}: {name} has {', '.join(prompts)}")
+        elif path.startswith("clipx table"):
+            load_table(name)
+        elif path == "clipx methods":
+            method_named(name)
+        elif path.startswith("clipx recipe") and name not in preset_names():
+            raise Wrong(f"{name}: no such preset")
+    except ValueError as error:
+        raise Wrong(str(error)) from None
 
 
 def _check_python(words: list[str], variables: dict[str, str], complete: bool) -> None:
@@ -148,7 +194,10 @@ def _check_python(words: list[str], variables: dict[str, str], complete: bool) -
             benchmark = typer_module([str(ROOT / words[0])])
         _parse(typer.main.get_command(benchmark), words[0], words[1:], complete)
     elif words[0] == "-c":
-        compile(words[1], "-c", "exec")
+        try:
+            compile(words[1], "-c", "exec")
+        except SyntaxError as error:
+            raise Wrong(str(error)) from None
     elif complete or words[:2] not in (["-m", "build"], ["-m", "venv"]):
         raise Wrong(f"python {' '.join(words)}: the tests know no such command")
 

@@ -24,7 +24,9 @@ _LIKE_A_MARK = re.compile(r"\bneeds\b", re.IGNORECASE)
 _ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
 _SUBSTITUTION = re.compile(r"(?:export )?(?P<name>[A-Z_][A-Z0-9_]*)=\$\((?P<command>.*)\)")
 # Words, quoted parts and white space, then a comment, which begins where a word could.
-_COMMENT = re.compile(r"""(?P<code>(?:(?!(?<!\S)\#)[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|\s)*)(?:\#\s*(?P<comment>.*))?""")
+_COMMENT = re.compile(
+    r"""(?P<code>(?:(?!(?<!\S)\#)[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|\s)*)(?:\#\s*(?P<comment>.*))?"""
+)
 
 
 class Wrong(ValueError):

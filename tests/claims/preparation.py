@@ -1,10 +1,9 @@
-"""What a reader of a page has by the time of its commands and a test has not: small copies, made by the project itself."""
+"""What a reader of a page has when its commands come, and a test has not: small copies, made by the project itself."""
 
 import shutil
 from collections.abc import Callable
 from pathlib import Path
 
-import torch
 from typer.testing import CliRunner
 
 from tests.diagnostics.runs import write_run
@@ -44,8 +43,7 @@ def two_evaluations(folder: Path) -> None:
 
 def puzzle_policy(folder: Path) -> dict[str, str]:
     """A policy for puzzles, as its warm start leaves it after three steps, and a run's checkpoint of the same."""
-    threads = torch.get_num_threads()
-    policy = fit_policy(draw_training_puzzles(50, seed=0), 0.0, SMALL, folder / "runs/policies", threads)
+    policy = fit_policy(draw_training_puzzles(50, seed=0), 0.0, SMALL, folder / "runs/policies", num_threads=1)
     actor = folder / "runs/knights_and_knaves/grpo/checkpoints/global_step_40/actor"
     shutil.copytree(policy, actor / "huggingface")
     return {"MODEL_PATH": str(policy)}

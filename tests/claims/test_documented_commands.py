@@ -1,12 +1,12 @@
 """Every command in a code block of README.md and docs runs as printed, or says at the end of its line what it needs.
 
-Covers: `clipx` commands and `python -m verl_clipx…` run in this process, a page's commands in order in one folder; verl's
-own command and printed overrides are composed and read as verl's driver reads them; recipes make a dry run; Python
-blocks run, YAML is parsed; marked commands and inline code have existing subcommands, options, files and variables; a
-page that breaks any of these rules fails.
+Covers: `clipx` commands and `python -m verl_clipx…` run in this process, a page's commands in order in one folder;
+verl's own command and printed overrides are composed and read as verl's driver reads them; recipes make a dry run;
+Python blocks run, YAML is parsed; marked commands and inline code have existing subcommands, options, files and
+variables; a page that breaks any of these rules fails.
 
-Not covered: what the output says, beyond that there is some; commands marked `# needs: …`; the fresh interpreters and the
-Ray worker of `clipx doctor`, for which this process stands in (tests/test_doctor.py, tests/end_to_end); whether a
+Not covered: what the output says, beyond that there is some; commands marked `# needs: …`; the fresh interpreters of
+`clipx doctor`, for which this process stands in (tests/test_doctor.py starts them), and its Ray worker; whether a
 `python -m pytest` command passes, which is its own test's matter.
 """
 
@@ -17,19 +17,20 @@ import re
 import runpy
 import sys
 from pathlib import Path
+from unittest import mock
 
 import pytest
+import torch
 import yaml
 from typer.testing import CliRunner
 from verl.trainer.ppo import core_algos
 
 from tests.claims.checks import (
-    ELLIPSIS,
     PROGRAMS,
     check,
-    check_overrides,
     is_override,
     must_be_marked,
+    needs_nothing,
     typer_module,
 )
 from tests.claims.documents import (
@@ -48,6 +49,9 @@ from verl_clipx import doctor
 from verl_clipx.cli import app
 from verl_clipx.training.methods import METHODS
 
+# Inline code that is a command, with the variables before it.
+COMMAND = re.compile(rf"""([A-Z_]+=("[^"]*"|\S)* )*({"|".join(PROGRAMS)}) """)
+
 NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 
 
@@ -55,12 +59,13 @@ NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
 def folder(tmp_path, monkeypatch):
     """A working folder for one page, with what its commands change in this process put back afterwards."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
     monkeypatch.setattr(doctor, "run_python", in_this_process)
-    environment, modules, methods = dict(os.environ), set(sys.modules), dict(METHODS)
-    losses = dict(core_algos.POLICY_LOSS_REGISTRY)
+    environment, modules, threads = dict(os.environ), set(sys.modules), torch.get_num_threads()
+    methods, losses = dict(METHODS), dict(core_algos.POLICY_LOSS_REGISTRY)
+    torch.set_num_threads(1)
     yield tmp_path
+    torch.set_num_threads(threads)
     os.environ.clear()
     os.environ.update(environment)
     for registry, before in ((METHODS, methods), (core_algos.POLICY_LOSS_REGISTRY, losses)):
@@ -112,6 +117,8 @@ def run_bash(block: Block) -> list[str]:
             if must_be_marked(known) and not known.needs:
                 raise Wrong("no test can run this; end the line with '# needs: REASON'")
             check(known)
+            if known.needs and needs_nothing(known):
+                raise Wrong("runs in a test; take the mark away")
             if not known.needs:
                 run(known)
         except Wrong as error:
@@ -156,7 +163,9 @@ def run(command: Command) -> None:
 
 def output_of(command_line, words: list[str], variables: dict[str, str]) -> str:
     """What a command prints; it must end with exit code 0."""
-    result = CliRunner(env={"COLUMNS": "200", **variables}).invoke(command_line, words)
+    # What a command sets in its process must not reach the next one.
+    with mock.patch.dict(os.environ):
+        result = CliRunner(env={"COLUMNS": "200", **variables}).invoke(command_line, words)
     if result.exit_code:
         raise Wrong(f"exit code {result.exit_code}: {result.output[-600:]} {result.exception!r}")
     return result.output
@@ -213,10 +222,122 @@ def test_blocks_run_as_printed(name, folder):
 def test_inline_code_names_what_there_is(name):
     mistakes = []
     for span in inline_code_of((ROOT / name).read_text()):
-        if not re.match(rf"([A-Z_]+=\S* )*({'|'.join(PROGRAMS)}) ", span):
+        if not COMMAND.match(span):
             continue
         try:
             check(command_of(span), complete=False)
         except Wrong as error:
             mistakes.append(f"{span}: {error}")
     assert mistakes == []
+
+
+FENCE = "```"
+
+
+def page(*lines: str, language: str = "bash") -> str:
+    """A page with one block."""
+    return "\n".join(["# Made up", "", FENCE + language, *lines, FENCE, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        # clipx: what the command tree, the product's names and a run say
+        (page("clipx recipes list"), "clipx has no recipes"),
+        (page("clipx recipe"), "clipx recipe needs a subcommand"),
+        (page("clipx data list --all"), "No such option: --all"),
+        (page("clipx table list && clipx table lisst"), "clipx table has no lisst"),
+        (page("clipx data build countdown"), "Missing option '--out'"),
+        (page("clipx report runs/nowhere"), "exit code 1"),
+        (page("clipx methods \\", "    nothing"), "nothing"),
+        (page("clipx recipe show acpo/nothing"), "no such preset"),
+        (page("clipx report …"), "print the whole command"),
+        (page("clipx recipe show $PRESET"), "$PRESET is not set by this page"),
+        # marks
+        (page("clipx eval run m --benchmark b --out o --max-token 9  # needs: GPUs"), "No such option: --max-token"),
+        (page("clipx data build orz_75k --out o  # needs: the hub"), "data set 'orz_75k' is unknown"),
+        (page("clipx data build orz_57k --out o --prompt kk_chat  # needs: the hub"), "--prompt kk_chat"),
+        (page("clipx table plan acpo_table9 --run  # needs: hours"), "acpo_table9"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9  # needs: luck"), "needs: luck; the reasons are"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9  # needs GPUs"), "is no mark"),
+        (page("# needs: GPUs", "clipx methods"), "a mark belongs at the end"),
+        (page("clipx methods  # needs: GPUs"), "take the mark away"),
+        (page("clipx data build countdown --out o  # generated; needs: the hub"), "take the mark away"),
+        (page("clipx eval run m --backend cpu --benchmark b --out o --max-tokens 9  # needs: GPUs"), "take the mark"),
+        # verl's command
+        (page("python -m verl.trainer.main_ppo … +clipx=acpi"), "Could not find 'clipx/acpi'"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2"), "does not compose"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alpha=-2"), "does not compose"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2  # needs: GPUs"), "does not compose"),
+        (page("reward.custom_reward_functoin.name=compute_score"), "does not compose"),
+        # scripts
+        (page("bash scripts/test.sh --fast"), "no test can run this"),
+        (page("bash scripts/test.sh --fats  # needs: hours"), "scripts/test.sh has no --fats"),
+        (page("bash scripts/tests.sh  # needs: hours"), "scripts/tests.sh: no such file"),
+        (page("bash scripts/quickstart.sh acpi  # needs: minutes"), "Could not find 'clipx/acpi'"),
+        (
+            page("DRY_RUN=1 METHOD=acpi bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"),
+            "recipes/acpo/run_qwen2.5_3b_fsdp.sh: ",
+        ),
+        (page("DRY_RUN=1 METOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "fsdp.sh has no METOD"),
+        (page("METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "no test can run this"),
+        (
+            page("sbatch recipes/cluster/slurm.sh METHOD=no recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: a cluster"),
+            "recipes/acpo/run_qwen2.5_3b_fsdp.sh: ",
+        ),
+        (page("sbatch recipes/cluster/slurm.sh METHOD=acpo  # needs: a cluster"), "no recipe for the cluster"),
+        # other programs
+        (page("pip install 'verl-clipx[gpus]'  # needs: the network"), "verl-clipx[gpus]: the extras are"),
+        (page("pip install verl-clipx"), "no test can run this"),
+        (page("docker build --file docker/Dockerfile.tpu .  # needs: Docker"), "docker/Dockerfile.tpu: no such file"),
+        (page("python -m verl_clipx.tasks.countdown data --train-sise 5"), "No such option: --train-sise"),
+        (page("python benchmarks/loss.py --repeat 2  # needs: minutes"), "No such option: --repeat"),
+        (page("python -m pytest tests/test_nothing.py"), "tests/test_nothing.py: no such file"),
+        (page("python -m pytest tests/test_masking.py -k test_nothing"), "-k test_nothing: no such test"),
+        (page("python -c 'print('"), "never closed"),
+        (page("make install"), "make: the tests know no such program"),
+        # blocks
+        (page("clipx methods | head"), "the tests follow && only"),
+        (page("clipx methods 'acpo"), "quotes that do not close"),
+        (page("$ clipx methods", language="console"), "a block of 'console'"),
+        (page("clipx methods", language=""), "a command in a block without a language"),
+        (page("import nothing_of_the_kind", language="python"), "ModuleNotFoundError"),
+        (page("def test_it():", "    assert 1 == 2", language="python"), "AssertionError"),
+        (page("a: [1", language="yaml"), "line 4: while parsing"),
+    ],
+    ids=lambda text: text.splitlines()[3] if FENCE in text else "",
+)
+def test_a_page_with_a_mistake_is_found(text, mistake, folder):
+    found = mistakes_of(text)
+    assert len(found) == 1
+    assert mistake in found[0]
+
+
+def test_a_page_without_mistakes(folder):
+    text = page(
+        "# what there is",
+        "clipx data build countdown --out data/small \\",
+        "    --option size=3 && clipx data show data/small/test.parquet   # built and shown",
+        "NAMES=$(python -c 'print(\"acpo\")')",
+        'clipx methods "$NAMES"',
+        "clipx table plan cpu_small --run  # 78 trainings; needs: hours",
+        "METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: GPUs, the hub",
+    )
+    assert mistakes_of(text) == []
+    assert (folder / "data/small/test.parquet").is_file()
+    assert mistakes_of(page("a: 1", language="yaml") + page("plain # text", language="")) == []
+
+
+@pytest.mark.parametrize(
+    ("span", "mistake"),
+    [
+        ("clipx eval run … --rewards x", "No such option: --rewards"),
+        ("clipx bound FILE", "clipx has no bound"),
+        ("METOD=x bash recipes/acpo/run_qwen2.5_3b_fsdp.sh", "has no METOD"),
+        ("python benchmarks/nothing.py", "no such file"),
+    ],
+)
+def test_inline_code_with_a_mistake_is_found(span, mistake):
+    assert COMMAND.match(span)
+    with pytest.raises(Wrong, match=mistake):
+        check(command_of(span), complete=False)

@@ -7,9 +7,9 @@ import json
 
 import pytest
 
-from tests.diagnostics.runs import log_line, write_run
+from tests.diagnostics.runs import write_run
 from verl_clipx.diagnostics.held_out import held_out_rewards
-from verl_clipx.diagnostics.report import RunFolder, write_report
+from verl_clipx.diagnostics.report import write_report
 from verl_clipx.diagnostics.run_log import last_step, read_run_log
 
 
