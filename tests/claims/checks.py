@@ -20,7 +20,7 @@ from tests.recipes.shell import Machine
 from verl_clipx.cli import app
 from verl_clipx.reproduction.presets import preset_names
 from verl_clipx.reproduction.tables_definition import load_table
-from verl_clipx.tasks.catalog import definition_named
+from verl_clipx.tasks.catalog import definition_named, definitions
 from verl_clipx.training.methods import method_named
 
 ELLIPSIS = "…"
@@ -42,29 +42,33 @@ def is_override(command: Command) -> bool:
     return len(command.words) == 1 and bool(_OVERRIDE.fullmatch(command.words[0]))
 
 
-def must_be_marked(command: Command) -> bool:
-    """Whether no test can run such a command, so that its line has to say what it needs."""
+def wants_mark(command: Command) -> bool | None:
+    """Whether a command's line has to say what it needs, since no test can run it; None where it may.
+
+    A mark on a command that a test can run would only hide it.
+    """
+    if is_override(command):
+        return False
     program, *rest = command.words
+    if program == "clipx":
+        return _clipx_wants_mark(rest)
     if program == "bash":
         return not (_is_recipe(rest[0]) and command.variables.get("DRY_RUN") == "1")
+    if program == "python" and rest[:2] in (["-m", "verl.trainer.main_ppo"], ["-m", "pytest"]):
+        return None
+    if program == "python":
+        # A policy's warm start takes minutes.
+        return rest[0].startswith("benchmarks/") or any(word.endswith(".policy") for word in rest[:2])
     return program in NEVER_RUN
 
 
-def needs_nothing(command: Command) -> bool:
-    """Whether a test can run such a command, so that a mark would only hide it."""
-    if is_override(command) or command.variables.get("DRY_RUN") == "1":
-        return True
-    program, *rest = command.words
-    if program == "python":
-        return rest[0] == "-c"
-    if program != "clipx":
-        return False
-    if rest[:2] == ["data", "build"]:
-        # Of sets on the hub a local copy has to be fetched too.
-        return definition_named(rest[2]).hub is None
-    if rest[:2] == ["eval", "run"]:
-        return "cpu" in rest
-    return "--run" not in rest
+def _clipx_wants_mark(words: list[str]) -> bool | None:
+    if words[:2] == ["eval", "run"]:
+        return "cpu" not in words
+    if words[:2] == ["data", "build"] and any(definitions()[word].hub for word in words if word in definitions()):
+        # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
+        return None if "--from" in words else True
+    return words[:1] == ["watch"] or "--run" in words
 
 
 def check(command: Command, *, complete: bool = True) -> None:

@@ -29,9 +29,8 @@ from tests.claims.checks import (
     PROGRAMS,
     check,
     is_override,
-    must_be_marked,
-    needs_nothing,
     typer_module,
+    wants_mark,
 )
 from tests.claims.documents import (
     PAGES,
@@ -114,10 +113,11 @@ def run_bash(block: Block) -> list[str]:
     for command in commands:
         try:
             known = with_variables(command)
-            if must_be_marked(known) and not known.needs:
+            wanted = wants_mark(known)
+            if wanted and not known.needs:
                 raise Wrong("no test can run this; end the line with '# needs: REASON'")
             check(known)
-            if known.needs and needs_nothing(known):
+            if known.needs and wanted is False:
                 raise Wrong("runs in a test; take the mark away")
             if not known.needs:
                 run(known)
@@ -264,6 +264,10 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("clipx methods  # needs: GPUs"), "take the mark away"),
         (page("clipx data build countdown --out o  # generated; needs: the hub"), "take the mark away"),
         (page("clipx eval run m --backend cpu --benchmark b --out o --max-tokens 9  # needs: GPUs"), "take the mark"),
+        (page("clipx table plan cpu_small --run"), "no test can run this"),
+        (page("clipx data build orz_57k --out o"), "no test can run this"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9"), "no test can run this"),
+        (page("clipx watch runs/a --steps 1 -- sleep 9"), "no test can run this"),
         # verl's command
         (page("python -m verl.trainer.main_ppo … +clipx=acpi"), "Could not find 'clipx/acpi'"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2"), "does not compose"),
@@ -291,6 +295,9 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("pip install verl-clipx"), "no test can run this"),
         (page("docker build --file docker/Dockerfile.tpu .  # needs: Docker"), "docker/Dockerfile.tpu: no such file"),
         (page("python -m verl_clipx.tasks.countdown data --train-sise 5"), "No such option: --train-sise"),
+        (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
+        (page("python -m verl_clipx.tasks.countdown.policy runs/policies"), "no test can run this"),
+        (page("python -m verl_clipx.tasks.countdown data --test-size 1000"), "exit code 2"),
         (page("python benchmarks/loss.py --repeat 2  # needs: minutes"), "No such option: --repeat"),
         (page("python -m pytest tests/test_nothing.py"), "tests/test_nothing.py: no such file"),
         (page("python -m pytest tests/test_masking.py -k test_nothing"), "-k test_nothing: no such test"),
@@ -322,9 +329,10 @@ def test_a_page_without_mistakes(folder):
         'clipx methods "$NAMES"',
         "clipx table plan cpu_small --run  # 78 trainings; needs: hours",
         "METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: GPUs, the hub",
+        "python -m verl_clipx.tasks.countdown data/smaller --train-size 3 --test-size 2",
     )
     assert mistakes_of(text) == []
-    assert (folder / "data/small/test.parquet").is_file()
+    assert (folder / "data/small/test.parquet").is_file() and (folder / "data/smaller/test.parquet").is_file()
     assert mistakes_of(page("a: 1", language="yaml") + page("plain # text", language="")) == []
 
 
