@@ -7,36 +7,15 @@ import json
 
 import pytest
 
+from tests.diagnostics.runs import write_run
 from verl_clipx.diagnostics.held_out import held_out_rewards
-from verl_clipx.diagnostics.report import RunFolder, write_report
+from verl_clipx.diagnostics.report import write_report
 from verl_clipx.diagnostics.run_log import last_step, read_run_log
-
-
-def log_line(step, **data):
-    return json.dumps({"step": step, "data": data}) + "\n"
 
 
 @pytest.fixture
 def folder(tmp_path):
-    run = RunFolder(tmp_path)
-    bounds = [(1.2, 0.6), (1.5, 0.7), (3.0, 0.9)]
-    lines = [log_line(0, **{"val-core/countdown/acc/mean@2": 0.25})]
-    for step, (high, low) in enumerate(bounds, start=1):
-        data = {"critic/score/mean": 0.1 * step, "actor/clipx/c_high": high, "actor/clipx/c_low": low}
-        data |= {f"actor/clipx/gradient_mass/{name}": 0.0 for name in ("LN", "HP", "LP")}
-        data |= {"actor/clipx/gradient_mass/HN": 0.1, "actor/clipx/gradient_mass/M": 0.3, "actor/entropy": 1.0}
-        data |= {"actor/clipx/clip_fraction_low": 0.02, "actor/clipx/clip_fraction_high": 0.01}
-        lines.append(log_line(step, **data))
-    run.metrics.write_text("".join(lines) + '{"step": 4, "data": {"half wri')
-    run.validation.mkdir()
-    for step, scores in ((0, [(1, 0), (0, 0)]), (3, [(1, 1), (1, 0)])):
-        lines = [
-            json.dumps({"input": f"problem {index}", "score": score})
-            for index, pair in enumerate(scores)
-            for score in pair
-        ]
-        (run.validation / f"{step}.jsonl").write_text("\n".join(lines))
-    return run
+    return write_run(tmp_path)
 
 
 def test_a_half_written_line_is_left_out(folder):

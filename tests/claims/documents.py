@@ -1,0 +1,180 @@
+"""Reading README.md and docs: the commands, Python and YAML of their code blocks, their inline code, their links.
+
+A command that no test can run says why at the end of its line, `# needs: GPUs`, alone or after other words and a
+semicolon: `# launch; needs: GPUs, the hub`. The reasons are those of REASONS.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+# What a command may need that a test does not have; minutes and hours are its own running time.
+REASONS = frozenset({"GPUs", "a cluster", "the hub", "the network", "Docker", "minutes", "hours"})
+LANGUAGES = frozenset({"bash", "python", "yaml", ""})
+
+_MARK = re.compile(r"(?:^|; )needs: (?P<reasons>.*)$")
+_LIKE_A_MARK = re.compile(r"\bneeds\b", re.IGNORECASE)
+_ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
+_SUBSTITUTION = re.compile(r"(?:export )?(?P<name>[A-Z_][A-Z0-9_]*)=\$\((?P<command>.*)\)")
+# Words, quoted parts and white space, then a comment, which begins where a word could.
+_COMMENT = re.compile(
+    r"""(?P<code>(?:(?!(?<!\S)\#)[^\s'"\\]|\\.|'[^']*'|"(?:\\.|[^"\\])*"|\s)*)(?:\#\s*(?P<comment>.*))?"""
+)
+
+
+class Wrong(ValueError):
+    """Something printed in a page is not so."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block.
+
+    Args:
+        language: its info string.
+        text: what is in it.
+        line: the number of its first line in the page.
+    """
+
+    language: str
+    text: str
+    line: int
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command as bash would start it, before variables are replaced.
+
+    Args:
+        text: its line.
+        line: the line's number in the page.
+        words: program and arguments, without quotes.
+        variables: the assignments before the program.
+        needs: why no test can run it; empty if one can.
+        stored_in: the variable that its output goes to, if any.
+    """
+
+    text: str
+    line: int
+    words: tuple[str, ...]
+    variables: dict[str, str]
+    needs: frozenset[str] = frozenset()
+    stored_in: str | None = None
+
+
+def blocks_of(page: str) -> list[Block]:
+    """The code blocks of a page's text, also those within lists.
+
+    Raises:
+        Wrong: a language that is none of LANGUAGES.
+    """
+    tokens = [token for token in MarkdownIt().parse(page) if token.type in ("fence", "code_block")]
+    # A fence's content begins after its opening line.
+    blocks = [Block(token.info.strip(), token.content, token.map[0] + 1 + (token.type == "fence")) for token in tokens]
+    for block in blocks:
+        if block.language not in LANGUAGES:
+            raise Wrong(f"line {block.line}: a block of {block.language!r}; the tests read {sorted(LANGUAGES)}")
+    return blocks
+
+
+def inline_code_of(page: str) -> list[str]:
+    """Every span of inline code in a page's text."""
+    parsed = MarkdownIt("commonmark").enable("table").parse(page)
+    return [child.content for token in parsed for child in token.children or () if child.type == "code_inline"]
+
+
+def links_of(page: str) -> list[str]:
+    """The targets of a page's links and figures."""
+    parsed = MarkdownIt("commonmark").enable("table").parse(page)
+    found = [child.attrGet("href") or child.attrGet("src") for token in parsed for child in token.children or ()]
+    return [str(target) for target in found if target]
+
+
+def commands_of(block: Block) -> list[Command]:
+    """The commands of a block, a command of a `&&` chain each for itself.
+
+    Raises:
+        Wrong: a mark with an unknown reason, or shell syntax that a test cannot follow.
+    """
+    return [command for number, line in _whole_lines(block) for command in _commands_of_line(number, line)]
+
+
+def command_of(text: str) -> Command:
+    """The command of one span of inline code.
+
+    Raises:
+        Wrong: quotes that do not close.
+    """
+    try:
+        words = shlex.split(text)
+    except ValueError as error:
+        raise Wrong(str(error)) from None
+    return _command(text, 0, words, frozenset())
+
+
+def _whole_lines(block: Block) -> Iterator[tuple[int, str]]:
+    whole, first = "", block.line
+    for number, line in enumerate(block.text.splitlines(), start=block.line):
+        if not whole:
+            first = number
+        if line.endswith("\\"):
+            whole += line[:-1]
+            continue
+        yield first, whole + line
+        whole = ""
+    if whole:
+        raise Wrong(f"line {first}: ends in a backslash, and nothing follows")
+
+
+def _commands_of_line(number: int, line: str) -> Iterator[Command]:
+    match = _COMMENT.fullmatch(line)
+    if match is None:
+        raise Wrong(f"line {number}: quotes that do not close")
+    code, comment = match["code"].strip(), (match["comment"] or "").strip()
+    needs = _reasons(number, comment)
+    if not code:
+        if needs:
+            raise Wrong(f"line {number}: a mark belongs at the end of its command's line")
+        return
+    substitution = _SUBSTITUTION.fullmatch(code)
+    inner = substitution["command"] if substitution else code
+    lexer = shlex.shlex(inner, posix=True, punctuation_chars="&|;")
+    lexer.whitespace_split, lexer.commenters = True, ""
+    chain: list[list[str]] = [[]]
+    for word in lexer:
+        if word == "&&":
+            chain.append([])
+        elif word and set(word) <= set("&|;"):
+            raise Wrong(f"line {number}: {word}; the tests follow && only")
+        else:
+            chain[-1].append(word)
+    for words in chain:
+        yield _command(line.strip(), number, words, needs, substitution["name"] if substitution else None)
+
+
+def _reasons(number: int, comment: str) -> frozenset[str]:
+    match = _MARK.search(comment)
+    if match is None:
+        if _LIKE_A_MARK.search(comment):
+            raise Wrong(f"line {number}: '# {comment}' is no mark; write '# needs: REASON' or '# words; needs: REASON'")
+        return frozenset()
+    reasons = frozenset(match["reasons"].split(", "))
+    if unknown := reasons - REASONS:
+        raise Wrong(f"line {number}: needs: {', '.join(sorted(unknown))}; the reasons are {', '.join(sorted(REASONS))}")
+    return reasons
+
+
+def _command(text: str, number: int, words: list[str], needs: frozenset[str], stored_in: str | None = None) -> Command:
+    variables = {}
+    while words and _ASSIGNMENT.match(words[0]):
+        name, _, value = words[0].partition("=")
+        variables[name] = value
+        words = words[1:]
+    return Command(text, number, tuple(words), variables, needs, stored_in)

@@ -1,0 +1,77 @@
+"""What a reader of a page has when its commands come, and a test has not: small copies, made by the project itself."""
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from tests.diagnostics.runs import write_run
+from tests.evaluation.tiny import save_model, save_questions
+from verl_clipx.cli import app
+from verl_clipx.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
+from verl_clipx.tasks.tiny_policy.model import ModelConfig
+from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
+
+TASKS = Path(__file__).parents[1] / "tasks"
+SMALL = WarmStartConfig(
+    steps=3, batch_size=4, model=ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=64)
+)
+
+
+def clipx(*words: str) -> None:
+    """Runs a command that prepares something."""
+    result = CliRunner().invoke(app, list(words))
+    assert result.exit_code == 0, result.output
+
+
+def finished_run(folder: Path) -> None:
+    """The run of docs/cluster.md."""
+    write_run(folder / "runs/acpo/orz_7b_acpo_near-seed1")
+
+
+def two_evaluations(folder: Path) -> None:
+    """Evaluations of two random policies on the same questions, by the default reward."""
+    questions = save_questions(folder / "prepared", 6)
+    for seed, name in enumerate(("grpo", "acpo")):
+        model = save_model(folder / "prepared" / name, seed)
+        clipx(
+            *("eval", "run", str(model), "--benchmark", f"aime24={questions}", "--out", f"eval/{name}"),
+            *("--backend", "cpu", "--max-tokens", "6", "--samples", "4"),
+        )
+
+
+def puzzle_policy(folder: Path) -> dict[str, str]:
+    """A policy for puzzles, as its warm start leaves it after three steps, and a run's checkpoint of the same."""
+    policy = fit_policy(draw_training_puzzles(50, seed=0), 0.0, SMALL, folder / "runs/policies", num_threads=1)
+    actor = folder / "runs/knights_and_knaves/grpo/checkpoints/global_step_40/actor"
+    shutil.copytree(policy, actor / "huggingface")
+    return {"MODEL_PATH": str(policy)}
+
+
+def puzzles(folder: Path) -> None:
+    """The held-out puzzles, a few of them."""
+    clipx(
+        *("data", "build", "knights_and_knaves_tiny", "--out", "data/kk_tiny"),
+        *("--split", "test", "--limit", "16"),
+    )
+
+
+def hitab_release(folder: Path) -> None:
+    """The release's files, invented rows in them."""
+    shutil.copytree(TASKS / "hitab/fixtures/release", folder / "HiTab")
+
+
+def deepscaler_file(folder: Path) -> None:
+    """Rows in the schema of AR-Lopti's file."""
+    shutil.copy(TASKS / "math/fixtures/dsr_uniform.parquet", folder / "deepscaler_uniform_train.parquet")
+
+
+# Each gets the page's folder, which is the working folder, and may return environment variables.
+PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
+    "docs/cluster.md": [finished_run],
+    "docs/evaluation.md": [two_evaluations, puzzles, puzzle_policy],
+    "docs/tasks/hitab.md": [hitab_release],
+    "docs/tasks/knights_and_knaves.md": [puzzle_policy],
+    "docs/tasks/math.md": [deepscaler_file],
+}

@@ -1,0 +1,351 @@
+"""Every command in a code block of README.md and docs runs as printed, or says at the end of its line what it needs.
+
+Covers: `clipx` commands and `python -m verl_clipx…` run in this process, a page's commands in order in one folder;
+verl's own command and printed overrides are composed and read as verl's driver reads them; recipes make a dry run;
+Python blocks run, YAML is parsed; marked commands and inline code have existing subcommands, options, files and
+variables; a page that breaks any of these rules fails.
+
+Not covered: what the output says, beyond that there is some; commands marked `# needs: …`; the fresh interpreters of
+`clipx doctor`, for which this process stands in (tests/test_doctor.py starts them), and its Ray worker; whether a
+`python -m pytest` command passes, which is its own test's matter.
+"""
+
+import contextlib
+import io
+import os
+import re
+import runpy
+import sys
+from pathlib import Path
+from unittest import mock
+
+import pytest
+import torch
+import yaml
+from typer.testing import CliRunner
+from verl.trainer.ppo import core_algos
+
+from tests.claims.checks import (
+    PROGRAMS,
+    check,
+    is_override,
+    typer_module,
+    wants_mark,
+)
+from tests.claims.documents import (
+    PAGES,
+    ROOT,
+    Block,
+    Command,
+    Wrong,
+    blocks_of,
+    command_of,
+    commands_of,
+    inline_code_of,
+)
+from tests.claims.preparation import PREPARATIONS
+from verl_clipx import doctor
+from verl_clipx.cli import app
+from verl_clipx.training.methods import METHODS
+
+# Inline code that is a command, with the variables before it.
+COMMAND = re.compile(rf"""([A-Z_]+=("[^"]*"|\S)* )*({"|".join(PROGRAMS)}) """)
+
+NAMES = [str(page.relative_to(ROOT)) for page in PAGES]
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working folder for one page, with what its commands change in this process put back afterwards."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    monkeypatch.setattr(doctor, "run_python", in_this_process)
+    environment, modules, threads = dict(os.environ), set(sys.modules), torch.get_num_threads()
+    methods, losses = dict(METHODS), dict(core_algos.POLICY_LOSS_REGISTRY)
+    torch.set_num_threads(1)
+    yield tmp_path
+    torch.set_num_threads(threads)
+    os.environ.clear()
+    os.environ.update(environment)
+    for registry, before in ((METHODS, methods), (core_algos.POLICY_LOSS_REGISTRY, losses)):
+        for name in set(registry) - set(before):
+            del registry[name]
+    for name in set(sys.modules) - modules:
+        if str(getattr(sys.modules[name], "__file__", None)).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def in_this_process(code: str, seconds: int) -> tuple[str, str]:
+    """Stands in for doctor's fresh interpreters, which take 20 s, and its Ray worker."""
+    return printed_by(doctor.REGISTERED if "ray.init" in code else code), ""
+
+
+def printed_by(code: str) -> str:
+    """What Python code prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as output:
+        exec(code, {})
+    return output.getvalue()
+
+
+def mistakes_of(page: str) -> list[str]:
+    """Runs all that a page prints, in the working folder.
+
+    Args:
+        page: its text.
+
+    Returns:
+        What does not run, with the line.
+    """
+    try:
+        blocks = blocks_of(page)
+    except Wrong as error:
+        return [str(error)]
+    return [mistake for block in blocks for mistake in RUNNERS[block.language](block)]
+
+
+def run_bash(block: Block) -> list[str]:
+    """Runs or checks the commands of a block."""
+    try:
+        commands = commands_of(block)
+    except Wrong as error:
+        return [str(error)]
+    mistakes = []
+    for command in commands:
+        try:
+            known = with_variables(command)
+            wanted = wants_mark(known)
+            if wanted and not known.needs:
+                raise Wrong("no test can run this; end the line with '# needs: REASON'")
+            check(known)
+            if known.needs and wanted is False:
+                raise Wrong("runs in a test; take the mark away")
+            if not known.needs:
+                run(known)
+        except Wrong as error:
+            mistakes.append(f"line {command.line}: {command.text}: {error}")
+    return mistakes
+
+
+def with_variables(command: Command) -> Command:
+    """The command with `$NAME` and `~` replaced."""
+
+    def value(match: re.Match) -> str:
+        if match[1] not in os.environ:
+            raise Wrong(f"${match[1]} is not set by this page")
+        return os.environ[match[1]]
+
+    words = [os.path.expanduser(re.sub(r"\$\{?(\w+)\}?", value, word)) for word in command.words]
+    return Command(command.text, command.line, tuple(words), command.variables, command.needs, command.stored_in)
+
+
+def run(command: Command) -> None:
+    """Runs a command that is no launch: those are composed or make a dry run in `check`.
+
+    Raises:
+        Wrong: it fails, or prints nothing.
+    """
+    if is_override(command):
+        return
+    program, *words = command.words
+    if program == "clipx":
+        output = output_of(app, words, command.variables)
+    elif program == "python" and words[0] == "-c":
+        output = printed_by(words[1])
+    elif program == "python" and words[0] == "-m" and words[1].startswith("verl_clipx"):
+        output = output_of(typer_module(words), words[2:], command.variables)
+    else:
+        return
+    if not output.strip():
+        raise Wrong("prints nothing")
+    if command.stored_in:
+        os.environ[command.stored_in] = output.strip()
+
+
+def output_of(command_line, words: list[str], variables: dict[str, str]) -> str:
+    """What a command prints; it must end with exit code 0."""
+    # What a command sets in its process must not reach the next one.
+    with mock.patch.dict(os.environ):
+        result = CliRunner(env={"COLUMNS": "200", **variables}).invoke(command_line, words)
+    if result.exit_code:
+        raise Wrong(f"exit code {result.exit_code}: {result.output[-600:]} {result.exception!r}")
+    return result.output
+
+
+def run_python(block: Block) -> list[str]:
+    """Runs a block; one that begins with `# name.py` is that file from then on."""
+    named = re.match(r"# (\w+\.py)\n", block.text)
+    file = Path(named[1] if named else f"line_{block.line}.py")
+    file.write_text(block.text)
+    try:
+        if named:
+            __import__(file.stem)
+        else:
+            found = runpy.run_path(str(file))
+            for name in found:
+                if name.startswith("test_"):
+                    found[name]()
+    except Exception as error:
+        return [f"line {block.line}: {error!r}"]
+    return []
+
+
+def run_yaml(block: Block) -> list[str]:
+    """Parses a block."""
+    try:
+        list(yaml.safe_load_all(block.text))
+    except yaml.YAMLError as error:
+        return [f"line {block.line}: {error}"]
+    return []
+
+
+def refuse_commands(block: Block) -> list[str]:
+    """A block without a language shows output or files, no commands."""
+    first_words = [(number, line.split()) for number, line in enumerate(block.text.splitlines(), start=block.line)]
+    return [
+        f"line {number}: a command in a block without a language; make it ```bash"
+        for number, words in first_words
+        if words and words[0].removeprefix("$") in {*PROGRAMS, "python3"}
+    ]
+
+
+RUNNERS = {"bash": run_bash, "python": run_python, "yaml": run_yaml, "": refuse_commands}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_blocks_run_as_printed(name, folder):
+    for prepare in PREPARATIONS.get(name, ()):
+        os.environ.update(prepare(folder) or {})
+    assert mistakes_of((ROOT / name).read_text()) == []
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_inline_code_names_what_there_is(name):
+    mistakes = []
+    for span in inline_code_of((ROOT / name).read_text()):
+        if not COMMAND.match(span):
+            continue
+        try:
+            check(command_of(span), complete=False)
+        except Wrong as error:
+            mistakes.append(f"{span}: {error}")
+    assert mistakes == []
+
+
+FENCE = "```"
+
+
+def page(*lines: str, language: str = "bash") -> str:
+    """A page with one block."""
+    return "\n".join(["# Made up", "", FENCE + language, *lines, FENCE, ""])
+
+
+@pytest.mark.parametrize(
+    ("text", "mistake"),
+    [
+        # clipx: what the command tree, the product's names and a run say
+        (page("clipx recipes list"), "clipx has no recipes"),
+        (page("clipx recipe"), "clipx recipe needs a subcommand"),
+        (page("clipx data list --all"), "No such option: --all"),
+        (page("clipx table list && clipx table lisst"), "clipx table has no lisst"),
+        (page("clipx data build countdown"), "Missing option '--out'"),
+        (page("clipx report runs/nowhere"), "exit code 1"),
+        (page("clipx methods \\", "    nothing"), "nothing"),
+        (page("clipx recipe show acpo/nothing"), "no such preset"),
+        (page("clipx report …"), "print the whole command"),
+        (page("clipx recipe show $PRESET"), "$PRESET is not set by this page"),
+        # marks
+        (page("clipx eval run m --benchmark b --out o --max-token 9  # needs: GPUs"), "No such option: --max-token"),
+        (page("clipx data build orz_75k --out o  # needs: the hub"), "data set 'orz_75k' is unknown"),
+        (page("clipx data build orz_57k --out o --prompt kk_chat  # needs: the hub"), "--prompt kk_chat"),
+        (page("clipx table plan acpo_table9 --run  # needs: hours"), "acpo_table9"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9  # needs: luck"), "needs: luck; the reasons are"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9  # needs GPUs"), "is no mark"),
+        (page("# needs: GPUs", "clipx methods"), "a mark belongs at the end"),
+        (page("clipx methods  # needs: GPUs"), "take the mark away"),
+        (page("clipx data build countdown --out o  # generated; needs: the hub"), "take the mark away"),
+        (page("clipx eval run m --backend cpu --benchmark b --out o --max-tokens 9  # needs: GPUs"), "take the mark"),
+        (page("clipx table plan cpu_small --run"), "no test can run this"),
+        (page("clipx data build orz_57k --out o"), "no test can run this"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9"), "no test can run this"),
+        (page("clipx watch runs/a --steps 1 -- sleep 9"), "no test can run this"),
+        # verl's command
+        (page("python -m verl.trainer.main_ppo … +clipx=acpi"), "Could not find 'clipx/acpi'"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2"), "does not compose"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alpha=-2"), "does not compose"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2  # needs: GPUs"), "does not compose"),
+        (page("reward.custom_reward_functoin.name=compute_score"), "does not compose"),
+        # scripts
+        (page("bash scripts/test.sh --fast"), "no test can run this"),
+        (page("bash scripts/test.sh --fats  # needs: hours"), "scripts/test.sh has no --fats"),
+        (page("bash scripts/tests.sh  # needs: hours"), "scripts/tests.sh: no such file"),
+        (page("bash scripts/quickstart.sh acpi  # needs: minutes"), "Could not find 'clipx/acpi'"),
+        (
+            page("DRY_RUN=1 METHOD=acpi bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"),
+            "recipes/acpo/run_qwen2.5_3b_fsdp.sh: ",
+        ),
+        (page("DRY_RUN=1 METOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "fsdp.sh has no METOD"),
+        (page("METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "no test can run this"),
+        (
+            page("sbatch recipes/cluster/slurm.sh METHOD=no recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: a cluster"),
+            "recipes/acpo/run_qwen2.5_3b_fsdp.sh: ",
+        ),
+        (page("sbatch recipes/cluster/slurm.sh METHOD=acpo  # needs: a cluster"), "no recipe for the cluster"),
+        # other programs
+        (page("pip install 'verl-clipx[gpus]'  # needs: the network"), "verl-clipx[gpus]: the extras are"),
+        (page("pip install verl-clipx"), "no test can run this"),
+        (page("docker build --file docker/Dockerfile.tpu .  # needs: Docker"), "docker/Dockerfile.tpu: no such file"),
+        (page("python -m verl_clipx.tasks.countdown data --train-sise 5"), "No such option: --train-sise"),
+        (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
+        (page("python -m verl_clipx.tasks.countdown.policy runs/policies"), "no test can run this"),
+        (page("python -m verl_clipx.tasks.countdown data --test-size 1000"), "exit code 2"),
+        (page("python benchmarks/loss.py --repeat 2  # needs: minutes"), "No such option: --repeat"),
+        (page("python -m pytest tests/test_nothing.py"), "tests/test_nothing.py: no such file"),
+        (page("python -m pytest tests/test_masking.py -k test_nothing"), "-k test_nothing: no such test"),
+        (page("python -c 'print('"), "never closed"),
+        (page("make install"), "make: the tests know no such program"),
+        # blocks
+        (page("clipx methods | head"), "the tests follow && only"),
+        (page("clipx methods 'acpo"), "quotes that do not close"),
+        (page("$ clipx methods", language="console"), "a block of 'console'"),
+        (page("clipx methods", language=""), "a command in a block without a language"),
+        (page("import nothing_of_the_kind", language="python"), "ModuleNotFoundError"),
+        (page("def test_it():", "    assert 1 == 2", language="python"), "AssertionError"),
+        (page("a: [1", language="yaml"), "line 4: while parsing"),
+    ],
+    ids=lambda text: text.splitlines()[3] if FENCE in text else "",
+)
+def test_a_page_with_a_mistake_is_found(text, mistake, folder):
+    found = mistakes_of(text)
+    assert len(found) == 1
+    assert mistake in found[0]
+
+
+def test_a_page_without_mistakes(folder):
+    text = page(
+        "# what there is",
+        "clipx data build countdown --out data/small \\",
+        "    --option size=3 && clipx data show data/small/test.parquet   # built and shown",
+        "NAMES=$(python -c 'print(\"acpo\")')",
+        'clipx methods "$NAMES"',
+        "clipx table plan cpu_small --run  # 78 trainings; needs: hours",
+        "METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: GPUs, the hub",
+        "python -m verl_clipx.tasks.countdown data/smaller --train-size 3 --test-size 2",
+    )
+    assert mistakes_of(text) == []
+    assert (folder / "data/small/test.parquet").is_file() and (folder / "data/smaller/test.parquet").is_file()
+    assert mistakes_of(page("a: 1", language="yaml") + page("plain # text", language="")) == []
+
+
+@pytest.mark.parametrize(
+    ("span", "mistake"),
+    [
+        ("clipx eval run … --rewards x", "No such option: --rewards"),
+        ("clipx bound FILE", "clipx has no bound"),
+        ("METOD=x bash recipes/acpo/run_qwen2.5_3b_fsdp.sh", "has no METOD"),
+        ("python benchmarks/nothing.py", "no such file"),
+    ],
+)
+def test_inline_code_with_a_mistake_is_found(span, mistake):
+    assert COMMAND.match(span)
+    with pytest.raises(Wrong, match=mistake):
+        check(command_of(span), complete=False)
