@@ -2,7 +2,7 @@
 
 Covers: the seed's value, range and arguments; what the agent loop sends and returns, with verl's own loop replaced by a
 recorder; the group on top of verl's configuration, with and without hardware=cpu. Not covered: that Ray workers know
-the agent loop, and that whole runs repeat (tests/end_to_end/test_seeded.py).
+the agent loop, and that whole runs repeat (tests/end_to_end/test_resume.py).
 """
 
 import asyncio

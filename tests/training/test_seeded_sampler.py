@@ -2,7 +2,7 @@
 
 Covers: the order of any batch in any order of arrival; verl's replay buffer built from the configuration; refused
 settings. TransferQueue and verl's waiting for samples are replaced. Not covered: a run
-(tests/end_to_end/test_seeded.py).
+(tests/end_to_end/test_resume.py).
 """
 
 import random

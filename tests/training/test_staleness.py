@@ -1,7 +1,7 @@
 """Ages of samples and the spread of the log-ratio by age.
 
 Covers: ages from the rollout's versions; sums against means and deviations by hand; updates since the rollout. Not
-covered: real stale samples (tests/end_to_end/test_scopes.py).
+covered: real stale samples (tests/end_to_end/test_training.py).
 """
 
 import pytest
