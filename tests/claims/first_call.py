@@ -11,8 +11,11 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import torch
+from omegaconf import DictConfig, OmegaConf
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.metric import Metric
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
@@ -61,6 +64,12 @@ class FirstCall(NamedTuple):
     metrics: list[dict[str, float]]
 
 
+# What verl's ppo_loss and the plugin read of the ActorConfig.
+READ = (
+    *("policy_loss", "loss_agg_mode", "loss_scale_factor", "entropy_coeff"),
+    *("use_kl_loss", "kl_loss_type", "kl_loss_coef"),
+    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
+)
 _FOUND: dict[str, FirstCall] = {}
 
 
@@ -79,11 +88,27 @@ class _Engine:
 
 
 def first_call(actor: ActorConfig) -> FirstCall:
-    """As `train`, once for each policy loss: different overrides may lead to the same one."""
-    key = repr(actor.policy_loss)
+    """As `train`, once for each set of what it reads: different overrides may lead to the same one."""
+    key = repr([getattr(actor, name) for name in READ])
     if key not in _FOUND:
         _FOUND[key] = train(actor)
     return _FOUND[key]
+
+
+def first_call_of(actor: DictConfig) -> FirstCall:
+    """As `first_call`, from the actor's node; builds the ActorConfig once for each set of what is read of it."""
+    read = {name: actor.get(name) for name in READ}
+    key = repr(
+        {name: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_dict(v) else v for name, v in read.items()}
+    )
+    if key not in _FOUND:
+        _FOUND[key] = first_call(omega_conf_to_dataclass(actor))
+    return _FOUND[key]
+
+
+def number_of(metric: Any) -> float:
+    """What verl would log: its Metric aggregated, a plain number as it is."""
+    return float(metric.aggregate() if isinstance(metric, Metric) else metric)
 
 
 def train(actor: ActorConfig) -> FirstCall:
@@ -130,7 +155,7 @@ def train(actor: ActorConfig) -> FirstCall:
             planner.finish(step, taken=True)
             found.losses.append(loss.detach())
             found.gradients.append(log_prob.grad)
-            found.metrics.append({key: float(metric.aggregate()) for key, metric in metrics.items()})
+            found.metrics.append({key: number_of(metric) for key, metric in metrics.items()})
     require_finite(found)
     return found
 

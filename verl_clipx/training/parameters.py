@@ -22,6 +22,7 @@ class Allowed:
         convert: returns the value in its proper type, or raises ValueError/TypeError if it is not allowed.
         ends: the smallest and the largest number that is allowed; None where it is no number.
         reason: why a number's ends are not the parameter's own; empty where they are, or where it is no number.
+        choices: the words that are allowed; empty where it is no choice.
         null: whether null is allowed.
     """
 
@@ -29,6 +30,7 @@ class Allowed:
     convert: Callable[[Any], Any]
     ends: tuple[float, float] | None = None
     reason: str = ""
+    choices: tuple[str, ...] = ()
     null: bool = False
 
 
@@ -100,7 +102,7 @@ def choice(*values: str) -> Allowed:
             raise ValueError
         return value
 
-    return Allowed("one of " + ", ".join(values), convert)
+    return Allowed("one of " + ", ".join(values), convert, choices=values)
 
 
 def boolean() -> Allowed:
