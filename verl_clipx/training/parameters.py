@@ -47,10 +47,11 @@ def number(
     Raises:
         TypeError: a range without an end or without a reason: every value of a range has to compute in float32.
     """
-    lower = [] if at_least is None and above is None else [above if at_least is None else at_least]
-    if (len(lower) == 1 and at_most is not None) == bool(reason) or (above is not None and at_least is not None):
+    lower = at_least if above is None else above
+    complete = lower is not None and at_most is not None
+    if complete == bool(reason) or (above is not None and at_least is not None):
         raise TypeError("number() needs one lower end and an upper end, or the reason why it has none")
-    lowest = -FLOAT32_LARGEST if not lower else lower[0] if above is None else next_float32(above)
+    lowest = next_float32(above) if above is not None else -FLOAT32_LARGEST if at_least is None else at_least
     highest = FLOAT32_LARGEST if at_most is None else at_most
 
     def convert(value: Any) -> float:
