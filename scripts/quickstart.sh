@@ -12,15 +12,26 @@ case ${1:-} in
 esac
 METHOD=${1:-bapo}
 [[ $# -gt 0 ]] && shift
-[[ -f configs/clipx/$METHOD.yaml && $METHOD != base && $METHOD != custom ]] || {
+
+# The values that a group leaves to the user: marked ??? in its file.
+asked() { sed -n 's/^ *\([a-z_]*\): ???$/clipx.\1/p' "configs/clipx/$1.yaml"; }
+
+[[ -f configs/clipx/$METHOD.yaml && $METHOD != base ]] || {
     printf 'no method %s; there are:' "$METHOD" >&2
     for group in configs/clipx/*.yaml; do
         name=$(basename "$group" .yaml)
-        [[ $name == base || $name == custom ]] || printf ' %s' "$name" >&2
+        [[ $name == base || -n $(asked "$name") ]] || printf ' %s' "$name" >&2
     done
     printf '\n' >&2
     exit 2
 }
+for key in $(asked "$METHOD"); do
+    [[ " $* " == *" $key="* ]] || {
+        printf '%s needs a value that only you know: add %s=… (configs/clipx/%s.yaml says which)\n' \
+            "$METHOD" "$key" "$METHOD" >&2
+        exit 2
+    }
+done
 
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"

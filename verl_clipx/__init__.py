@@ -14,7 +14,7 @@ _PUBLIC = {
     "Bounds": "verl_clipx.losses.bounds",
     "METHODS": "verl_clipx.training.methods",
     "Method": "verl_clipx.training.methods",
-    "evaluate": "verl_clipx.training.policy_loss",
+    "evaluate": "verl_clipx.training.contract",
 }
 
 __all__ = ["__version__", *_PUBLIC]
@@ -24,3 +24,7 @@ def __getattr__(name: str) -> Any:
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.metadata import version
 
 import pandas
 import pytest
@@ -18,6 +19,7 @@ from typer.testing import CliRunner
 
 from tests.evaluation.tiny import REWARD, save_model, save_questions
 from verl_clipx.cli import app
+from verl_clipx.evaluation import sampling
 from verl_clipx.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.samples import read_samples
@@ -89,7 +91,7 @@ def test_a_run_reports_what_its_completions_say(inputs, whole):
     assert found["result"] == found["checkpoints"]["model"]
     assert samples["length"].max() == 6
     config = results["config"]
-    assert config["sampling"]["seed"] == 0 and config["versions"]["torch"] == torch.__version__
+    assert config["sampling"]["seed"] == 0 and config["versions"]["torch"] == version("torch")
     assert config["benchmarks"]["test"]["path"] == str(inputs[1])
     assert len(results["hash"]) == 64
     # 24 completions in shards of 7.
@@ -103,6 +105,20 @@ def test_the_same_command_again_changes_nothing(inputs, whole, tmp_path):
     assert {path: path.stat().st_mtime_ns for path in out.glob(SHARDS)} == before
     assert (out / "results.json").read_bytes() == (whole / "results.json").read_bytes()
     assert "avg@4" in text and "pass@2" in text and "maj@4" in text
+
+
+def test_a_build_of_torch_that_calls_itself_otherwise_than_its_distribution(inputs, whole, tmp_path, monkeypatch):
+    # As where torch comes from the default index: the distribution is 2.13.0 and torch.__version__ 2.13.0+cu130.
+    distribution = version("torch").partition("+")[0]
+    monkeypatch.setattr(torch, "__version__", f"{distribution}+cu130")
+    monkeypatch.setattr(sampling, "version", lambda name: distribution if name == "torch" else version(name))
+    out = tmp_path / "out"
+    invoke(*options(inputs, out, samples=1))
+    results = results_of(out)
+    assert results["config"]["versions"]["torch"] == distribution
+    before = {path: path.stat().st_mtime_ns for path in out.glob(SHARDS)}
+    invoke(*options(inputs, out, samples=1))
+    assert {path: path.stat().st_mtime_ns for path in out.glob(SHARDS)} == before and results_of(out) == results
 
 
 def test_a_killed_run_goes_on_where_it_stopped(inputs, whole, tmp_path):

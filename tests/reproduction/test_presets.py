@@ -1,5 +1,6 @@
 """The papers' presets on verl's real configuration: each composes and is accepted by verl's own checks, and says what
-the papers say, by hand. Not covered: a run; the model, which verl's own dataclass would fetch; the presets of cpu/.
+the papers say, by hand; its loss and gradient are finite. Not covered: a run; the model, which verl's own dataclass
+would fetch; the presets of cpu/ (test_table_cpu_presets.py).
 
 A preset is merged last, so composing its own files alone and merging them onto verl's configuration gives what Hydra
 gives for both together, in a tenth of the time; one test compares the two.
@@ -15,6 +16,7 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
+from tests.claims.first_call import first_call_of
 from verl_clipx.reproduction.origins import read_origins
 from verl_clipx.reproduction.presets import (
     PAPERS,
@@ -96,6 +98,16 @@ def test_verl_accepts(name, monkeypatch):
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     assert not need_critic(config)
     assert need_reference_policy(config) == name.startswith("ar_lopti/")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_first_optimizer_step_is_finite(name, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    first_call_of(composed(name).actor_rollout_ref.actor)
+
+
+def test_every_preset_is_here_or_among_the_small_policies():
+    assert {*NAMES} | {name for name in preset_names() if name.startswith("cpu/")} == {*preset_names()}
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -9,6 +9,7 @@ from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 from verl.utils.config import validate_config
 
+from tests.claims.first_call import first_call_of
 from verl_clipx.reproduction.config_hash import differences, significant_values
 from verl_clipx.reproduction.origins import read_origins
 from verl_clipx.reproduction.presets import preset_names, updates_per_rollout
@@ -50,6 +51,12 @@ def test_verl_accepts_it_with_the_updates_of_its_column(name, monkeypatch):
     validate_config(config, use_reference_policy=False, use_critic=False)
     passes = 2 if "lopti" in name else 1
     assert updates_per_rollout(config) == passes * (16 if name.endswith("_off") else 2)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_its_first_optimizer_step_is_finite(name, monkeypatch):
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    first_call_of(composed(name).actor_rollout_ref.actor)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -175,7 +175,7 @@ def test_bapo_weighs_with_the_rollout_s_log_probs_from_the_micro_batch(actor, te
 
 
 def test_the_method_is_chosen_once(actor, tensors):
-    config = actor("+clipx=acpo", "actor_rollout_ref.actor.policy_loss.loss_mode=clipx_bapo")
+    config = actor("+clipx=acpo")
     with pytest.raises(ValueError, match=r"loss_mode=clipx_bapo but clipx\.method=acpo"):
         call("clipx_bapo", config, tensors)
 

@@ -1,5 +1,6 @@
 """Bounds that depend on nothing."""
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -11,12 +12,12 @@ class FixedBounds:
     """The same bounds for every token of every step; see `Controller` for the methods.
 
     Attributes:
-        clip_low: lower bound on the ratio; 0 for none.
-        clip_high: upper bound on the ratio; inf for none.
+        clip_low: lower bound on the ratio; None for none.
+        clip_high: upper bound on the ratio; None for none.
     """
 
-    clip_low: float
-    clip_high: float
+    clip_low: float | None
+    clip_high: float | None
 
     @property
     def statistics_size(self) -> int:
@@ -40,7 +41,8 @@ class FixedBounds:
     def token_bounds(
         self, decision: Tensor, *, log_prob: Tensor, old_log_prob: Tensor, dtype: torch.dtype
     ) -> tuple[float, float]:
-        return self.clip_low, self.clip_high
+        low = 0.0 if self.clip_low is None else self.clip_low
+        return low, math.inf if self.clip_high is None else self.clip_high
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         return {}

@@ -9,6 +9,12 @@ from verl_clipx.training.parameters import choice, integer, number, optional, pa
 
 NODE = "clipx"
 
+# Ratios saturate at a log-ratio of 42.6 in float32 (losses/ratio.py), so that a larger clamp would clamp nothing.
+LARGEST_CLAMP = 40.0
+
+# Bounds on a ratio: a larger one cuts off what null leaves free.
+LARGEST_BOUND = 1e6
+
 
 @dataclass(frozen=True, kw_only=True)
 class MethodConfig:
@@ -22,7 +28,7 @@ class MethodConfig:
 
     log_ratio_clamp: float | None = parameter(
         20.0,
-        optional(number(above=0)),
+        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
         "log importance-sampling ratios are clamped to plus or minus this, as verl does (20); null: not",
     )
     scope: str = parameter(
@@ -51,6 +57,11 @@ class MethodConfig:
 
     def __post_init__(self):
         validate(self, NODE)
+        if self.lagged_average and self.scope != "lagged":
+            raise ValueError(
+                f"{NODE}.lagged_average={self.lagged_average:g} with {NODE}.scope={self.scope}: only scope=lagged "
+                f"averages. Set {NODE}.scope=lagged, or {NODE}.lagged_average=0."
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,13 +71,17 @@ class FixedBoundsConfig(MethodConfig):
     clip_low: float | None = parameter(
         0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
     )
-    clip_high: float | None = parameter(1.2, optional(number(at_least=1)), "upper clip bound on the ratio; null: none")
+    clip_high: float | None = parameter(
+        1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
+    )
 
 
 def dual_clip_parameter(default: float | None) -> Any:
     """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
     return parameter(
-        default, optional(number(above=1)), "tokens with A < 0 and a ratio above this get no gradient; null: off"
+        default,
+        optional(number(above=1, at_most=LARGEST_BOUND)),
+        "tokens with A < 0 and a ratio above this get no gradient; null: off",
     )
 
 
@@ -89,7 +104,9 @@ class CispoConfig(FixedBoundsConfig):
         None, optional(number(at_least=0, at_most=1)), "drop tokens with A < 0 and a ratio below this; null: none"
     )
     mask_high: float | None = parameter(
-        None, optional(number(at_least=1)), "drop tokens with A > 0 and a ratio above this; null: none"
+        None,
+        optional(number(at_least=1, at_most=LARGEST_BOUND)),
+        "drop tokens with A > 0 and a ratio above this; null: none",
     )
 
 
@@ -106,8 +123,12 @@ class CeGppoConfig(FixedBoundsConfig):
 
     method: ClassVar[str] = "ce_gppo"
 
-    beta_low: float = parameter(0.75, number(at_least=0), "scale of the weight of tokens below the lower bound, A < 0")
-    beta_high: float = parameter(1.0, number(at_least=0), "scale of the weight of tokens above the upper bound, A > 0")
+    beta_low: float = parameter(
+        0.75, number(at_least=0, at_most=1e3), "scale of the weight of tokens below the lower bound, A < 0"
+    )
+    beta_high: float = parameter(
+        1.0, number(at_least=0, at_most=1e3), "scale of the weight of tokens above the upper bound, A > 0"
+    )
     dual_clip: float | None = dual_clip_parameter(None)
 
 
@@ -121,14 +142,20 @@ class AspoConfig(FixedBoundsConfig):
         "positive", choice("positive", "both"), "tokens whose weight is the reciprocal ratio: those with A > 0, or all"
     )
     weight_low: float | None = parameter(
-        None, optional(number(at_least=0)), "lower bound of a reciprocal weight; null: none"
+        None, optional(number(at_least=0, at_most=1e6)), "lower bound of a reciprocal weight; null: none"
     )
     weight_high: float | None = parameter(
-        3.0, optional(number(above=0)), "upper bound of a reciprocal weight; null: none"
+        3.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of a reciprocal weight; null: none"
     )
     negative_weight_high: float | None = parameter(
-        3.0, optional(number(above=0)), "upper bound of the weight of tokens that are not flipped; null: none"
+        3.0,
+        optional(number(at_least=1e-3, at_most=1e6)),
+        "upper bound of the weight of tokens that are not flipped; null: none",
     )
+
+    def __post_init__(self):
+        super().__post_init__()
+        not_above(self, "weight_low", "weight_high")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,11 +166,15 @@ class DgpoConfig(FixedBoundsConfig):
 
     log_ratio_clamp: float | None = parameter(
         None,
-        optional(number(above=0)),
+        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
         "beyond this log ratio tokens whose weight is the ratio get no gradient (the release: 20); null: not",
     )
-    n: float = parameter(1.0, number(above=0), "decay below the lower bound: the weight falls with ratio^(n+1)")
-    m: float = parameter(2.0, number(at_least=1), "decay above the upper bound: the weight grows with ratio^(1-1/m)")
+    n: float = parameter(
+        1.0, number(at_least=1e-3, at_most=1e3), "decay below the lower bound: the weight falls with ratio^(n+1)"
+    )
+    m: float = parameter(
+        2.0, number(at_least=1, at_most=1e3), "decay above the upper bound: the weight grows with ratio^(1-1/m)"
+    )
 
     def __post_init__(self):
         super().__post_init__()
@@ -158,21 +189,29 @@ class AcpoConfig(MethodConfig):
 
     method: ClassVar[str] = "acpo"
 
-    alpha: float = parameter(3.0, number(at_least=0), "epsilon of a bin = alpha * sigma + epsilon_base")
-    epsilon_base: float = parameter(0.2, number(at_least=0), "epsilon of a bin without spread")
-    epsilon_min: float | None = parameter(None, optional(number(at_least=0)), "epsilon is at least this; null: free")
-    epsilon_max: float | None = parameter(None, optional(number(at_least=0)), "epsilon is at most this; null: free")
-    bins: int = parameter(5, integer(at_least=1), "number of equally wide probability bins")
+    alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
+    epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin without spread")
+    epsilon_min: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1e3)), "epsilon is at least this; null: free"
+    )
+    epsilon_max: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1e6)), "epsilon is at most this; null: free"
+    )
+    bins: int = parameter(5, integer(at_least=1, at_most=1000), "number of equally wide probability bins")
     bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
-    variance_epsilon: float = parameter(0.0, number(at_least=0), "added to the variance under the square root")
-    min_tokens: int = parameter(1, integer(at_least=1), "a bin with fewer tokens keeps epsilon_base")
+    variance_epsilon: float = parameter(
+        0.0, number(at_least=0, at_most=1), "added to the variance under the square root"
+    )
+    min_tokens: int = parameter(
+        1, integer(at_least=1, at_most=1_000_000_000), "a bin with fewer tokens keeps epsilon_base"
+    )
     dual_clip: float | None = dual_clip_parameter(None)
 
     def __post_init__(self):
         super().__post_init__()
-        low, high = self.epsilon_min, self.epsilon_max
-        if low is not None and high is not None and low > high:
-            raise ValueError(f"{NODE}.epsilon_min={low:g}: must not be above {NODE}.epsilon_max={high:g}.")
+        not_above(self, "epsilon_min", "epsilon_max")
+        # Otherwise every bin's epsilon is epsilon_max, but for those with too few tokens, which have more.
+        not_above(self, "epsilon_base", "epsilon_max")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +220,11 @@ class BapoConfig(MethodConfig):
 
     method: ClassVar[str] = "bapo"
 
-    target: float = parameter(0.4, number(at_least=0), "the contribution of positive tokens that the search aims at")
+    target: float = parameter(
+        0.4,
+        number(at_least=0, at_most=1e6),
+        "the contribution of positive tokens that the search aims at; at most 1 for contribution=share",
+    )
     contribution: str = parameter(
         "share",
         choice("share", "net", "ratio"),
@@ -203,22 +246,43 @@ class BapoConfig(MethodConfig):
     )
     lower_start: float = parameter(0.6, number(at_least=0, at_most=1), "where the lower bound starts")
     lower_stop: float = parameter(0.9, number(at_least=0, at_most=1), "how far the lower bound may rise")
-    lower_step: float = parameter(0.02, number(above=0), "step of the lower bound")
-    upper_start: float = parameter(1.2, number(at_least=1), "where the upper bound starts")
-    upper_stop: float = parameter(3.0, number(at_least=1), "how far the upper bound may rise")
-    upper_step: float = parameter(0.05, number(above=0), "step of the upper bound")
-    epsilon: float = parameter(1e-8, number(at_least=0), "added to N in contribution=ratio (release: 1e-8)")
+    lower_step: float = parameter(0.02, number(at_least=1e-3, at_most=1), "step of the lower bound")
+    upper_start: float = parameter(1.2, number(at_least=1, at_most=100), "where the upper bound starts")
+    upper_stop: float = parameter(3.0, number(at_least=1, at_most=100), "how far the upper bound may rise")
+    upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=100), "step of the upper bound")
+    epsilon: float = parameter(
+        1e-8, number(at_least=0, at_most=1e3), "added to N in contribution=ratio (release: 1e-8)"
+    )
     dual_clip: float | None = dual_clip_parameter(None)
 
     def __post_init__(self):
         super().__post_init__()
+        if self.contribution == "share" and self.target > 1:
+            raise ValueError(
+                f"{NODE}.target={self.target:g} with {NODE}.contribution=share: a share is at most 1. Take a target "
+                f"of at most 1, or {NODE}.contribution=ratio or net."
+            )
         for side in ("lower", "upper"):
+            not_above(self, f"{side}_start", f"{side}_stop")
             start, stop = getattr(self, f"{side}_start"), getattr(self, f"{side}_stop")
-            if start > stop:
-                raise ValueError(f"{NODE}.{side}_start={start:g}: must not be above {NODE}.{side}_stop={stop:g}.")
             step = getattr(self, f"{side}_step")
             if (stop - start) / step > 10_000:
                 raise ValueError(f"{NODE}.{side}_step={step:g}: more than 10000 candidates; take a larger step.")
+
+
+def not_above(config: MethodConfig, low: str, high: str) -> None:
+    """Raises if one parameter is above another; null is above and below nothing.
+
+    Args:
+        config: a method's configuration.
+        low, high: the parameters' names.
+
+    Raises:
+        ValueError: names both keys and their values.
+    """
+    first, second = getattr(config, low), getattr(config, high)
+    if first is not None and second is not None and first > second:
+        raise ValueError(f"{NODE}.{low}={first:g}: must not be above {NODE}.{high}={second:g}.")
 
 
 def values(config: MethodConfig) -> dict[str, Any]:

@@ -28,7 +28,13 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
         ValueError: unknown method, unknown parameter, or a value of a wrong type or range; the message names the key,
             the value and what is allowed.
     """
-    if (method is None) == (function is None):
+    if method is None and function is None:
+        raise ValueError(
+            f"{NODE}.method=None and {NODE}.function=None: no method is chosen (+clipx=base is none, but what every "
+            "method's group has in common). Choose one by its group, for example +clipx=acpo, or a loss of your own: "
+            "+clipx=custom clipx.function=package.module:name."
+        )
+    if method is not None and function is not None:
         raise ValueError(
             f"{NODE}.method={method!r} and {NODE}.function={function!r}: choose one method by its group (+clipx=acpo), "
             "or a loss of your own (+clipx=custom clipx.function=package.module:name)."
@@ -104,6 +110,11 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
     def __post_init__(self):
         if not isinstance(self.clipx, MethodConfig):
             raise ValueError(missing_method(self.clipx))
+        if self.loss_mode not in ("clipx_custom", f"clipx_{self.clipx.method}"):
+            raise ValueError(
+                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} but {NODE}.method="
+                f"{self.clipx.method}: choose the method by its group alone (+clipx={self.clipx.method})."
+            )
         check_run(self.clipx, self.run)
         require_accelerator(self.run.ray_address, self.run.device)
 

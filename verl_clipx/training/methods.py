@@ -35,7 +35,7 @@ class Method:
         config: the class of its configuration.
         gradient_weight: (ratio, advantages, bounds, *, parameters by name) -> F.
         controller: the class whose instances turn statistics into bounds; its fields are parameters by name.
-        loss_value: what is logged as the loss, from the names that `policy_loss.evaluate` offers; None: -F*A.
+        loss_value: what is logged as the loss, from the names that `policy_loss.token_loss` offers; None: -F*A.
     """
 
     name: str
@@ -136,7 +136,7 @@ def method_named(name: str) -> Method:
     Raises:
         ValueError: names the key, the value and the methods that exist.
     """
-    method = METHODS.get(name.removeprefix("clipx_"))
+    method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
     if method is None:
         raise ValueError(f"clipx.method={name!r}: must be one of {', '.join(METHODS)}.")
     return method

@@ -44,7 +44,7 @@ class SelectionConfig:
     keep: str = parameter(
         "highest", choice("highest", "lowest"), "the tokens that are kept: of highest or lowest entropy"
     )
-    ratio: float = parameter(0.2, number(above=0, at_most=1), "the share of the tokens that is kept")
+    ratio: float = parameter(0.2, number(at_least=1e-6, at_most=1), "the share of the tokens that is kept")
     over: str = parameter(
         "sequence",
         choice("sequence", "mini_batch"),
@@ -67,7 +67,7 @@ class LoptiConfig:
     node: ClassVar[str] = "clipx.update"
 
     eta: float = parameter(
-        0.5, number(above=0, at_most=1), "tokens whose old probability is at most this are low-probability tokens"
+        0.5, number(at_least=1e-6, at_most=1), "tokens whose old probability is at most this are low-probability tokens"
     )
     equal: bool = parameter(True, boolean(), "whether a probability equal to eta is low (paper) or not (release)")
     order: str = parameter(
@@ -75,7 +75,7 @@ class LoptiConfig:
     )
     quantile: float | None = parameter(
         None,
-        optional(number(above=0, at_most=1)),
+        optional(number(at_least=1e-6, at_most=1)),
         "eta is the probability below which this share of the rollout batch's tokens lies; null: eta as given",
     )
 

@@ -6,9 +6,11 @@ place serves the error messages, `clipx methods` and the documentation.
 
 import dataclasses
 import difflib
-import math
+import struct
 from collections.abc import Callable, Iterable
 from typing import Any
+
+FLOAT32_LARGEST = 3.4028234663852886e38
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,41 +20,79 @@ class Allowed:
     Args:
         description: the end of the sentence "must be ...".
         convert: returns the value in its proper type, or raises ValueError/TypeError if it is not allowed.
+        ends: the smallest and the largest number that is allowed; None where it is no number.
+        reason: why a number's ends are not the parameter's own; empty where they are, or where it is no number.
+        choices: the words that are allowed; empty where it is no choice.
+        null: whether null is allowed.
     """
 
     description: str
     convert: Callable[[Any], Any]
+    ends: tuple[float, float] | None = None
+    reason: str = ""
+    choices: tuple[str, ...] = ()
+    null: bool = False
 
 
-def number(*, above: float = -math.inf, at_least: float = -math.inf, at_most: float = math.inf) -> Allowed:
-    """A finite number in a range; integers are accepted and become floats, booleans and text are not."""
+def number(
+    *, above: float | None = None, at_least: float | None = None, at_most: float | None = None, reason: str = ""
+) -> Allowed:
+    """A number in a range; integers are accepted and become floats, booleans and text are not.
+
+    Args:
+        above, at_least: one of them is the lower end, outside or inside the range.
+        at_most: the upper end.
+        reason: in place of an end, why the parameter has none of its own; it then ends with float32.
+
+    Raises:
+        TypeError: a range without an end or without a reason: every value of a range has to compute in float32.
+    """
+    lower = at_least if above is None else above
+    complete = lower is not None and at_most is not None
+    if complete == bool(reason) or (above is not None and at_least is not None):
+        raise TypeError("number() needs one lower end and an upper end, or the reason why it has none")
+    lowest = next_float32(above) if above is not None else -FLOAT32_LARGEST if at_least is None else at_least
+    highest = FLOAT32_LARGEST if at_most is None else at_most
 
     def convert(value: Any) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        if isinstance(value, bool) or not isinstance(value, int | float):
             raise ValueError
-        if not (value > above and at_least <= value <= at_most):
+        if not lowest <= value <= highest:
             raise ValueError
         return float(value)
 
-    limits = []
-    if above > -math.inf:
-        limits.append(f"above {above:g}")
-    if at_least > -math.inf:
-        limits.append(f"at least {at_least:g}")
-    if at_most < math.inf:
-        limits.append(f"at most {at_most:g}")
-    return Allowed("a number" + (f" ({' and '.join(limits)})" if limits else ""), convert)
+    limits = [
+        f"{words} {shown(end)}"
+        for words, end in (("above", above), ("at least", at_least), ("at most", at_most))
+        if end is not None
+    ]
+    description = "; ".join(part for part in (" and ".join(limits), reason) if part)
+    return Allowed(f"a number ({description})", convert, (lowest, highest), reason)
 
 
-def integer(*, at_least: int) -> Allowed:
-    """A whole number of at least `at_least`; booleans and fractions are not accepted."""
+def integer(*, at_least: int, at_most: int) -> Allowed:
+    """A whole number in a range, its ends included; booleans and fractions are not accepted."""
 
     def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < at_least:
+        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
+            raise ValueError
+        if not at_least <= value <= at_most:
             raise ValueError
         return int(value)
 
-    return Allowed(f"a whole number (at least {at_least})", convert)
+    description = f"a whole number (at least {shown(at_least)} and at most {shown(at_most)})"
+    return Allowed(description, convert, (at_least, at_most))
+
+
+def next_float32(number: float) -> float:
+    """The smallest float32 above a number of at least 0 that float32 can hold."""
+    (bits,) = struct.unpack("<I", struct.pack("<f", number))
+    return struct.unpack("<f", struct.pack("<I", bits + 1))[0]
+
+
+def shown(number: float) -> str:
+    """A number as a person writes it: 1e6, not 1e+06."""
+    return f"{number:g}".replace("e+0", "e").replace("e-0", "e-")
 
 
 def choice(*values: str) -> Allowed:
@@ -63,7 +103,7 @@ def choice(*values: str) -> Allowed:
             raise ValueError
         return value
 
-    return Allowed("one of " + ", ".join(values), convert)
+    return Allowed("one of " + ", ".join(values), convert, choices=values)
 
 
 def boolean() -> Allowed:
@@ -79,7 +119,12 @@ def boolean() -> Allowed:
 
 def optional(allowed: Allowed) -> Allowed:
     """What `allowed` takes, or null."""
-    return Allowed(f"{allowed.description}, or null", lambda value: None if value is None else allowed.convert(value))
+    return dataclasses.replace(
+        allowed,
+        description=f"{allowed.description}, or null",
+        convert=lambda value: None if value is None else allowed.convert(value),
+        null=True,
+    )
 
 
 def parameter(default: Any, allowed: Allowed, meaning: str) -> Any:

@@ -12,6 +12,9 @@ from verl_clipx.training.parameters import Allowed, boolean, choice, number, opt
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 
+# The reason why a function's own numbers have no narrower range.
+ANY_NUMBER = "any that float32 holds: the function alone knows its range"
+
 CONTROLLER_CONFIGS: dict[str, type[MethodConfig]] = {
     "fixed": FixedBoundsConfig,
     "acpo": AcpoConfig,
@@ -105,9 +108,9 @@ def allowed_like(default: Any) -> Allowed:
     if isinstance(default, bool):
         return boolean()
     if isinstance(default, int | float):
-        return number()
+        return number(reason=ANY_NUMBER)
     if default is None:
-        return optional(number())
+        return optional(number(reason=ANY_NUMBER))
     if isinstance(default, str):
         return Allowed("text", lambda value: value if isinstance(value, str) else choice().convert(value))
     raise ValueError(f"a default of type {type(default).__name__} cannot be a configuration value: use a number.")
@@ -122,7 +125,7 @@ def load_method(function: str) -> Method:
     Raises:
         ValueError: not of that form, not importable, or not decorated with register_loss.
     """
-    module_name, separator, attribute = function.partition(":")
+    module_name, separator, attribute = function.partition(":") if isinstance(function, str) else ("", "", "")
     if not separator or not module_name or not attribute:
         raise ValueError(f"clipx.function={function!r}: write it as package.module:name.")
     try:

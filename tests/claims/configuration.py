@@ -1,0 +1,100 @@
+"""A user's overrides on verl's own configuration, as the driver composes and builds them.
+
+Hydra takes half a second for verl's whole configuration and a tenth of that for a group's own files. A group is merged
+last, so merging its files onto verl's configuration gives what Hydra gives for both together; test_groups.py compares.
+"""
+
+import copy
+import functools
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+from hydra import compose, initialize_config_module
+from omegaconf import DictConfig, OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import ActorConfig
+
+from verl_clipx.configs_folder import configs_folder
+from verl_clipx.diagnostics.measured_bounds import MeasuredBounds
+
+CONFIGS = configs_folder()
+
+ACTOR = "actor_rollout_ref.actor"
+MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
+
+# Groups with bounds that a run has to measure, and what `clipx bounds` prints for them, for a run with these epsilons.
+MEASURED = MeasuredBounds(highest=0.9, average=0.5, steps=1).overrides
+
+
+def methods_in(folder: Path = CONFIGS) -> list[str]:
+    """The groups of a folder of configurations that choose a method, as overrides."""
+    return sorted(f"+clipx={path.stem}" for path in (folder / "clipx").glob("*.yaml"))
+
+
+def modifiers_in(folder: Path = CONFIGS) -> list[str]:
+    """The groups of a folder of configurations that go on top of a method, as overrides."""
+    return sorted(f"+clipx/{path.parent.name}={path.stem}" for path in (folder / "clipx").glob("*/*.yaml"))
+
+
+def hydra_s(*overrides: str) -> DictConfig:
+    """verl's whole configuration with overrides, as its main composes it."""
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", [MICRO_BATCH, *overrides])
+
+
+@functools.cache
+def verl_s_own() -> DictConfig:
+    """verl's configuration without the plugin: what the policy loss is built from, since merging takes a while."""
+    whole, parts = hydra_s(), OmegaConf.create()
+    for key in (
+        *(f"{ACTOR}.{name}" for name in ("policy_loss", "loss_agg_mode", "loss_scale_factor")),
+        *(f"{ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs")),
+        "actor_rollout_ref.rollout.calculate_log_probs",
+        "algorithm.rollout_correction",
+        "data.train_batch_size",
+        "trainer.device",
+        "trainer.use_v1",
+        "trainer.v1",
+        "ray_kwargs.ray_init.address",
+    ):
+        OmegaConf.update(parts, key, OmegaConf.select(whole, key), force_add=True)
+    return parts
+
+
+@functools.cache
+def group_s_own(group: str, folder: Path = CONFIGS) -> DictConfig:
+    """What the files of one group say; the group may be in a folder of configurations of its own."""
+    elsewhere = [] if folder == CONFIGS else [f"hydra.searchpath=[file://{folder}]"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        content = compose(None, [*elsewhere, group])
+    OmegaConf.set_struct(content, False)
+    return content
+
+
+def merged(groups: Sequence[str], values: Mapping[str, Any] = MappingProxyType({}), *folders: Path) -> DictConfig:
+    """verl's configuration with groups in their order and then values; folders as for `group_s_own`."""
+    config = OmegaConf.merge(verl_s_own(), *(group_s_own(group, *folders) for group in groups))
+    for key, value in values.items():
+        OmegaConf.update(config, key, value)
+    return config
+
+
+@functools.cache
+def plain_actor() -> ActorConfig:
+    """verl's ActorConfig of a run without the plugin."""
+    return built(hydra_s())
+
+
+def built(config: DictConfig) -> ActorConfig:
+    """verl's ActorConfig of a whole configuration, as its driver and its workers build it."""
+    return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+
+
+def actor_of(config: DictConfig) -> ActorConfig:
+    """As `built`, from a configuration of `merged`: with verl's defaults in all but the policy loss."""
+    actor = copy.deepcopy(plain_actor())
+    policy_loss = omega_conf_to_dataclass(config.actor_rollout_ref.actor.policy_loss)
+    object.__setattr__(actor, "policy_loss", policy_loss)
+    return actor

@@ -1,0 +1,170 @@
+"""A run's first optimizer steps without a model: the plugin's planner, verl's ppo_loss, verl's registry.
+
+A micro-batch as verl's engine makes it goes through the calls of the training worker, with the log-probabilities of a
+policy that has moved as the model's output. What is not real: the engine, which here has one micro-batch, and the
+ranks, of which there is one.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from torch import Tensor
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+from verl.utils.metric import Metric
+from verl.workers.config import ActorConfig
+from verl.workers.utils.losses import ppo_loss
+
+from tests.training.jagged import micro_batch
+from verl_clipx.training.methods import METHODS
+from verl_clipx.training.observation import observe
+from verl_clipx.training.planner import StepPlanner
+from verl_clipx.training.registry import is_ours
+from verl_clipx.training.worker import observing
+
+ROWS = [0, 1, 2, 3, 4, 5]
+
+# Log-ratios of a sequence's tokens: at ratio 1, between and beyond all usual bounds; then also beyond verl's clamp.
+NEAR = (0.0, 0.15, -0.15, 0.5, -0.7, 1.5, -3.0, 0.05, -0.4)
+FAR = (0.0, 0.15, -0.15, 0.5, 25.0, -25.0, 1.5, -3.0, -0.4)
+
+
+def moved_batch(log_ratios: tuple[float, ...]) -> dict[str, Tensor]:
+    """Six ragged sequences of either sign of advantage, the last one without a token that counts; float32."""
+    generator = torch.Generator().manual_seed(0)
+    log_ratio = torch.tensor(log_ratios).repeat(6, 1)
+    # Probabilities from nearly 1 to nearly 0, under both policies at most 1.
+    old = -3 * torch.rand(6, 9, generator=generator) - log_ratio.clamp(min=0)
+    advantages = torch.tensor([1.2, -0.7, 0.4, -1.5, 0.9, -0.3])[:, None].expand(6, 9).clone()
+    lengths = torch.tensor([9, 9, 7, 7, 5, 0])
+    return {
+        "old_log_prob": old,
+        "log_prob": old + log_ratio,
+        "advantages": advantages,
+        "mask": torch.arange(9) < lengths[:, None],
+        "entropy": 3 * torch.rand(6, 9, generator=generator),
+    }
+
+
+class FirstCall(NamedTuple):
+    """What came of the steps.
+
+    Args:
+        losses: of every optimizer step, 0-d.
+        gradients: with respect to the log-probabilities, (sequences, length), of every optimizer step.
+        metrics: of every optimizer step, name to number.
+    """
+
+    losses: list[Tensor]
+    gradients: list[Tensor]
+    metrics: list[dict[str, float]]
+
+
+# What verl's ppo_loss and the plugin read of the ActorConfig.
+READ = (
+    *("policy_loss", "loss_agg_mode", "loss_scale_factor", "entropy_coeff"),
+    *("use_kl_loss", "kl_loss_type", "kl_loss_coef"),
+    *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "clip_ratio_c"),
+)
+_FOUND: dict[str, FirstCall] = {}
+
+
+class _Engine:
+    """verl's engine with a model that gives these log-probabilities."""
+
+    def __init__(self, output: dict[str, Any]):
+        self.output = output
+
+    @contextmanager
+    def eval_mode(self, disable_auto_offload: bool) -> Iterator[None]:
+        yield
+
+    def forward_backward_batch(self, data: Any, loss_function: Any, forward_only: bool) -> None:
+        loss_function(self.output, data)
+
+
+def first_call(actor: ActorConfig) -> FirstCall:
+    """As `train`, once for each set of what it reads: different overrides may lead to the same one."""
+    key = repr([getattr(actor, name) for name in READ])
+    if key not in _FOUND:
+        _FOUND[key] = train(actor)
+    return _FOUND[key]
+
+
+def first_call_of(actor: DictConfig) -> FirstCall:
+    """As `first_call`, from the actor's node; builds the ActorConfig once for each set of what is read of it."""
+    read = {name: actor.get(name) for name in READ}
+    key = repr(
+        {name: OmegaConf.to_container(v, resolve=True) if OmegaConf.is_dict(v) else v for name, v in read.items()}
+    )
+    if key not in _FOUND:
+        _FOUND[key] = first_call(omega_conf_to_dataclass(actor))
+    return _FOUND[key]
+
+
+def number_of(metric: Any) -> float:
+    """What verl would log: its Metric aggregated, a plain number as it is."""
+    return float(metric.aggregate() if isinstance(metric, Metric) else metric)
+
+
+def train(actor: ActorConfig) -> FirstCall:
+    """An optimizer step on a rollout batch that is far from the old policy; with Lopti, its two passes.
+
+    Under scope=lagged a rollout batch near the old policy comes before it, from which it has its bounds.
+
+    Args:
+        actor: verl's ActorConfig, with the plugin's policy loss.
+
+    Raises:
+        AssertionError: the registered loss is not the plugin's; a loss, a gradient or a metric is not finite; or no
+            token of any step got a gradient.
+    """
+    policy_loss = actor.policy_loss
+    assert is_ours(get_policy_loss_fn(policy_loss.loss_mode)), policy_loss.loss_mode
+    config = policy_loss.clipx
+    method = METHODS[config.method]
+    output: dict[str, Any] = {}
+
+    def observed(data: Any, token_pass: Any) -> Any:
+        engine = _Engine(output)
+        return observe(method, config, engine, data, settings={}, device="cpu", token_pass=token_pass)
+
+    planner = StepPlanner(
+        method,
+        config,
+        ratio_starts_at_one=policy_loss.run.old_policy_starts_the_update,
+        observe=observed,
+        all_reduce=lambda vector: vector,
+    )
+    found = FirstCall([], [], [])
+    for log_ratios in (NEAR, FAR) if config.scope == "lagged" else (FAR,):
+        batch = moved_batch(log_ratios)
+        entropy, reference = batch["entropy"], batch["log_prob"] - 0.1
+        token_passes = planner.passes(micro_batch(batch, ROWS)[0])
+        for index, token_pass in enumerate(token_passes):
+            log_prob = batch["log_prob"].clone().requires_grad_(True)
+            data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
+            name = "" if token_pass is None else token_pass.name
+            step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass, first=index == 0)
+            loss, metrics = observing(partial(ppo_loss, config=actor), config, lambda step=step: step)(output, data)
+            loss.backward()
+            planner.finish(step, taken=True)
+            found.losses.append(loss.detach())
+            found.gradients.append(log_prob.grad)
+            found.metrics.append({key: number_of(metric) for key, metric in metrics.items()})
+    require_finite(found)
+    return found
+
+
+def require_finite(found: FirstCall) -> None:
+    """Raises AssertionError unless every number is finite and some token got a gradient."""
+    for index, (loss, gradient, metrics) in enumerate(zip(*found, strict=True)):
+        assert loss.isfinite(), f"step {index}: the loss is {loss}"
+        assert gradient.isfinite().all(), f"step {index}: the gradient is {gradient}"
+        broken = {key: value for key, value in metrics.items() if not abs(value) < float("inf")}
+        assert not broken, f"step {index}: {broken}"
+    assert any(gradient.any() for gradient in found.gradients), "no token got a gradient"

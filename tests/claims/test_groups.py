@@ -1,0 +1,169 @@
+"""Every Hydra group trains, or says in the driver why it does not: found by globbing, so that a new one is among them.
+
+Covers: every group of configs/clipx alone, with every modifier's group and under every scope, through the composed
+configuration, verl's ActorConfig, verl's ppo_loss and its registry: two optimizer steps, finite, with a gradient; and
+that these checks fail for a broken group. Not covered: what the numbers are (tests/losses, tests/training), modifiers
+together with each other, the engine and several ranks (tests/end_to_end).
+"""
+
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+from verl_clipx.configs_folder import configs_folder
+
+from .configuration import MEASURED, actor_of, built, hydra_s, merged, methods_in, modifiers_in
+from .first_call import FAR, NEAR, first_call, moved_batch
+
+METHODS = methods_in()
+MODIFIERS = modifiers_in()
+SCOPES = ["mini_batch", "lagged", "micro_batch"]
+FUNCTION = "tests.training.example_losses:soft"
+
+# What the groups that cannot train as they are say, by key, value and remedy.
+REFUSED = {
+    "+clipx=base": r"clipx\.method=None .* no method is chosen .*Choose one by its group, for example \+clipx=acpo",
+    "+clipx=custom": r"(clipx|policy_loss)\.function",
+    **{f"+clipx={group}": r"clipx\.clip_(low|high)" for group in MEASURED},
+}
+# And the values that the last ones ask for.
+GIVEN = {
+    "+clipx=custom": {"clipx.function": FUNCTION},
+    **{
+        f"+clipx={group}": {key: float(value) for key, _, value in (one.partition("=") for one in overrides)}
+        for group, overrides in MEASURED.items()
+    },
+}
+TRAINABLE = [group for group in METHODS if group != "+clipx=base"]
+
+
+def test_there_are_groups_of_every_kind():
+    assert len(METHODS) >= 20 and {*REFUSED} <= {*METHODS}
+    assert {modifier.split("=")[0] for modifier in MODIFIERS} == {
+        f"+clipx/{name}" for name in ("shaping", "select", "update", "rollout")
+    }
+
+
+@pytest.mark.parametrize(
+    ("group", "values"), [("+clipx=grpo", {}), ("+clipx=bapo", {}), ("+clipx=acpo", {"clipx.epsilon_max": 0.5})]
+)
+@pytest.mark.parametrize("scope", ["lagged", "micro_batch"])
+def test_the_steps_have_tokens_in_every_region(group, values, scope):
+    steps = first_call(actor_of(merged([group], {**values, "clipx.scope": scope}))).metrics
+    assert len(steps) == (2 if scope == "lagged" else 1)
+    for metrics in steps:
+        assert metrics["clipx/gradient_mass/LP"] > 0 and metrics["clipx/gradient_mass/HN"] > 0
+        for region in ("LN", "HP", "LP", "HN", "M"):
+            assert metrics[f"clipx/region_fraction/{region}"] > 0, region
+
+
+def test_the_tokens_reach_beyond_verl_s_clamp_and_to_a_sequence_that_is_masked():
+    for log_ratios in (NEAR, FAR):
+        batch = moved_batch(log_ratios)
+        assert not batch["mask"][-1].any() and batch["log_prob"].max() <= 0
+    log_ratio = (batch["log_prob"] - batch["old_log_prob"])[batch["mask"]]
+    assert log_ratio.max() == pytest.approx(25) and log_ratio.min() == pytest.approx(-25)
+
+
+@pytest.mark.parametrize("group", TRAINABLE)
+def test_a_group_trains(group):
+    first_call(actor_of(merged([group], GIVEN.get(group, {}))))
+
+
+@pytest.mark.parametrize("group", REFUSED)
+def test_a_group_that_cannot_train_says_so_in_the_driver(group):
+    with pytest.raises(Exception, match=REFUSED[group]):
+        actor_of(merged([group]))
+
+
+@pytest.mark.parametrize("modifier", MODIFIERS)
+@pytest.mark.parametrize("group", TRAINABLE)
+def test_a_group_trains_with_a_modifier(group, modifier):
+    first_call(actor_of(merged([group, modifier], GIVEN.get(group, {}))))
+
+
+@pytest.mark.parametrize("scope", SCOPES)
+@pytest.mark.parametrize("group", TRAINABLE)
+def test_a_group_trains_under_a_scope(group, scope):
+    # +clipx.scope where the group does not have it: fixed bounds have no statistics that a scope could be about.
+    first_call(actor_of(merged([group], {**GIVEN.get(group, {}), "clipx.scope": scope})))
+
+
+@pytest.mark.parametrize("modifier", MODIFIERS)
+def test_a_modifier_alone_is_none_of_a_method(modifier):
+    config = merged([modifier])
+    if modifier.startswith("+clipx/rollout"):
+        # It is about the rollout and leaves verl's own loss alone.
+        assert actor_of(config).policy_loss.loss_mode == "vanilla"
+        return
+    with pytest.raises(Exception, match=r"goes on top of a method: choose one too, for example \+clipx=grpo"):
+        actor_of(config)
+
+
+@pytest.mark.parametrize(
+    ("groups", "values"),
+    [
+        (["+clipx=acpo", "+clipx/update=lopti"], ["clipx.scope=lagged", "clipx.alpha=1e3"]),
+        (["+clipx=cispo_acpo", "+clipx/select=low_entropy"], ["clipx.clip_high=null", "clipx.select.ratio=1e-06"]),
+        (
+            ["+clipx/shaping=advantage_reweighting_literal", "+clipx=bapo"],
+            ["clipx.upper_stop=100", "clipx.first=lower"],
+        ),
+    ],
+)
+def test_the_shortcut_of_these_tests_gives_what_hydra_gives(groups, values):
+    parsed = {}
+    for override in values:
+        key, _, value = override.partition("=")
+        parsed[key] = OmegaConf.from_dotlist([f"value={value}"]).value
+    whole, quick = hydra_s(*groups, *values), merged(groups, parsed)
+    assert OmegaConf.to_container(quick.clipx) == OmegaConf.to_container(whole.clipx)
+    assert actor_of(quick).policy_loss == built(whole).policy_loss
+
+
+BROKEN = {
+    "an unknown parameter": ("method: grpo\n  clip_hihg: 1.3", "clipx_grpo", "clip_hihg is not a parameter of grpo"),
+    "a value outside its range": ("method: grpo\n  clip_high: 0.3", "clipx_grpo", r"clip_high=0\.3: must be a number"),
+    "another method's name": ("method: grpo", "clipx_gppo", "loss_mode=clipx_gppo but clipx.method=grpo"),
+    "no name in the registry": ("method: grpo", "vanilla", "loss_mode=vanilla but clipx.method=grpo"),
+    "a method that there is not": ("method: grpoo", "clipx_grpoo", "method='grpoo': must be one of"),
+    "a missing value": ("method: grpo\n  clip_high: ???", "clipx_grpo", "clip_high"),
+    "a loss that is not finite": (
+        "function: tests.training.example_losses:nan\n  log_ratio_clamp: null",
+        "clipx_custom",
+        "step 0: the loss is nan",
+    ),
+    "a loss without a gradient": ("method: grpo\n  select:\n    ratio: 0", "clipx_grpo", "select.ratio=0: must be"),
+}
+
+
+@pytest.mark.parametrize("fault", BROKEN)
+def test_a_new_group_that_is_broken_is_found_and_fails(fault, tmp_path):
+    node, loss_mode, message = BROKEN[fault]
+    folder = tmp_path / "clipx"
+    folder.mkdir()
+    (folder / "broken.yaml").write_text(
+        f"# @package _global_\ndefaults:\n  - base\n  - _self_\nclipx:\n  {node}\n"
+        f"actor_rollout_ref:\n  actor:\n    policy_loss:\n      loss_mode: {loss_mode}\n"
+    )
+    (folder / "base.yaml").symlink_to(Path(configs_folder()) / "clipx" / "base.yaml")
+    assert methods_in(tmp_path) == ["+clipx=base", "+clipx=broken"]
+    with pytest.raises(Exception, match=message):
+        first_call(actor_of(merged(["+clipx=broken"], {}, tmp_path)))
+
+
+def test_a_whole_new_group_is_found_and_trains(tmp_path):
+    (tmp_path / "clipx").mkdir()
+    (tmp_path / "clipx" / "mine.yaml").write_text(
+        "# @package _global_\ndefaults:\n  - dapo\n  - _self_\nclipx:\n  clip_high: 1.4\n"
+    )
+    assert methods_in(tmp_path) == ["+clipx=mine"]
+    actor = actor_of(merged(["+clipx=mine"], {}, tmp_path))
+    assert actor.policy_loss.clipx.clip_high == 1.4
+    first_call(actor)
+
+
+def test_the_loss_is_verl_s_registered_one():
+    assert get_policy_loss_fn(actor_of(merged(["+clipx=dapo"])).policy_loss.loss_mode).args == ("grpo",)

@@ -1,0 +1,204 @@
+"""Every parameter of every method and modifier at null, at both ends of its range and with each of its words trains,
+or is refused in the driver.
+
+Covers: the fields of the configurations, found by their metadata, through the composed configuration and the worker's
+calls as in test_groups.py; besides, extreme log-ratios in every precision (the contract's check); values beyond the
+ends; all parameters at one end together; that every number has ends or says why not. Not covered: values in between,
+pairs of parameters at different ends, what the numbers are.
+"""
+
+import dataclasses
+import math
+
+import pytest
+import torch
+
+from verl_clipx.training import config as configurations
+from verl_clipx.training.contract import finite_for_every_finite_input
+from verl_clipx.training.methods import METHODS
+from verl_clipx.training.modifiers import MODIFIERS
+from verl_clipx.training.parameters import FLOAT32_LARGEST, next_float32, number, optional
+
+from .configuration import actor_of, merged
+from .first_call import first_call
+
+# Without the losses that tests register.
+BUILT_IN = [name for name, method in METHODS.items() if method.config.__module__ == configurations.__name__]
+SHARED = {field.name for field in dataclasses.fields(configurations.MethodConfig)}
+MODIFIER_GROUPS = {
+    "shaping": "+clipx/shaping=advantage_reweighting",
+    "select": "+clipx/select=high_entropy",
+    "update": "+clipx/update=lopti",
+}
+
+# Ends that contradict another parameter's value in the group: refused alone, with these they train.
+WITH = {
+    ("aspo", "weight_low", 1e6): {"weight_high": 1e6},
+    ("bapo", "target", 1e6): {"contribution": "ratio"},
+    ("bapo", "lower_start", 1): {"lower_stop": 1},
+    ("bapo", "lower_stop", 0): {"lower_start": 0},
+    ("bapo", "upper_start", 100): {"upper_stop": 100},
+    ("bapo", "upper_stop", 1): {"upper_start": 1},
+    **{(method, "lagged_average", 0.999): {"scope": "lagged"} for method in BUILT_IN},
+    ("acpo", "epsilon_max", 0): {"epsilon_base": 0},
+}
+# Refused whatever the others are.
+NEVER = {("dgpo", "clip_low", None), ("dgpo", "clip_high", None), ("dgpo", "clip_low", 0)}
+
+
+def numbers_of(kind):
+    return {
+        field.name: field.metadata["allowed"]
+        for field in dataclasses.fields(kind)
+        if field.metadata["allowed"].ends is not None
+    }
+
+
+CASES = [
+    (method, name, value)
+    for method in BUILT_IN
+    for name, allowed in numbers_of(METHODS[method].config).items()
+    for value in (*allowed.ends, *([None] if allowed.null else []))
+]
+MODIFIER_CASES = [
+    (node, name, value)
+    for node, kind in MODIFIERS.items()
+    for name, allowed in numbers_of(kind).items()
+    for value in (*allowed.ends, *([None] if allowed.null else []))
+]
+
+
+def actor(method, values, *modifiers):
+    return actor_of(merged([f"+clipx={method}", *modifiers], {f"clipx.{key}": value for key, value in values.items()}))
+
+
+def trains(built):
+    first_call(built)
+    config = built.policy_loss.clipx
+    if not (config.shaping or config.select or config.update):
+        finite_for_every_finite_input(METHODS[config.method], config)
+
+
+@pytest.mark.parametrize(("method", "name", "value"), [case for case in CASES if case not in NEVER])
+def test_a_parameter_at_an_end_trains(method, name, value):
+    trains(actor(method, {name: value, **WITH.get((method, name, value), {})}))
+
+
+@pytest.mark.parametrize(("method", "name", "value"), sorted([*WITH, *NEVER], key=str))
+def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(method, name, value):
+    assert (method, name, value) in CASES
+    with pytest.raises(Exception, match=rf"clipx\.{name}\b"):
+        actor(method, {name: value})
+
+
+@pytest.mark.parametrize(("node", "name", "value"), MODIFIER_CASES)
+# cispo: the only token that is selected at the smallest share has a gradient, wherever its ratio is.
+@pytest.mark.parametrize("method", ["cispo", "acpo"])
+def test_a_modifier_s_parameter_at_an_end_trains(method, node, name, value):
+    overs = ["sequence", "mini_batch"] if node == "select" else [None]
+    for over in overs:
+        values = {f"{node}.{name}": value, **({"select.over": over} if over else {})}
+        trains(actor(method, values, MODIFIER_GROUPS[node]))
+
+
+@pytest.mark.parametrize(
+    ("method", "name", "word"),
+    [
+        (method, field.name, word)
+        for method in BUILT_IN
+        for field in dataclasses.fields(METHODS[method].config)
+        for word in field.metadata["allowed"].choices
+        # Those of every method, with one of them; test_groups.py has every method under every scope.
+        if method == "acpo" or field.name not in SHARED
+    ],
+)
+def test_a_parameter_trains_with_each_of_its_words(method, name, word):
+    trains(actor(method, {name: word}))
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "word"),
+    [
+        (node, field.name, word)
+        for node, kind in MODIFIERS.items()
+        for field in dataclasses.fields(kind)
+        for word in field.metadata["allowed"].choices
+    ],
+)
+def test_a_modifier_s_parameter_trains_with_each_of_its_words(node, name, word):
+    trains(actor("acpo", {f"{node}.{name}": word}, MODIFIER_GROUPS[node]))
+
+
+@pytest.mark.parametrize(
+    ("method", "name"), [(method, name) for method in BUILT_IN for name in numbers_of(METHODS[method].config)]
+)
+def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
+    ends = numbers_of(METHODS[method].config)[name].ends
+    for value in (ends[0] - 1e-6, ends[1] * (1 + 1e-6), -math.inf, math.inf, math.nan, 10**400, "1e3x", True, [1]):
+        with pytest.raises(Exception, match=rf"clipx\.{name}=.*must be a (whole )?number \(.*at least|above"):
+            METHODS[method].config(**{name: value})
+    with pytest.raises(Exception, match=rf"clipx\.{name}=.*must be a (whole )?number \("):
+        actor(method, {name: 2 * ends[1] + 1})
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+@pytest.mark.parametrize("end", [0, 1])
+def test_all_parameters_at_one_end_together_train(method, end):
+    values = {name: allowed.ends[end] for name, allowed in numbers_of(METHODS[method].config).items()}
+    if end == 1:
+        values |= {"scope": "lagged"} | ({"contribution": "ratio"} if method == "bapo" else {})
+    elif method == "dgpo":
+        values["clip_low"] = 1e-6
+    trains(actor(method, values))
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_all_parameters_at_null_together_train(method):
+    values = {name: None for name, allowed in numbers_of(METHODS[method].config).items() if allowed.null}
+    trains(actor(method, {name: value for name, value in values.items() if (method, name, value) not in NEVER}))
+
+
+def test_a_scaled_bound_that_there_is_not_scales_nothing():
+    # 0 * inf must not get anywhere.
+    trains(actor("ce_gppo", {"clip_low": None, "clip_high": None, "beta_low": 0, "beta_high": 0}))
+
+
+def test_a_user_s_loss_without_bounds_trains():
+    values = {"function": "tests.training.example_losses:soft", "clip_low": None, "clip_high": None}
+    built = actor("custom", values)
+    trains(built)
+
+
+def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
+    kinds = [*(METHODS[method].config for method in METHODS), *MODIFIERS.values()]
+    reasons = {}
+    for kind in kinds:
+        for field in dataclasses.fields(kind):
+            allowed, is_number = field.metadata["allowed"], "float" in str(field.type) or "int" in str(field.type)
+            assert (allowed.ends is not None) == is_number, field.name
+            if is_number:
+                low, high = torch.tensor(allowed.ends, dtype=torch.float32)
+                assert low.isfinite() and high.isfinite() and low < high, field.name
+                # Where a range has no ends of its own, the user reads why.
+                assert allowed.reason in allowed.description
+                reasons[kind.__module__, field.name] = allowed.reason
+                assert bool(allowed.reason) == (FLOAT32_LARGEST in allowed.ends), field.name
+    assert not [name for (module, name), reason in reasons.items() if reason and module == configurations.__name__]
+
+
+def test_a_range_without_an_end_needs_a_reason():
+    for ends in ({}, {"at_least": 0}, {"at_most": 1}, {"above": 0, "at_least": 0, "at_most": 1}):
+        with pytest.raises(TypeError, match="or the reason why"):
+            number(**ends)
+    allowed = optional(number(at_least=0, reason="nobody knows"))
+    assert allowed.ends == (0, FLOAT32_LARGEST) and allowed.null
+    assert allowed.description == "a number (at least 0; nobody knows), or null"
+
+
+def test_the_end_of_an_open_range_is_the_nearest_float32():
+    assert next_float32(1.0) == 1 + 2**-23 and next_float32(0.0) == 2.0**-149
+    allowed = number(above=1, at_most=2)
+    assert allowed.ends == (1 + 2**-23, 2) and allowed.description == "a number (above 1 and at most 2)"
+    assert allowed.convert(1 + 2**-23) == 1 + 2**-23
+    with pytest.raises(ValueError):
+        allowed.convert(1)
