@@ -99,8 +99,8 @@ SETUPS: Mapping[str, Setup] = {
     "acpo_cispo": Setup(
         ("+clipx=cispo_acpo",),
         (
-            # The release's lower bound of 0 bounds nothing, which the group writes as null.
-            Key("clip_ratio_is_low", "clip_low", UNPUBLISHED, below),
+            # The release's lower bound of 1 - 1 bounds nothing, which the group writes as null.
+            Key("clip_ratio_is_low", "clip_low", 1.0, below),
             Key("clip_ratio_is_high", "clip_high", 0.45, above),
             Key("cliprange_low", "mask_low", 0.2, below),
             Key("cliprange_high", "mask_high", 0.3, above),
