@@ -2,8 +2,8 @@
 
 Covers: v1 sync with `+clipx/rollout=seeded`, where a run is a function of its seed: two runs are equal step by step,
 and one that was killed in the middle of a checkpoint goes on with the metrics, bounds and greedy answers of the
-uninterrupted one; `lagged` bounds move at update 2 of 2; colocate_async goes on from a saved state. With `-m matrix`:
-killed in the middle of a step; saved and resumed in colocate_async on 2 ranks; a launch whose checkpoint lacks the
+uninterrupted one; `lagged` bounds move at update 2 of 2. With `-m matrix`: killed in the middle of a step; saved and
+resumed in colocate_async on 2 ranks; a launch whose checkpoint lacks the
 state (test_engine.py has the worker's part); that without the group two runs differ. Not covered: several nodes
 (test_two_nodes.py), vLLM, how often rounding changes a sampled token.
 """
@@ -128,14 +128,6 @@ def check_bounds_follow_the_state(run, state):
         expected = sum(float(decision[5 + index]) for decision in decisions) / 2
         assert run.log.loc[3, f"actor/clipx/epsilon/bin_{index}"] == pytest.approx(expected, rel=1e-9)
     assert saved_state(run.folder, 3)["step"] == 6
-
-
-def test_an_asynchronous_run_goes_on_from_a_saved_state(task, uninterrupted, tmp_path):
-    saved = uninterrupted.folder / "checkpoints" / "global_step_2"
-    resume = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={saved}")
-    resumed = train(task, tmp_path, *COMMON, "trainer.v1.trainer_mode=colocate_async", *resume, steps=3)
-    assert list(resumed.log.index) == [3]
-    check_bounds_follow_the_state(resumed, saved_state(uninterrupted.folder, 2))
 
 
 @pytest.mark.matrix

@@ -1,9 +1,9 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
 Covers, with ranks, trainer mode and KL loss so assigned that every pair of their values occurs in these runs and those
-of test_resume.py: ACPO, BAPO, Lopti with advantage reweighting, a user's own loss with entropy selection, stale samples
-in bypass mode. With `-m matrix`: every method under every setting. Not covered: equal bounds over ranks and what the
-other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs, vLLM.
+of test_resume.py: a user's own loss under ACPO's bounds with entropy selection, BAPO, Lopti with advantage reweighting,
+stale samples in bypass mode. With `-m matrix`: every method under every setting. Not covered: equal bounds over ranks
+and what the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
 """
 
 import itertools
@@ -33,9 +33,26 @@ BAPO = (
 
 
 @pytest.fixture(scope="module")
-def acpo(task, tmp_path_factory) -> Run:
-    """2 ranks, sync, no KL loss; statistics of the mini-batch."""
-    return train(task, tmp_path_factory.mktemp("acpo"), "+clipx=acpo", "trainer.n_gpus_per_node=2", steps=STEPS)
+def custom(task, tmp_path_factory) -> Run:
+    """2 ranks, sync, no KL loss: a user's own loss, ACPO's bounds of the mini-batch, selected tokens."""
+    folder = tmp_path_factory.mktemp("custom")
+    (folder / "my_losses.py").write_text(
+        "import torch\n"
+        "from verl_clipx import register_loss\n\n\n"
+        "@register_loss('half', bounds='acpo')\n"
+        "def half(ratio, advantages, bounds, *, factor: float = 1.0):\n"
+        "    inside = (ratio >= bounds.low) & (ratio <= bounds.high)\n"
+        "    return torch.where(inside, ratio, ratio * factor)\n"
+    )
+    return train(
+        task,
+        folder / "run",
+        *("+clipx=custom", "clipx.function=my_losses:half", "+clipx.factor=0.5"),
+        *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
+        "trainer.n_gpus_per_node=2",
+        environment={"PYTHONPATH": str(folder)},
+        steps=STEPS,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -68,16 +85,25 @@ def state_of(run: Run) -> dict:
     return json.loads((run.folder / f"checkpoints/global_step_{STEPS}/actor/clipx_state.json").read_text())
 
 
-def test_acpo_on_two_ranks(acpo):
-    check_trained(acpo, "sync", kl=False)
-    CHECKS["acpo"](acpo)
+def test_a_user_s_own_loss_reaches_the_ray_workers(custom):
+    check_trained(custom, "sync", kl=False)
+    check_soft(custom)
 
 
-def test_fresh_samples_are_seen_as_such(acpo):
-    assert (acpo.log["actor/clipx/staleness/versions"] == 0).all()
+def test_its_bounds_are_acpo_s(custom):
+    CHECKS["acpo"](custom)
+
+
+def test_selection_over_the_mini_batch_keeps_its_share(custom):
+    # Whole buckets of the histogram: at least the share, and little more.
+    assert custom.log["actor/clipx/selected_fraction"].between(0.2, 0.25).all()
+
+
+def test_fresh_samples_are_seen_as_such(custom):
+    assert (custom.log["actor/clipx/staleness/versions"] == 0).all()
     # Updates 1 and 2 of each rollout batch: half an update on average.
-    assert acpo.log["actor/clipx/staleness/updates"].tolist() == pytest.approx([0.5] * STEPS)
-    assert (acpo.log["actor/clipx/closed_form_difference"] < 1e-2).all()
+    assert custom.log["actor/clipx/staleness/updates"].tolist() == pytest.approx([0.5] * STEPS)
+    assert (custom.log["actor/clipx/closed_form_difference"] < 1e-2).all()
 
 
 def test_bapo_on_two_asynchronous_ranks(bapo):
@@ -97,28 +123,6 @@ def test_lopti_takes_twice_the_steps_in_two_passes(bapo, lopti):
         assert lopti.log[f"actor/clipx/{group}/c_high"].notna().all()
     # The first pass has moved the policy before the second one starts.
     assert (lopti.log["actor/clipx/high/ratio_mean"] - 1).abs().max() > 1e-4
-
-
-def test_a_user_s_own_loss_reaches_the_ray_workers_with_selected_tokens(task, tmp_path):
-    (tmp_path / "my_losses.py").write_text(
-        "import torch\n"
-        "from verl_clipx import register_loss\n\n\n"
-        "@register_loss('half')\n"
-        "def half(ratio, advantages, bounds, *, factor: float = 1.0):\n"
-        "    inside = (ratio >= bounds.low) & (ratio <= bounds.high)\n"
-        "    return torch.where(inside, ratio, ratio * factor)\n"
-    )
-    run = train(
-        task,
-        tmp_path / "run",
-        *("+clipx=custom", "clipx.function=my_losses:half", "+clipx.factor=0.5"),
-        *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
-        "trainer.n_gpus_per_node=2",
-        environment={"PYTHONPATH": str(tmp_path)},
-    )
-    check_soft(run)
-    # Whole buckets of the histogram: at least the share, and little more.
-    assert run.log["actor/clipx/selected_fraction"].between(0.2, 0.25).all()
 
 
 def test_stale_samples_are_seen_as_such(task, tmp_path):

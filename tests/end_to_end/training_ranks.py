@@ -255,7 +255,9 @@ def start_rank(rank: int, world: int, meeting_file: str) -> None:
         "LOCAL_RANK": str(rank),
         "WORLD_SIZE": str(world),
         "LOCAL_WORLD_SIZE": str(world),
-        "RAY_LOCAL_WORLD_SIZE": str(world),
+        # verl reads both; nobody listens.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
         "DIST_INIT_METHOD": f"file://{meeting_file}",
         "OMP_NUM_THREADS": "1",
     }
@@ -288,12 +290,14 @@ def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
 
 def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any]:
     """The configuration of every case. Composing them takes longer than training, so that a file keeps them."""
-    if not kept.exists():
-        configs = {case.overrides: actor_config(case.overrides) for case in cases}
+    configs = pickle.loads(kept.read_bytes()) if kept.exists() else {}
+    missing = {case.overrides for case in cases} - configs.keys()
+    if missing:
+        configs |= {overrides: actor_config(overrides) for overrides in missing}
         partial_file = kept.with_suffix(f".{os.getpid()}")
         partial_file.write_bytes(pickle.dumps(configs))
         partial_file.rename(kept)
-    return pickle.loads(kept.read_bytes())
+    return configs
 
 
 def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
@@ -312,7 +316,7 @@ def run_cases(world: int, policy: Path, rows: Path, cases: list[Case], configs: 
         policy: a checkpoint's folder.
         rows: from `make_rows`.
         cases: optimizer steps, each from the same weights.
-        configs: file that keeps the composed configurations; the first call must have all that later ones need.
+        configs: file that keeps the composed configurations from call to call.
 
     Returns:
         Rank 0's result of each case.

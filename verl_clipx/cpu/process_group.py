@@ -22,8 +22,9 @@ def with_gloo(worker_class: type) -> type:
         def __init__(self, *args, **kwargs):
             from verl.utils.distributed import initialize_global_process_group_ray
 
-            if os.environ.get("RAY_LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]:
-                os.environ.setdefault("DIST_INIT_METHOD", meeting_file())
+            on_one_node = os.environ.get("RAY_LOCAL_WORLD_SIZE") == os.environ["WORLD_SIZE"]
+            if on_one_node and "DIST_INIT_METHOD" not in os.environ:
+                os.environ["DIST_INIT_METHOD"] = meeting_file()
             initialize_global_process_group_ray(backend="gloo")
             super().__init__(*args, **kwargs)
 
