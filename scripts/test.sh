@@ -50,14 +50,15 @@ say "imports run one way: import-linter"
 lint-imports
 
 say "unit tests"
-python -m pytest tests -m 'not end_to_end' --durations=10 -n "$WORKERS"
+# A file's tests stay together: they share what they compose.
+python -m pytest tests -m 'not end_to_end' --durations=10 -n "$WORKERS" --dist loadfile
 
 if [[ -n $selection ]]; then
     if [[ $END_TO_END_VLLM != 0 ]]; then
         wait "$vllm" || { tail -n 30 .venv-vllm.log >&2; say "no environment with vLLM"; exit 1; }
     fi
     say "end-to-end runs of the real verl: $selection"
-    # A file's tests stay together: they share runs.
+    # As above: they share runs.
     python -m pytest tests/end_to_end -m "$selection" --durations=0 --durations-min=1 -n "$WORKERS" --dist loadfile "$@"
 fi
 say "everything passed"

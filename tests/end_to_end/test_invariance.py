@@ -16,7 +16,7 @@ from .training_ranks import Case, make_policy, make_rows, run_cases
 
 pytestmark = pytest.mark.end_to_end
 
-ROWS, MASKED = 24, (3, 17)
+ROWS, MASKED = 16, (3, 11)
 
 METHODS = {
     "acpo": ("+clipx=acpo",),
@@ -44,10 +44,10 @@ CUTS = [
     (2, 1, None),
     (2, None, 40),
     (4, None, None),
-    (4, 3, None),
+    (4, 2, None),
     (4, None, 40),
 ]
-FURTHER_CUTS = [(1, 3, None), (2, 3, None), (4, 1, None), (4, 2, None)]
+FURTHER_CUTS = [(1, 4, None), (2, 2, None), (2, 4, None), (4, 1, None)]
 EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=pytest.mark.matrix) for cut in FURTHER_CUTS)]
 
 CONTROL = ("+clipx=acpo", "clipx.alpha=0.5", "clipx.scope=micro_batch")
@@ -78,16 +78,22 @@ class Outcomes:
         self.policy = make_policy(folder / "policy")
         self.rows = make_rows(folder, ROWS, masked=MASKED, drift=0.5)
         self.found = {}
+        self.failed = set()
 
     def __getitem__(self, key):
         cut, _ = key
         if key not in self.found:
-            together = [other for other in (CUTS if cut in CUTS else FURTHER_CUTS) if other[0] == cut[0]]
-            names = [(other, name, case) for other in together for name, case in cases_of(other).items()]
-            cases = [case for _, _, case in names]
-            outcomes = run_cases(cut[0], self.policy, self.rows, cases, self.folder / "configs")
-            self.found |= {(other, name): outcome for (other, name, _), outcome in zip(names, outcomes, strict=True)}
+            self._run([other for other in (CUTS if cut in CUTS else FURTHER_CUTS) if other[0] == cut[0]])
         return self.found[key]
+
+    def _run(self, cuts):
+        assert cuts[0] not in self.failed, "its ranks have failed in an earlier test"
+        self.failed.add(cuts[0])
+        names = [(cut, name, case) for cut in cuts for name, case in cases_of(cut).items()]
+        cases = [case for _, _, case in names]
+        outcomes = run_cases(cuts[0][0], self.policy, self.rows, cases, self.folder / "configs")
+        self.found |= {(cut, name): outcome for (cut, name, _), outcome in zip(names, outcomes, strict=True)}
+        self.failed.discard(cuts[0])
 
 
 @pytest.fixture(scope="module")
@@ -127,12 +133,7 @@ def test_method_does_what_it_does(results, method):
     CHECKS[method](results[CUTS[0], f"check {method}"])
 
 
-def test_selection_over_the_mini_batch_keeps_its_share(results):
-    # Whole buckets of the histogram: at least the share, and little more.
-    assert 0.2 <= results[CUTS[0], "selected_over_mini_batch"].metrics["clipx/selected_fraction"] <= 0.25
-
-
-@pytest.mark.parametrize("cut", [(1, 2, None), (2, None, None), (4, 3, None), (2, None, 40)], ids=str)
+@pytest.mark.parametrize("cut", [(1, 2, None), (2, None, None), (4, 2, None), (2, None, 40)], ids=str)
 def test_the_scope_micro_batch_does_depend_on_the_cut(results, cut):
     whole, part = results[CUTS[0], "control"], results[cut, "control"]
     assert largest_difference(whole.gradients, part.gradients) > 1e-3

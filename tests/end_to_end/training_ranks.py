@@ -160,7 +160,12 @@ def build_worker(policy: Path) -> Any:
 
     PrecisionType.to_dtype = staticmethod(lambda precision: torch.float64)
     actor = actor_config(())
-    model = HFModelConfig(path=str(policy), use_remove_padding=False, override_config={"attn_implementation": "sdpa"})
+    model = HFModelConfig(
+        path=str(policy),
+        use_remove_padding=False,
+        enable_gradient_checkpointing=False,
+        override_config={"attn_implementation": "sdpa"},
+    )
     config = TrainingWorkerConfig(
         model_type="language_model",
         model_config=model,
