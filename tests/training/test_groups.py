@@ -145,13 +145,9 @@ MODIFIER_GROUPS = {
 
 
 @pytest.mark.parametrize("group", MODIFIER_GROUPS)
-@pytest.mark.parametrize("method", ["grpo", "acpo", "custom"])
-def test_a_modifier_goes_on_top_of_any_method_in_any_order(actor, group, method):
-    choice = [f"+clipx={method}"]
-    if method == "custom":
-        choice.append("clipx.function=tests.training.example_losses:soft")
+def test_a_modifier_goes_on_top_of_a_method_in_any_order(actor, group):
     expected = MODIFIER_GROUPS[group]
-    for overrides in ([*choice, f"+clipx/{group}"], [f"+clipx/{group}", *choice]):
+    for overrides in (["+clipx=acpo", f"+clipx/{group}"], [f"+clipx/{group}", "+clipx=acpo"]):
         built = actor(*overrides).policy_loss.clipx
         assert getattr(built, group.split("=")[0]) == expected
 
