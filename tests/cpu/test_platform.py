@@ -1,9 +1,9 @@
-"""The platform and its device module. Not covered: Ray's placement of workers (end-to-end runs)."""
+"""The platform and its device module.
 
-import os
+Not covered: that VERL_PLATFORM chooses it (test_registration.py), Ray's placement of workers (end-to-end runs).
+"""
+
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -23,15 +23,6 @@ def test_it_is_never_chosen_by_detection(monkeypatch):
     monkeypatch.setattr(platform_manager.PlatformRegistry, "_platforms", only_ours)
     # verl's answer where nothing was detected.
     assert platform_manager._detect_platform_name() == "nvidia"
-
-
-def test_the_environment_variable_chooses_it_as_soon_as_verl_is_imported():
-    code = (
-        "import verl; from verl.utils.device import get_device_name, get_device_id as i; print(get_device_name(), i())"
-    )
-    environment = os.environ | {"VERL_PLATFORM": "cpu"}
-    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
-    assert result.stdout.strip().splitlines()[-1:] == ["cpu cpu"], result.stderr
 
 
 def test_every_device_function_that_verl_calls_exists():

@@ -1,5 +1,6 @@
 """What `register` does to verl, and what it must not cost. Not covered: the worker class, which the plugin sets."""
 
+import os
 import subprocess
 import sys
 
@@ -40,10 +41,12 @@ def test_importing_the_package_imports_neither_torch_nor_verl():
     assert result.stdout.strip() == "[]"
 
 
-def test_registering_imports_no_engine_and_no_rollout():
+def test_the_environment_variable_chooses_it_and_registering_imports_no_engine_and_no_rollout():
     code = (
-        "import verl, sys, verl_clipx.cpu as cpu; cpu.register();"
-        "print([name for name in sys.modules if name.startswith('verl.workers') or 'cpu.rollout' in name])"
+        "import verl, sys, verl_clipx.cpu as cpu; cpu.register()\n"
+        "print([name for name in sys.modules if name.startswith('verl.workers') or 'cpu.rollout' in name])\n"
+        "from verl.utils.device import get_device_name, get_device_id; print(get_device_name(), get_device_id())"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
-    assert result.stdout.strip().splitlines()[-1] == "[]", result.stderr
+    environment = os.environ | {"VERL_PLATFORM": "cpu"}
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=120)
+    assert result.stdout.strip().splitlines()[-2:] == ["[]", "cpu cpu"], result.stderr
