@@ -1,9 +1,10 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
 Covers, with ranks, trainer mode and KL loss so assigned that every pair of their values occurs in these runs and those
-of test_resume.py: a user's own loss under ACPO's bounds with entropy selection, BAPO, Lopti with advantage reweighting,
-stale samples in bypass mode. With `-m matrix`: every method under every setting. Not covered: equal bounds over ranks
-and what the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
+of test_tasks.py and test_two_nodes.py: a user's own loss under ACPO's bounds with entropy selection, BAPO, Lopti with
+advantage reweighting, stale samples in bypass mode. With `-m matrix`: every method under every setting. Not covered:
+equal bounds over ranks and what the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has
+measured runs), GPUs.
 """
 
 import itertools
@@ -26,7 +27,6 @@ BAPO = (
     *SETTINGS["bapo"],
     "trainer.n_gpus_per_node=2",
     "trainer.v1.trainer_mode=colocate_async",
-    "actor_rollout_ref.actor.use_kl_loss=True",
     "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
     f"trainer.save_freq={STEPS}",
 )
@@ -47,7 +47,8 @@ def custom(task, tmp_path_factory) -> Run:
     return train(
         task,
         folder / "run",
-        *("+clipx=custom", "clipx.function=my_losses:half", "+clipx.factor=0.5"),
+        # Bounds so narrow that tokens are outside.
+        *("+clipx=custom", "clipx.function=my_losses:half", "+clipx.factor=0.5", "+clipx.alpha=0.3"),
         *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
         "trainer.n_gpus_per_node=2",
         environment={"PYTHONPATH": str(folder)},
@@ -57,15 +58,16 @@ def custom(task, tmp_path_factory) -> Run:
 
 @pytest.fixture(scope="module")
 def bapo(task, tmp_path_factory) -> Run:
-    """2 ranks, colocate_async, KL loss, a learning rate that grows."""
+    """2 ranks, colocate_async, no KL loss, a learning rate that grows."""
     return train(task, tmp_path_factory.mktemp("bapo"), *BAPO, steps=STEPS)
 
 
 @pytest.fixture(scope="module")
 def lopti(task, tmp_path_factory) -> Run:
-    """As BAPO's run, with Lopti's two passes and advantage reweighting."""
+    """As BAPO's run, with Lopti's two passes, advantage reweighting and a KL loss."""
     modifiers = ("+clipx/update=lopti", "+clipx/shaping=advantage_reweighting")
-    return train(task, tmp_path_factory.mktemp("lopti"), *BAPO, *modifiers, steps=STEPS)
+    kl_loss = "actor_rollout_ref.actor.use_kl_loss=True"
+    return train(task, tmp_path_factory.mktemp("lopti"), *BAPO, *modifiers, kl_loss, steps=STEPS)
 
 
 def check_trained(run: Run, mode: str, kl: bool) -> None:
@@ -103,12 +105,15 @@ def test_fresh_samples_are_seen_as_such(custom):
     assert (custom.log["actor/clipx/staleness/versions"] == 0).all()
     # Updates 1 and 2 of each rollout batch: half an update on average.
     assert custom.log["actor/clipx/staleness/updates"].tolist() == pytest.approx([0.5] * STEPS)
-    assert (custom.log["actor/clipx/closed_form_difference"] < 1e-2).all()
 
 
 def test_bapo_on_two_asynchronous_ranks(bapo):
-    check_trained(bapo, "colocate_async", kl=True)
+    check_trained(bapo, "colocate_async", kl=False)
     CHECKS["bapo"](bapo)
+
+
+def test_the_closed_form_agrees_with_what_was_trained(bapo):
+    assert (bapo.log["actor/clipx/closed_form_difference"] < 1e-2).all()
 
 
 def test_lopti_takes_twice_the_steps_in_two_passes(bapo, lopti):
@@ -128,7 +133,8 @@ def test_lopti_takes_twice_the_steps_in_two_passes(bapo, lopti):
 def test_stale_samples_are_seen_as_such(task, tmp_path):
     asynchronous = ["trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"]
     bypass = ["algorithm.rollout_correction.bypass_mode=True"]
-    run = train(task, tmp_path, "+clipx=bapo", "clipx.weight=rollout", *asynchronous, *bypass, steps=4)
+    kl_loss = "actor_rollout_ref.actor.use_kl_loss=True"
+    run = train(task, tmp_path, "+clipx=bapo", "clipx.weight=rollout", *asynchronous, *bypass, kl_loss, steps=4)
     versions = run.log["actor/clipx/staleness/versions"]
     assert versions.max() > 0.5 and versions[1] == 0
     spread = run.log["actor/clipx/staleness/spread/age_1"]
