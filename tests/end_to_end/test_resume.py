@@ -2,8 +2,8 @@
 
 Part of `-m matrix`: test_two_nodes.py loses a node in the middle of a step and resumes, test_engine.py has the worker's
 part of a checkpoint without a state. Covers: v1 sync with `+clipx/rollout=seeded`, where a run is a function of its
-seed: one that was killed in the middle of a checkpoint or a step goes on with the metrics, bounds and greedy answers of an
-uninterrupted one; saved and resumed in colocate_async on 2 ranks; a launch whose checkpoint lacks the state; that
+seed: one that was killed in the middle of a checkpoint or a step goes on with the metrics, bounds and greedy answers of
+an uninterrupted one; saved and resumed in colocate_async on 2 ranks; a launch whose checkpoint lacks the state; that
 without the group two runs differ. Not covered: several nodes, vLLM, how often rounding changes a sampled token.
 """
 

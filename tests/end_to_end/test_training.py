@@ -3,8 +3,8 @@
 Covers, with ranks, trainer mode and KL loss so assigned that every pair of their values occurs in these runs and those
 of test_tasks.py and test_two_nodes.py: a user's own loss under ACPO's bounds with entropy selection, BAPO, Lopti with
 advantage reweighting, stale samples in bypass mode. With `-m matrix`: every method under every setting. Not covered:
-equal bounds over ranks and what the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has
-measured runs), GPUs.
+equal bounds over ranks and what the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md
+has measured runs), GPUs.
 """
 
 import itertools
