@@ -177,6 +177,9 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
     for metric in run.log.filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric
     CHECKS.get(method, check_lopti)(run)
+    if method == "acpo":
+        # The first update's statistics without a forward pass are those that it then trained on.
+        assert (run.log["actor/clipx/closed_form_difference"] < 1e-2).all()
     fresh, gap = run.log[f"{PREFIX}/fresh_tokens"], run.log[f"{PREFIX}/log_prob_gap"]
     # Also after an update; which rollout batches of colocate_async are fresh depends on time.
     assert fresh.loc[1] > 0 and fresh.loc[2:].sum() > 0
