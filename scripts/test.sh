@@ -58,7 +58,8 @@ if [[ -n $selection ]]; then
         wait "$vllm" || { tail -n 30 .venv-vllm.log >&2; say "no environment with vLLM"; exit 1; }
     fi
     say "end-to-end runs of the real verl: $selection"
-    # As above: they share runs.
-    python -m pytest tests/end_to_end -m "$selection" --durations=0 --durations-min=1 -n "$WORKERS" --dist loadfile "$@"
+    # As above: they share runs. In the files' order: by their number of tests the longest run would come last, alone.
+    python -m pytest tests/end_to_end -m "$selection" --durations=0 --durations-min=1 \
+        -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 fi
 say "everything passed"
