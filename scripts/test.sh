@@ -56,6 +56,7 @@ python -m pytest tests -m 'not end_to_end' --durations=10 -n "$WORKERS" --dist l
 if [[ -n $selection ]]; then
     if [[ $END_TO_END_VLLM != 0 ]]; then
         wait "$vllm" || { tail -n 30 .venv-vllm.log >&2; say "no environment with vLLM"; exit 1; }
+        trap - EXIT
     fi
     say "end-to-end runs of the real verl: $selection"
     # As above: they share runs. In the files' order: by their number of tests the longest run would come last, alone.
