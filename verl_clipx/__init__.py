@@ -9,12 +9,15 @@ from typing import Any
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "register_loss": "verl_clipx.training.user_loss",
-    "check_loss": "verl_clipx.training.contract",
-    "Bounds": "verl_clipx.losses.bounds",
-    "METHODS": "verl_clipx.training.methods",
-    "Method": "verl_clipx.training.methods",
-    "evaluate": "verl_clipx.training.contract",
+    "register_loss": "verl_clipx.user_method",
+    "check_loss": "verl_clipx.contract",
+    "Bounds": "verl_clipx.methods",
+    "FixedBounds": "verl_clipx.methods",
+    "METHODS": "verl_clipx.methods",
+    "Method": "verl_clipx.methods",
+    "Tokens": "verl_clipx.tokens",
+    "evaluate": "verl_clipx.loss",
+    "parameter": "verl_clipx.parameters",
 }
 
 __all__ = ["__version__", *_PUBLIC]

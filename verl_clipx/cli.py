@@ -55,8 +55,8 @@ def doctor(
 @app.command()
 def methods(name: Annotated[str | None, typer.Argument(help="A method, for its parameters.")] = None) -> None:
     """List the methods, or the parameters of one."""
-    from verl_clipx.training.listing import groups_of, method_rows, parameter_rows
-    from verl_clipx.training.methods import method_named
+    from verl_clipx.listing import groups_of, method_rows, parameter_rows
+    from verl_clipx.methods import method_named
 
     if name is None:
         table = Table(title="methods: +clipx=<group>")
@@ -72,7 +72,7 @@ def methods(name: Annotated[str | None, typer.Argument(help="A method, for its p
         console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
     groups = groups_of(method.name)
-    console.print(f"[bold]{method.name}[/]: {method.summary}\n{method.source}\nGroups: {', '.join(groups)}")
+    console.print(f"[bold]{method.name}[/]: {method.summary()}\n{method.source}\nGroups: {', '.join(groups)}")
     table = Table(title="parameters: clipx.<parameter>=…")
     for heading in ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning"):
         table.add_column(heading, overflow="fold")
@@ -89,11 +89,11 @@ def check_loss(
     import sys
 
     sys.path.insert(0, "")
-    from verl_clipx.training.contract import check_method
-    from verl_clipx.training.user_loss import load_method
+    from verl_clipx.contract import check_method
+    from verl_clipx.user_method import load_method
 
     try:
-        method = load_method(function)
+        method = load_method(function)()
     except ValueError as error:
         console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None

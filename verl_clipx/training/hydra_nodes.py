@@ -1,47 +1,19 @@
 """What the Hydra groups name as `_target_`: the clipx node and verl's policy_loss node around it."""
 
+import os
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from verl.workers.config.actor import PolicyLossConfig
 
-from verl_clipx.training.config import NODE, BapoConfig, MethodConfig, values
-from verl_clipx.training.hardware import require_accelerator
-from verl_clipx.training.methods import method_named
-from verl_clipx.training.modifiers import MODIFIERS, build_modifiers
-from verl_clipx.training.parameters import reject_unknown
-from verl_clipx.training.user_loss import load_method
+from verl_clipx.methods.method import NODE
+from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.training.config import Settings, build
 
+__all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 
-def build(method: str | None = None, function: str | None = None, **parameters: Any) -> MethodConfig:
-    """Builds and checks a method's configuration: the `_target_` of the clipx node.
-
-    Args:
-        method: name of a method of the plugin; null when `function` is given.
-        function: a user's loss as `package.module:name`, decorated with `verl_clipx.register_loss`.
-        parameters: the method's parameters by name.
-
-    Returns:
-        The method's configuration.
-
-    Raises:
-        ValueError: unknown method, unknown parameter, or a value of a wrong type or range; the message names the key,
-            the value and what is allowed.
-    """
-    if method is None and function is None:
-        raise ValueError(
-            f"{NODE}.method=None and {NODE}.function=None: no method is chosen (+clipx=base is none, but what every "
-            "method's group has in common). Choose one by its group, for example +clipx=acpo, or a loss of your own: "
-            "+clipx=custom clipx.function=package.module:name."
-        )
-    if method is not None and function is not None:
-        raise ValueError(
-            f"{NODE}.method={method!r} and {NODE}.function={function!r}: choose one method by its group (+clipx=acpo), "
-            "or a loss of your own (+clipx=custom clipx.function=package.module:name)."
-        )
-    chosen = method_named(method) if method is not None else load_method(function)
-    reject_unknown(parameters, values(chosen.config()), NODE, chosen.name)
-    return chosen.config(**build_modifiers(parameters))
+RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
 
 @dataclass
@@ -104,16 +76,16 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
         ValueError: the run lacks what the method needs; the message names the key, the value and what to do.
     """
 
-    clipx: MethodConfig | None = None
+    clipx: Settings | None = None
     run: RunFacts = field(default_factory=RunFacts)
 
     def __post_init__(self):
-        if not isinstance(self.clipx, MethodConfig):
+        if not isinstance(self.clipx, Settings):
             raise ValueError(missing_method(self.clipx))
-        if self.loss_mode not in ("clipx_custom", f"clipx_{self.clipx.method}"):
+        if self.loss_mode not in ("clipx_custom", f"clipx_{self.clipx.method.name}"):
             raise ValueError(
                 f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} but {NODE}.method="
-                f"{self.clipx.method}: choose the method by its group alone (+clipx={self.clipx.method})."
+                f"{self.clipx.method.name}: choose the method by its group alone (+clipx={self.clipx.method.name})."
             )
         check_run(self.clipx, self.run)
         require_accelerator(self.run.ray_address, self.run.device)
@@ -127,25 +99,27 @@ def missing_method(node: Any) -> str:
     return f"{NODE} is missing: choose a method by its group, for example +clipx=acpo."
 
 
-def check_run(config: MethodConfig, run: RunFacts) -> None:
+def check_run(settings: Settings, run: RunFacts) -> None:
     """Raises if the run lacks what the method needs.
 
     Args:
-        config: the method's configuration.
+        settings: the clipx node.
         run: facts of the run.
 
     Raises:
         ValueError: names the key, the value and what to do.
     """
-    if isinstance(config, BapoConfig) and config.weight == "rollout" and not run.rollout_log_probs:
+    method = settings.method
+    if "rollout_log_prob" in method.asks_for and not run.rollout_log_probs:
+        asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
         raise ValueError(
-            f"{NODE}.weight=rollout but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: "
-            f"set it to true, or weigh with the old policy's probability ({NODE}.weight=old)."
+            f"{(asking or [f'{NODE}.method={method.name}'])[0]} but "
+            f"actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
         )
     if run.bypass and run.use_v1 is False:
         raise ValueError(
             "algorithm.rollout_correction.bypass_mode=True with trainer.use_v1=False: verl's older trainer then "
-            f"replaces loss_mode=clipx_{config.method} by its own bypass loss. Use the v1 trainer "
+            f"replaces loss_mode=clipx_{settings.method.name} by its own bypass loss. Use the v1 trainer "
             "(trainer.use_v1=True), or set bypass_mode=False."
         )
     if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
@@ -153,3 +127,34 @@ def check_run(config: MethodConfig, run: RunFacts) -> None:
             "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
             "of each micro-batch; set it to a constant, for example ${data.max_response_length}."
         )
+
+
+def require_accelerator(ray_address: str | None, device: str | None = None) -> None:
+    """Raises if this process would start a Ray cluster of its own on a machine without an accelerator.
+
+    A driver without a GPU is normal where it joins a cluster, so nothing is said if one is named, running, or joined.
+
+    Args:
+        ray_address: the configuration's ray_kwargs.ray_init.address, or None.
+        device: the configuration's trainer.device, or None if unknown.
+
+    Raises:
+        RuntimeError: says which switches start the run on the CPU.
+    """
+    import ray
+    from verl.plugin.platform import get_platform
+
+    if get_platform().device_name == "cpu" and device not in (None, "cpu"):
+        raise RuntimeError(
+            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which carries what a CPU run needs, "
+            "or unset VERL_PLATFORM."
+        )
+    if ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists():
+        return
+    if get_platform().is_available():
+        return
+    raise RuntimeError(
+        "No GPU here, and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM=cpu and add +hardware=cpu:\n"
+        "    VERL_PLATFORM=cpu python -m verl.trainer.main_ppo +hardware=cpu …\n"
+        "To join a cluster, set RAY_ADDRESS or +ray_kwargs.ray_init.address."
+    )

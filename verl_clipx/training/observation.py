@@ -10,62 +10,57 @@ from typing import Any
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_clipx.tokens.entropy_selection import entropy_statistics
-from verl_clipx.training.config import MethodConfig
-from verl_clipx.training.methods import Method, controller_of
+from verl_clipx.modifiers.entropy_selection import entropy_statistics
+from verl_clipx.training.config import Settings
+from verl_clipx.training.layout import padded, response_part
 from verl_clipx.training.planner import Observation, empty_entropies
-from verl_clipx.training.policy_loss import statistics_of, tokens_of
-from verl_clipx.training.token_layout import padded, response_part
-from verl_clipx.training.token_pass import TokenPass
+from verl_clipx.training.policy_loss import inputs_of
+from verl_clipx.training.step import OptimizerStep, micro_batch_of
 
 
 def observe(
-    method: Method,
-    config: MethodConfig,
-    engine: Any,
-    data: Any,
-    *,
-    settings: dict[str, Any],
-    device: str,
-    token_pass: TokenPass | None = None,
+    settings: Settings, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
 ) -> Observation:
     """Statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
 
     Args:
-        method: the method.
-        config: its configuration.
+        settings: the clipx node.
         engine: verl's engine.
         data: this rank's mini-batch.
-        settings: how the engine cuts a mini-batch into micro-batches, where the data does not say so.
+        step: the optimizer step to come; the tokens of its pass alone count in the statistics behind the bounds.
+        cut: how the engine cuts a mini-batch into micro-batches, where the data does not say so.
         device: where the statistics are summed.
-        token_pass: Lopti's pass; its tokens alone count in the statistics behind the bounds.
     """
-    over_mini_batch = config.select is not None and config.select.over == "mini_batch"
-    statistics = torch.zeros(controller_of(method, config).statistics_size, dtype=torch.float64, device=device)
+    method = settings.method
+    over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
+    needs_entropy = over_mini_batch or "entropy" in method.asks_for
+    statistics = torch.zeros(method.statistics_size, dtype=torch.float64, device=device)
     entropies = empty_entropies(device) if over_mini_batch else torch.zeros(0, dtype=torch.float64, device=device)
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
         mask = padded(data["response_mask"]).bool()
+        known = micro_batch_of(settings, data, step)
+        if needs_entropy:
+            known.entropy = response_part(model_output["entropy"], data, mask.shape[1])
         if len(statistics):
-            tokens = tokens_of(
-                config,
-                old_log_prob=padded(data["old_log_probs"]),
+            inputs = inputs_of(
+                settings,
+                known,
                 log_prob=response_part(model_output["log_probs"], data, mask.shape[1]),
+                old_log_prob=padded(data["old_log_probs"]),
                 advantages=padded(data["advantages"]),
                 mask=mask,
-                rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
             )
-            counted = None if token_pass is None else token_pass.tokens(data)
-            statistics.add_(statistics_of(method, config, tokens, counted))
+            statistics.add_(settings.functions(mask.device).statistics(inputs))
         if over_mini_batch:
-            entropies.add_(entropy_statistics(response_part(model_output["entropy"], data, mask.shape[1]), mask))
+            entropies.add_(entropy_statistics(known.entropy, mask))
         return torch.zeros((), device=mask.device), {}
 
     copy = data.copy()
-    for key, value in settings.items():
+    for key, value in cut.items():
         if key not in copy:
             tu.assign_non_tensor(copy, **{key: value})
-    tu.assign_non_tensor(copy, calculate_entropy=over_mini_batch, distillation_use_topk=False)
+    tu.assign_non_tensor(copy, calculate_entropy=needs_entropy, distillation_use_topk=False)
     offload = tu.get(data, key="disable_auto_offload", default=False)
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
         engine.forward_backward_batch(copy, loss_function, forward_only=True)

@@ -10,15 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from verl_clipx.tokens.entropy_selection import ENTROPY_BUCKETS, count_per_sequence, entropy_threshold
-from verl_clipx.tokens.lopti import probability_quantile, probability_statistics
-from verl_clipx.training.config import MethodConfig
-from verl_clipx.training.methods import Method, controller_of
-from verl_clipx.training.optimizer_step import OptimizerStep
-from verl_clipx.training.policy_loss import statistics_of, tokens_of
+from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, count_per_sequence, entropy_threshold
+from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
+from verl_clipx.training.config import Settings
+from verl_clipx.training.layout import TokenPass, padded, passes
+from verl_clipx.training.policy_loss import inputs_of
 from verl_clipx.training.state import ControllerState
-from verl_clipx.training.token_layout import padded
-from verl_clipx.training.token_pass import TokenPass, passes
+from verl_clipx.training.step import OptimizerStep, micro_batch_of
 
 # A larger difference between the statistics at ratio 1 and those of the training pass is reported.
 TOLERATED_DIFFERENCE = 1e-2
@@ -40,8 +38,7 @@ class StepPlanner:
     """Plans the optimizer steps of one training worker.
 
     Args:
-        method: the method.
-        config: its configuration.
+        settings: the clipx node.
         ratio_starts_at_one: whether old_log_probs come from the weights that a rollout batch's first update starts
             from, so that its ratio is 1 without a forward pass.
         observe: runs a pass without gradient over a mini-batch.
@@ -50,16 +47,14 @@ class StepPlanner:
 
     def __init__(
         self,
-        method: Method,
-        config: MethodConfig,
+        settings: Settings,
         *,
         ratio_starts_at_one: bool,
-        observe: Callable[[Any, TokenPass | None], Observation],
+        observe: Callable[[Any, OptimizerStep], Observation],
         all_reduce: Callable[[Tensor], Tensor],
     ):
-        self.method = method
-        self.config = config
-        self.controller = controller_of(method, config)
+        self.settings = settings
+        self.method = settings.method
         self.state = ControllerState()
         self.ratio_starts_at_one = ratio_starts_at_one
         self._observe = observe
@@ -68,19 +63,16 @@ class StepPlanner:
         self._pending: tuple[str, Tensor] | None = None
 
     @property
-    def adaptive(self) -> bool:
-        """Whether the bounds depend on statistics."""
-        return self.controller.statistics_size > 0
-
-    @property
     def selects_over_mini_batch(self) -> bool:
         """Whether entropy selection needs a threshold over the mini-batch."""
-        return self.config.select is not None and self.config.select.over == "mini_batch"
+        return self.settings.select is not None and self.settings.select.over == "mini_batch"
 
     @property
     def observes(self) -> bool:
         """Whether some optimizer steps need a pass without gradient."""
-        return self.selects_over_mini_batch or (self.adaptive and self.config.scope == "mini_batch")
+        of_history = self.settings.scope == "lagged" and "entropy" in self.method.asks_for
+        over_mini_batch = self.settings.scope == "mini_batch" or of_history
+        return self.selects_over_mini_batch or (self.settings.adaptive and over_mini_batch)
 
     def passes(self, data: Any) -> list[TokenPass | None]:
         """The passes over a rollout batch: Lopti's two, or one over all tokens.
@@ -88,7 +80,7 @@ class StepPlanner:
         Args:
             data: this rank's share of the rollout batch.
         """
-        update = self.config.update
+        update = self.settings.update
         if update is None:
             return [None]
         eta: float | Tensor = update.eta
@@ -110,10 +102,14 @@ class StepPlanner:
             The step, with everything that its micro-batches need.
         """
         step = OptimizerStep(position, token_pass)
-        select = self.config.select
-        wanted = self.adaptive and self.config.scope == "mini_batch"
-        closed_form = wanted and first and self.ratio_starts_at_one and not self.selects_over_mini_batch
-        no_history = self.adaptive and self.config.scope == "lagged" and not self._remembers(position)
+        select = self.settings.select
+        wanted = self.settings.adaptive and self.settings.scope == "mini_batch"
+        # Without a forward pass the current policy's entropy is unknown.
+        entropy_known = "entropy" not in self.method.asks_for
+        closed_form = (
+            wanted and first and self.ratio_starts_at_one and not self.selects_over_mini_batch and entropy_known
+        )
+        no_history = self.settings.adaptive and self.settings.scope == "lagged" and not self._remembers(position)
 
         parts: dict[str, Tensor] = {}
         if token_pass is not None:
@@ -121,14 +117,15 @@ class StepPlanner:
         if select is not None and select.over == "sequence":
             counts = count_per_sequence(padded(data["response_mask"]).bool(), fraction=select.ratio)
             parts["selected"] = counts.sum(dtype=torch.float64)[None]
-        if closed_form or no_history:
-            parts["statistics"] = self._at_ratio_one(data, token_pass)
+        if closed_form or (no_history and entropy_known):
+            parts["statistics"] = self._at_ratio_one(data, step)
             if closed_form:
                 step.assumed = parts["statistics"]
                 parts["differing"] = differing_log_probs(data)[None]
-        if self.selects_over_mini_batch or (wanted and not closed_form):
-            observation = self._observe(data, token_pass)
-            if wanted:
+        observed = (wanted and not closed_form) or (no_history and not entropy_known)
+        if self.selects_over_mini_batch or observed:
+            observation = self._observe(data, step)
+            if observed:
                 parts["statistics"] = observation.statistics
             if self.selects_over_mini_batch:
                 parts["entropies"] = observation.entropies
@@ -141,7 +138,7 @@ class StepPlanner:
             # The rollout's log-probabilities stand in for the old policy's: the ratio does not start at 1.
             self.ratio_starts_at_one = False
             step.assumed = None
-            totals["statistics"] = self._all_reduce(self._observe(data, token_pass).statistics)
+            totals["statistics"] = self._all_reduce(self._observe(data, step).statistics)
 
         if "counted" in totals:
             step.counted_tokens = float(totals["counted"])
@@ -152,11 +149,11 @@ class StepPlanner:
                 totals["entropies"], keep=select.keep, fraction=select.ratio
             )
         step.statistics = totals.get("statistics")
-        if step.statistics is None and self.adaptive and self.config.scope == "lagged":
+        if step.statistics is None and self.settings.adaptive and self.settings.scope == "lagged":
             step.statistics = self.state.statistics[position]
         if step.statistics is not None:
-            step.decision = self.controller.decide(step.statistics)
-        step.observe = self.adaptive and (self.config.scope == "lagged" or step.assumed is not None)
+            step.decision = self.method.decide(step.statistics)
+        step.observe = self.settings.adaptive and (self.settings.scope == "lagged" or step.assumed is not None)
         return step
 
     def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
@@ -171,7 +168,7 @@ class StepPlanner:
         """
         if taken:
             self.state.step += 1
-            if step.observed is not None and self.config.scope == "lagged":
+            if step.observed is not None and self.settings.scope == "lagged":
                 self._pending = (step.position, step.observed)
             elif step.statistics is not None:
                 self.state.statistics[step.position] = step.statistics
@@ -192,25 +189,23 @@ class StepPlanner:
             return
         position = self._pending[0]
         past = self.state.statistics.get(position)
-        share = self.config.lagged_average
+        share = self.settings.lagged_average
         if past is not None and share > 0:
             total = share * past.to(total.device) + (1 - share) * total
         self.state.statistics[position] = total
         self._pending = None
 
-    def _at_ratio_one(self, data: Any, token_pass: TokenPass | None) -> Tensor:
+    def _at_ratio_one(self, data: Any, step: OptimizerStep) -> Tensor:
         old = padded(data["old_log_probs"])
-        rollout = padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None
-        tokens = tokens_of(
-            self.config,
-            old_log_prob=old,
+        inputs = inputs_of(
+            self.settings,
+            micro_batch_of(self.settings, data, step),
             log_prob=old,
+            old_log_prob=old,
             advantages=padded(data["advantages"]),
             mask=padded(data["response_mask"]).bool(),
-            rollout_log_prob=rollout,
         )
-        counted = None if token_pass is None else token_pass.tokens(data)
-        return statistics_of(self.method, self.config, tokens, counted)
+        return self.settings.functions(old.device).statistics(inputs)
 
     def _summed(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
         if not parts:

@@ -4,7 +4,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from verl_clipx.training.methods import METHODS
+from verl_clipx.methods import METHODS
 
 
 def register_losses(core_algos: ModuleType) -> None:

@@ -1,6 +1,5 @@
 """What the bounds remember between optimizer steps, and its file beside the actor's checkpoint."""
 
-import dataclasses
 import json
 import os
 from dataclasses import dataclass, field
@@ -10,8 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_clipx.methods import Method
+
 FILE = "clipx_state.json"
-FORMAT = 1
+FORMAT = 2
+
+# Formats that are read. 1 named the class of the bounds, and of the parameters only those.
+READABLE = (1, 2)
 
 
 class UnusableState(Exception):
@@ -32,14 +36,9 @@ class ControllerState:
     statistics: dict[str, Tensor] = field(default_factory=dict)
 
 
-def description(method: str, controller: Any) -> dict[str, Any]:
-    """What a state belongs to: a state of other parameters does not fit.
-
-    Args:
-        method: the method's name.
-        controller: its controller, a dataclass.
-    """
-    return {"method": method, "controller": type(controller).__name__, **dataclasses.asdict(controller)}
+def description(method: Method) -> dict[str, Any]:
+    """What a state belongs to: a state of other parameters does not fit."""
+    return {"method": method.name, **method.parameters}
 
 
 def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
@@ -96,10 +95,13 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
         raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnusableState(f"{path} is cut short or not a state of this plugin ({error})") from error
-    if found[0] != FORMAT:
-        raise UnusableState(f"{path} has format {found[0]!r}, this version reads {FORMAT}")
-    if found[1] != belongs_to:
-        theirs = found[1] if isinstance(found[1], dict) else {}
+    if found[0] not in READABLE:
+        raise UnusableState(f"{path} has format {found[0]!r}, this version reads {' and '.join(map(str, READABLE))}")
+    theirs = found[1] if isinstance(found[1], dict) else {}
+    if found[0] == 1:
+        theirs = {key: value for key, value in theirs.items() if key != "controller"}
+        belongs_to = {key: value for key, value in belongs_to.items() if key in theirs or key == "method"}
+    if theirs != belongs_to:
         different = sorted(key for key in {*theirs, *belongs_to} if theirs.get(key) != belongs_to.get(key))
         changes = ", ".join(f"{key}: {theirs.get(key)!r} then, {belongs_to.get(key)!r} now" for key in different)
         raise UnusableState(f"{path} belongs to other parameters ({changes})")

@@ -16,18 +16,14 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
-from verl_clipx.training.config import MethodConfig
-from verl_clipx.training.methods import METHODS
-from verl_clipx.training.metrics import TOKENS
-from verl_clipx.training.micro_batch import MicroBatch, in_micro_batch
+from verl_clipx.metrics import TOKENS
+from verl_clipx.training.config import Settings
+from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
 from verl_clipx.training.observation import observe, refuse_dropout
-from verl_clipx.training.optimizer_step import OptimizerStep
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
-from verl_clipx.training.rollout_summary import merged_passes, with_summary
-from verl_clipx.training.staleness import FIELD, ages, with_spread
+from verl_clipx.training.rollout_metrics import FIELD, ages, merged_passes, with_spread, with_summary
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
-from verl_clipx.training.token_layout import padded, response_part
-from verl_clipx.training.token_pass import TokenPass, restricted
+from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
 
 logger = logging.getLogger(__name__)
 
@@ -42,7 +38,7 @@ def policy_loss_config(loss_fn: Any) -> Any:
     return getattr(config, "policy_loss", None)
 
 
-def clipx_node(loss_fn: Any) -> MethodConfig | None:
+def clipx_node(loss_fn: Any) -> Settings | None:
     """The clipx configuration inside verl's loss function; None if the run has none.
 
     Args:
@@ -50,12 +46,7 @@ def clipx_node(loss_fn: Any) -> MethodConfig | None:
     """
     policy_loss = policy_loss_config(loss_fn)
     node = policy_loss.get("clipx", None) if policy_loss is not None else None
-    return node if isinstance(node, MethodConfig) else None
-
-
-def rollout_log_prob(data: Any) -> Any:
-    """The rollout policy's log-probabilities of a micro-batch, padded; None if the rollout did not return them."""
-    return padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None
+    return node if isinstance(node, Settings) else None
 
 
 def exact_metrics(micro_batch: MicroBatch, *, dp_size: int, tokens: float) -> dict[str, Metric]:
@@ -75,52 +66,47 @@ def exact_metrics(micro_batch: MicroBatch, *, dp_size: int, tokens: float) -> di
     }
     for name, value in micro_batch.values.items():
         # Counts of one micro-batch add up; those over the mini-batch are the same in each.
-        if "/count/" in name and micro_batch.statistics is None:
+        if "/count/" in name and micro_batch.step.statistics is None:
             metrics[name] = Metric(AggregationType.SUM, value * dp_size)
         else:
             metrics[name] = Metric(AggregationType.MEAN, value)
     return metrics
 
 
+def needs_entropy(settings: Settings) -> bool:
+    """Whether the loss needs the current policy's entropy."""
+    return settings.select is not None or "entropy" in settings.method.asks_for
+
+
 def observing(
     loss_fn: Callable[..., Any],
-    config: MethodConfig,
+    settings: Settings,
     current_step: Callable[[], OptimizerStep | None] = lambda: None,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
 
     Args:
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
-        config: the method's configuration.
+        settings: the clipx node.
         current_step: the optimizer step under way, or None.
     """
 
     def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
-        step = current_step() or OptimizerStep("")
+        step = current_step() or OptimizerStep()
         dp_size, tokens = data["dp_size"], data["batch_num_tokens"]
-        micro_batch = MicroBatch(
-            rollout_log_prob(data),
-            statistics=step.statistics,
-            decision=step.decision,
-            entropy_bucket=step.entropy_bucket,
-            selected_tokens=step.selected_tokens,
-            observe=step.observe,
-        )
-        if config.select is not None:
+        micro_batch = micro_batch_of(settings, data, step)
+        if needs_entropy(settings):
             width = padded(data["response_mask"]).shape[1]
             micro_batch.entropy = response_part(model_output["entropy"], data, width)
             if not step.entropy_wanted:
                 model_output = {key: value for key, value in model_output.items() if key != "entropy"}
         if step.token_pass is not None:
             tokens = step.counted_tokens
-            micro_batch.counted = step.token_pass.tokens(data)
             model_output, data = restricted(model_output, data, micro_batch.counted)
         if FIELD in data:
             micro_batch.age = data[FIELD]
         with in_micro_batch(micro_batch):
             loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
-        if micro_batch.observed is not None:
-            step.observed = micro_batch.observed if step.observed is None else step.observed + micro_batch.observed
         metrics.update(exact_metrics(micro_batch, dp_size=dp_size, tokens=tokens))
         return loss, metrics
 
@@ -146,25 +132,25 @@ class ClipxTraining:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
         """Installs verl's loss function, wrapped if the run has a clipx node."""
-        config = clipx_node(loss_fn)
-        if config is None:
+        settings = clipx_node(loss_fn)
+        if settings is None:
             super().set_loss_fn(loss_fn)
             return
         run = policy_loss_config(loss_fn).run
         self.planner = StepPlanner(
-            METHODS[config.method],
-            config,
+            settings,
             ratio_starts_at_one=run.old_policy_starts_the_update,
             observe=self._observe,
             all_reduce=self._all_reduce,
         )
         if self.planner.observes:
             refuse_dropout(self.engine.module)
-        if self.rank == 0 and config.update is None and run.makes_one_update:
+        if self.rank == 0 and settings.update is None and run.makes_one_update:
             logger.warning(ONE_UPDATE)
         self.parameter_sync_step = run.parameter_sync_step or 1
         self._watch_optimizer_step()
-        super().set_loss_fn(observing(loss_fn, config, lambda: self.step))
+        settings.functions(self._device()).prepare(self._device(), counted=settings.update is not None)
+        super().set_loss_fn(observing(loss_fn, settings, lambda: self.step))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
@@ -208,7 +194,7 @@ class ClipxTraining:
         age = ages(data, self.rollouts // self.parameter_sync_step)
         if age is not None:
             data[FIELD] = age
-        if self.planner.config.select is not None:
+        if needs_entropy(self.planner.settings):
             self.step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not self.last_pass:
@@ -261,39 +247,30 @@ class ClipxTraining:
             device = self._device()
             state.statistics = {position: vector.to(device) for position, vector in state.statistics.items()}
             return state
-        planner = self.planner
-        if planner.config.missing_state == "fresh" or not planner.adaptive or planner.config.scope == "micro_batch":
+        settings = self.planner.settings
+        if settings.missing_state == "fresh" or not settings.adaptive or settings.scope == "micro_batch":
             logger.warning("the bounds start afresh: %s", state)
             return ControllerState()
         raise RuntimeError(f"{state}. To start the bounds afresh: clipx.missing_state=fresh.")
 
     def _state_description(self) -> dict[str, Any]:
-        return description(self.planner.method.name, self.planner.controller)
+        return description(self.planner.method)
 
     def _device(self) -> str:
         from verl.utils.device import get_device_id
 
         return get_device_id()
 
-    def _observe(self, data: Any, token_pass: TokenPass | None) -> Observation:
+    def _observe(self, data: Any, step: OptimizerStep) -> Observation:
         # As verl's train_batch sets them.
-        settings = dict(
+        cut = dict(
             use_remove_padding=self.model_config.get("use_remove_padding", False),
             use_dynamic_bsz=self.engine_config.use_dynamic_bsz,
             max_token_len_per_gpu=self.engine_config.max_token_len_per_gpu,
             micro_batch_size_per_gpu=self.engine_config.micro_batch_size_per_gpu,
             use_fused_kernels=self.engine_config.use_fused_kernels,
         )
-        planner = self.planner
-        return observe(
-            planner.method,
-            planner.config,
-            self.engine,
-            data,
-            settings=settings,
-            device=self._device(),
-            token_pass=token_pass,
-        )
+        return observe(self.planner.settings, self.engine, data, step, cut=cut, device=self._device())
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
         total = vector.to(self._device())

@@ -1,0 +1,52 @@
+"""What `clipx methods` shows: methods, their groups and their parameters."""
+
+from omegaconf import OmegaConf
+
+from verl_clipx.configs_folder import configs_folder
+from verl_clipx.methods import METHODS
+from verl_clipx.training.config import parameters_of
+
+
+def group_settings(group: str) -> dict:
+    """The clipx node that a Hydra group of the plugin leads to, its defaults included.
+
+    Args:
+        group: file name under configs/clipx, without ending.
+
+    Returns:
+        Parameter name to value, `method` included; empty for a group that sets no method.
+    """
+    path = configs_folder() / "clipx" / f"{group}.yaml"
+    content = OmegaConf.load(path)
+    settings: dict = {}
+    for default in content.get("defaults", []):
+        if isinstance(default, str) and default != "_self_":
+            settings.update(group_settings(default))
+    node = content.get("clipx", {})
+    settings.update({key: node[key] for key in node if key != "_target_" and not OmegaConf.is_missing(node, key)})
+    return settings
+
+
+def groups_of(method: str) -> list[str]:
+    """The groups that choose a method, the one of its own name first."""
+    names = sorted(path.stem for path in (configs_folder() / "clipx").glob("*.yaml"))
+    return sorted((name for name in names if group_settings(name).get("method") == method), key=lambda n: n != method)
+
+
+def method_rows() -> list[tuple[str, str, str, str]]:
+    """Name, summary, source and groups of every method."""
+    return [
+        (f"clipx_{name}", method.summary(), method.source, ", ".join(groups_of(name)))
+        for name, method in METHODS.items()
+    ]
+
+
+def parameter_rows(method: str, groups: list[str]) -> list[tuple[str, ...]]:
+    """Name, value in each group, allowed values and meaning of a method's parameters."""
+    settings = {group: group_settings(group) for group in groups}
+    rows = []
+    for field in parameters_of(METHODS[method]).values():
+        shown = [str(settings[group].get(field.name, field.default)) for group in groups]
+        shown = ["null" if value == "None" else value for value in shown]
+        rows.append((field.name, *shown, field.metadata["allowed"].description, field.metadata["meaning"]))
+    return rows

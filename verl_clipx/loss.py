@@ -1,0 +1,192 @@
+"""Tokens in; value, F * A and the metrics' sums out: pure functions of tensors, which `compiled.py` may fuse."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, where
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.metrics import token_sums
+from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
+from verl_clipx.tokens import OPTIONAL, Tokens, tokens_of
+
+
+class Inputs(NamedTuple):
+    """What verl and its worker know of a micro-batch's tokens, padded.
+
+    Args:
+        log_prob, old_log_prob, advantages: (sequences, length).
+        mask: bool, (sequences, length); values outside are never used, not even NaN.
+        counted: bool, (sequences, length): the tokens that statistics and metrics count; None: those in the mask.
+        rollout_log_prob, entropy: (sequences, length); group: int64, (sequences,); None where nothing asks for them.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantages: Tensor
+    mask: Tensor
+    counted: Tensor | None = None
+    rollout_log_prob: Tensor | None = None
+    entropy: Tensor | None = None
+    group: Tensor | None = None
+
+
+class TokenLoss(NamedTuple):
+    """The loss of each token before aggregation, as plain numbers.
+
+    Args:
+        value: what is logged as the loss, (sequences, length), 0 outside the mask.
+        weighted: F * A, minus the gradient of the loss with respect to log_prob, (sequences, length), 0 outside it.
+        sums: from `metrics.token_sums`.
+    """
+
+    value: Tensor
+    weighted: Tensor
+    sums: Tensor
+
+
+def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tokens:
+    """The tokens of a micro-batch, their advantages shaped.
+
+    Args:
+        method: the method.
+        shaping: advantage reweighting, or None.
+        inputs: the micro-batch.
+    """
+    t = tokens_of(
+        log_prob=inputs.log_prob,
+        old_log_prob=inputs.old_log_prob,
+        advantages=inputs.advantages,
+        mask=inputs.mask,
+        log_ratio_clamp=method.log_ratio_clamp,
+        **{name: getattr(inputs, name) for name in method.asks_for},
+    )
+    return t if shaping is None else t._replace(advantages=shaping.advantages(t))
+
+
+def token_statistics(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
+    """The additive statistics behind a method's bounds: (statistics_size,), float64; arguments as for `tokens_in`."""
+    t = tokens_in(method, shaping, inputs)
+    return method.statistics(t if inputs.counted is None else t._replace(mask=t.mask & inputs.counted))
+
+
+def token_loss(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor) -> TokenLoss:
+    """A method's loss per token.
+
+    Args:
+        method, shaping, inputs: as for `tokens_in`.
+        decision: what the method decided.
+
+    Returns:
+        In float32 or, for float64 inputs, in float64. A value inside the mask that is not finite makes the token's
+        value and gradient NaN, whatever the method does with it: verl then skips the step.
+    """
+    t = tokens_in(method, shaping, inputs)
+    bounds = method.bounds(t, decision)
+    weight = method.gradient_weight(t, bounds)
+    not_finite = zero_or_nan(t)
+    weighted = where(t.mask, weight * t.advantages, 0.0) + not_finite
+    value = where(t.mask, method.loss_value(t, bounds, weight), 0.0) + not_finite
+    dual_clip = getattr(method, "dual_clip", None)
+    return TokenLoss(value, weighted, token_sums(t, method.bounded(t), bounds, weighted, dual_clip, inputs.counted))
+
+
+def zero_or_nan(t: Tokens) -> Tensor:
+    """0 for every token that is computed from finite numbers alone, NaN for the others, (sequences, length)."""
+    total = t.log_prob - t.old_log_prob + t.advantages
+    for name in OPTIONAL:
+        asked_for = getattr(t, name)
+        if asked_for is not None and asked_for.is_floating_point():
+            total = total + asked_for
+    return total * 0
+
+
+class _PerTokenLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
+        ctx.save_for_backward(weighted)
+        ctx.log_prob_dtype = log_prob.dtype
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (weighted,) = ctx.saved_tensors
+        gradient = (weighted * grad_output).neg_()
+        largest = torch.finfo(ctx.log_prob_dtype).max
+        if largest < torch.finfo(gradient.dtype).max:
+            gradient = gradient.clamp(-largest, largest)
+        return gradient.to(ctx.log_prob_dtype), None, None
+
+
+def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
+    """A per-token loss with a prescribed value and a prescribed gradient.
+
+    Nothing is differentiated through exp, clamp or where, so a branch that was not selected cannot spoil the
+    gradient, and only one tensor is kept for the backward pass. A finite gradient that log_prob's dtype cannot hold
+    becomes its largest finite number: in float16 that is 65504.
+
+    Args:
+        log_prob: log-probabilities under the current policy, (sequences, length); the only input with a gradient.
+        value: the loss's value per token, (sequences, length), in the compute dtype.
+        weighted: F * A, the gradient of the objective J per token, like `value`.
+
+    Returns:
+        `value`, (sequences, length), whose gradient with respect to `log_prob` is exactly -F * A times the incoming
+        gradient. Differentiable once.
+
+    Source: DGPO, Eq. 1 (every method is a gradient weight on A times the gradient of log_prob).
+    """
+    return _PerTokenLoss.apply(log_prob, value, weighted)
+
+
+class Evaluated(NamedTuple):
+    """A method's loss per token, with what it was made of.
+
+    Args:
+        loss: (sequences, length), differentiable with respect to log_prob.
+        weight: gradient weight F, (sequences, length).
+        bounds: clip bounds.
+        tokens: what they were computed from.
+        statistics: behind the bounds.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    bounds: Bounds
+    tokens: Tokens
+    statistics: Tensor
+
+
+def evaluate(
+    method: Method,
+    *,
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    statistics: Tensor | None = None,
+    shaping: AdvantageReweighting | None = None,
+    **optional: Tensor | None,
+) -> Evaluated:
+    """A method's loss per token, to look at: uncompiled, and with everything that it is made of.
+
+    Args:
+        method: a method with its parameters, for example METHODS["acpo"](alpha=2.0).
+        log_prob: under the current policy, (sequences, length); the loss is differentiable with respect to it.
+        old_log_prob, advantages, mask: (sequences, length).
+        statistics: behind the bounds; None: those of these tokens.
+        shaping: advantage reweighting, or None.
+        **optional: the other fields of `Inputs`.
+    """
+    inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
+    if statistics is None:
+        statistics = token_statistics(method, shaping, inputs)
+    decision = method.decide(statistics)
+    value, weighted, _ = token_loss(method, shaping, inputs, decision)
+    t = tokens_in(method, shaping, inputs)
+    bounds = method.bounds(t, decision)
+    return Evaluated(
+        per_token_loss(log_prob, value, weighted), method.gradient_weight(t, bounds), bounds, t, statistics
+    )

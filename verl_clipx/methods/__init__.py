@@ -1,0 +1,13 @@
+"""The methods, a file each. A file that lies here is registered by being imported, as a user's own is."""
+
+from importlib import import_module
+from pkgutil import iter_modules
+
+from verl_clipx.methods.method import METHODS, Bounds, FixedBounds, Method, method_named
+
+__all__ = ["BUILT_IN", "METHODS", "Bounds", "FixedBounds", "Method", "method_named"]
+
+for _module in sorted(module.name for module in iter_modules(__path__)):
+    import_module(f"{__name__}.{_module}")
+
+BUILT_IN = tuple(METHODS)

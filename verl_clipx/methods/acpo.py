@@ -1,0 +1,80 @@
+"""ACPO (arXiv 2606.22570, Eq. 8): GRPO's clip, its bounds from the spread of the ratio in each bin of probability."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, float64, stack, where
+
+from verl_clipx.methods.grpo import ClippedSurrogate
+from verl_clipx.methods.method import Bounds, not_above
+from verl_clipx.parameters import choice, integer, number, optional, parameter
+from verl_clipx.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8"):
+    """Bounds per probability bin, from the spread of the ratio in the bin.
+
+    Bounds 1 -+ epsilon, epsilon = alpha sigma + epsilon_base, sigma the ratio's population standard deviation in the
+    bin. A large mean costs precision: sigma has a relative error of about 1e-16 (1 + (mean - 1)^2 / variance).
+    """
+
+    alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
+    epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin without spread")
+    epsilon_min: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1e3)), "epsilon is at least this; null: free"
+    )
+    epsilon_max: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1e6)), "epsilon is at most this; null: free"
+    )
+    bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins")
+    bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
+    variance_epsilon: float = parameter(
+        0.0, number(at_least=0, at_most=1), "added to the variance under the square root"
+    )
+    min_tokens: int = parameter(
+        1, integer(at_least=1, at_most=1_000_000_000), "a bin with fewer tokens keeps epsilon_base"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_above(self, "epsilon_min", "epsilon_max")
+        # Otherwise every bin's epsilon is epsilon_max, but for those with too few tokens, which have more.
+        not_above(self, "epsilon_base", "epsilon_max")
+
+    @property
+    def statistics_size(self) -> int:
+        return 3 * self.bins
+
+    def statistics(self, t: Tokens) -> Tensor:
+        """Of each bin: number of tokens, sum of r - 1, sum of (r - 1)^2."""
+        # A masked sum a bin: one pass, and no atomic additions, so it is the same to the last bit each time.
+        deviation, bin = t.ratio.to(float64) - 1, self._bin(t)
+        members = [t.mask & (bin == k) for k in range(self.bins)]
+        counts = [member.sum(dtype=float64) for member in members]
+        sums = [where(m, x, 0.0).sum() for x in (deviation, deviation * deviation) for m in members]
+        return stack(counts + sums)
+
+    def decide(self, statistics: Tensor) -> Tensor:
+        """Each bin's sigma, then each bin's epsilon."""
+        n, total, squares = statistics.view(3, self.bins)
+        used, divisor = n >= self.min_tokens, n.clamp(min=1)
+        variance = (squares / divisor - (total / divisor) ** 2).clamp(min=0)
+        sigma = where(used, (variance + self.variance_epsilon).sqrt(), 0.0)
+        epsilon = self.alpha * sigma + self.epsilon_base
+        epsilon = epsilon if self.epsilon_min is None else epsilon.clamp(min=self.epsilon_min)
+        epsilon = epsilon if self.epsilon_max is None else epsilon.clamp(max=self.epsilon_max)
+        return torch.cat([sigma, where(used, epsilon, self.epsilon_base)])
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        epsilon, bin = decision[self.bins :], self._bin(t)
+        return Bounds((1 - epsilon).to(t.ratio.dtype)[bin], (1 + epsilon).to(t.ratio.dtype)[bin])
+
+    def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        of_bins = {"count": statistics[: self.bins], "sigma": decision[: self.bins], "epsilon": decision[self.bins :]}
+        return {f"{name}/bin_{k}": value for name, values in of_bins.items() for k, value in enumerate(values.unbind())}
+
+    def _bin(self, t: Tokens) -> Tensor:
+        probability = (t.old_log_prob if self.bin_on == "old" else t.log_prob).exp()
+        # Rounding can put a probability above 1; the last bin contains its upper edge.
+        return (probability * self.bins).to(torch.int32).clamp(0, self.bins - 1)

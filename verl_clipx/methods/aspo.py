@@ -1,0 +1,50 @@
+"""ASPO (arXiv 2510.06062): the ratio flipped, so that positive tokens that the policy has learned weigh less."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.methods.method import Bounds, FixedBounds, not_above
+from verl_clipx.parameters import choice, number, optional, parameter
+from verl_clipx.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Aspo(FixedBounds, name="aspo", source="ASPO, in the form of DGPO's Eq. 6 and its authors' code"):
+    """The reciprocal ratio as the weight of positive tokens, with a soft cap.
+
+    F = 0 where PPO clips; else 1/r on flipped tokens and r on the others, softly capped: a capped token keeps a
+    gradient, with the cap as its weight. The defaults are those of the authors' released code.
+    """
+
+    flip: str = parameter(
+        "positive", choice("positive", "both"), "tokens whose weight is the reciprocal ratio: those with A > 0, or all"
+    )
+    weight_low: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1e6)), "lower bound of a reciprocal weight; null: none"
+    )
+    weight_high: float | None = parameter(
+        3.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of a reciprocal weight; null: none"
+    )
+    negative_weight_high: float | None = parameter(
+        3.0,
+        optional(number(at_least=1e-3, at_most=1e6)),
+        "upper bound of the weight of tokens that are not flipped; null: none",
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_above(self, "weight_low", "weight_high")
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, r = t.advantages, t.free_ratio
+        weight = (1 / r).clamp(self.weight_low or 0.0, math.inf if self.weight_high is None else self.weight_high)
+        if self.flip == "positive":
+            unflipped = where(t.live, r, 0.0)
+            if self.negative_weight_high is not None:
+                # By the ratio, live or not: a capped weight is the cap, also beyond the clamp.
+                unflipped = where(r > self.negative_weight_high, self.negative_weight_high, unflipped)
+            weight = where(A > 0, weight, unflipped)
+        clipped = ((A < 0) & (r < bounds.low)) | ((A > 0) & (r > bounds.high))
+        return where(clipped, 0.0, weight)

@@ -1,0 +1,42 @@
+"""DGPO (Eqs. 9-10): outside the bounds the gradient decays as a power of the ratio, instead of stopping."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.methods.method import LARGEST_CLAMP, NODE, Bounds, FixedBounds
+from verl_clipx.parameters import number, optional, parameter
+from verl_clipx.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dgpo(FixedBounds, name="dgpo", source="DGPO, Eq. 9-10"):
+    """A gradient that decays as a power of the ratio outside the bounds.
+
+    F = r (r / low)^n where A < 0 and r < low, r (high / r)^(1/m) where A > 0 and r > high, else r: continuous at both
+    bounds. m = 1 gives GPPO's constant upper bound.
+    """
+
+    log_ratio_clamp: float | None = parameter(
+        None,
+        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
+        "beyond this log ratio tokens whose weight is the ratio get no gradient (the release: 20); null: not",
+    )
+    n: float = parameter(
+        1.0, number(at_least=1e-3, at_most=1e3), "decay below the lower bound: the weight falls with ratio^(n+1)"
+    )
+    m: float = parameter(
+        2.0, number(at_least=1, at_most=1e3), "decay above the upper bound: the weight grows with ratio^(1-1/m)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for key in ("clip_low", "clip_high"):
+            if not getattr(self, key):
+                raise ValueError(f"{NODE}.{key}={getattr(self, key)!r}: DGPO scales its decay by the bound, set one.")
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, r = t.advantages, t.free_ratio
+        weight = where(t.live, r, 0.0)
+        weight = where((A < 0) & (r < bounds.low), r * (r / bounds.low) ** self.n, weight)
+        return where((A > 0) & (r > bounds.high), r * (bounds.high / r) ** (1 / self.m), weight)

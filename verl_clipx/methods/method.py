@@ -1,0 +1,203 @@
+"""What a method is: parameters, bounds on the ratio, and the gradient weight F, with dJ/dlog_prob = F * A per token."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl_clipx.parameters import number, optional, parameter, validate
+from verl_clipx.tokens import Tokens
+
+NODE = "clipx"
+
+# Ratios saturate at a log-ratio of 42.6 in float32 (tokens.py), so that a larger clamp would clamp nothing.
+LARGEST_CLAMP = 40.0
+
+# Bounds on a ratio: a larger one cuts off what null leaves free.
+LARGEST_BOUND = 1e6
+
+METHODS: dict[str, type["Method"]] = {}
+
+
+class Bounds(NamedTuple):
+    """Clip bounds stated on the ratio itself (0.8 and 1.28, not 0.2 and 0.28).
+
+    Attributes:
+        low: lower bound; a float, or a tensor of the ratio's dtype that broadcasts to (sequences, length). 0 or less
+            means no lower bound, since a ratio is never negative.
+        high: upper bound, likewise; ``inf`` means no upper bound.
+    """
+
+    low: Tensor | float
+    high: Tensor | float
+
+    def clip(self, ratio: Tensor) -> Tensor:
+        """The ratio within the bounds, (sequences, length); where they cross, the upper one."""
+        return ratio.clamp(min=self.low).clamp(max=self.high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One policy loss: subclass it with `name=` and `source=` (paper, equation) to register another.
+
+    A subclass is a frozen, keyword-only dataclass whose fields are made by `parameter`; the first line of its docstring
+    says what it does. None of its methods waits for the accelerator: none reads a tensor's value on the host, indexes
+    with a boolean mask or branches on a value.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range; names key, value and what is allowed.
+    """
+
+    name: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    # What is wrong with the class, said where it is used: a module's other methods are not to suffer from it.
+    refused: ClassVar[ValueError | None] = None
+
+    log_ratio_clamp: float | None = parameter(
+        20.0,
+        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
+        "log importance-sampling ratios are clamped to plus or minus this, as verl does (20); null: not",
+    )
+
+    def __init_subclass__(cls, name: str | None = None, source: str = "", **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if name is not None:
+            register(cls, name, source)
+
+    def __post_init__(self) -> None:
+        if self.refused is not None:
+            raise self.refused
+        validate(self, NODE)
+
+    @classmethod
+    def summary(cls) -> str:
+        """One line for `clipx methods`."""
+        return (cls.__doc__ or "").split("\n")[0]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameter name to value."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        """Which of `tokens.OPTIONAL` the method needs."""
+        return ()
+
+    # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds need none of it.
+
+    @property
+    def statistics_size(self) -> int:
+        """Length of the statistics vector; 0 for bounds that depend on nothing."""
+        return 0
+
+    def statistics(self, t: Tokens) -> Tensor:
+        """Sums over the tokens in the mask: (statistics_size,), float64, additive over any split of the tokens."""
+        return t.ratio.new_zeros(0, dtype=torch.float64)
+
+    def decide(self, statistics: Tensor) -> Tensor:
+        """A small float64 vector, on the statistics' device, that determines the bounds of every token."""
+        return statistics
+
+    def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        """What to log of a decision: 0-d float64 tensors under keys that don't depend on the data.
+
+        No key contains "max" or "min": verl's driver would reduce it by maximum or minimum instead of the mean.
+        """
+        return {}
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """Lower and upper bound on what `bounded` returns."""
+        return Bounds(0.0, math.inf)
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """What the bounds act on, (sequences, length): regions and clip fractions are counted by it."""
+        return t.ratio
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """Gradient weight F, (sequences, length), in the ratio's dtype."""
+        raise NotImplementedError(f"{type(self).__name__}.gradient_weight: return the gradient weight F of every token")
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """What is logged as the loss, (sequences, length); the gradient is -F * A whatever it is."""
+        return -weight * t.advantages
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedBounds(Method):
+    """Methods whose clip bounds are constants."""
+
+    clip_low: float | None = parameter(
+        0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
+    )
+    clip_high: float | None = parameter(
+        1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
+    )
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
+
+
+def dual_clip_parameter(default: float | None) -> Any:
+    """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
+    return parameter(
+        default,
+        optional(number(above=1, at_most=LARGEST_BOUND)),
+        "tokens with A < 0 and a ratio above this get no gradient; null: off",
+    )
+
+
+def not_above(method: Any, low: str, high: str) -> None:
+    """Raises if one parameter is above another; null is above and below nothing.
+
+    Args:
+        method: a method with its parameters.
+        low, high: the parameters' names.
+
+    Raises:
+        ValueError: names both keys and their values.
+    """
+    first, second = getattr(method, low), getattr(method, high)
+    if first is not None and second is not None and first > second:
+        raise ValueError(f"{NODE}.{low}={first:g}: must not be above {NODE}.{high}={second:g}.")
+
+
+def register(method: type[Method], name: str, source: str = "") -> None:
+    """Registers a method under its name; a re-imported module's copy takes the place of the first.
+
+    Args:
+        method: the class; if the name belongs to another one, it is not registered and cannot be built.
+        name: without prefix; verl knows it as `clipx_<name>`.
+        source: paper and equation.
+    """
+    method.name, method.source, method.refused = name, source or described(method), None
+    existing = METHODS.get(name)
+    if existing is not None and described(existing) != described(method):
+        method.refused = ValueError(
+            f"{described(method)}: the name {name!r} belongs to {described(existing)}, take another one."
+        )
+        return
+    METHODS[name] = method
+
+
+def described(target: Any) -> str:
+    """module:name of a class or a function, for messages."""
+    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+
+
+def method_named(name: str) -> type[Method]:
+    """The method of that name.
+
+    Args:
+        name: with or without the prefix `clipx_`.
+
+    Raises:
+        ValueError: names the key, the value and the methods that exist.
+    """
+    method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
+    if method is None:
+        raise ValueError(f"{NODE}.method={name!r}: must be one of {', '.join(METHODS)}.")
+    return method

@@ -1,0 +1,98 @@
+"""The metrics of a policy loss: sums over tokens, moved to the host in one transfer.
+
+verl reduces a key that contains "max" or "min" by maximum or minimum, so no key here contains those letters.
+"""
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.methods.method import Bounds
+from verl_clipx.tokens import Tokens
+
+TOKENS = "tokens"
+
+# L and H: below the lower or above the upper bound; N and P: negative or positive advantage; M: the rest.
+OUTER_REGIONS = ("LN", "HP", "LP", "HN")
+REGIONS = (*OUTER_REGIONS, "M")
+
+# What `token_sums` adds up, in its order: numbers of tokens, then sums of values.
+COUNTED = (TOKENS, *OUTER_REGIONS, "dual_clipped")
+SUMMED = ("log_ratio", "ratio", *(f"mass/{region}" for region in REGIONS))
+
+
+def token_sums(
+    t: Tokens, bounded: Tensor, bounds: Bounds, weighted: Tensor, dual_clip: float | None, counted: Tensor | None
+) -> Tensor:
+    """Sums over tokens from which `token_metrics` makes the metrics.
+
+    Args:
+        t: the tokens.
+        bounded: what the bounds act on, (sequences, length).
+        bounds: clip bounds on it, broadcastable.
+        weighted: F * A, (sequences, length), 0 outside the mask.
+        dual_clip: tokens with A < 0 and a ratio above it are counted as dual_clipped; None: none are.
+        counted: bool, (sequences, length): the tokens that count; None: those in the mask.
+
+    Returns:
+        (len(COUNTED) + len(SUMMED),), float64; additive over any split of the tokens. The regions are those of DGPO,
+        Eqs. 2-6: equal to a bound, and an advantage of 0, belong to M; PPO clips LN and HP and leaves LP and HN alone.
+    """
+    mask = t.mask if counted is None else t.mask & counted
+    negative, positive = mask & (t.advantages < 0), mask & (t.advantages > 0)
+    below, above = bounded < bounds.low, bounded > bounds.high
+    regions = (below & negative, above & positive, below & positive, above & negative)
+    inner = mask & ~((below | above) & (negative | positive))
+    dual_clipped = mask & False if dual_clip is None else negative & (t.ratio > dual_clip)
+    mass = weighted.abs()
+    values = [where(mask, t.log_ratio, 0.0), where(mask, t.ratio, 0.0)]
+    values += [where(region, mass, 0.0) for region in (*regions, inner)]
+    # A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
+    counts = [members.sum(-1, dtype=torch.float32) for members in (mask, *regions, dual_clipped)]
+    return torch.stack([*counts, *(value.sum(-1) for value in values)]).sum(-1, dtype=torch.float64)
+
+
+def token_metrics(sums: Tensor) -> dict[str, Tensor]:
+    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+
+    Args:
+        sums: from `token_sums`.
+
+    Returns:
+        Metric name to a 0-d float64 tensor. `region_fraction` and `gradient_mass` are split by DGPO's five regions;
+        gradient mass is |F*A|. `tokens` is the number of tokens.
+    """
+    found = dict(zip((*COUNTED, *SUMMED), sums.unbind(), strict=True))
+    counts = {region: found[region] for region in OUTER_REGIONS}
+    counts["M"] = found[TOKENS] - sum(counts.values())
+    metrics = {
+        TOKENS: found[TOKENS],
+        "actor/ppo_kl": -found["log_ratio"],
+        "clipx/ratio_mean": found["ratio"],
+        "clipx/clip_fraction_low": counts["LN"],
+        "clipx/clip_fraction_high": counts["HP"],
+        "actor/pg_clipfrac": counts["LN"] + counts["HP"],
+        "actor/pg_clipfrac_lower": found["dual_clipped"],
+    }
+    for region in REGIONS:
+        metrics[f"clipx/region_fraction/{region}"] = counts[region]
+        metrics[f"clipx/gradient_mass/{region}"] = found[f"mass/{region}"]
+    return metrics
+
+
+def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
+    """Moves groups of 0-d tensors to the host in one transfer.
+
+    Args:
+        groups: name to 0-d tensor, all on one device.
+
+    Returns:
+        The same groups with Python floats.
+    """
+    names = [(index, name) for index, group in enumerate(groups) for name in group]
+    if not names:
+        return [{} for _ in groups]
+    numbers = torch.stack([groups[index][name].to(torch.float64) for index, name in names]).tolist()
+    result: list[dict[str, float]] = [{} for _ in groups]
+    for (index, name), value in zip(names, numbers, strict=True):
+        result[index][name] = value
+    return result

@@ -1,0 +1,36 @@
+"""Advantage Reweighting (AR-Lopti, Eq. 4): smaller advantages for tokens of low probability."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor
+
+from verl_clipx.parameters import choice, number, parameter, validate
+from verl_clipx.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class AdvantageReweighting:
+    """Advantages times alpha * probability + 1 - alpha.
+
+    Source: AR-Lopti, Eq. 4 and Algorithm 1.
+    """
+
+    node: ClassVar[str] = "clipx.shaping"
+
+    alpha: float = parameter(
+        0.3, number(at_least=0, at_most=1), "how much a low probability shrinks a token's advantage"
+    )
+    probability: str = parameter(
+        "old",
+        choice("old", "current"),
+        "the policy whose token probability it is: old (Algorithm 1, the release) or current (Eq. 4 as printed)",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
+
+    def advantages(self, t: Tokens) -> Tensor:
+        """(alpha * pi + 1 - alpha) * A, (sequences, length); no gradient flows through pi."""
+        probability = (t.old_log_prob if self.probability == "old" else t.log_prob).exp()
+        return (self.alpha * probability + (1 - self.alpha)) * t.advantages

@@ -1,0 +1,148 @@
+"""Between verl's two layouts, padded responses and the model's output, and one pass of Lopti's update in them.
+
+The model's output for a response token stands one position to the token's left. verl's `no_padding_2_padding` cuts it
+out in a loop over sequences that waits for the accelerator in each; nothing here waits.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.modifiers.lopti import Lopti, low_probability
+
+
+def padded(values: Tensor) -> Tensor:
+    """A response field as (sequences, response length), 0 where there is no token."""
+    return values.to_padded_tensor(0) if values.is_nested else values
+
+
+def lengths(data: Any) -> tuple[Tensor, Tensor]:
+    """Numbers of prompt and of response tokens of each sequence, int64 (sequences,).
+
+    Args:
+        data: verl's micro-batch: prompts and responses jagged, or padded with an attention mask.
+    """
+    prompts, responses = data["prompts"], data["responses"]
+    if prompts.is_nested:
+        return prompts.offsets().diff(), responses.offsets().diff()
+    attention = data["attention_mask"]
+    width = prompts.shape[1]
+    return attention[:, :width].sum(1), attention[:, width:].sum(1)
+
+
+def in_model_layout(chosen: Tensor, data: Any, total: int) -> Tensor:
+    """Where chosen response tokens stand in the model's output.
+
+    Args:
+        chosen: bool, (sequences, response length).
+        data: verl's micro-batch.
+        total: number of tokens of all prompts and responses.
+
+    Returns:
+        bool, (total,).
+    """
+    prompt, response = lengths(data)
+    ends = (prompt + response).cumsum(0)
+    position = torch.arange(total, device=chosen.device)
+    row = torch.searchsorted(ends, position, right=True).clamp(max=chosen.shape[0] - 1)
+    column = position - (ends[row] - response[row] - 1)
+    inside = (column >= 0) & (column < response[row])
+    return inside & chosen[row, column.clamp(0, chosen.shape[1] - 1)]
+
+
+def response_part(output: Tensor, data: Any, width: int) -> Tensor:
+    """The response tokens' values in the model's output, padded with 0; no gradient flows through.
+
+    Args:
+        output: the model's output for every token of prompts and responses: jagged, or (total,).
+        data: verl's micro-batch.
+        width: length of the longest response.
+
+    Returns:
+        (sequences, width).
+    """
+    values = flat(output).detach()
+    prompt, response = lengths(data)
+    column = torch.arange(width, device=values.device)
+    first = (prompt + response).cumsum(0) - response - 1
+    position = (first[:, None] + column).clamp(max=values.shape[0] - 1)
+    return torch.where(column < response[:, None], values[position], 0)
+
+
+def replaced(output: Tensor, values: Tensor) -> Tensor:
+    """The model's output with other values in the same layout."""
+    if not output.is_nested:
+        return values
+    return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets())
+
+
+def flat(output: Tensor) -> Tensor:
+    """The model's output as (total, ...)."""
+    return output.values() if output.is_nested else output
+
+
+@dataclass(frozen=True)
+class TokenPass:
+    """One pass over the rollout batch.
+
+    Args:
+        name: low or high, the group of tokens that is updated.
+        eta: the threshold on the old policy's probability.
+        equal: whether a probability equal to eta is low.
+    """
+
+    name: str
+    eta: float | Tensor
+    equal: bool
+
+    def tokens(self, data: Any) -> Tensor:
+        """The tokens of this pass: bool, (sequences, response length).
+
+        Args:
+            data: verl's mini-batch or micro-batch.
+        """
+        low = low_probability(padded(data["old_log_probs"]), eta=self.eta, equal=self.equal)
+        group = low if self.name == "low" else ~low
+        return group & padded(data["response_mask"]).bool()
+
+
+def passes(config: Lopti, eta: float | Tensor) -> list[TokenPass]:
+    """The passes of an update in their order.
+
+    Args:
+        config: Lopti's configuration.
+        eta: its threshold, or the one measured for its quantile.
+    """
+    return [TokenPass(name, eta, config.equal) for name in config.passes]
+
+
+def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
+    """A micro-batch in which only some tokens have advantages, gradients, entropy and a distance to the reference.
+
+    The response mask stays, so that every aggregation keeps its normaliser.
+
+    Args:
+        model_output: verl's model output: log_probs and possibly entropy, over prompts and responses.
+        data: verl's micro-batch.
+        tokens: bool, (sequences, response length): those that keep everything.
+
+    Returns:
+        Model output and micro-batch; the given ones are not changed.
+    """
+    output = dict(model_output.items())
+    log_probs = output["log_probs"]
+    values = flat(log_probs)
+    kept = in_model_layout(tokens, data, values.shape[0])
+    output["log_probs"] = replaced(log_probs, torch.where(kept, values, values.detach()))
+    if output.get("entropy") is not None:
+        entropy = flat(output["entropy"])
+        output["entropy"] = replaced(output["entropy"], torch.where(kept, entropy, torch.zeros_like(entropy)))
+    data = data.copy()
+    advantages = padded(data["advantages"])
+    data["advantages"] = torch.where(tokens, advantages, torch.zeros_like(advantages))
+    if "ref_log_prob" in data:
+        current = response_part(log_probs, data, tokens.shape[1])
+        data["ref_log_prob"] = torch.where(tokens, padded(data["ref_log_prob"]).to(current.dtype), current)
+    return output, data
