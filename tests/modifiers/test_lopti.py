@@ -1,7 +1,7 @@
 """Lopti's split by hand, and its quantile.
 
-Does not cover the release's vectors (tests/training/test_golden_tokens.py), the gradients of the passes and their order
-(tests/training/test_token_pass.py), or the worker's optimizer steps.
+Does not cover the release's vectors (tests/training/test_golden_tokens.py), the gradients of the passes
+(tests/training/test_layout.py), or the worker's optimizer steps.
 """
 
 import math
@@ -12,9 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.tokens.layouts import layouts, padded
-from verl_clipx.tokens.lopti import (
+from tests.modifiers.layouts import layouts, padded
+from verl_clipx.modifiers.lopti import (
     PROBABILITY_BUCKETS,
+    Lopti,
     low_probability,
     probability_quantile,
     probability_statistics,
@@ -48,16 +49,18 @@ def test_float32_probabilities_are_compared_in_float64():
     assert not low_probability(old_log_prob, eta=old_log_prob.double().exp().squeeze(), equal=False).any()
 
 
-@pytest.mark.parametrize("eta", [0.0, -0.5, 1.5, math.nan])
-def test_a_threshold_that_is_no_probability_is_refused(eta):
-    with pytest.raises(ValueError, match="eta="):
-        low_probability(torch.zeros(1, 1), eta=eta, equal=True)
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [*((name, value) for name in ("eta", "quantile") for value in (0.0, -0.5, 1.5, math.nan)), ("order", "low")],
+)
+def test_wrong_parameters_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"clipx\.update\.{name}="):
+        Lopti(**{name: value})
 
 
-@pytest.mark.parametrize("portion", [0.0, -0.5, 1.5, math.nan])
-def test_a_portion_out_of_range_is_refused(portion):
-    with pytest.raises(ValueError, match="portion="):
-        probability_quantile(torch.zeros(PROBABILITY_BUCKETS, dtype=torch.float64), portion=portion)
+def test_the_order_of_the_passes():
+    assert Lopti().passes == ("low", "high")
+    assert Lopti(order="high_first").passes == ("high", "low")
 
 
 @pytest.mark.parametrize("mask_dtype", MASKS)

@@ -13,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.tokens.layouts import layouts, padded
-from verl_clipx.tokens.entropy_selection import (
+from tests.modifiers.layouts import layouts, padded
+from verl_clipx.modifiers.entropy_selection import (
     ENTROPY_BUCKETS,
     HIGHEST_EDGE,
     LOWEST_EDGE,
+    EntropySelection,
     count_per_sequence,
     entropy_statistics,
     entropy_threshold,
@@ -234,17 +235,30 @@ def test_nothing_is_fetched_to_the_host():
         assert {tensor.device.type for tensor in (bucket, selected, chosen)} == {"meta"}
 
 
-def test_wrong_arguments_are_refused():
-    entropy, mask = torch.rand(1, 2), torch.ones(1, 2)
-    statistics = entropy_statistics(entropy, mask)
-    with pytest.raises(ValueError, match="keep='top'"):
-        select_per_sequence(entropy, mask, keep="top", fraction=0.2)
-    with pytest.raises(ValueError, match="keep='top'"):
-        entropy_threshold(statistics, keep="top", fraction=0.2)
-    with pytest.raises(ValueError, match="keep='top'"):
-        select_by_threshold(entropy, mask, torch.tensor(3), keep="top")
-    for fraction in (0.0, 1.5, -0.2, math.nan):
-        with pytest.raises(ValueError, match="fraction="):
-            count_per_sequence(mask, fraction=fraction)
-        with pytest.raises(ValueError, match="fraction="):
-            entropy_threshold(statistics, keep="highest", fraction=fraction)
+def test_the_parameters_choose_between_the_two_selections():
+    entropy, mask = torch.tensor([[1.0, 2.0, 0.5, 0.4], [9.0, 8.0, 7.0, 6.0]]), torch.ones(2, 4, dtype=torch.bool)
+    expected = {
+        ("highest", "sequence"): [[1, 1, 0, 0], [1, 1, 0, 0]],
+        ("lowest", "sequence"): [[0, 0, 1, 1], [0, 0, 1, 1]],
+        ("highest", "mini_batch"): [[0, 0, 0, 0], [1, 1, 1, 1]],
+        ("lowest", "mini_batch"): [[1, 1, 1, 1], [0, 0, 0, 0]],
+    }
+    for (keep, over), selected in expected.items():
+        selection = EntropySelection(keep=keep, over=over, ratio=0.5)
+        assert selection.selected(entropy, mask).int().tolist() == selected
+    # The end that is given, of a mini-batch, wins over that of these tokens; a sequence has none.
+    bucket, _ = entropy_threshold(entropy_statistics(entropy, mask), keep="highest", fraction=0.25)
+    given = {
+        over: EntropySelection(over=over, ratio=0.5).selected(entropy, mask, bucket)
+        for over in ("sequence", "mini_batch")
+    }
+    assert given["mini_batch"].int().tolist() == [[0, 0, 0, 0], [1, 1, 0, 0]]
+    assert given["sequence"].int().tolist() == expected["highest", "sequence"]
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("keep", "top"), ("over", "batch"), *(("ratio", value) for value in (0.0, 1.5, -0.2, math.nan))]
+)
+def test_wrong_parameters_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"clipx\.select\.{name}="):
+        EntropySelection(**{name: value})

@@ -1,12 +1,12 @@
 """Buckets, their counts and the bucket that reaches a share, by hand.
 
-Does not cover the edges that entropies and probabilities use (test_entropy_selection.py, test_lopti.py).
+Does not cover the edges that entropies and probabilities use (tests/modifiers).
 """
 
 import pytest
 import torch
 
-from verl_clipx.tokens.histogram import bucket_of, first_reaching, histogram
+from verl_clipx.histogram import bucket_of, first_reaching, histogram
 
 EDGES = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 MASKS = [torch.bool, torch.int64, torch.float32]

@@ -1,0 +1,68 @@
+"""Advantage Reweighting by hand, with either policy's probability, and its identity at alpha 0.
+
+Does not cover the released code's vectors (tests/training/test_golden_tokens.py) or which tensors a worker passes.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.testing import assert_close
+
+from tests.methods.at import tokens_at
+from tests.modifiers.layouts import layouts
+from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.tokens import tokens_of
+
+ADVANTAGES = [[2.0, -2.0, 2.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(
+    ("parameters", "expected"),
+    [
+        # alpha = 0.3, old probabilities 1, 0.5 and 0: factors 0.3 * 1 + 0.7, 0.3 * 0.5 + 0.7 and 0.7.
+        ({}, [[2.0, -1.7, 1.4]]),
+        # The current ones are 0.5, 0.25 and 0: factors 0.85, 0.775 and 0.7.
+        ({"probability": "current"}, [[1.7, -1.55, 1.4]]),
+        ({"alpha": 1.0}, [[2.0, -1.0, 0.0]]),
+        ({"alpha": 0.0}, ADVANTAGES),
+    ],
+)
+def test_by_hand(parameters, expected, dtype):
+    old_log_prob = torch.tensor([[0.0, math.log(0.5), -math.inf]], dtype=dtype)
+    t = tokens_at(
+        torch.full((1, 3), 0.5, dtype=dtype), torch.tensor(ADVANTAGES, dtype=dtype), old_log_prob=old_log_prob
+    )
+    actual = AdvantageReweighting(**parameters).advantages(t)
+    assert_close(actual, torch.tensor(expected, dtype=dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+def tokens(advantages, old_log_prob, mask):
+    return tokens_of(
+        log_prob=old_log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask, log_ratio_clamp=None
+    )
+
+
+@given(layout=layouts(st.floats(-50.0, 0.0)))
+@settings(deadline=None)
+def test_alpha_of_zero_is_the_identity(layout):
+    advantages = torch.arange(-3.0, layout.mask.numel() - 3.0).view(layout.mask.shape) / 7
+    actual = AdvantageReweighting(alpha=0.0).advantages(tokens(advantages, layout.values, layout.mask))
+    assert torch.equal(actual, torch.where(layout.mask, advantages.double(), 0.0))
+
+
+def test_no_gradient_through_the_probability():
+    log_prob = torch.zeros(1, 1, requires_grad=True)
+    t = tokens(torch.ones(1, 1), log_prob, torch.ones(1, 1, dtype=torch.bool))
+    assert not AdvantageReweighting().advantages(t).requires_grad
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("alpha", -0.1), ("alpha", 1.1), ("alpha", math.nan), ("probability", "new")]
+)
+def test_wrong_parameters_are_refused(name, value):
+    with pytest.raises(ValueError, match=rf"clipx\.shaping\.{name}="):
+        AdvantageReweighting(**{name: value})
