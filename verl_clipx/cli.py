@@ -90,10 +90,10 @@ def check_loss(
 
     sys.path.insert(0, "")
     from verl_clipx.contract import check_method
-    from verl_clipx.user_method import load_method
+    from verl_clipx.training.config import build
 
     try:
-        method = load_method(function)()
+        method = build(function=function).method
     except ValueError as error:
         console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None

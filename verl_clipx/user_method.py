@@ -68,8 +68,9 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str) ->
     if bounds not in BASES:
         raise ValueError(f"register_loss(bounds={bounds!r}): must be one of {', '.join(BASES)}.")
     base, fields, own = BASES[bounds], [], []
-    inherited = {field.name for field in dataclasses.fields(base)}
-    for key, given in inspect.signature(gradient_weight).parameters.items():
+    inherited = {field.name: field.metadata for field in dataclasses.fields(base)}
+    signature = inspect.signature(gradient_weight).parameters
+    for key, given in signature.items():
         if key in ("ratio", "advantages", "bounds"):
             continue
         if given.kind is not inspect.Parameter.KEYWORD_ONLY or given.default is inspect.Parameter.empty:
@@ -78,19 +79,17 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str) ->
                 "a default; only ratio, advantages and bounds come before the *."
             )
         own.append(key)
-        if key in inherited:
-            continue
-        if hasattr(base, key):
-            raise ValueError(
-                f"register_loss({name!r}): parameter {key!r} of {described(gradient_weight)} is a word of every "
-                "method's own: take another one."
-            )
-        meaning = f"of {described(gradient_weight)}"
-        fields.append((key, type(given.default), parameter(given.default, allowed_like(given.default), meaning)))
+        # A parameter that the bounds have too keeps its range there; the default is the function's.
+        known = inherited.get(key)
+        allowed = allowed_like(given.default) if known is None else known["allowed"]
+        meaning = f"of {described(gradient_weight)}" if known is None else known["meaning"]
+        fields.append((key, type(given.default), parameter(given.default, allowed, meaning)))
 
     def weight(self: Method, t: Tokens, bounds: Bounds) -> Tensor:
         ratio = t.free_ratio if "log_ratio_clamp" in own else t.ratio
-        return gradient_weight(ratio, t.advantages, bounds, **{key: getattr(self, key) for key in own})
+        offered = {"ratio": ratio, "advantages": t.advantages, "bounds": bounds}
+        asked_for = {key: value for key, value in offered.items() if key in signature}
+        return gradient_weight(**asked_for, **{key: getattr(self, key) for key in own})
 
     namespace = {
         "__doc__": inspect.getdoc(gradient_weight) or "",
@@ -156,13 +155,38 @@ def method_of(loaded: Any) -> type[Method]:
         raise method
     if method.refused is not None:
         raise method.refused
-    if not method.name or "__dataclass_fields__" not in vars(method):
+    # Its own, not a parent's: a class without them would be announced as another method.
+    if not vars(method).get("name") or "__dataclass_fields__" not in vars(method):
         raise ValueError(
             f"{described(method)}: write it as @dataclass(frozen=True, kw_only=True) "
             f'class {method.__name__}(Method, name="…").'
         )
+    reject_unusable_fields(method)
     register_if_verl_is_loaded()
     return method
+
+
+def reject_unusable_fields(method: type[Method]) -> None:
+    """Raises for a field that cannot be a parameter.
+
+    Args:
+        method: the class.
+
+    Raises:
+        ValueError: names the field, and what to do.
+    """
+    parents = [parent for parent in method.__mro__[1:] if dataclasses.is_dataclass(parent)]
+    inherited = {field.name for parent in parents for field in dataclasses.fields(parent)}
+    for field in dataclasses.fields(method):
+        if field.name not in inherited and any(hasattr(parent, field.name) for parent in parents):
+            raise ValueError(
+                f"{described(method)}: {field.name} is a word of every method's own: give the parameter another name; "
+                "a constant of that name has no annotation."
+            )
+        if "allowed" not in field.metadata:
+            raise ValueError(
+                f"{described(method)}: write {field.name} = verl_clipx.parameter(default, allowed, meaning)."
+            )
 
 
 def register_if_verl_is_loaded() -> None:

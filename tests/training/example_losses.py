@@ -1,8 +1,38 @@
 """Losses as a user would write them, in a module that no entry point knows."""
 
+from dataclasses import dataclass
+
 import torch
 
-from verl_clipx import register_loss
+from verl_clipx import Bounds, Method, parameter, register_loss
+from verl_clipx.parameters import number
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithinSpread(Method, name="tests_within_spread"):
+    """Clips at a number of root mean squares of the log-ratio."""
+
+    width: float = parameter(2.0, number(at_least=0, at_most=100), "the clip's distance from 1, in log-ratios' spreads")
+
+    statistics_size = 2
+
+    def statistics(self, t):
+        return torch.stack([t.mask.sum(dtype=torch.float64), (t.log_ratio.double() ** 2).sum()])
+
+    def decide(self, statistics):
+        count, squares = statistics.unbind()
+        return (squares / count.clamp(min=1)).sqrt()[None]
+
+    def bounds(self, t, decision):
+        distance = (self.width * decision).to(t.ratio.dtype)
+        return Bounds(torch.exp(-distance), torch.exp(distance))
+
+    def metrics(self, statistics, decision):
+        return {"spread": decision[0]}
+
+    def gradient_weight(self, t, bounds):
+        clipped = ((t.advantages > 0) & (t.ratio > bounds.high)) | ((t.advantages < 0) & (t.ratio < bounds.low))
+        return torch.where(clipped, 0.0, t.ratio)
 
 
 @register_loss("tests_soft")
