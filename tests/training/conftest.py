@@ -8,11 +8,7 @@ from hydra import compose, initialize_config_module
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
-from verl_clipx.training.contract import example
-from verl_clipx.training.methods import METHODS
-
-# Without the losses that tests register.
-BUILT_IN = [name for name, method in METHODS.items() if method.config.__module__ == "verl_clipx.training.config"]
+from verl_clipx.contract import example
 
 MICRO_BATCH = [
     "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
@@ -49,4 +45,4 @@ def tensors() -> dict[str, torch.Tensor]:
     """A ragged micro-batch by the names of verl's policy-loss signature."""
     batch = example()
     batch["response_mask"] = batch.pop("mask")
-    return batch
+    return {name: batch[name] for name in ("old_log_prob", "log_prob", "advantages", "response_mask")}

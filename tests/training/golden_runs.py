@@ -10,9 +10,8 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from tests.golden.cases import GoldenCase
-from verl_clipx.training.config import MethodConfig
-from verl_clipx.training.contract import Evaluated, evaluate
-from verl_clipx.training.methods import METHODS
+from verl_clipx.loss import Evaluated, evaluate
+from verl_clipx.training.config import Settings
 
 from .conftest import compose_once
 from .golden_settings import overrides_of
@@ -27,14 +26,12 @@ class Run:
         gradient: of the loss with respect to log_prob, (sequences, length).
         metrics: those that the loss returned.
         tokens: the same per token, from the function behind the contract.
-        method: the method's configuration.
     """
 
     loss: Tensor
     gradient: Tensor
     metrics: dict[str, float]
     tokens: Evaluated
-    method: MethodConfig
 
 
 @functools.cache
@@ -69,10 +66,11 @@ def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -
     return loss.detach(), log_prob.grad, metrics
 
 
-def per_token(method: MethodConfig, inputs: dict[str, Tensor], **further: Tensor) -> Evaluated:
+def per_token(settings: Settings, inputs: dict[str, Tensor], **further: Tensor) -> Evaluated:
     """Weights, bounds and statistics of a method on a vector's inputs."""
     rest = {name: tensor for name, tensor in inputs.items() if name != "response_mask"}
-    return evaluate(METHODS[method.method], method, mask=inputs["response_mask"], **rest, **further)
+    shaping, mask = settings.shaping, inputs["response_mask"]
+    return evaluate(settings.method, shaping=shaping, mask=mask, **rest, **further)
 
 
 _runs: dict[tuple[str, tuple[str, ...]], Run] = {}
@@ -89,8 +87,8 @@ def run(case: GoldenCase, overrides: tuple[str, ...] | None = None) -> Run:
     key = (case.name, overrides)
     if key not in _runs:
         config = built_once(overrides)
-        method = config.policy_loss.clipx
+        tokens = per_token(config.policy_loss.clipx, case.inputs)
         further = {"entropy": case.expected["entropy"]} if "entropy" in case.expected else {}
         loss, gradient, metrics = registered_loss(config, case.inputs, **further)
-        _runs[key] = Run(loss, gradient, metrics, per_token(method, case.inputs), method)
+        _runs[key] = Run(loss, gradient, metrics, tokens)
     return _runs[key]

@@ -1,4 +1,7 @@
-"""Micro-batches as verl's FSDP engine hands them to the loss function: jagged, prompts of one or two tokens."""
+"""Micro-batches as verl's FSDP engine hands them to the loss function: jagged, prompts of one or two tokens.
+
+Two neighbouring rows have the same prompt's name.
+"""
 
 import torch
 from tensordict import TensorDict
@@ -47,6 +50,7 @@ def micro_batch(batch, rows, *, dp_size=1, total=None, sequences=6, entropy=None
     data = TensorDict(fields, batch_size=[len(rows)])
     total = int(batch["mask"].sum()) if total is None else total
     tu.assign_non_tensor(data, dp_size=dp_size, batch_num_tokens=total, global_batch_size=sequences)
+    tu.assign_non_tensor_stack(data, "uid", [f"prompt {row // 2}" for row in rows])
     output = {"log_probs": jagged(whole(batch["log_prob"]))}
     if entropy is not None:
         output["entropy"] = jagged(whole(entropy))

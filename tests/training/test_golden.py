@@ -16,9 +16,9 @@ import torch
 from torch.testing import assert_close
 
 from tests.golden.cases import GoldenCase, golden_cases, golden_methods
-from verl_clipx.losses.ratio import saturation_limit
-from verl_clipx.training.metrics import TOKENS
-from verl_clipx.training.micro_batch import MicroBatch, in_micro_batch
+from verl_clipx.metrics import TOKENS
+from verl_clipx.tokens import saturation_limit
+from verl_clipx.training.step import MicroBatch, in_micro_batch
 
 from .golden_runs import Run, built_once, per_token, registered_loss, run
 from .golden_settings import SETUPS, TOKEN_SETUPS, overrides_of
@@ -147,9 +147,9 @@ def test_acpo_bins(case):
         near(epsilon[used], case.expected["nonempty_bin_eps"], rtol, atol)
     assert (epsilon[~used] == hyper.get("eps_b", hyper.get("variance_base_clip"))).all()
     # Outside the mask the release keeps epsilon_base, which nothing reads.
-    bounds = found.tokens.bounds
-    near((bounds.high - 1.0)[mask], case.expected["eps_per_token"][mask], rtol, atol)
-    near((1.0 - bounds.low)[mask], case.expected["eps_per_token"][mask], rtol, atol)
+    low, high = torch.broadcast_tensors(*found.tokens.bounds, mask)[:2]
+    near((high - 1.0)[mask], case.expected["eps_per_token"][mask], rtol, atol)
+    near((1.0 - low)[mask], case.expected["eps_per_token"][mask], rtol, atol)
 
 
 def assert_bapo_search(case: GoldenCase, metrics: dict[str, float]) -> None:
@@ -187,8 +187,8 @@ def test_bapo_weighed_by_the_rollout_s_probabilities(case):
     assert_bapo_search(case, micro_batch.values)
     # The old policy's probabilities are not read: tokens that the rollout gave none count nothing.
     impossible = torch.full_like(old_log_prob, -torch.inf)
-    method = built_once(overrides).policy_loss.clipx
-    assert not per_token(method, case.inputs, rollout_log_prob=impossible).statistics.any()
+    settings = built_once(overrides).policy_loss.clipx
+    assert not per_token(settings, case.inputs, rollout_log_prob=impossible).statistics.any()
 
 
 # What PPO would clip is what its own group reports, here of the release that both come from.

@@ -19,10 +19,9 @@ from verl.trainer.ppo.core_algos import agg_loss
 from verl.workers.utils.losses import ppo_loss
 
 from tests.golden.cases import golden_cases
-from verl_clipx.tokens.entropy_selection import count_per_sequence
-from verl_clipx.training.optimizer_step import OptimizerStep
-from verl_clipx.training.policy_loss import selected_tokens
-from verl_clipx.training.token_pass import passes
+from verl_clipx.modifiers.entropy_selection import count_per_sequence
+from verl_clipx.training.layout import passes
+from verl_clipx.training.step import OptimizerStep
 from verl_clipx.training.worker import observing
 
 from .golden_runs import built_once, per_token, run
@@ -59,13 +58,13 @@ def assert_clip_metrics(case, metrics):
 
 def reweighted(case, tokens=None):
     """The advantages that the loss sees, of all tokens or of some."""
-    method = built_once(overrides_of(case)).policy_loss.clipx
+    settings = built_once(overrides_of(case)).policy_loss.clipx
     advantages = case.inputs["advantages"]
     if tokens is not None:
         advantages = torch.where(tokens, advantages, 0.0)
     # Advantages do not depend on the current policy; one vector has none.
     inputs = {"log_prob": case.inputs["old_log_prob"], **case.inputs, "advantages": advantages}
-    return per_token(method, inputs).tokens.advantages
+    return per_token(settings, inputs).tokens.advantages
 
 
 @parametrize(REWEIGHTING)
@@ -88,7 +87,7 @@ def test_loss_of_reweighted_advantages(case):
 def selected(case):
     """The tokens that the loss selects."""
     select = built_once(overrides_of(case)).policy_loss.clipx.select
-    return selected_tokens(select, case.expected["entropy"], case.inputs["response_mask"], None)
+    return select.selected(case.expected["entropy"], case.inputs["response_mask"])
 
 
 @parametrize(ENTROPY)
@@ -194,11 +193,11 @@ def pass_of(case, name, *changes):
 def policy_gradient_terms(case, name):
     """Each token's term of the loss, for the rounding of their sum."""
     tokens, mask = tokens_of_pass(case, name), case.inputs["response_mask"]
-    method = built_once(overrides_of(case)).policy_loss.clipx
+    settings = built_once(overrides_of(case)).policy_loss.clipx
     advantages = torch.where(tokens, case.inputs["advantages"], 0.0)
     batch = {**batch_of(case, name), "advantages": advantages}
     inputs = {"response_mask": batch.pop("mask"), **batch}
-    return per_token(method, inputs).loss / mask.sum()
+    return per_token(settings, inputs).loss / mask.sum()
 
 
 @pytest.mark.parametrize("name", ["pass1", "pass2"])

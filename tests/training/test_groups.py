@@ -12,10 +12,10 @@ from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import MissingMandatoryValue
 
 from verl_clipx.configs_folder import configs_folder
-from verl_clipx.training.config import values
-from verl_clipx.training.listing import group_settings, groups_of, parameter_rows
-from verl_clipx.training.methods import METHODS
-from verl_clipx.training.modifiers import AdvantageReweightingConfig, LoptiConfig, SelectionConfig
+from verl_clipx.listing import group_settings, groups_of, parameter_rows
+from verl_clipx.methods import METHODS
+from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
+from verl_clipx.training.config import parameters_of
 
 # Their numbers come from a run.
 MEASURED = {
@@ -106,15 +106,15 @@ def test_every_group_has_its_published_settings_here():
 @pytest.mark.parametrize("group", GROUPS)
 def test_group_reaches_the_actor_with_its_published_settings(actor, group):
     policy_loss = actor(f"+clipx={group}").policy_loss
-    built = values(policy_loss.clipx)
+    built = {**policy_loss.clipx.method.parameters, **vars(policy_loss.clipx)}
     assert {key: built[key] for key in PUBLISHED[group]} == PUBLISHED[group]
-    assert policy_loss.loss_mode == f"clipx_{policy_loss.clipx.method}"
+    assert policy_loss.loss_mode == f"clipx_{policy_loss.clipx.method.name}"
 
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_group_spells_out_every_parameter_of_its_method(group):
     settings = group_settings(group)
-    parameters = values(METHODS[settings.pop("method")].config())
+    parameters = parameters_of(METHODS[settings.pop("method")])
     missing = set(parameters) - set(settings)
     # Modifiers have groups of their own, and fixed bounds have no statistics that scope could be about.
     adaptive = "scope" in settings
@@ -126,21 +126,21 @@ def test_group_spells_out_every_parameter_of_its_method(group):
 def test_a_group_with_measured_bounds_needs_its_numbers(actor, group):
     with pytest.raises((MissingMandatoryValue, InstantiationException), match=r"clip_(low|high)"):
         actor(f"+clipx={group}")
-    built = actor(f"+clipx={group}", *MEASURED[group]).policy_loss.clipx
-    assert built.method == "grpo" and built.dual_clip == 3.0
+    built = actor(f"+clipx={group}", *MEASURED[group]).policy_loss.clipx.method
+    assert built.name == "grpo" and built.dual_clip == 3.0
     assert [f"clipx.clip_low={built.clip_low:g}", f"clipx.clip_high={built.clip_high:g}"][-len(MEASURED[group]) :] == [
         *MEASURED[group]
     ]
 
 
 MODIFIER_GROUPS = {
-    "shaping=advantage_reweighting": AdvantageReweightingConfig(alpha=0.3, probability="old"),
-    "shaping=advantage_reweighting_literal": AdvantageReweightingConfig(alpha=0.3, probability="current"),
-    "select=high_entropy": SelectionConfig(keep="highest", ratio=0.2, over="sequence", normaliser="selected"),
-    "select=low_entropy": SelectionConfig(keep="lowest", ratio=0.8, over="sequence", normaliser="selected"),
-    "update=lopti": LoptiConfig(eta=0.5, equal=True, order="low_first", quantile=None),
-    "update=lopti_reference": LoptiConfig(eta=0.5, equal=False),
-    "update=lopti_quantile": LoptiConfig(eta=0.5, quantile=0.5),
+    "shaping=advantage_reweighting": AdvantageReweighting(alpha=0.3, probability="old"),
+    "shaping=advantage_reweighting_literal": AdvantageReweighting(alpha=0.3, probability="current"),
+    "select=high_entropy": EntropySelection(keep="highest", ratio=0.2, over="sequence", normaliser="selected"),
+    "select=low_entropy": EntropySelection(keep="lowest", ratio=0.8, over="sequence", normaliser="selected"),
+    "update=lopti": Lopti(eta=0.5, equal=True, order="low_first", quantile=None),
+    "update=lopti_reference": Lopti(eta=0.5, equal=False),
+    "update=lopti_quantile": Lopti(eta=0.5, quantile=0.5),
 }
 
 
@@ -163,7 +163,7 @@ def test_modifiers_combine_and_are_overridden(actor):
         "clipx.select.over=mini_batch",
     ).policy_loss.clipx
     assert (built.shaping.alpha, built.update.eta, built.select.over) == (0.1, 0.4, "mini_batch")
-    assert built.clip_high == 1.28
+    assert built.method.clip_high == 1.28
 
 
 @pytest.mark.parametrize("group", MODIFIER_GROUPS)
@@ -179,7 +179,7 @@ def test_group_leaves_verl_s_aggregation_alone(composed, group):
 
 
 def test_a_parameter_is_overridden_by_its_name(actor):
-    assert actor("+clipx=acpo", "clipx.alpha=2").policy_loss.clipx.alpha == 2.0
+    assert actor("+clipx=acpo", "clipx.alpha=2").policy_loss.clipx.method.alpha == 2.0
 
 
 def test_a_mistyped_key_is_refused_by_hydra(composed):
@@ -196,6 +196,7 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         (["+clipx=acpo", "clipx.bins=2.5"], r"clipx\.bins=2\.5: must be a whole number"),
         (["+clipx=acpo", "clipx.bins=true"], r"clipx\.bins=True: must be a whole number"),
         (["+clipx=acpo", "clipx.scope=batch"], r"clipx\.scope='batch': must be one of"),
+        (["+clipx=grpo", "clipx.compile=fast"], r"clipx\.compile='fast': must be auto, true or false"),
         (["+clipx=acpo", "clipx.epsilon_min=2", "clipx.epsilon_max=1"], r"clipx\.epsilon_min=2: must not be above"),
         (["+clipx=bapo", "clipx.contribution=most"], r"clipx\.contribution='most': must be one of share, net, ratio"),
         (["+clipx=bapo", "clipx.upper_start=5"], r"clipx\.upper_start=5: must not be above clipx\.upper_stop=3"),
@@ -232,7 +233,7 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         ),
         (
             ["+clipx=acpo", "clipx.bins=1000000000"],
-            r"clipx\.bins=1000000000: must be .*\(at least 1 and at most 1000\)",
+            r"clipx\.bins=1000000000: must be .*\(at least 1 and at most 100\)",
         ),
         (["+clipx=acpo", "clipx.bins=.inf"], r"clipx\.bins='?\.?inf'?: must be a whole number"),
         (["+clipx=acpo", "clipx.alpha=nan"], r"clipx\.alpha=nan: must be a number"),
@@ -243,10 +244,10 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         (["+clipx=acpo", "clipx.method=acop"], r"clipx\.method='acop': must be one of"),
         (["+clipx=base"], r"no method is chosen \(\+clipx=base is none.*for example \+clipx=acpo"),
         (["+clipx=acpo", "clipx.method=null"], r"clipx\.method=None and clipx\.function=None: no method is chosen"),
-        (["+clipx=acpo", "clipx.method=3"], r"clipx\.method=3: must be one of grpo, cispo"),
-        (["+clipx=acpo", "clipx.method=''"], r"clipx\.method='': must be one of grpo, cispo"),
-        (["+clipx=acpo", "clipx.method=[acpo,bapo]"], r"clipx\.method=\['acpo', 'bapo'\]: must be one of grpo, cispo"),
-        (["+clipx=acpo", "clipx.method={name:acpo}"], r"clipx\.method=\{'name': 'acpo'\}: must be one of grpo, cispo"),
+        (["+clipx=acpo", "clipx.method=3"], r"clipx\.method=3: must be one of grpo, acpo"),
+        (["+clipx=acpo", "clipx.method=''"], r"clipx\.method='': must be one of grpo, acpo"),
+        (["+clipx=acpo", "clipx.method=[acpo,bapo]"], r"clipx\.method=\['acpo', 'bapo'\]: must be one of grpo, acpo"),
+        (["+clipx=acpo", "clipx.method={name:acpo}"], r"clipx\.method=\{'name': 'acpo'\}: must be one of grpo, acpo"),
         (["+clipx=acpo", "+clipx.function=a:b"], r"clipx\.method='acpo' and clipx\.function='a:b': choose one"),
         (["+clipx=gppo", "clipx.method=aspo"], r"loss_mode=clipx_gppo but clipx\.method=aspo: choose the method by"),
         (
@@ -262,7 +263,7 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         (["+clipx=grpo", "+clipx/update=lopti", "clipx.update.eta=2"], r"clipx\.update\.eta=2: must be a number"),
         (
             ["+clipx=grpo", "+clipx/shaping=advantage_reweighting", "+clipx.shaping.beta=2"],
-            r"clipx\.shaping\.beta is not a parameter of AdvantageReweightingConfig",
+            r"clipx\.shaping\.beta is not a parameter of AdvantageReweighting\.",
         ),
         (["+clipx=grpo", "+clipx.select=high"], r"clipx\.select='high': choose a group"),
         (["+clipx=acpo", "clipx.lagged_average=1"], r"clipx\.lagged_average=1: must be a number"),
@@ -296,7 +297,7 @@ def test_without_a_gpu_the_error_names_the_switches(actor, monkeypatch):
     monkeypatch.delenv("RAY_ADDRESS")
     no_accelerator = SimpleNamespace(is_available=lambda: False, device_name="cuda")
     monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: no_accelerator)
-    monkeypatch.setattr("verl_clipx.training.hardware.RAY_CURRENT_CLUSTER", configs_folder() / "no such file")
+    monkeypatch.setattr("verl_clipx.training.hydra_nodes.RAY_CURRENT_CLUSTER", configs_folder() / "no such file")
     with pytest.raises(InstantiationException, match=r"VERL_PLATFORM=cpu.*\+hardware=cpu"):
         # The fixture sets RAY_ADDRESS before this test unsets it.
         actor("+clipx=grpo")

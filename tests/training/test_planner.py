@@ -8,14 +8,13 @@ combined. Not covered: real passes and ranks (tests/end_to_end/test_invariance.p
 import pytest
 import torch
 
-from verl_clipx.tokens.entropy_selection import entropy_statistics
-from verl_clipx.training.config import AcpoConfig, BapoConfig, GrpoConfig
-from verl_clipx.training.contract import example
-from verl_clipx.training.methods import METHODS
-from verl_clipx.training.modifiers import LoptiConfig, SelectionConfig
+from verl_clipx.contract import example
+from verl_clipx.loss import Inputs, token_statistics
+from verl_clipx.modifiers import EntropySelection, Lopti
+from verl_clipx.modifiers.entropy_selection import entropy_statistics
+from verl_clipx.training.config import build
+from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.planner import Observation, StepPlanner, relative_difference
-from verl_clipx.training.policy_loss import statistics_of, tokens_of
-from verl_clipx.training.token_pass import TokenPass
 
 RANKS = 3
 
@@ -23,13 +22,11 @@ RANKS = 3
 class Run:
     """A planner whose other ranks hold the same rows, and whose observation is the batch's own log-probabilities."""
 
-    def __init__(self, config, *, ratio_starts_at_one=True):
-        self.method = METHODS[config.method]
-        self.config = config
+    def __init__(self, method, *, ratio_starts_at_one=True, **parameters):
+        self.settings = build(method, **parameters)
         self.reductions = self.observations = 0
         self.planner = StepPlanner(
-            self.method,
-            config,
+            self.settings,
             ratio_starts_at_one=ratio_starts_at_one,
             observe=self.observe,
             all_reduce=self.all_reduce,
@@ -40,16 +37,10 @@ class Run:
         return vector * RANKS
 
     def own(self, data):
-        tokens = tokens_of(
-            self.config,
-            old_log_prob=data["old_log_probs"],
-            log_prob=data["log_prob"],
-            advantages=data["advantages"],
-            mask=data["response_mask"],
-        )
-        return statistics_of(self.method, self.config, tokens)
+        inputs = Inputs(*(data[key] for key in ("log_prob", "old_log_probs", "advantages", "response_mask")))
+        return token_statistics(self.settings.method, self.settings.shaping, inputs)
 
-    def observe(self, data, token_pass):
+    def observe(self, data, step):
         self.observations += 1
         return Observation(self.own(data), entropy_statistics(data["entropy"], data["response_mask"]))
 
@@ -79,7 +70,7 @@ def epsilons(step):
 
 
 def test_mini_batch_observes_all_but_the_first_update():
-    run = Run(AcpoConfig())
+    run = Run("acpo")
     first = run.step(batch(drift=0))
     assert run.observations == 0 and (epsilons(first) == 0.2).all()
     assert run.difference == pytest.approx(0, abs=1e-12)
@@ -91,19 +82,19 @@ def test_mini_batch_observes_all_but_the_first_update():
 
 
 def test_the_closed_form_that_does_not_hold_is_reported():
-    run = Run(AcpoConfig())
+    run = Run("acpo")
     run.step(batch(drift=1.0))
     assert run.difference > 1e-2
 
 
 def test_without_recomputed_old_log_probs_every_update_is_observed():
-    run = Run(AcpoConfig(), ratio_starts_at_one=False)
+    run = Run("acpo", ratio_starts_at_one=False)
     step = run.step(batch())
     assert run.observations == 1 and step.assumed is None and run.difference is None
 
 
 def test_rollout_log_probs_in_the_place_of_the_old_ones_are_noticed():
-    run = Run(AcpoConfig())
+    run = Run("acpo")
     data = batch()
     data["rollout_log_probs"] = data["old_log_probs"].clone()
     step = run.step(data)
@@ -114,7 +105,7 @@ def test_rollout_log_probs_in_the_place_of_the_old_ones_are_noticed():
 
 
 def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_observation():
-    run = Run(AcpoConfig(scope="lagged"))
+    run = Run("acpo", scope="lagged")
     old = [run.step(batch(drift=0), "update_0"), run.step(batch(seed=1), "update_1", first=False)]
     assert all((epsilons(step) == 0.2).all() for step in old)
     new = [run.step(batch(drift=0, seed=2), "update_0"), run.step(batch(seed=3), "update_1", first=False)]
@@ -125,14 +116,14 @@ def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_obse
 
 
 def test_lagged_with_one_update_uses_the_previous_step():
-    run = Run(AcpoConfig(scope="lagged"))
+    run = Run("acpo", scope="lagged")
     run.step(batch(seed=1))
     step = run.step(batch(seed=2))
     assert torch.equal(step.statistics, RANKS * run.own(batch(seed=1)))
 
 
 def test_lagged_averages_exponentially():
-    run = Run(AcpoConfig(scope="lagged", lagged_average=0.75))
+    run = Run("acpo", scope="lagged", lagged_average=0.75)
     for seed in (1, 2, 3):
         run.step(batch(seed=seed))
     step = run.step(batch(seed=4))
@@ -142,7 +133,7 @@ def test_lagged_averages_exponentially():
 
 def test_a_skipped_step_leaves_the_state_as_it_was():
     for scope in ("lagged", "mini_batch"):
-        run = Run(AcpoConfig(scope=scope), ratio_starts_at_one=False)
+        run = Run("acpo", scope=scope, ratio_starts_at_one=False)
         run.step(batch(seed=1))
         run.planner.flush()
         before = {key: vector.clone() for key, vector in run.planner.state.statistics.items()}
@@ -153,7 +144,7 @@ def test_a_skipped_step_leaves_the_state_as_it_was():
 
 
 def test_flushing_before_a_checkpoint_changes_nothing_later():
-    through, saved = Run(AcpoConfig(scope="lagged")), Run(AcpoConfig(scope="lagged"))
+    through, saved = Run("acpo", scope="lagged"), Run("acpo", scope="lagged")
     for seed in (1, 2):
         through.step(batch(seed=seed))
         saved.step(batch(seed=seed))
@@ -162,8 +153,7 @@ def test_flushing_before_a_checkpoint_changes_nothing_later():
 
 
 def test_micro_batch_and_fixed_bounds_cost_nothing():
-    for config in (AcpoConfig(scope="micro_batch"), GrpoConfig()):
-        run = Run(config)
+    for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
         step = run.step(batch())
         assert (run.observations, run.reductions) == (0, 0)
         assert step.statistics is None and step.decision is None and not step.observe
@@ -172,8 +162,8 @@ def test_micro_batch_and_fixed_bounds_cost_nothing():
 @pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])
 @pytest.mark.parametrize("over", ["sequence", "mini_batch"])
 def test_everything_combined_needs_one_all_reduce_a_step(scope, over):
-    config = BapoConfig(scope=scope, select=SelectionConfig(over=over, ratio=0.3), update=LoptiConfig(eta=0.25))
-    run = Run(config)
+    select, update = EntropySelection(over=over, ratio=0.3), Lopti(eta=0.25)
+    run = Run("bapo", scope=scope, select=select, update=update)
     for rollout in range(2):
         for group in ("low", "high"):
             for update in range(2):
@@ -190,9 +180,9 @@ def test_everything_combined_needs_one_all_reduce_a_step(scope, over):
 
 
 def test_token_counts_are_over_all_ranks():
-    config = GrpoConfig(select=SelectionConfig(ratio=0.5), update=LoptiConfig(eta=0.25))
+    run = Run("grpo", select=EntropySelection(ratio=0.5), update=Lopti(eta=0.25))
     data = batch()
-    step = Run(config).step(data, token_pass=TokenPass("low", 0.25, True))
+    step = run.step(data, token_pass=TokenPass("low", 0.25, True))
     low = (data["old_log_probs"].exp() <= 0.25) & data["response_mask"]
     assert step.counted_tokens == RANKS * int(low.sum())
     # Half of 9, 7, 5, 3, 1 and no tokens.
@@ -200,7 +190,7 @@ def test_token_counts_are_over_all_ranks():
 
 
 def test_the_threshold_over_the_mini_batch_selects_the_share_asked_for():
-    run = Run(GrpoConfig(select=SelectionConfig(over="mini_batch", ratio=0.4)))
+    run = Run("grpo", select=EntropySelection(over="mini_batch", ratio=0.4))
     step = run.step(batch())
     assert run.observations == 1
     assert float(step.selected_tokens) == RANKS * 10
@@ -208,7 +198,7 @@ def test_the_threshold_over_the_mini_batch_selects_the_share_asked_for():
 
 
 def test_lopti_s_threshold_at_a_quantile():
-    run = Run(GrpoConfig(update=LoptiConfig(quantile=0.4)))
+    run = Run("grpo", update=Lopti(quantile=0.4))
     low, high = run.planner.passes(batch())
     share = low.tokens(batch()).sum() / batch()["response_mask"].sum()
     assert float(share) == pytest.approx(0.4, abs=1 / 25)

@@ -1,20 +1,18 @@
 """The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs.
 
 Covers: agreement with verl's own vanilla and cispo; every aggregation mode; rollout_is_weights; use without a Hydra
-group; use outside and inside a worker's micro-batch; one host transfer. Not covered: the weights themselves
-(tests/losses), the worker (test_worker.py), a GPU.
+group; use outside and inside a worker's micro-batch; entropies that are not finite; one host transfer. Not covered: the
+weights themselves (tests/methods), the worker (test_worker.py), a GPU.
 """
 
 import pytest
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 
-from verl_clipx.training import policy_loss
-from verl_clipx.training.contract import evaluate
-from verl_clipx.training.methods import METHODS
-from verl_clipx.training.micro_batch import MicroBatch, in_micro_batch
+from verl_clipx.loss import evaluate
+from verl_clipx.methods import BUILT_IN
+from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch
 
-from .conftest import BUILT_IN
 from .host_syncs import counted_host_syncs
 
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
@@ -78,7 +76,7 @@ def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, 
     _, gradient, _ = call(f"clipx_{method}", config, tensors, loss_agg_mode=aggregation)
     mask = tensors["response_mask"]
     inputs = {name: tensors[name] for name in ("old_log_prob", "log_prob", "advantages")}
-    result = evaluate(METHODS[method], config.policy_loss.clipx, mask=mask, **inputs)
+    result = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs)
     # The normaliser of each token is the derivative of verl's aggregation of ones.
     ones = torch.zeros_like(result.loss).requires_grad_(True)
     agg_loss(ones, mask, aggregation, loss_scale_factor=9).backward()
@@ -190,45 +188,34 @@ def test_unknown_keywords_are_ignored(actor, tensors):
     call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)
 
 
+@pytest.mark.parametrize("group", ["high_entropy", "low_entropy"])
+@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
+def test_an_entropy_that_is_not_finite_makes_verl_skip_the_step(actor, tensors, group, value):
+    config = actor("+clipx=grpo", f"+clipx/select={group}")
+    with pytest.raises(ValueError, match=r"clipx\.select needs entropy: .*pass entropy="):
+        call("clipx_grpo", config, tensors)
+    entropy = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)).masked_fill(~tensors["response_mask"], value)
+    loss, gradient, _ = call("clipx_grpo", config, tensors, entropy=entropy)
+    assert loss.isfinite() and gradient.isfinite().all()
+    entropy[1, 2] = value
+    loss, gradient, _ = call("clipx_grpo", config, tensors, entropy=entropy)
+    assert not loss.isfinite() and not gradient.isfinite().all()
+
+
 @pytest.mark.parametrize("method", ["acpo", "bapo"])
 def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tensors, method):
-    config = actor(f"+clipx={method}").policy_loss.clipx
-    inputs = {name: tensor for name, tensor in tensors.items() if name != "response_mask"}
-    mask = tensors["response_mask"].bool()
-    generator = torch.Generator().manual_seed(2)
-    weights = torch.rand(mask.shape, generator=generator) * 2
+    config, mask = actor(f"+clipx={method}"), tensors["response_mask"]
+    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)) * 2
     weights[~mask] = torch.nan
-
-    def gradient(rollout_is_weights, **given):
-        log_prob = inputs["log_prob"].clone().requires_grad_(True)
-        arguments = {**inputs, "log_prob": log_prob, "mask": mask, "rollout_is_weights": rollout_is_weights}
-        result = evaluate(METHODS[method], config, **arguments, **given)
-        result.loss.sum().backward()
-        return result, log_prob.grad
-
-    plain, expected = gradient(None)
-    weighted, actual = gradient(weights)
+    _, expected, plain = call(f"clipx_{method}", config, tensors)
+    _, actual, weighted = call(f"clipx_{method}", config, tensors, weights=weights)
     torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
-    assert torch.equal(plain.statistics, weighted.statistics)
+    assert weighted == plain
     # Given statistics, as under the scopes over a mini-batch.
-    given, scoped = gradient(weights, statistics=3 * plain.statistics + 1)
-    torch.testing.assert_close(scoped, torch.where(mask, -given.weight * inputs["advantages"] * weights, 0))
-
-
-@pytest.mark.parametrize("method", BUILT_IN)
-def test_blocks_of_sequences_change_nothing(actor, tensors, method, monkeypatch):
-    config = actor(f"+clipx={method}")
-    whole, gradient, metrics = call(f"clipx_{method}", config, tensors)
-    length = tensors["response_mask"].shape[1]
-    monkeypatch.setattr(policy_loss, "BLOCK_TOKENS", 2 * length)
-    assert len(policy_loss.row_blocks(*tensors["response_mask"].shape)) > 2
-    in_blocks, same_gradient, same_metrics = call(f"clipx_{method}", config, tensors)
-    assert in_blocks.item() == pytest.approx(whole.item(), rel=1e-12)
-    torch.testing.assert_close(same_gradient, gradient, rtol=1e-12, atol=1e-15)
-    assert same_metrics == pytest.approx(metrics, rel=1e-9, abs=1e-12)
-
-
-def test_a_block_has_at_least_one_sequence_and_no_sequence_is_lost():
-    assert policy_loss.row_blocks(3, policy_loss.BLOCK_TOKENS + 1) == [slice(0, 1), slice(1, 2), slice(2, 3)]
-    assert policy_loss.row_blocks(5, policy_loss.BLOCK_TOKENS // 4) == [slice(0, 4), slice(4, 8)]
-    assert policy_loss.row_blocks(0, 0) == [slice(0, policy_loss.BLOCK_TOKENS)]
+    inputs = {name: tensor for name, tensor in tensors.items() if name != "response_mask"}
+    own = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs).statistics
+    given = evaluate(config.policy_loss.clipx.method, mask=mask, statistics=3 * own + 1, **inputs)
+    with in_micro_batch(MicroBatch(OptimizerStep(statistics=given.statistics))):
+        _, scoped, _ = call(f"clipx_{method}", config, tensors, weights=weights)
+    scale = weights / mask.sum()
+    torch.testing.assert_close(scoped, torch.where(mask, -given.weight * inputs["advantages"] * scale, 0))

@@ -13,10 +13,9 @@ import pytest
 from verl.trainer.ppo import core_algos
 from verl.workers import engine_workers
 
+from verl_clipx.methods import BUILT_IN
 from verl_clipx.training.registry import install_worker, register_losses
 from verl_clipx.training.worker import ClipxTraining
-
-from .conftest import BUILT_IN
 
 
 def run(code, cwd, **environment):
@@ -39,7 +38,7 @@ def fake_core_algos(**registry):
 def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verl_s_own_imports_register(tmp_path):
     code = (
         "import sys, verl\n"
-        "print([m for m in sys.modules if m.startswith(('verl_clipx.training', 'verl_clipx.losses')) "
+        "print([m for m in sys.modules if m.startswith(('verl_clipx.training', 'verl_clipx.methods')) "
         "or m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine_workers')])\n"
         "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY\n"
         "from verl.workers.engine_workers import ActorRolloutRefWorker\n"

@@ -1,19 +1,21 @@
 """The state's file: exact, atomic, and clear about every way in which it can be unusable.
 
-Covers: round trip, a crash while writing, missing, truncated, foreign and older files. Not covered: ranks and resuming
-(tests/end_to_end/test_resume.py).
+Covers: round trip, a crash while writing, missing, truncated and foreign files; files of format 1, which an earlier
+version wrote. Not covered: ranks and resuming (tests/end_to_end/test_resume.py).
 """
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 import torch
 
-from verl_clipx.controllers.acpo import AcpoController
+from verl_clipx.methods import METHODS
 from verl_clipx.training.state import FILE, ControllerState, UnusableState, description, read_state, write_state
 
-OWNER = description("acpo", AcpoController())
+OWNER = description(METHODS["acpo"]())
+FIXTURES = Path(__file__).parent / "fixtures"
 
 
 def a_state():
@@ -66,7 +68,7 @@ def changed(tmp_path, **changes):
         (lambda folder: (folder / FILE).write_text(""), "cut short or not a state"),
         (lambda folder: (folder / FILE).write_text("[1, 2]"), "cut short or not a state"),
         (lambda folder: (folder / FILE).write_text('{"step": 3}'), "cut short or not a state"),
-        (lambda folder: changed(folder, format=99), "has format 99, this version reads 1"),
+        (lambda folder: changed(folder, format=99), "has format 99, this version reads 1 and 2"),
         (lambda folder: changed(folder, belongs_to="somebody"), "belongs to other parameters"),
         (lambda folder: changed(folder, statistics={"update_0": "x"}), "cut short or not a state"),
     ],
@@ -81,4 +83,15 @@ def test_an_unusable_file_says_why(tmp_path, spoil, message):
 def test_other_parameters_are_named(tmp_path):
     write_state(tmp_path, a_state(), OWNER)
     with pytest.raises(UnusableState, match=r"bins: 5 then, 10 now"):
-        read_state(tmp_path, description("acpo", AcpoController(bins=10)))
+        read_state(tmp_path, description(METHODS["acpo"](bins=10)))
+
+
+@pytest.mark.parametrize(("method", "key", "value"), [("acpo", "alpha", 0.5), ("bapo", "target", 0.49)])
+def test_a_state_of_format_1_is_read_and_leads_to_the_bounds_of_its_time(method, key, value):
+    folder, built = FIXTURES / f"{method}_format_1", METHODS[method](**{key: value})
+    state, decisions = read_state(folder, description(built)), json.loads((folder / "decisions.json").read_text())
+    assert state.step == 12 and state.statistics.keys() == decisions.keys()
+    for position, vector in state.statistics.items():
+        assert built.decide(vector).tolist() == pytest.approx(decisions[position], rel=1e-12)
+    with pytest.raises(UnusableState, match=rf"belongs to other parameters \({key}: {value} then, [0-9.]+ now"):
+        read_state(folder, description(METHODS[method]()))

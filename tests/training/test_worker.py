@@ -1,8 +1,8 @@
 """The training worker's view of a micro-batch, and the exactness of its metrics.
 
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
-mini-batch; a run without a clipx node keeps verl's loss function; rollout log-probabilities reach the loss; one host
-sync a micro-batch with everything switched on; dropout is refused. Not covered: the real engine (tests/end_to_end).
+mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
+on; dropout is refused. Not covered: the real engine (tests/end_to_end).
 """
 
 from functools import partial
@@ -12,12 +12,12 @@ import torch
 from verl.utils.metric import Metric
 from verl.workers.utils.losses import ppo_loss
 
-from verl_clipx.training.contract import example
+from verl_clipx.contract import example
+from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.observation import refuse_dropout
-from verl_clipx.training.optimizer_step import OptimizerStep
-from verl_clipx.training.staleness import FIELD
-from verl_clipx.training.token_pass import TokenPass
-from verl_clipx.training.worker import clipx_node, observing, rollout_log_prob
+from verl_clipx.training.rollout_metrics import FIELD
+from verl_clipx.training.step import OptimizerStep
+from verl_clipx.training.worker import clipx_node, observing
 
 from .host_syncs import counted_host_syncs
 from .jagged import micro_batch
@@ -88,15 +88,6 @@ def test_without_a_clipx_node_verl_s_loss_function_stays(actor):
     assert clipx_node(partial(ppo_loss, config=actor())) is None
     assert clipx_node(partial(ppo_loss, config=actor("+clipx=grpo"))) is not None
     assert clipx_node(lambda model_output, data, dp_group=None: None) is None
-
-
-def test_rollout_log_probs_are_padded():
-    batch = example()
-    data, _ = micro_batch(batch, [0, 3], dp_size=1, total=12, sequences=2)
-    padded = rollout_log_prob(data)
-    torch.testing.assert_close(padded[1, :3], batch["old_log_prob"][3, :3])
-    assert padded.shape == (2, 9) and not padded[1, 3:].any()
-    assert rollout_log_prob({}) is None
 
 
 @pytest.mark.parametrize("over", ["sequence", "mini_batch"])

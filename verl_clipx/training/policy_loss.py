@@ -125,7 +125,8 @@ def policy_loss(
         selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
         metrics["clipx/selected_fraction"] = (selected & counted).sum(dtype=torch.float64)
         # An entropy that is not finite selects nothing that is right: NaN makes verl skip the step.
-        matrix = torch.where(selected, matrix, 0.0) + matrix * torch.where(mask, known.entropy.detach() * 0, 0.0)
+        not_finite = torch.where(mask, known.entropy.detach() * 0, 0.0).sum()
+        matrix = torch.where(selected, matrix, 0.0) * (1 + not_finite)
         if settings.select.normaliser == "selected":
             averaged = selected
             if step.selected_tokens is not None:

@@ -1,8 +1,8 @@
 """Lopti's pass through verl's own ppo_loss: what a token outside the pass still contributes.
 
 Covers: the places of response tokens in the model's output; gradients, KL and entropy terms of both passes; that the
-normaliser stays that of all tokens under every aggregation. Not covered: the split itself (tests/tokens), golden
-vectors (test_golden_tokens.py), the two passes in a run (tests/end_to_end).
+normaliser stays that of all tokens under every aggregation. Not covered: the split itself
+(tests/modifiers/test_lopti.py), golden vectors (test_golden_tokens.py), the two passes in a run (tests/end_to_end).
 """
 
 from functools import partial
@@ -12,11 +12,10 @@ import torch
 from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
-from verl_clipx.training.contract import example
-from verl_clipx.training.modifiers import LoptiConfig
-from verl_clipx.training.optimizer_step import OptimizerStep
-from verl_clipx.training.token_layout import in_model_layout, padded, response_part
-from verl_clipx.training.token_pass import TokenPass, passes, restricted
+from verl_clipx.contract import example
+from verl_clipx.modifiers import Lopti
+from verl_clipx.training.layout import TokenPass, in_model_layout, padded, passes, response_part, restricted
+from verl_clipx.training.step import OptimizerStep
 from verl_clipx.training.worker import observing
 
 from .jagged import micro_batch
@@ -118,5 +117,5 @@ def test_what_verl_gave_is_not_changed():
 
 
 def test_the_order_of_the_passes():
-    assert [one.name for one in passes(LoptiConfig(), 0.5)] == ["low", "high"]
-    assert [one.name for one in passes(LoptiConfig(order="high_first"), 0.5)] == ["high", "low"]
+    assert [one.name for one in passes(Lopti(), 0.5)] == ["low", "high"]
+    assert [one.name for one in passes(Lopti(order="high_first"), 0.5)] == ["high", "low"]
