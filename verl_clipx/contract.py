@@ -175,6 +175,18 @@ def statistics_add_up_over_any_split(method: Method) -> None:
             require(torch.allclose(one, other, rtol=1e-12, atol=1e-14), "a split changes the bounds")
 
 
+def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
+    """Tokens that do not count, such as those of Lopti's other pass, change no statistics."""
+    tensors = inputs_of(method, example())
+    counted = (torch.arange(LENGTH) % 2 == 0).expand(SEQUENCES, LENGTH)
+    others = {
+        name: torch.where(counted, tensor, tensor - 1) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    first, second = (token_statistics(method, None, Inputs(**given, counted=counted)) for given in (tensors, others))
+    require(torch.equal(first, second), "the statistics count tokens outside t.mask")
+
+
 def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tensor]) -> list[Tensor]:
     """Both bounds that statistics lead to, as tensors."""
     result = evaluate(method, statistics=statistics, **tensors)
@@ -223,6 +235,7 @@ CHECKS: tuple[Callable[[Method], None], ...] = (
     inputs_stay_unchanged,
     statistics_are_the_same_each_time,
     statistics_add_up_over_any_split,
+    tokens_outside_the_statistics_mask_do_not_count,
     metrics_keep_their_keys,
     no_value_is_read_on_the_host,
 )

@@ -1,0 +1,130 @@
+"""The contract's power: each check finds a method that breaks it, and sound losses of a user keep it.
+
+Does not cover the built-in methods, which keep it with every group's settings (tests/methods/test_contract.py).
+"""
+
+import pytest
+import torch
+
+from tests.training import example_losses
+from tests.training.example_losses import WithinSpread
+from verl_clipx import check_loss, contract
+from verl_clipx.contract import CHECKS, check_method
+
+
+def broken(**methods):
+    """A sound method with some of its methods replaced."""
+    return type("Broken", (WithinSpread,), methods)()
+
+
+def weight(formula):
+    return broken(gradient_weight=lambda self, t, bounds: formula(t, bounds))
+
+
+def statistics(formula):
+    return broken(statistics=lambda self, t: formula(t, WithinSpread.statistics(self, t)))
+
+
+def metrics(formula):
+    return broken(metrics=lambda self, statistics, decision: formula(statistics, decision))
+
+
+def writes_to_the_mask(t, bounds):
+    t.mask.fill_(True)
+    return t.ratio
+
+
+def prompts(self, t):
+    # One whose responses are split over micro-batches counts twice.
+    same = t.group[:, None] == t.group
+    return torch.stack([t.mask.sum(), (1 / same.sum(0)).sum()]).double()
+
+
+BROKEN = {
+    contract.one_weight_per_token: [
+        (weight(lambda t, _: t.ratio.mean(-1, keepdim=True)), r"has shape \(6, 1\)"),
+        (weight(lambda t, _: t.ratio.float()), "the weight is torch.float32"),
+    ],
+    contract.gradient_is_weight_times_advantage: [(weight(lambda t, _: torch.rand_like(t.ratio)), "differs from -F")],
+    contract.finite_for_every_finite_input: [
+        (weight(lambda t, _: torch.where(t.ratio > 10, 0 * t.ratio.exp(), t.ratio)), "a loss is not finite"),
+        (broken(loss_value=lambda self, t, bounds, weight: t.free_ratio**3), "a loss is not finite"),
+    ],
+    contract.order_of_sequences_does_not_matter: [(weight(lambda t, _: t.ratio * t.ratio[0, 0]), "order of the seq")],
+    contract.padding_does_not_matter: [(weight(lambda t, _: t.ratio / t.ratio.shape[1]), "padding matters")],
+    contract.inputs_stay_unchanged: [(weight(writes_to_the_mask), "mask was written to")],
+    contract.statistics_are_the_same_each_time: [
+        (statistics(lambda t, sums: sums + torch.rand(2)), "the statistics of the same tokens differ"),
+        (statistics(lambda t, sums: sums.float()), "the statistics are torch.float32"),
+        (statistics(lambda t, sums: sums[:1]), r"statistics of shape \(1,\)"),
+    ],
+    contract.statistics_add_up_over_any_split: [
+        (statistics(lambda t, sums: sums / sums[0].clamp(min=1)), "do not add up"),
+        (broken(asks_for=("group",), statistics=prompts), "do not add up"),
+    ],
+    contract.tokens_outside_the_statistics_mask_do_not_count: [
+        (statistics(lambda t, sums: torch.stack([sums[0], t.log_ratio.square().sum()])), "count tokens outside t.mask"),
+    ],
+    contract.metrics_keep_their_keys: [
+        (metrics(lambda sums, decision: {"spread": decision[0]} if sums[0] > 0 else {}), "the keys depend on the data"),
+        (metrics(lambda sums, decision: {"dominant": decision[0]}), r"reduce \['dominant'\] by maximum or minimum"),
+        (metrics(lambda sums, decision: {"spread": decision}), "a metric is not a single number"),
+    ],
+    contract.no_value_is_read_on_the_host: [
+        (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), "meta"),
+        (broken(decide=lambda self, sums: torch.tensor([sums[0].item()])), "meta"),
+        (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), "meta"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "method", "message"),
+    [pytest.param(check, *case, id=check.__name__) for check, cases in BROKEN.items() for case in cases],
+)
+def test_a_check_finds_a_method_that_breaks_it(check, method, message):
+    with pytest.raises(Exception, match=message):
+        check(method)
+    # The same method unbroken keeps it.
+    check(WithinSpread())
+
+
+# What no method can break as long as the plugin keeps its part, and that part.
+KEPT_BY_THE_PLUGIN = {
+    contract.nothing_outside_the_mask_is_read: ("tokens.where", lambda mask, values, other: values, "are read"),
+    contract.not_finite_inside_the_mask_reaches_the_gradient: (
+        "loss.zero_or_nan",
+        lambda t: torch.zeros_like(t.ratio),
+        "log_prob=inf: the loss is finite",
+    ),
+}
+
+
+@pytest.mark.parametrize("check", KEPT_BY_THE_PLUGIN, ids=lambda check: check.__name__)
+def test_a_check_finds_a_fault_of_the_plugin_s_own(check, monkeypatch):
+    name, fault, message = KEPT_BY_THE_PLUGIN[check]
+    monkeypatch.setattr(f"verl_clipx.{name}", fault)
+    with pytest.raises(AssertionError, match=message):
+        check(WithinSpread())
+
+
+def test_every_check_is_tried():
+    assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS}
+
+
+@pytest.mark.parametrize("loss", [WithinSpread, example_losses.soft, example_losses.gppo_within_acpo])
+def test_sound_losses_pass(loss):
+    check_loss(loss)
+
+
+def test_a_report_says_what_was_checked_and_what_failed():
+    method = weight(lambda t, _: t.ratio / t.ratio.shape[1])
+    report = dict(check_method(method))
+    assert len(report) == len(CHECKS)
+    assert {name: failure for name, failure in report.items() if failure} == {
+        "Three more masked positions change nothing.": "AssertionError: padding matters"
+    }
+    with pytest.raises(
+        AssertionError, match=r"finite losses and gradients, in .* AssertionError: a loss is not finite"
+    ):
+        check_loss(example_losses.nan)
