@@ -20,10 +20,10 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 from tests.training.jagged import micro_batch
-from verl_clipx.training.methods import METHODS
 from verl_clipx.training.observation import observe
-from verl_clipx.training.planner import StepPlanner
+from verl_clipx.training.planner import Observation, StepPlanner
 from verl_clipx.training.registry import is_ours
+from verl_clipx.training.step import OptimizerStep
 from verl_clipx.training.worker import observing
 
 ROWS = [0, 1, 2, 3, 4, 5]
@@ -125,23 +125,20 @@ def train(actor: ActorConfig) -> FirstCall:
     """
     policy_loss = actor.policy_loss
     assert is_ours(get_policy_loss_fn(policy_loss.loss_mode)), policy_loss.loss_mode
-    config = policy_loss.clipx
-    method = METHODS[config.method]
+    settings = policy_loss.clipx
     output: dict[str, Any] = {}
 
-    def observed(data: Any, token_pass: Any) -> Any:
-        engine = _Engine(output)
-        return observe(method, config, engine, data, settings={}, device="cpu", token_pass=token_pass)
+    def observed(data: Any, step: OptimizerStep) -> Observation:
+        return observe(settings, _Engine(output), data, step, cut={}, device="cpu")
 
     planner = StepPlanner(
-        method,
-        config,
+        settings,
         ratio_starts_at_one=policy_loss.run.old_policy_starts_the_update,
         observe=observed,
         all_reduce=lambda vector: vector,
     )
     found = FirstCall([], [], [])
-    for log_ratios in (NEAR, FAR) if config.scope == "lagged" else (FAR,):
+    for log_ratios in (NEAR, FAR) if settings.scope == "lagged" else (FAR,):
         batch = moved_batch(log_ratios)
         entropy, reference = batch["entropy"], batch["log_prob"] - 0.1
         token_passes = planner.passes(micro_batch(batch, ROWS)[0])
@@ -150,7 +147,7 @@ def train(actor: ActorConfig) -> FirstCall:
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
             name = "" if token_pass is None else token_pass.name
             step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass, first=index == 0)
-            loss, metrics = observing(partial(ppo_loss, config=actor), config, lambda step=step: step)(output, data)
+            loss, metrics = observing(partial(ppo_loss, config=actor), settings, lambda step=step: step)(output, data)
             loss.backward()
             planner.finish(step, taken=True)
             found.losses.append(loss.detach())

@@ -46,7 +46,7 @@ from tests.claims.documents import (
 from tests.claims.preparation import PREPARATIONS
 from verl_clipx import doctor
 from verl_clipx.cli import app
-from verl_clipx.training.methods import METHODS
+from verl_clipx.methods import METHODS
 
 # Inline code that is a command, with the variables before it.
 COMMAND = re.compile(rf"""([A-Z_]+=("[^"]*"|\S)* )*({"|".join(PROGRAMS)}) """)
@@ -300,7 +300,7 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("python -m verl_clipx.tasks.countdown data --test-size 1000"), "exit code 2"),
         (page("python benchmarks/loss.py --repeat 2  # needs: minutes"), "No such option: --repeat"),
         (page("python -m pytest tests/test_nothing.py"), "tests/test_nothing.py: no such file"),
-        (page("python -m pytest tests/test_masking.py -k test_nothing"), "-k test_nothing: no such test"),
+        (page("python -m pytest tests/test_doctor.py -k test_nothing"), "-k test_nothing: no such test"),
         (page("python -c 'print('"), "never closed"),
         (page("make install"), "make: the tests know no such program"),
         # blocks

@@ -2,7 +2,7 @@
 
 Covers: every group of configs/clipx alone, with every modifier's group and under every scope, through the composed
 configuration, verl's ActorConfig, verl's ppo_loss and its registry: two optimizer steps, finite, with a gradient; and
-that these checks fail for a broken group. Not covered: what the numbers are (tests/losses, tests/training), modifiers
+that these checks fail for a broken group. Not covered: what the numbers are (tests/methods, tests/training), modifiers
 together with each other, the engine and several ranks (tests/end_to_end).
 """
 
@@ -165,7 +165,7 @@ def test_a_whole_new_group_is_found_and_trains(tmp_path):
     )
     assert methods_in(tmp_path) == ["+clipx=mine"]
     actor = actor_of(merged(["+clipx=mine"], {}, tmp_path))
-    assert actor.policy_loss.clipx.clip_high == 1.4
+    assert actor.policy_loss.clipx.method.clip_high == 1.4
     first_call(actor)
 
 

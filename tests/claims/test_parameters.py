@@ -13,18 +13,15 @@ import math
 import pytest
 import torch
 
-from verl_clipx.training import config as configurations
-from verl_clipx.training.contract import finite_for_every_finite_input
-from verl_clipx.training.methods import METHODS
-from verl_clipx.training.modifiers import MODIFIERS
-from verl_clipx.training.parameters import FLOAT32_LARGEST, next_float32, number, optional
+from verl_clipx.contract import finite_for_every_finite_input
+from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.parameters import FLOAT32_LARGEST, next_float32, number, optional
+from verl_clipx.training.config import AROUND, build, parameters_of
 
 from .configuration import actor_of, merged
 from .first_call import first_call
 
-# Without the losses that tests register.
-BUILT_IN = [name for name, method in METHODS.items() if method.config.__module__ == configurations.__name__]
-SHARED = {field.name for field in dataclasses.fields(configurations.MethodConfig)}
 MODIFIER_GROUPS = {
     "shaping": "+clipx/shaping=advantage_reweighting",
     "select": "+clipx/select=high_entropy",
@@ -46,24 +43,21 @@ WITH = {
 NEVER = {("dgpo", "clip_low", None), ("dgpo", "clip_high", None), ("dgpo", "clip_low", 0)}
 
 
-def numbers_of(kind):
-    return {
-        field.name: field.metadata["allowed"]
-        for field in dataclasses.fields(kind)
-        if field.metadata["allowed"].ends is not None
-    }
+def numbers_of(fields):
+    return {field.name: field.metadata["allowed"] for field in fields if field.metadata["allowed"].ends is not None}
 
 
+NUMBERS = {method: numbers_of(parameters_of(METHODS[method]).values()) for method in BUILT_IN}
 CASES = [
     (method, name, value)
     for method in BUILT_IN
-    for name, allowed in numbers_of(METHODS[method].config).items()
+    for name, allowed in NUMBERS[method].items()
     for value in (*allowed.ends, *([None] if allowed.null else []))
 ]
 MODIFIER_CASES = [
     (node, name, value)
     for node, kind in MODIFIERS.items()
-    for name, allowed in numbers_of(kind).items()
+    for name, allowed in numbers_of(dataclasses.fields(kind)).items()
     for value in (*allowed.ends, *([None] if allowed.null else []))
 ]
 
@@ -74,9 +68,9 @@ def actor(method, values, *modifiers):
 
 def trains(built):
     first_call(built)
-    config = built.policy_loss.clipx
-    if not (config.shaping or config.select or config.update):
-        finite_for_every_finite_input(METHODS[config.method], config)
+    settings = built.policy_loss.clipx
+    if not (settings.shaping or settings.select or settings.update):
+        finite_for_every_finite_input(settings.method)
 
 
 @pytest.mark.parametrize(("method", "name", "value"), [case for case in CASES if case not in NEVER])
@@ -106,10 +100,10 @@ def test_a_modifier_s_parameter_at_an_end_trains(method, node, name, value):
     [
         (method, field.name, word)
         for method in BUILT_IN
-        for field in dataclasses.fields(METHODS[method].config)
+        for field in parameters_of(METHODS[method]).values()
         for word in field.metadata["allowed"].choices
         # Those of every method, with one of them; test_groups.py has every method under every scope.
-        if method == "acpo" or field.name not in SHARED
+        if method == "acpo" or field.name not in AROUND
     ],
 )
 def test_a_parameter_trains_with_each_of_its_words(method, name, word):
@@ -129,14 +123,12 @@ def test_a_modifier_s_parameter_trains_with_each_of_its_words(node, name, word):
     trains(actor("acpo", {f"{node}.{name}": word}, MODIFIER_GROUPS[node]))
 
 
-@pytest.mark.parametrize(
-    ("method", "name"), [(method, name) for method in BUILT_IN for name in numbers_of(METHODS[method].config)]
-)
+@pytest.mark.parametrize(("method", "name"), [(method, name) for method in BUILT_IN for name in NUMBERS[method]])
 def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
-    ends = numbers_of(METHODS[method].config)[name].ends
+    ends = NUMBERS[method][name].ends
     for value in (ends[0] - 1e-6, ends[1] * (1 + 1e-6), -math.inf, math.inf, math.nan, 10**400, "1e3x", True, [1]):
         with pytest.raises(Exception, match=rf"clipx\.{name}=.*must be a (whole )?number \(.*at least|above"):
-            METHODS[method].config(**{name: value})
+            build(method, **{name: value})
     with pytest.raises(Exception, match=rf"clipx\.{name}=.*must be a (whole )?number \("):
         actor(method, {name: 2 * ends[1] + 1})
 
@@ -144,7 +136,7 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
 @pytest.mark.parametrize("method", BUILT_IN)
 @pytest.mark.parametrize("end", [0, 1])
 def test_all_parameters_at_one_end_together_train(method, end):
-    values = {name: allowed.ends[end] for name, allowed in numbers_of(METHODS[method].config).items()}
+    values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
     if end == 1:
         values |= {"scope": "lagged"} | ({"contribution": "ratio"} if method == "bapo" else {})
     elif method == "dgpo":
@@ -154,7 +146,7 @@ def test_all_parameters_at_one_end_together_train(method, end):
 
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_all_parameters_at_null_together_train(method):
-    values = {name: None for name, allowed in numbers_of(METHODS[method].config).items() if allowed.null}
+    values = {name: None for name, allowed in NUMBERS[method].items() if allowed.null}
     trains(actor(method, {name: value for name, value in values.items() if (method, name, value) not in NEVER}))
 
 
@@ -170,10 +162,11 @@ def test_a_user_s_loss_without_bounds_trains():
 
 
 def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
-    kinds = [*(METHODS[method].config for method in METHODS), *MODIFIERS.values()]
+    kinds = [(method.__module__, parameters_of(method).values()) for method in METHODS.values()]
+    kinds += [(kind.__module__, dataclasses.fields(kind)) for kind in MODIFIERS.values()]
     reasons = {}
-    for kind in kinds:
-        for field in dataclasses.fields(kind):
+    for module, fields in kinds:
+        for field in fields:
             allowed, is_number = field.metadata["allowed"], "float" in str(field.type) or "int" in str(field.type)
             assert (allowed.ends is not None) == is_number, field.name
             if is_number:
@@ -181,9 +174,9 @@ def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
                 assert low.isfinite() and high.isfinite() and low < high, field.name
                 # Where a range has no ends of its own, the user reads why.
                 assert allowed.reason in allowed.description
-                reasons[kind.__module__, field.name] = allowed.reason
+                reasons[module, field.name] = allowed.reason
                 assert bool(allowed.reason) == (FLOAT32_LARGEST in allowed.ends), field.name
-    assert not [name for (module, name), reason in reasons.items() if reason and module == configurations.__name__]
+    assert not [name for (module, name), reason in reasons.items() if reason and module.startswith("verl_clipx.")]
 
 
 def test_a_range_without_an_end_needs_a_reason():
