@@ -2,9 +2,9 @@
 
 Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one, in bfloat16)
 
-On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. An adaptive loss
-stands twice: with its statistics taken from the tokens at hand, and with its bounds decided before, as a training
-worker calls it under mini_batch.
+On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. Each loss stands
+eager and compiled, with its bounds decided before, as a training worker calls it under mini_batch; an adaptive one also
+with its statistics taken from the tokens at hand.
 """
 
 import os
@@ -19,12 +19,13 @@ from hydra import compose, initialize_config_module
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_clipx.training.micro_batch import MicroBatch, in_micro_batch
-from verl_clipx.training.policy_loss import configuration, controller_of, statistics_of, tokens_of
+from verl_clipx.methods import METHODS
+from verl_clipx.tokens import OPTIONAL
+from verl_clipx.training.policy_loss import inputs_of, settings_of
+from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch
 
-METHODS = ("grpo", "cispo", "dgpo", "acpo", "bapo")
-ADAPTIVE = ("acpo", "bapo")
-GIVEN = ", bounds given"
+FORMS = {"eager": "false", "compiled": "true"}
+OWN = ", own statistics"
 
 
 def actor_config(*overrides: str):
@@ -47,16 +48,22 @@ def tensors(sequences: int, length: int, device: str, dtype: torch.dtype) -> dic
         "log_prob": (old + 0.3 * torch.randn(sequences, length, generator=generator)).to(dtype),
         "advantages": torch.randn(sequences, 1, generator=generator).expand(-1, length).contiguous(),
         "response_mask": torch.arange(length) < lengths,
+        "rollout_log_prob": old.to(dtype),
+        "entropy": torch.rand(sequences, length, generator=generator).to(dtype),
+        "group": torch.arange(sequences) // 8,
     }
     return {name: tensor.to(device) for name, tensor in found.items()}
 
 
 def decided(name: str, config, batch: dict[str, torch.Tensor]) -> MicroBatch:
     """A micro-batch whose bounds are known before the loss is called."""
-    method, settings = configuration(name.removeprefix("clipx_"), config)
+    settings = settings_of(name.removeprefix("clipx_"), config)
+    known = MicroBatch(**{key: batch[key] for key in OPTIONAL})
     given = {key: batch[key] for key in ("old_log_prob", "log_prob", "advantages")}
-    statistics = statistics_of(method, settings, tokens_of(settings, **given, mask=batch["response_mask"]))
-    return MicroBatch(statistics=statistics, decision=controller_of(method, settings).decide(statistics))
+    inputs = inputs_of(settings, known, **given, mask=batch["response_mask"])
+    statistics = settings.functions(inputs.mask.device).statistics(inputs)
+    known.step = OptimizerStep(statistics=statistics, decision=settings.method.decide(statistics))
+    return known
 
 
 def measure(
@@ -65,6 +72,8 @@ def measure(
     """Seconds and peak extra megabytes of one call with its backward pass."""
     log_prob = batch["log_prob"].clone().requires_grad_(True)
     arguments = {**batch, "log_prob": log_prob, "loss_agg_mode": "token-mean", "config": config}
+    if name == "vanilla":
+        arguments = {key: value for key, value in arguments.items() if key not in OPTIONAL}
     function = get_policy_loss_fn(name)
     clock = time.process_time
     if device == "cuda":
@@ -102,6 +111,7 @@ def main(
     sequences: Annotated[int, typer.Option(help="Sequences.")] = 64,
     length: Annotated[int, typer.Option(help="Tokens of the longest.")] = 4096,
     repeats: Annotated[int, typer.Option(help="Measurements of each loss, interleaved.")] = 7,
+    methods: Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")] = None,
 ) -> None:
     """Print a table: median time, spread and peak memory of each loss, and their ratio to verl's vanilla."""
     torch.set_num_threads(1)
@@ -110,14 +120,22 @@ def main(
     device = "cuda" if torch.cuda.is_available() else "cpu"
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     batch = tensors(sequences, length, device, dtype)
-    configs = {"vanilla": actor_config(), **{f"clipx_{name}": actor_config(f"+clipx={name}") for name in METHODS}}
+    configs = {"vanilla": actor_config()}
+    for name in methods or METHODS:
+        for form, compile in FORMS.items():
+            label = f"clipx_{name}, {form}"
+            needed = ["actor_rollout_ref.rollout.calculate_log_probs=true", f"clipx.compile={compile}"]
+            configs[label] = actor_config(f"+clipx={name}", *needed)
+            if METHODS[name]().statistics_size:
+                configs[label + OWN] = configs[label]
     total = int(batch["response_mask"].sum())
     for config in configs.values():
         config.global_batch_info.update(dp_size=1, batch_num_tokens=total, global_batch_size=sequences)
-    losses = {label: (label, config, batch) for label, config in configs.items()}
-    for name in (f"clipx_{name}" for name in ADAPTIVE):
-        losses[name + GIVEN] = losses[name]
-    known = {label: decided(*called) if label.endswith(GIVEN) else None for label, called in losses.items()}
+    losses = {label: (label.split(",")[0], config, batch) for label, config in configs.items()}
+    known = {
+        label: None if label == "vanilla" or label.endswith(OWN) else decided(*called)
+        for label, called in losses.items()
+    }
     times: dict[str, list[float]] = {name: [] for name in losses}
     memory: dict[str, float] = {}
     for repeat in range(repeats + 1):

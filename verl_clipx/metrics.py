@@ -43,12 +43,12 @@ def token_sums(
     regions = (below & negative, above & positive, below & positive, above & negative)
     inner = mask & ~((below | above) & (negative | positive))
     dual_clipped = mask & False if dual_clip is None else negative & (t.ratio > dual_clip)
-    mass = weighted.abs()
-    values = [where(mask, t.log_ratio, 0.0), where(mask, t.ratio, 0.0)]
-    values += [where(region, mass, 0.0) for region in (*regions, inner)]
     # A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
     counts = [members.sum(-1, dtype=torch.float32) for members in (mask, *regions, dual_clipped)]
-    return torch.stack([*counts, *(value.sum(-1) for value in values)]).sum(-1, dtype=torch.float64)
+    summed = [where(mask, values, 0.0).sum(-1) for values in (t.log_ratio, t.ratio)]
+    mass = weighted.abs()
+    summed += [where(region, mass, 0.0).sum(-1) for region in (*regions, inner)]
+    return torch.stack([*counts, *summed]).sum(-1, dtype=torch.float64)
 
 
 def token_metrics(sums: Tensor) -> dict[str, Tensor]:

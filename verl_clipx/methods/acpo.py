@@ -51,7 +51,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         # A masked sum a bin: one pass, and no atomic additions, so it is the same to the last bit each time.
         deviation, bin = t.ratio.to(float64) - 1, self._bin(t)
         members = [t.mask & (bin == k) for k in range(self.bins)]
-        counts = [member.sum(dtype=float64) for member in members]
+        counts = [member.sum(dtype=torch.int32).to(float64) for member in members]
         sums = [where(m, x, 0.0).sum() for x in (deviation, deviation * deviation) for m in members]
         return stack(counts + sums)
 
@@ -67,8 +67,11 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         return torch.cat([sigma, where(used, epsilon, self.epsilon_base)])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        epsilon, bin = decision[self.bins :], self._bin(t)
-        return Bounds((1 - epsilon).to(t.ratio.dtype)[bin], (1 + epsilon).to(t.ratio.dtype)[bin])
+        of_bin, bin = decision[self.bins :].to(t.ratio.dtype), self._bin(t)
+        epsilon = of_bin[0]
+        for k in range(1, self.bins):
+            epsilon = where(bin == k, of_bin[k], epsilon)
+        return Bounds(1 - epsilon, 1 + epsilon)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         of_bins = {"count": statistics[: self.bins], "sigma": decision[: self.bins], "epsilon": decision[self.bins :]}

@@ -1,11 +1,10 @@
 """BAPO (Eq. 8, Algorithm 1): GRPO's clip, its bounds moved until positive tokens contribute enough to the loss."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, float64, where
+from torch import Tensor, float64, minimum, where
 
 from verl_clipx.methods.grpo import ClippedSurrogate
 from verl_clipx.methods.method import NODE, Bounds, not_above
@@ -15,11 +14,13 @@ from verl_clipx.tokens import Tokens
 # Of a step: (stop - start) / step is a whole number up to rounding when the steps reach stop, as (0.9 - 0.6) / 0.02.
 GRID_TOLERANCE = 1e-9
 
-# Decimal places that candidates are rounded to, so that 0.6 + 15 * 0.02 is 0.9 and not the float just below it.
-GRID_DECIMALS = 12
+# Candidates are whole numbers of 1 / GRID, so that 0.6 + 15 * 0.02 is 0.9 and not the float just below it.
+GRID = 1e12
 
-# A token's contribution is counted in whole numbers of 2^-36 of the largest that any token of the micro-batch can have:
-# sums of whole numbers don't depend on their order, and 2^27 such tokens fit into 64 bits.
+MOST_CANDIDATES = 10_000
+
+# Contributions are counted in whole numbers of 2^-36 of the micro-batch's largest: sums of whole numbers don't depend
+# on their order, and those of 2^27 tokens fit into 64 bits.
 UNITS = 2.0**36
 
 
@@ -85,8 +86,10 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
             not_above(self, f"{side}_start", f"{side}_stop")
             start, stop = getattr(self, f"{side}_start"), getattr(self, f"{side}_stop")
             step = getattr(self, f"{side}_step")
-            if (stop - start) / step > 10_000:
-                raise ValueError(f"{NODE}.{side}_step={step:g}: more than 10000 candidates; take a larger step.")
+            if (stop - start) / step > MOST_CANDIDATES:
+                raise ValueError(
+                    f"{NODE}.{side}_step={step:g}: more than {MOST_CANDIDATES} candidates; take a larger step."
+                )
 
     @property
     def asks_for(self) -> tuple[str, ...]:
@@ -101,32 +104,13 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         """Sums of w |A| and of w |A| r between neighbouring candidates: of positive tokens between upper candidates,
         then of negative tokens between lower ones; P and N at every candidate follow by cumulative sums."""
         A, r = t.advantages, t.ratio
-        # Candidates in the ratio's own dtype: rounded differently, a ratio equal to one would fall beside it.
+        # In the ratio's own dtype: rounded differently, a ratio equal to a candidate would fall beside it.
         upper, lower = (self._candidates(side, r.device).to(r.dtype) for side in ("upper", "lower"))
-        magnitude = where(t.mask, A.abs().to(float64) * self._token_weight(t), 0.0)
-
-        # A positive token is left alone up to and including c_high, a negative one from c_low on.
-        position = ((r - self.upper_start) / self.upper_step).ceil()
-        under_upper = corrected(position, r, upper, lambda value, edge: value > edge)
-        position = ((r - self.lower_start) / self.lower_step).floor() + 1
-        over_lower = corrected(position, r, lower, lambda value, edge: value >= edge)
-        # One axis for both signs: the intervals between lower candidates follow those between upper ones.
-        interval = where(A < 0, over_lower + len(upper) + 1, under_upper).flatten()
-
-        # Above the last candidate a positive token's value is not needed, and a negative one's may be of any size.
-        value = magnitude * r
-        counted = where(r <= where(A < 0, lower[-1], upper[-1]), value, 0.0)
-        largest = magnitude.amax() * max(self.upper_stop, 1.0)
-        unit = largest.clamp(min=1e-200).log2().ceil().exp2() / UNITS
-        intervals = len(upper) + len(lower) + 2
-        sums = torch.zeros(2 * intervals, dtype=torch.int64, device=r.device).scatter_add(
-            0,
-            torch.cat([interval, interval + intervals]),
-            (torch.cat([magnitude.flatten(), counted.flatten()]) / unit).round().to(torch.int64),
-        )
-        weights, values = (sums * unit).view(2, intervals)
-        beyond = where((A < 0) & (r > lower[-1]), value, 0.0).sum()
-        values = torch.cat([values[:-1], (values[-1] + beyond)[None]])
+        interval = self._interval(A < 0, r, upper, lower)
+        magnitude = where(t.mask, A.abs() * self._token_weight(t), 0.0)
+        # Above the last candidate a positive token's value is not needed.
+        value = where((A > 0) & (r > upper[-1]), 0.0, magnitude * r)
+        weights, values = (whole_sums(x, interval, len(upper) + len(lower) + 2) for x in (magnitude, value))
         first = len(upper) + 1
         return torch.cat([weights[:first], values[:first], weights[first:], values[first:]])
 
@@ -154,8 +138,26 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
     def _token_weight(self, t: Tokens) -> Tensor | float:
         if self.weight == "none":
             return 1.0
-        log_prob = t.old_log_prob if self.weight == "old" else t.rollout_log_prob
-        return log_prob.to(float64).exp()
+        return (t.old_log_prob if self.weight == "old" else t.rollout_log_prob).exp()
+
+    def _interval(self, negative: Tensor, r: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
+        """The interval of each token's ratio: among upper candidates, or, counted on, among lower ones: int64."""
+        # torch.bucketize takes ten times as long on a CPU: the arithmetic of the regular grid gives the number of
+        # candidates passed to within one, two comparisons with the candidates themselves the rest.
+        end = torch.full_like(upper[:1], torch.inf)
+        edges = torch.cat([-end, upper, end, -end, lower, end])
+        position = where(negative, (r - self.lower_start) / self.lower_step, (r - self.upper_start) / self.upper_step)
+        last = where(negative, len(lower), len(upper)).to(torch.int32)
+        # Within 32 bits as a float, and then, for what is no number, among the candidates.
+        guess = minimum((position.floor().clamp(-1, MOST_CANDIDATES).to(torch.int32) + 1).clamp(min=0), last)
+        edge = guess + where(negative, len(upper) + 2, 0).to(torch.int32)
+        below, above = edges[edge], edges[edge + 1]
+        # A positive token is left alone up to and including c_high, a negative one from c_low on.
+        too_high = where(negative, r < below, r <= below)
+        too_low = where(negative, r >= above, r > above)
+        number = guess - too_high.to(torch.int32) + too_low.to(torch.int32)
+        # A ratio that is no number passes none.
+        return (minimum(number.clamp(min=0), last) + where(negative, len(upper) + 1, 0)).to(torch.int64)
 
     def _count(self, side: str) -> int:
         """Number of candidates of a bound; 1 (only its start) where it has no room."""
@@ -169,7 +171,8 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         start, stop, step = (getattr(self, f"{side}_{part}") for part in ("start", "stop", "step"))
         # Made on the device: copying a list to an accelerator would wait for it.
         multiples = torch.arange(self._count(side), dtype=float64, device=device)
-        return (multiples * step + start).round(decimals=GRID_DECIMALS).clamp(start, stop)
+        # Not round(decimals=): the compiler's version of it is off in the last bit.
+        return ((multiples * step + start) * GRID).round().div(GRID).clamp(start, stop)
 
     def _contributions(self, statistics: Tensor, upper: Tensor, lower: Tensor) -> tuple[Tensor, Tensor]:
         """P at every upper candidate and N at every lower one."""
@@ -194,27 +197,18 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         return (positive / denominator >= self.target) | (negative <= 0)
 
 
-def corrected(
-    position: Tensor, values: Tensor, candidates: Tensor, passes: Callable[[Tensor, Tensor], Tensor]
-) -> Tensor:
-    """How many candidates each value passes: torch.bucketize, which takes ten times as long on a CPU.
+def whole_sums(values: Tensor, interval: Tensor, intervals: int) -> Tensor:
+    """The sum of the values in each interval, (intervals,), float64, counted in whole numbers of UNITS of the largest.
 
     Args:
-        position: that number by the arithmetic of the regular grid, at most one off, (sequences, length).
-        values: (sequences, length).
-        candidates: ascending, in the values' dtype.
-        passes: (value, candidate) -> bool.
-
-    Returns:
-        int64 in [0, len(candidates)], (sequences, length).
+        values: at least 0, (sequences, length).
+        interval: int64 in [0, intervals), (sequences, length).
+        intervals: their number.
     """
-    last = len(candidates)
-    guess = position.to(torch.int64).clamp(0, last)
-    end = torch.full_like(candidates[:1], torch.inf)
-    edges = torch.cat([-end, candidates, end])
-    number = guess - (~passes(values, edges[guess])).to(torch.int64) + passes(values, edges[guess + 1]).to(torch.int64)
-    # A ratio that is no number passes none.
-    return number.clamp(0, last)
+    largest = values.amax() if values.numel() else values.sum()
+    unit = largest.clamp(min=1e-25).log2().ceil().exp2() / UNITS
+    sums = torch.zeros(intervals, dtype=torch.int64, device=values.device)
+    return sums.scatter_add(0, interval.flatten(), (values / unit).round().to(torch.int64).flatten()) * unit.to(float64)
 
 
 def sum_from(values: Tensor) -> Tensor:
