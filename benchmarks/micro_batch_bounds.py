@@ -11,7 +11,8 @@ from pathlib import Path
 import matplotlib
 import torch
 
-from verl_clipx.controllers.acpo import AcpoController
+from verl_clipx.methods.acpo import Acpo
+from verl_clipx.tokens import Tokens, tokens_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
@@ -22,7 +23,7 @@ SIZES = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 DEGREES_OF_FREEDOM = 4.0
 
 
-def batch(seed: int) -> dict[str, torch.Tensor]:
+def batch(seed: int) -> Tokens:
     """A ragged mini-batch whose policy has moved away from the old one."""
     torch.manual_seed(seed)
     probability = torch.distributions.Beta(1.2, 0.35).sample((SEQUENCES, LENGTH)).double().clamp(1e-6, 1 - 1e-9)
@@ -30,66 +31,62 @@ def batch(seed: int) -> dict[str, torch.Tensor]:
     log_ratio = ((0.02 + 0.3 * (1 - probability)) * heavy).clamp(-3, 3)
     lengths = torch.randint(LENGTH // 8, LENGTH + 1, (SEQUENCES, 1))
     old = probability.log()
-    return {
-        "ratio": log_ratio.exp(),
-        "advantages": torch.randn(SEQUENCES, 1).double().expand(-1, LENGTH),
-        "mask": torch.arange(LENGTH) < lengths,
-        "log_prob": old + log_ratio,
-        "old_log_prob": old,
-    }
-
-
-def epsilons(controller: AcpoController, tokens: dict[str, torch.Tensor], size: int) -> torch.Tensor:
-    """Epsilon of each micro-batch of a size and each bin, (micro-batches, bins)."""
-    found = []
-    for start in range(0, SEQUENCES, size):
-        part = {name: tensor[start : start + size] for name, tensor in tokens.items()}
-        found.append(controller.decide(controller.statistics(**part)).view(2, -1)[1])
-    return torch.stack(found)
-
-
-def other_side(controller: AcpoController, tokens: dict[str, torch.Tensor], size: int) -> float:
-    """Tokens that are clipped by one of the two bounds only, in shares of those clipped over the mini-batch."""
-    whole = controller.decide(controller.statistics(**tokens))
-    changed = torch.zeros((), dtype=torch.float64)
-    for start in range(0, SEQUENCES, size):
-        part = {name: tensor[start : start + size] for name, tensor in tokens.items()}
-        inside = []
-        for decision in (whole, controller.decide(controller.statistics(**part))):
-            low, high = controller.token_bounds(
-                decision, log_prob=part["log_prob"], old_log_prob=part["old_log_prob"], dtype=torch.float64
-            )
-            inside.append((part["ratio"] >= low) & (part["ratio"] <= high))
-        changed += ((inside[0] != inside[1]) & part["mask"]).sum()
-    low, high = controller.token_bounds(
-        whole, log_prob=tokens["log_prob"], old_log_prob=tokens["old_log_prob"], dtype=torch.float64
+    return tokens_of(
+        log_prob=old + log_ratio,
+        old_log_prob=old,
+        advantages=torch.randn(SEQUENCES, 1).double().expand(-1, LENGTH),
+        mask=torch.arange(LENGTH) < lengths,
+        log_ratio_clamp=None,
     )
-    clipped = tokens["mask"] & ((tokens["ratio"] < low) | (tokens["ratio"] > high))
-    return float(changed / clipped.sum())
+
+
+def micro_batches(t: Tokens, size: int) -> list[Tokens]:
+    """Tokens cut into micro-batches of a number of sequences."""
+    pieces = [[None] * SEQUENCES if tensor is None else tensor.split(size) for tensor in t]
+    return [Tokens(*piece) for piece in zip(*pieces, strict=False)]
+
+
+def epsilons(acpo: Acpo, t: Tokens, size: int) -> torch.Tensor:
+    """Epsilon of each micro-batch of a size and each bin, (micro-batches, bins)."""
+    decisions = [acpo.decide(acpo.statistics(part)) for part in micro_batches(t, size)]
+    return torch.stack(decisions)[:, acpo.bins :]
+
+
+def clipped(acpo: Acpo, t: Tokens, decision: torch.Tensor) -> torch.Tensor:
+    """Tokens outside the bounds that a decision sets, (sequences, length)."""
+    low, high = acpo.bounds(t, decision)
+    return t.mask & ((t.ratio < low) | (t.ratio > high))
+
+
+def other_side(acpo: Acpo, t: Tokens, size: int) -> float:
+    """Tokens that are clipped by one of the two bounds only, in shares of those clipped over the mini-batch."""
+    whole = clipped(acpo, t, acpo.decide(acpo.statistics(t)))
+    own = torch.cat([clipped(acpo, part, acpo.decide(acpo.statistics(part))) for part in micro_batches(t, size)])
+    return float((own != whole).sum() / whole.sum())
 
 
 def main() -> None:
     """Draws the figure and prints its numbers."""
-    controller = AcpoController()
+    acpo = Acpo()
     tokens = batch(seed=0)
-    exact = epsilons(controller, tokens, SEQUENCES)[0]
-    figure, axes = pyplot.subplots(1, controller.bins, figsize=(13, 3.2), layout="constrained")
-    print("| micro-batch | " + " | ".join(f"bin {index}" for index in range(controller.bins)) + " | other side |")
-    print("|---|" + "---|" * (controller.bins + 1))
-    by_size = {size: epsilons(controller, tokens, size) for size in SIZES}
+    exact = epsilons(acpo, tokens, SEQUENCES)[0]
+    figure, axes = pyplot.subplots(1, acpo.bins, figsize=(13, 3.2), layout="constrained")
+    print("| micro-batch | " + " | ".join(f"bin {index}" for index in range(acpo.bins)) + " | other side |")
+    print("|---|" + "---|" * (acpo.bins + 1))
+    by_size = {size: epsilons(acpo, tokens, size) for size in SIZES}
     for size, found in by_size.items():
         cells = [
             f"{column.mean():.2f} ({column.min():.2f}-{column.max():.2f})" if len(column) > 1 else f"{column[0]:.2f}"
             for column in found.T
         ]
-        print(f"| {size} | " + " | ".join(cells) + f" | {100 * other_side(controller, tokens, size):.1f} % |")
+        print(f"| {size} | " + " | ".join(cells) + f" | {100 * other_side(acpo, tokens, size):.1f} % |")
     for index, axis in enumerate(axes):
         columns = [found[:, index] for found in by_size.values()]
         axis.fill_between(SIZES, [c.min() for c in columns], [c.max() for c in columns], alpha=0.2)
         axis.plot(SIZES, [c.mean() for c in columns], "o-", markersize=3, label="micro-batches: mean, range")
         axis.axhline(exact[index], color="black", linestyle="--", linewidth=1, label="mini-batch")
         axis.set_xscale("log", base=2)
-        axis.set_title(f"probability {index / controller.bins:.1f}-{(index + 1) / controller.bins:.1f}", fontsize=9)
+        axis.set_title(f"probability {index / acpo.bins:.1f}-{(index + 1) / acpo.bins:.1f}", fontsize=9)
         axis.set_xlabel("sequences of a micro-batch")
         axis.grid(alpha=0.3)
     axes[0].set_ylabel("epsilon")
