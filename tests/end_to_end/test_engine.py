@@ -55,11 +55,13 @@ def weights(worker):
 
 def differences_after_observing(rank, world, policy, rows):
     """What an observation changed."""
+    from verl_clipx.training.step import OptimizerStep
+
     worker = build_worker(Path(policy))
     data = prepared(worker, torch.load(rows, weights_only=False), ACPO)
     engine = worker.engine
     # The first observation fills caches of PyTorch and verl.
-    observation = worker._observe(data, None)
+    observation = worker._observe(data, OptimizerStep())
     moves = []
     engine.to = lambda **arguments: moves.append(arguments)
     engine._is_offload_param = True
@@ -67,7 +69,7 @@ def differences_after_observing(rank, world, policy, rows):
     engine.module.train()
     torch.manual_seed(5)
     generator, memory = torch.get_rng_state(), bytes_of_tensors()
-    again = worker._observe(data, None)
+    again = worker._observe(data, OptimizerStep())
     equal_generator = torch.equal(generator, torch.get_rng_state())
     kept_memory = bytes_of_tensors() - memory
     ours = len(moves)

@@ -14,7 +14,7 @@ import psutil
 import pytest
 import torch
 
-from verl_clipx.controllers.acpo import AcpoController
+from verl_clipx.methods import METHODS
 
 from .runs import SECONDS, launch, output_of, step_is_logged, train, train_and_kill
 
@@ -105,10 +105,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(task, uninterrupted, in
 
 def check_bounds_follow_the_state(run, state):
     """The bounds of step 3 are those of the statistics in the file: no forward pass and no other history."""
-    controller = AcpoController()
+    acpo = METHODS["acpo"]()
     decisions = [
-        controller.decide(torch.tensor(state["statistics"][name], dtype=torch.float64))
-        for name in ("update_0", "update_1")
+        acpo.decide(torch.tensor(state["statistics"][name], dtype=torch.float64)) for name in ("update_0", "update_1")
     ]
     for index in range(5):
         expected = sum(float(decision[5 + index]) for decision in decisions) / 2

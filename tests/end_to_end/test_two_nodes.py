@@ -22,8 +22,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_clipx.controllers.acpo import AcpoController
 from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.methods import METHODS
 
 from .process_tree import kill_tree
 from .ray_nodes import REPOSITORY, Cluster, ray_cluster
@@ -270,10 +270,8 @@ def test_lagged_bounds_move_at_the_second_update(rehearsal):
 
 
 def test_its_bounds_are_those_of_the_state_in_the_checkpoint(rehearsal):
-    controller, statistics = AcpoController(), rehearsal.state(SAVED)["statistics"]
-    decisions = [
-        controller.decide(torch.tensor(statistics[name], dtype=torch.float64)) for name in ("update_0", "update_1")
-    ]
+    acpo, statistics = METHODS["acpo"](), rehearsal.state(SAVED)["statistics"]
+    decisions = [acpo.decide(torch.tensor(statistics[name], dtype=torch.float64)) for name in ("update_0", "update_1")]
     for index in range(5):
         expected = sum(float(decision[5 + index]) for decision in decisions) / 2
         found = rehearsal.resumed.log.loc[SAVED + 1, f"actor/clipx/epsilon/bin_{index}"]

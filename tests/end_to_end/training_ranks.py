@@ -46,7 +46,7 @@ class Result:
     """What an optimizer step did.
 
     Args:
-        decision: what the controller decided, or None if each micro-batch decided for itself.
+        decision: what the method decided over the mini-batch, or None if each micro-batch decided for itself.
         decisions: every decision that a micro-batch of this rank used.
         gradients: parameter name to gradient, summed over ranks.
         metrics: aggregated as verl does.
@@ -195,8 +195,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
     from verl.utils.metric import Metric
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_clipx.training import policy_loss
-    from verl_clipx.training.token_pass import TokenPass
+    from verl_clipx.compiled import TokenFunctions
+    from verl_clipx.training.layout import TokenPass
 
     result = Result()
     engine = worker.engine
@@ -222,25 +222,22 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         return type(engine).forward_step(engine, *args, **kwargs)
 
     original_all_reduce = torch.distributed.all_reduce
-    original_token_loss = policy_loss.token_loss
+    original_loss = TokenFunctions.loss
 
     def counted_all_reduce(*args, **kwargs):
         result.collectives += "verl_clipx" in sys._getframe(1).f_code.co_filename
         return original_all_reduce(*args, **kwargs)
 
-    def recorded_token_loss(*arguments):
-        loss = original_token_loss(*arguments)
-        low, high = loss.bounds
-        if isinstance(low, torch.Tensor):
-            result.decisions.append([float(low.sum()), float(high.sum())])
-        return loss
+    def recorded_loss(self, inputs, decision):
+        result.decisions.append(decision.tolist())
+        return original_loss(self, inputs, decision)
 
     engine.optimizer_step, engine.forward_step = optimizer_step, counted_forward
     with ExitStack() as restored:
         restored.callback(setattr, torch.distributed, "all_reduce", original_all_reduce)
-        restored.callback(setattr, policy_loss, "token_loss", original_token_loss)
+        restored.callback(setattr, TokenFunctions, "loss", original_loss)
         restored.callback(engine.__dict__.pop, "forward_step")
-        torch.distributed.all_reduce, policy_loss.token_loss = counted_all_reduce, recorded_token_loss
+        torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
         worker.set_loss_fn(partial(ppo_loss, config=config))
         if case.token_pass is not None:
             worker.token_pass = TokenPass(case.token_pass, 0.05, True)
