@@ -15,7 +15,7 @@ from verl_clipx.contract import example, gradient, inputs_of
 from verl_clipx.loss import Inputs, evaluate, per_token_loss, token_loss, token_statistics
 from verl_clipx.methods import BUILT_IN, METHODS, Bounds, Method
 from verl_clipx.methods.bapo import Bapo
-from verl_clipx.metrics import COUNTED, SUMMED
+from verl_clipx.metrics import TOKENS, token_metrics
 from verl_clipx.modifiers import AdvantageReweighting
 from verl_clipx.tokens import OPTIONAL
 
@@ -105,9 +105,13 @@ def test_a_loss_per_token_by_hand():
     value, weighted, sums = token_loss(METHOD, None, inputs(), torch.tensor([1.5], dtype=torch.float64))
     assert value.tolist() == [[10.0, 20.0], [40.0, 0.0]]
     assert weighted.tolist() == [[2.0, 4.0], [8.0, 0.0]]
-    found = dict(zip((*COUNTED, *SUMMED), sums.tolist(), strict=True))
     # The third token's ratio is 2 and above the bound.
-    assert (found["tokens"], found["HP"], found["mass/HP"], found["mass/M"]) == (3.0, 1.0, 8.0, 6.0)
+    found = token_metrics(sums)
+    assert [found[f"clipx/{name}"] for name in ("region_fraction/HP", "gradient_mass/HP", "gradient_mass/M")] == [
+        1,
+        8,
+        6,
+    ]
 
 
 def test_tokens_that_do_not_count_keep_their_loss():
@@ -116,7 +120,7 @@ def test_tokens_that_do_not_count_keep_their_loss():
     decision = torch.tensor([1.5], dtype=torch.float64)
     (*loss, sums), (*expected, _) = (token_loss(METHOD, None, given, decision) for given in (counting, inputs()))
     assert all(torch.equal(one, other) for one, other in zip(loss, expected, strict=True))
-    assert sums[0] == 1.0
+    assert token_metrics(sums)[TOKENS] == 1.0
 
 
 def test_shaping_comes_before_statistics_weight_and_value():

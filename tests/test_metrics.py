@@ -1,4 +1,4 @@
-"""The metrics' sums by hand: DGPO's five regions at and around the bounds, of any quantity; one transfer to the host.
+"""The metrics by hand: DGPO's five regions at and around the bounds, of any quantity; one transfer to the host.
 
 Does not cover how a worker adds them up over micro-batches and ranks.
 """
@@ -11,31 +11,33 @@ import torch
 from tests.methods.at import tokens_at
 from tests.training.host_syncs import counted_host_syncs
 from verl_clipx.methods import Bounds
-from verl_clipx.metrics import COUNTED, OUTER_REGIONS, REGIONS, SUMMED, to_host, token_metrics, token_sums
+from verl_clipx.metrics import REGIONS, to_host, token_metrics, token_sums
 
 NO_BOUNDS = Bounds(0.0, math.inf)
 
 
-def sums_of(ratio, advantages, bounds=NO_BOUNDS, *, bounded=None, weighted=None, dual_clip=None, counted=None, **given):
-    """`token_sums` of one sequence, by name."""
+def metrics_of(
+    ratio, advantages, bounds=NO_BOUNDS, *, bounded=None, weighted=None, dual_clip=None, counted=None, **given
+):
+    """The metrics of one sequence, summed over its tokens."""
     t = tokens_at(torch.tensor([ratio]), torch.tensor([advantages]), **given)
     weighted = t.ratio * t.advantages if weighted is None else torch.tensor([weighted])
     sums = token_sums(t, t.ratio if bounded is None else torch.tensor([bounded]), bounds, weighted, dual_clip, counted)
     assert sums.dtype == torch.float64
-    return dict(zip((*COUNTED, *SUMMED), sums.tolist(), strict=True))
+    return {name: value.item() for name, value in token_metrics(sums).items()}
 
 
 def regions(ratio, advantages, bounds, **given):
-    """Each token's region, from its own sums."""
+    """Each token's region, from its own metrics, by number and by mass."""
     names = []
     for token in range(len(ratio)):
         counted = torch.tensor([[token == other for other in range(len(ratio))]])
-        # The mass of weight 1 counts the tokens of M too, which the other regions leave.
-        found = sums_of(ratio, advantages, bounds, weighted=[1.0] * len(ratio), counted=counted, **given)
-        members = [region for region in REGIONS if found[f"mass/{region}"]]
-        assert len(members) == found["tokens"] == 1
-        assert [region for region in OUTER_REGIONS if found[region]] == [name for name in members if name != "M"]
-        names += members
+        found = metrics_of(ratio, advantages, bounds, weighted=[-2.0] * len(ratio), counted=counted, **given)
+        (region,) = (region for region in REGIONS if found[f"clipx/region_fraction/{region}"])
+        assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [
+            2.0 * (name == region) for name in REGIONS
+        ]
+        names.append(region)
     return names
 
 
@@ -72,42 +74,35 @@ ADVANTAGES = [-1.0, 1.0, 1.0, -1.0, 1.0, -1.0]
 BOUNDS = Bounds(0.8, 1.2)
 
 
-def test_sums_by_hand():
+def test_metrics_by_hand():
     weighted = [0.0, 0.25, 0.5, -4.0, 1.0, -8.0]
-    found = sums_of(RATIO, ADVANTAGES, BOUNDS, weighted=weighted, dual_clip=3.0)
-    log_ratio = found.pop("log_ratio")
-    assert log_ratio == pytest.approx(4 * math.log(2), rel=1e-6)
+    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, weighted=weighted, dual_clip=1.5)
+    assert found.pop("actor/ppo_kl") == pytest.approx(-4 * math.log(2), rel=1e-6)
     assert found == {
-        **{"tokens": 6, "LN": 1, "HP": 1, "LP": 1, "HN": 2, "dual_clipped": 2, "ratio": 16.0},
-        **{"mass/LN": 0.0, "mass/HP": 0.25, "mass/LP": 0.5, "mass/HN": 12.0, "mass/M": 1.0},
+        **{"tokens": 6, "clipx/ratio_mean": 16.0, "actor/pg_clipfrac": 2, "actor/pg_clipfrac_lower": 2},
+        **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1},
+        **{f"clipx/region_fraction/{name}": n for name, n in zip(REGIONS, (1, 1, 1, 2, 1), strict=True)},
+        **{
+            f"clipx/gradient_mass/{name}": mass for name, mass in zip(REGIONS, (0.0, 0.25, 0.5, 12.0, 1.0), strict=True)
+        },
     }
+    assert not [name for name in found if "max" in name or "min" in name]
 
 
 @pytest.mark.parametrize("by", ["mask", "counted"])
 def test_only_tokens_in_the_mask_that_count_are_added_up(by):
     chosen = torch.tensor([[False, True, False, True, False, False]])
-    found = sums_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=3.0, **{by: chosen})
-    assert [found[name] for name in ("tokens", "LN", "HP", "LP", "HN", "dual_clipped")] == [2, 0, 1, 0, 1, 1]
-    assert (found["ratio"], found["mass/HP"], found["mass/HN"], found["mass/M"]) == (6.0, 2.0, 4.0, 0.0)
-
-
-def test_metrics_by_hand():
-    numbers = [10.0, 1.0, 2.0, 3.0, 1.5, 0.5, -4.0, 12.0, 5.0, 6.0, 7.0, 8.0, 9.0]
-    found = token_metrics(torch.tensor(numbers, dtype=torch.float64))
-    assert {name: value.item() for name, value in found.items()} == {
-        **{"tokens": 10.0, "actor/ppo_kl": 4.0, "clipx/ratio_mean": 12.0, "actor/pg_clipfrac": 3.0},
-        **{"clipx/clip_fraction_low": 1.0, "clipx/clip_fraction_high": 2.0, "actor/pg_clipfrac_lower": 0.5},
-        **{f"clipx/region_fraction/{name}": n for name, n in zip(REGIONS, (1.0, 2.0, 3.0, 1.5, 2.5), strict=True)},
-        **{f"clipx/gradient_mass/{name}": n for name, n in zip(REGIONS, (5.0, 6.0, 7.0, 8.0, 9.0), strict=True)},
-    }
-    assert not [name for name in found if "max" in name or "min" in name]
+    found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
+    assert [found[f"clipx/region_fraction/{name}"] for name in REGIONS] == [0, 1, 0, 1, 0]
+    assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
+    assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)
 
 
 def test_a_long_sequence_is_counted_exactly():
     length = 1_000_003
     t = tokens_at(torch.full((2, length), 2.0), torch.ones(2, length))
     sums = token_sums(t, t.ratio, BOUNDS, t.advantages, None, None)
-    assert dict(zip(COUNTED, sums.tolist(), strict=False))["HP"] == 2 * length
+    assert token_metrics(sums)["clipx/region_fraction/HP"] == 2 * length
 
 
 def test_groups_reach_the_host_together():

@@ -185,6 +185,22 @@ def test_a_mistake_is_named_and_leaves_the_module_s_others_alone(mistake, users_
     assert (METHODS["grpo"], METHODS["acpo"]) == (Grpo, Acpo)
 
 
+def test_a_parameter_that_the_bounds_have_too_keeps_its_range(users_module):
+    users_module(HEAD + SOUND)
+    with pytest.raises(ValueError, match=r"clipx\.clip_high=0\.5: must be a number \(at least 1"):
+        build(function="users_losses:function", clip_high=0.5)
+
+
+def test_a_function_that_names_the_clamp_gets_the_ratio_without_it(users_module):
+    function = "@register_loss('users_{0}')\ndef {0}(ratio{1}):\n    return ratio\n"
+    users_module(HEAD + function.format("clamped", "") + function.format("free", ", *, log_ratio_clamp=5"))
+    inputs = {name: torch.tensor([[value]]) for name, value in (("old_log_prob", -30.0), ("advantages", 1.0))}
+    for name, log_ratio in (("clamped", 20.0), ("free", 30.0)):
+        method = build(function=f"users_losses:{name}").method
+        found = evaluate(method, log_prob=torch.zeros(1, 1), mask=torch.ones(1, 1, dtype=torch.bool), **inputs).weight
+        assert found.log().item() == pytest.approx(log_ratio)
+
+
 def test_a_method_of_a_taken_name_cannot_be_built_at_all(users_module):
     text, message = MISTAKES["a class's taken name"]
     with pytest.raises(ValueError, match=message):

@@ -153,8 +153,6 @@ def method_of(loaded: Any) -> type[Method]:
         )
     if isinstance(method, ValueError):
         raise method
-    if method.refused is not None:
-        raise method.refused
     # Its own, not a parent's: a class without them would be announced as another method.
     if not vars(method).get("name") or "__dataclass_fields__" not in vars(method):
         raise ValueError(
