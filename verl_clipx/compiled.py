@@ -1,6 +1,7 @@
 """One graph each for a configuration's loss and for its statistics, made by torch.compile before the first step."""
 
 import logging
+import math
 import types
 from collections.abc import Callable
 from functools import cache
@@ -20,6 +21,9 @@ logger = logging.getLogger(__name__)
 # Sizes that are no others': equal ones would become one symbol of the graph.
 EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 41
 
+# Numbers in the widest vector of a CPU, of float32 and so of float64 too.
+VECTOR = 16
+
 
 class TokenFunctions:
     """`token_loss` and `token_statistics` of one configuration, compiled or not.
@@ -27,28 +31,29 @@ class TokenFunctions:
     Args:
         method: the method.
         shaping: advantage reweighting, or None.
-        compiled: whether to compile; where the compiler is missing or fails, a warning says so once and the functions
+        compiled: whether to compile; where the compiler is missing or fails, a warning says so once and both functions
             stay as they are.
     """
 
     def __init__(self, method: Method, shaping: AdvantageReweighting | None, *, compiled: bool):
-        self.method, self.shaping = method, shaping
-        self._loss, self._statistics = token_loss, token_statistics
-        self.compiled = compiled
+        self.method, self.shaping, self.compiled = method, shaping, compiled
         if compiled:
-            self._loss, self._statistics = compile_alone(token_loss), compile_alone(token_statistics)
+            try:
+                self._fused = {function: compile_alone(function) for function in (token_loss, token_statistics)}
+            except Exception as error:
+                self._stay_uncompiled(error)
 
     def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
         """As `token_loss`; no gradient flows through."""
         rows, columns = inputs.mask.shape
-        value, weighted, sums = self._call("_loss", token_loss, alike(inputs), decision)
+        value, weighted, sums = self._call(token_loss, inputs, decision)
         return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
 
     def statistics(self, inputs: Inputs) -> Tensor:
         """As `token_statistics`; no gradient flows through."""
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
-        return self._call("_statistics", token_statistics, alike(inputs))
+        return self._call(token_statistics, inputs)
 
     def prepare(self, device: torch.device | str, *, counted: bool, dtype: torch.dtype = torch.float32) -> None:
         """Compiles now, so that no step waits for it.
@@ -62,17 +67,19 @@ class TokenFunctions:
             inputs = example_inputs(self.method, device, counted=counted, dtype=dtype)
             self.loss(inputs, self.method.decide(self.statistics(inputs)))
 
-    def _call(self, name: str, eager: Callable[..., Any], *arguments: Any) -> Any:
-        function = getattr(self, name)
+    def _call(self, function: Callable[..., Any], inputs: Inputs, *decision: Tensor) -> Any:
         # Without gradient and autocast: both would be graphs of their own, and autocast would lose precision.
-        with torch.no_grad(), torch.autocast(arguments[0].mask.device.type, enabled=False):
-            if function is not eager:
+        with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
+            if self.compiled:
                 try:
-                    return function(self.method, self.shaping, *arguments)
+                    return self._fused[function](self.method, self.shaping, alike(inputs), *decision)
                 except Exception as error:
-                    logger.warning(NOT_COMPILED, eager.__name__, self.method.name, type(error).__name__, error)
-                    setattr(self, name, eager)
-            return eager(self.method, self.shaping, *arguments)
+                    self._stay_uncompiled(error)
+            return function(self.method, self.shaping, inputs, *decision)
+
+    def _stay_uncompiled(self, error: Exception) -> None:
+        self.compiled = False
+        logger.warning(NOT_COMPILED, self.method.name, type(error).__name__, error)
 
 
 @cache
@@ -99,11 +106,12 @@ def alike(inputs: Inputs) -> Inputs:
         inputs: a micro-batch.
 
     Returns:
-        Detached, contiguous, of the compute dtype, with at least two sequences of at least two tokens: sizes of 0 and 1
-        would be graphs of their own.
+        Detached, contiguous, of the compute dtype, padded: a size of 0 or 1 would be a graph of its own, and at the end
+        of a row that is no multiple of its vectors the CPU's code takes another exp, which differs in the last bit.
     """
     rows, columns = inputs.mask.shape
-    missing = (0, max(2 - columns, 0), 0, max(2 - rows, 0))
+    multiple = VECTOR if inputs.mask.device.type == "cpu" else 1
+    missing = (0, max(math.ceil(columns / multiple) * multiple, 2) - columns, 0, max(2 - rows, 0))
     dtype = compute_dtype(inputs.log_prob.dtype)
 
     def one(values: Tensor | None) -> Tensor | None:
@@ -141,4 +149,4 @@ def example_inputs(method: Method, device: torch.device | str, *, counted: bool,
     )
 
 
-NOT_COMPILED = "clipx.compile: %s of %s stays uncompiled, the compiler failed: %s: %s"
+NOT_COMPILED = "clipx.compile: %s stays uncompiled, the compiler failed: %s: %s"

@@ -12,11 +12,10 @@ from verl_clipx.tokens import Tokens
 TOKENS = "tokens"
 
 # L and H: below the lower or above the upper bound; N and P: negative or positive advantage; M: the rest.
-OUTER_REGIONS = ("LN", "HP", "LP", "HN")
-REGIONS = (*OUTER_REGIONS, "M")
+REGIONS = ("LN", "HP", "LP", "HN", "M")
 
 # What `token_sums` adds up, in its order: numbers of tokens, then sums of values.
-COUNTED = (TOKENS, *OUTER_REGIONS, "dual_clipped")
+COUNTED = (TOKENS, "dual_clipped", *REGIONS)
 SUMMED = ("log_ratio", "ratio", *(f"mass/{region}" for region in REGIONS))
 
 
@@ -39,16 +38,29 @@ def token_sums(
     """
     mask = t.mask if counted is None else t.mask & counted
     negative, positive = mask & (t.advantages < 0), mask & (t.advantages > 0)
-    below, above = bounded < bounds.low, bounded > bounds.high
-    regions = (below & negative, above & positive, below & positive, above & negative)
-    inner = mask & ~((below | above) & (negative | positive))
-    dual_clipped = mask & False if dual_clip is None else negative & (t.ratio > dual_clip)
+    below, above, mass = bounded < bounds.low, bounded > bounds.high, weighted.abs()
+
     # A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
-    counts = [members.sum(-1, dtype=torch.float32) for members in (mask, *regions, dual_clipped)]
-    summed = [where(mask, values, 0.0).sum(-1) for values in (t.log_ratio, t.ratio)]
-    mass = weighted.abs()
-    summed += [where(region, mass, 0.0).sum(-1) for region in (*regions, inner)]
-    return torch.stack([*counts, *summed]).sum(-1, dtype=torch.float64)
+    def number(members: Tensor) -> Tensor:
+        return members.sum(-1, dtype=torch.float32)
+
+    def total(values: Tensor, members: Tensor) -> Tensor:
+        return where(members, values, 0.0).sum(-1)
+
+    def both(members: Tensor) -> tuple[Tensor, Tensor]:
+        return number(members), total(mass, members)
+
+    regions = (
+        both(below & negative),
+        both(above & positive),
+        both(below & positive),
+        both(above & negative),
+        both(mask & ~((below | above) & (negative | positive))),
+    )
+    dual_clipped = mask & False if dual_clip is None else negative & (t.ratio > dual_clip)
+    counts = [number(mask), number(dual_clipped), *(count for count, _ in regions)]
+    sums = [total(t.log_ratio, mask), total(t.ratio, mask), *(mass_of_region for _, mass_of_region in regions)]
+    return torch.stack([*counts, *sums]).sum(-1, dtype=torch.float64)
 
 
 def token_metrics(sums: Tensor) -> dict[str, Tensor]:
@@ -62,19 +74,17 @@ def token_metrics(sums: Tensor) -> dict[str, Tensor]:
         gradient mass is |F*A|. `tokens` is the number of tokens.
     """
     found = dict(zip((*COUNTED, *SUMMED), sums.unbind(), strict=True))
-    counts = {region: found[region] for region in OUTER_REGIONS}
-    counts["M"] = found[TOKENS] - sum(counts.values())
     metrics = {
         TOKENS: found[TOKENS],
         "actor/ppo_kl": -found["log_ratio"],
         "clipx/ratio_mean": found["ratio"],
-        "clipx/clip_fraction_low": counts["LN"],
-        "clipx/clip_fraction_high": counts["HP"],
-        "actor/pg_clipfrac": counts["LN"] + counts["HP"],
+        "clipx/clip_fraction_low": found["LN"],
+        "clipx/clip_fraction_high": found["HP"],
+        "actor/pg_clipfrac": found["LN"] + found["HP"],
         "actor/pg_clipfrac_lower": found["dual_clipped"],
     }
     for region in REGIONS:
-        metrics[f"clipx/region_fraction/{region}"] = counts[region]
+        metrics[f"clipx/region_fraction/{region}"] = found[region]
         metrics[f"clipx/gradient_mass/{region}"] = found[f"mass/{region}"]
     return metrics
 

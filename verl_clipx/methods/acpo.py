@@ -2,8 +2,7 @@
 
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor, float64, stack, where
+from torch import Tensor, cat, float64, int32, stack, where
 
 from verl_clipx.methods.grpo import ClippedSurrogate
 from verl_clipx.methods.method import Bounds, not_above
@@ -16,16 +15,14 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     """Bounds per probability bin, from the spread of the ratio in the bin.
 
     Bounds 1 -+ epsilon, epsilon = alpha sigma + epsilon_base, sigma the ratio's population standard deviation in the
-    bin. A large mean costs precision: sigma has a relative error of about 1e-16 (1 + (mean - 1)^2 / variance).
+    bin, with a relative error of about 1e-16 (1 + (mean - 1)^2 / variance).
     """
 
     alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
     epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin without spread")
-    epsilon_min: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1e3)), "epsilon is at least this; null: free"
-    )
+    epsilon_min: float | None = parameter(None, optional(number(at_least=0, at_most=1e3)), "least epsilon; null: free")
     epsilon_max: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1e6)), "epsilon is at most this; null: free"
+        None, optional(number(at_least=0, at_most=1e6)), "largest epsilon; null: free"
     )
     bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins")
     bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
@@ -48,12 +45,11 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
 
     def statistics(self, t: Tokens) -> Tensor:
         """Of each bin: number of tokens, sum of r - 1, sum of (r - 1)^2."""
-        # A masked sum a bin: one pass, and no atomic additions, so it is the same to the last bit each time.
+        # A masked sum a bin fuses into one pass without atomic additions: the same to the last bit each time.
         deviation, bin = t.ratio.to(float64) - 1, self._bin(t)
         members = [t.mask & (bin == k) for k in range(self.bins)]
-        counts = [member.sum(dtype=torch.int32).to(float64) for member in members]
         sums = [where(m, x, 0.0).sum() for x in (deviation, deviation * deviation) for m in members]
-        return stack(counts + sums)
+        return stack([m.sum(dtype=float64) for m in members] + sums)
 
     def decide(self, statistics: Tensor) -> Tensor:
         """Each bin's sigma, then each bin's epsilon."""
@@ -64,7 +60,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         epsilon = self.alpha * sigma + self.epsilon_base
         epsilon = epsilon if self.epsilon_min is None else epsilon.clamp(min=self.epsilon_min)
         epsilon = epsilon if self.epsilon_max is None else epsilon.clamp(max=self.epsilon_max)
-        return torch.cat([sigma, where(used, epsilon, self.epsilon_base)])
+        return cat([sigma, where(used, epsilon, self.epsilon_base)])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         of_bin, bin = decision[self.bins :].to(t.ratio.dtype), self._bin(t)
@@ -80,4 +76,4 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def _bin(self, t: Tokens) -> Tensor:
         probability = (t.old_log_prob if self.bin_on == "old" else t.log_prob).exp()
         # Rounding can put a probability above 1; the last bin contains its upper edge.
-        return (probability * self.bins).to(torch.int32).clamp(0, self.bins - 1)
+        return (probability * self.bins).to(int32).clamp(0, self.bins - 1)
