@@ -252,14 +252,14 @@ def test_the_order_of_tokens_does_not_matter_to_the_last_bit():
     t = tokens_at(log_ratio.exp(), advantages, old_log_prob=-old_log_prob.abs())
     order = torch.randperm(300, generator=generator)
     one, other = (Bapo().statistics(u) for u in (t, type(t)(*(None if part is None else part[:, order] for part in t))))
-    # But for the last: values of negative tokens above every candidate may be huge, and stay in floating point.
-    assert torch.equal(one[:-1], other[:-1])
+    assert torch.equal(one, other)
 
 
-def test_a_huge_ratio_leaves_the_other_sums_as_they_are():
+def test_a_huge_ratio_leaves_the_sums_of_the_other_sign_as_they_are():
     ratio, advantages = [1.1, 1.3, 0.7, 0.8], [0.3, 0.7, -0.3, -0.7]
     one, other = (
         Bapo().statistics(tokens_at(row(*ratio, *more), row(*advantages, *[-0.9] * len(more)))) for more in ([], [1e8])
     )
-    # The token's weight and value, both above the last of 16 lower candidates.
-    assert (other - one).nonzero().flatten().tolist() == [len(one) - 18, len(one) - 1]
+    # All but the 2 * 17 sums of negative tokens. Those are counted in larger units, still tiny parts of their total.
+    assert torch.equal(other[:-34], one[:-34])
+    assert_close(other[-34:], one[-34:] + torch.tensor([0] * 16 + [0.9] + [0] * 16 + [0.9e8]), rtol=0, atol=1e-2)

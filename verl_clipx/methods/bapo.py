@@ -107,11 +107,11 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         # In the ratio's own dtype: rounded differently, a ratio equal to a candidate would fall beside it.
         upper, lower = (self._candidates(side, r.device).to(r.dtype) for side in ("upper", "lower"))
         interval = self._interval(A < 0, r, upper, lower)
-        magnitude = where(t.mask, A.abs() * self._token_weight(t), 0.0)
+        weight = where(t.mask, A * self._token_weight(t), 0.0)
         # Above the last candidate a positive token's value is not needed.
-        value = where((A > 0) & (r > upper[-1]), 0.0, magnitude * r)
-        weights, values = (whole_sums(x, interval, len(upper) + len(lower) + 2) for x in (magnitude, value))
-        first = len(upper) + 1
+        value = where((A > 0) & (r > upper[-1]), 0.0, weight * r)
+        first, second = len(upper) + 1, len(lower) + 1
+        weights, values = (whole_sums(x, interval, first, second) for x in (weight, value))
         return torch.cat([weights[:first], values[:first], weights[first:], values[first:]])
 
     def decide(self, statistics: Tensor) -> Tensor:
@@ -197,18 +197,22 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         return (positive / denominator >= self.target) | (negative <= 0)
 
 
-def whole_sums(values: Tensor, interval: Tensor, intervals: int) -> Tensor:
-    """The sum of the values in each interval, (intervals,), float64, counted in whole numbers of UNITS of the largest.
+def whole_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -> Tensor:
+    """The sum of the values' magnitudes in each interval, (positive + negative,), float64, counted in whole numbers.
+
+    A sign has its own unit: a single large value of the other one would leave little of its sums.
 
     Args:
-        values: at least 0, (sequences, length).
-        interval: int64 in [0, intervals), (sequences, length).
-        intervals: their number.
+        values: (sequences, length), at least 0 in the intervals for positive tokens, at most 0 in the others.
+        interval: int64 in [0, positive + negative), (sequences, length).
+        positive, negative: number of intervals for tokens of each sign, in this order.
     """
-    largest = values.amax() if values.numel() else values.sum()
-    unit = largest.clamp(min=1e-25).log2().ceil().exp2() / UNITS
-    sums = torch.zeros(intervals, dtype=torch.int64, device=values.device)
-    return sums.scatter_add(0, interval.flatten(), (values / unit).round().to(torch.int64).flatten()) * unit.to(float64)
+    ends = values.aminmax() if values.numel() else (values.sum(), values.sum())
+    units = torch.stack([ends[1], -ends[0]]).clamp(min=1e-25).log2().ceil().exp2() / UNITS
+    whole = (values / where(values < 0, units[1], units[0])).abs().round().to(torch.int64)
+    sums = torch.zeros(positive + negative, dtype=torch.int64, device=values.device)
+    unit = torch.cat([units[0].expand(positive), units[1].expand(negative)]).to(float64)
+    return sums.scatter_add(0, interval.flatten(), whole.flatten()) * unit
 
 
 def sum_from(values: Tensor) -> Tensor:
