@@ -1,6 +1,7 @@
 """Launches the real verl on the CPU, as a user would, and reads what it logged."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from verl_clipx.diagnostics.run_log import last_step, read_run_log
 from .process_tree import kill_tree
 
 SECONDS = 600
+REPOSITORY = Path(__file__).parents[2]
 
 
 @dataclass(frozen=True)
@@ -145,3 +147,13 @@ def metrics_of(folder: Path) -> Path:
 def output_of(folder: Path) -> str:
     """What the run in a folder has printed."""
     return (folder / "run.log").read_text(errors="replace")
+
+
+def write_documented_method(folder: Path) -> Path:
+    """Writes the method that docs/own_loss.md shows into a module `spread_clip` of a folder, as a user would."""
+    (block,) = re.findall(
+        r"```python\n(# spread_clip\.py\n.*?)```", (REPOSITORY / "docs/own_loss.md").read_text(), re.S
+    )
+    assert len(block.splitlines()) < 40, "a controller of under 40 lines"
+    (folder / "spread_clip.py").write_text(block)
+    return folder

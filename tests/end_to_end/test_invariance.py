@@ -112,8 +112,9 @@ def largest_difference(first, second):
 def test_bounds_and_gradients_are_those_of_the_whole_mini_batch(results, name, cut):
     whole, part = results[CUTS[0], name], results[cut, name]
     if whole.decision is not None:
-        # BAPO's bounds are grid points: equal, but for the shares, which are sums.
-        assert part.decision == pytest.approx(whole.decision, rel=1e-12, abs=1e-12)
+        # BAPO's bounds are grid points: equal, but for the shares, sums of numbers that each micro-batch rounds.
+        tolerance = 1e-9 if name.startswith("bapo") else 1e-12
+        assert part.decision == pytest.approx(whole.decision, rel=tolerance, abs=tolerance)
         if name.startswith("bapo"):
             assert part.decision[:2] == whole.decision[:2]
     assert largest_difference(whole.gradients, part.gradients) < 1e-6

@@ -149,7 +149,11 @@ class ClipxTraining:
             logger.warning(ONE_UPDATE)
         self.parameter_sync_step = run.parameter_sync_step or 1
         self._watch_optimizer_step()
-        settings.functions(self._device()).prepare(self._device(), counted=settings.update is not None)
+        functions = settings.functions(self._device())
+        functions.prepare(self._device(), counted=settings.update is not None)
+        if self.rank == 0 and functions.compiled:
+            # Not logged: verl's workers show warnings alone.
+            print(COMPILED, flush=True)
         super().set_loss_fn(observing(loss_fn, settings, lambda: self.step))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -294,6 +298,7 @@ class ClipxTraining:
         self.engine.optimizer_step = optimizer_step
 
 
+COMPILED = "clipx: the loss and its statistics are compiled before the first step."
 ONE_UPDATE = (
     "clipx: this run makes one update per rollout batch (data.train_batch_size equals ppo_mini_batch_size and "
     "ppo_epochs is 1), so the ratio is 1 and clipping cannot act. For several updates set "
