@@ -4,8 +4,8 @@ Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over 
 masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
 scopes cost; that each of the eight methods does what it does; as a negative control that `micro_batch` does depend on
 the cut, and that a loss without statistics does not need any of this. Computed in float64, so that only the order of
-summation is left. Not covered: Ray and rollouts (test_training.py), packing and sequence parallelism (they need flash
-attention), rounding in half precision.
+summation is left, and in BAPO's sums their last bits. Not covered: Ray and rollouts (test_training.py), packing and
+sequence parallelism (they need flash attention), rounding in half precision.
 """
 
 import pytest
