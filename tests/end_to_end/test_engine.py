@@ -1,7 +1,8 @@
 """What the plugin leaves behind in verl's engine, on one rank: nothing but the bounds.
 
 Covers, with the real training worker and FSDP2 engine: observing changes neither random numbers, weights, gradients,
-engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered; a run with one
+engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered, and an
+advantage or old log-probability that is not finite makes it one, in every method; a run with one
 update per rollout batch says so, once; a checkpoint whose state of the bounds is cut short or missing stops with an
 error, or starts afresh when asked to.
 Not covered: memory of an accelerator, packing and sequence parallelism.
@@ -9,12 +10,16 @@ Not covered: memory of an accelerator, packing and sequence parallelism.
 
 import contextlib
 import gc
+import itertools
 import logging
+import math
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
+
+from verl_clipx.methods import BUILT_IN
 
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
 
@@ -113,6 +118,23 @@ def after_an_infinite_gradient(rank, world, policy, rows):
     return found
 
 
+def steps_with_a_number_that_is_not_finite(rank, world, policy, rows):
+    """Of every method and kind of input: whether the norm was finite, the weights that moved, the state's steps."""
+    worker = build_worker(Path(policy))
+    loaded = torch.load(rows, weights_only=False)
+    found = {}
+    for name in BUILT_IN:
+        overrides = (f"+clipx={name}", "actor_rollout_ref.rollout.calculate_log_probs=true")
+        for field, value in itertools.product(("advantages", "old_log_probs"), (torch.nan, torch.inf, -torch.inf)):
+            data = prepared(worker, loaded, overrides)
+            data[field].values()[0] = value
+            before = weights(worker)
+            worker.train_batch(data)
+            moved = [key for key, weight in weights(worker).items() if not torch.equal(weight, before[key])]
+            found[name, field, value] = (math.isfinite(worker.gradient_norm), moved, worker.planner.state.step)
+    return found
+
+
 def notices(rank, world, policy):
     """What the worker logs when the loss is set, for a run with one update a rollout batch and one with two."""
     from verl.workers.utils.losses import ppo_loss
@@ -172,6 +194,7 @@ def found(policy, rows, tmp_path_factory):
     calls = [
         (differences_after_observing, *given),
         (after_an_infinite_gradient, *given),
+        (steps_with_a_number_that_is_not_finite, *given),
         (notices, str(policy)),
         (after_a_checkpoint, *given, str(tmp_path_factory.mktemp("checkpoint"))),
     ]
@@ -210,6 +233,12 @@ def test_a_skipped_step_is_not_remembered(found):
     assert torch.isfinite(third[1]).all() and not torch.equal(skipped[1], third[1])
     assert all(torch.equal(second[2][name], skipped[2][name]) for name in second[2])
     assert any(not torch.equal(third[2][name], skipped[2][name]) for name in third[2])
+
+
+def test_whatever_is_not_finite_skips_the_step_of_every_method(found):
+    found = found["steps_with_a_number_that_is_not_finite"]
+    assert len(found) == 6 * len(BUILT_IN)
+    assert {key: result for key, result in found.items() if result != (False, [], 0)} == {}
 
 
 def test_one_update_per_rollout_batch_is_said_once(found):

@@ -13,7 +13,7 @@ import math
 import pytest
 
 from .method_checks import CHECKS, SETTINGS
-from .runs import Run, train, write_documented_method
+from .runs import REPOSITORY, Run, train, write_documented_method
 
 pytestmark = pytest.mark.end_to_end
 
@@ -44,7 +44,7 @@ def own(task, tmp_path_factory) -> Run:
         "clipx.compile=true",
         *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
         "trainer.n_gpus_per_node=2",
-        environment={"PYTHONPATH": str(folder)},
+        environment={"PYTHONPATH": f"{REPOSITORY}:{folder}"},
         steps=STEPS,
     )
 
