@@ -53,11 +53,17 @@ def doctor(
 
 
 @app.command()
-def methods(name: Annotated[str | None, typer.Argument(help="A method, for its parameters.")] = None) -> None:
+def methods(
+    name: Annotated[str | None, typer.Argument(help="A method, for its parameters.")] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that README has.")] = False,
+) -> None:
     """List the methods, or the parameters of one."""
-    from verl_clipx.listing import groups_of, method_rows, parameter_rows
+    from verl_clipx.listing import groups_of, markdown_table, method_rows, parameter_rows
     from verl_clipx.methods import method_named
 
+    if markdown:
+        print(markdown_table())
+        return
     if name is None:
         table = Table(title="methods: +clipx=<group>")
         for heading in ("method", "what it does", "source", "groups"):

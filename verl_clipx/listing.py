@@ -50,3 +50,16 @@ def parameter_rows(method: str, groups: list[str]) -> list[tuple[str, ...]]:
         shown = ["null" if value == "None" else value for value in shown]
         rows.append((field.name, *shown, field.metadata["allowed"].description, field.metadata["meaning"]))
     return rows
+
+
+def markdown_table() -> str:
+    """README's table of methods, a row a method: its groups, what it does, source, file."""
+    rows = ["| `+clipx=` | what it does | source | file |", "|---|---|---|---|"]
+    for name, method in METHODS.items():
+        if method.__module__.startswith("verl_clipx.methods."):
+            groups = ", ".join(f"`{group}`" for group in groups_of(name))
+            file = method.__module__.replace(".", "/") + ".py"
+            rows.append(
+                f"| {groups} | {method.summary().rstrip('.')} | {method.source} | [{file.split('/', 1)[1]}]({file}) |"
+            )
+    return "\n".join(rows)
