@@ -36,7 +36,7 @@ def _install_worker(engine_workers: ModuleType) -> None:
 
 def _register_agent_loop(_: ModuleType) -> None:
     # verl's registry is filled by importing the agent loop's module.
-    import verl_clipx.training.seeded_rollout  # noqa: F401
+    import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
 def _register_resolver(omegaconf: ModuleType) -> None:

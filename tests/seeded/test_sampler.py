@@ -16,8 +16,8 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-from verl_clipx.training import seeded_sampler
-from verl_clipx.training.seeded_sampler import SeededReplayBuffer, row_order, seeded
+from verl_clipx.seeded import sampler as seeded_sampler
+from verl_clipx.seeded.sampler import SeededReplayBuffer, row_order, seeded
 
 
 def fields(index, seed):

@@ -47,7 +47,7 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):
                 ``session_id``).
 
         Returns:
-            verl's output; ``extra_fields`` also has ``prompt_index`` and ``sampling_seed``, by which `seeded_sampler`
+            verl's output; ``extra_fields`` also has ``prompt_index`` and ``sampling_seed``, by which `sampler.py`
             orders rows.
 
         Raises:

@@ -15,7 +15,7 @@ import torch
 from verl.experimental.agent_loop.agent_loop import AgentLoopMetrics, AgentLoopOutput, _agent_loop_registry
 from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
 
-from verl_clipx.training.seeded_rollout import NAME, SeededSingleTurnAgentLoop, sampling_seed
+from verl_clipx.seeded.agent_loop import NAME, SeededSingleTurnAgentLoop, sampling_seed
 
 MESSAGES = [{"role": "user", "content": "2 3 = 5"}]
 
@@ -104,7 +104,7 @@ def test_it_is_registered_under_the_name_that_the_group_chooses(composed):
 )
 def test_the_group_s_sampler_is_chosen_in_any_order(composed, overrides):
     sampler = composed(*overrides).trainer.v1.sampler
-    assert sampler.custom_sampler == {"path": "pkg://verl_clipx.training.seeded_sampler", "name": "seeded"}
+    assert sampler.custom_sampler == {"path": "pkg://verl_clipx.seeded.sampler", "name": "seeded"}
     cpu = "+hardware=cpu" in overrides
     assert sampler.sampler_kwargs.get("poll_interval") == (0.2 if cpu else None)
     assert sampler.sampler_kwargs.rollout_name == ("cpu" if cpu else "vllm")
