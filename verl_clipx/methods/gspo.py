@@ -1,0 +1,55 @@
+"""GSPO (arXiv 2507.18071): PPO's clip on one ratio for a whole sequence, the geometric mean of its tokens' ratios."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, minimum, where
+
+from verl_clipx.methods.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds
+from verl_clipx.parameters import number, optional, parameter
+from verl_clipx.tokens import Tokens, saturation_limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 7; per token as in Eq. 13-14"):
+    """PPO's clip on the ratio of the whole sequence.
+
+    s = exp(mean of log r over the sequence's tokens). F = s, or 0 where A > 0 and s > high, where A < 0 and s < low,
+    and where log s > log_ratio_clamp. Averaged by seq-mean-token-mean this is the gradient of Eq. 5.
+    """
+
+    clip_low: float | None = parameter(
+        0.9997, optional(number(at_least=0, at_most=1)), "lower clip bound on the sequence's ratio; null: none"
+    )
+    clip_high: float | None = parameter(
+        1.0004,
+        optional(number(at_least=1, at_most=LARGEST_BOUND)),
+        "upper clip bound on the sequence's ratio; null: none",
+    )
+    log_ratio_clamp: float | None = parameter(
+        10.0,
+        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
+        "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: not",
+    )
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The sequence's ratio, at each of its tokens."""
+        highest = math.inf if self.log_ratio_clamp is None else self.log_ratio_clamp
+        return self._log_ratio(t).clamp(max=highest).exp().expand_as(t.ratio)
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, s = t.advantages, self.bounded(t)
+        clipped = ((A > 0) & (s > bounds.high)) | ((A < 0) & (s < bounds.low))
+        if self.log_ratio_clamp is not None:
+            clipped = clipped | (self._log_ratio(t) > self.log_ratio_clamp)
+        return where(clipped, 0.0, s)
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """max(-A s, -A clip(s))."""
+        A, s = t.advantages, self.bounded(t)
+        return -minimum(A * s, A * bounds.clip(s))
+
+    def _log_ratio(self, t: Tokens) -> Tensor:
+        """(sequences, 1), within the range of the dtype. Only the mean is clamped, no token, as in verl."""
+        limit = saturation_limit(t.ratio.dtype)
+        return t.sequence_mean(t.log_prob - t.old_log_prob).clamp(-limit, limit)
