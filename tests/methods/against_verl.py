@@ -46,7 +46,7 @@ def assert_same_as_verl(
     found = registered_loss(built_once(ours), batch, loss_agg_mode=mode)
     expected = registered_loss(built_once(verls), batch, loss_agg_mode=mode)
     assert_close(found[0], expected[0], rtol=1e-12, atol=1e-14)
-    assert_close(found[1], expected[1], rtol=1e-12, atol=1e-16)
+    assert_close(found[1], expected[1], rtol=1e-12, atol=1e-14)
     assert found[1].any()
     for name in metrics:
         # verl's masked mean divides by (tokens + 1e-8), and counts in float32.
@@ -67,4 +67,5 @@ def assert_parts_add_up(overrides: tuple[str, ...], batch: dict[str, Tensor]) ->
             total = total + loss
             assert per_token(method, micro_batch).bounds == per_token(method, batch).bounds
         assert_close(total, whole, rtol=1e-12, atol=1e-14)
-        assert torch.equal(parts, gradient)
+        # exp rounds differently in vectors of another length.
+        assert_close(parts, gradient, rtol=1e-12, atol=0)

@@ -40,6 +40,7 @@ PUBLISHED = {
     "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
     "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
     "gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0),
+    "sapo": dict(tau_positive=1.0, tau_negative=1.05, log_ratio_clamp=20.0),
     "acpo": dict(
         alpha=3.0,
         epsilon_base=0.2,

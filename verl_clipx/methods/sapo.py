@@ -1,0 +1,41 @@
+"""SAPO (arXiv 2511.20347): a gate that falls off smoothly on both sides of the ratio 1, in the place of the clip."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, full_like, sigmoid, where
+
+from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.parameters import number, parameter
+from verl_clipx.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), its objective and the gradient of it"):
+    """A soft gate instead of bounds.
+
+    The objective is f(r) A with f(r) = 4 / tau sigmoid(tau (r - 1)), so that with p = sigmoid(tau (r - 1))
+    F = 4 p (1 - p) r: r at 1, smaller on both sides. tau is tau_positive where A > 0, else tau_negative. 0 beyond
+    log_ratio_clamp.
+    """
+
+    tau_positive: float = parameter(
+        1.0, number(at_least=1e-3, at_most=1e3), "temperature of tokens with A > 0; larger: a narrower gate"
+    )
+    tau_negative: float = parameter(
+        1.05, number(at_least=1e-3, at_most=1e3), "temperature of the others; larger: a narrower gate"
+    )
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        r = t.free_ratio
+        x = self._temperature(t) * (r - 1)
+        # 1 - sigmoid(x) is sigmoid(-x) without the rounding.
+        return where(t.live, 4 * sigmoid(x) * sigmoid(-x) * r, 0.0)
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-A f(r)."""
+        tau = self._temperature(t)
+        return -t.advantages * sigmoid(tau * (t.ratio - 1)) * (4 / tau)
+
+    def _temperature(self, t: Tokens) -> Tensor:
+        # Two numbers alone would make float32 of float64.
+        return where(t.advantages > 0, full_like(t.ratio, self.tau_positive), self.tau_negative)
