@@ -19,7 +19,7 @@ def ragged(seed: int, *, spread: float, sequences: int = 8, length: int = 12) ->
         sequences, length: the shape.
     """
     generator = torch.Generator().manual_seed(seed)
-    old_log_prob = -3 * torch.rand(sequences, length, dtype=torch.float64, generator=generator)
+    old_log_prob = -6 * torch.rand(sequences, length, dtype=torch.float64, generator=generator)
     drift = spread * torch.randn(sequences, length, dtype=torch.float64, generator=generator)
     lengths = torch.randint(1, length + 1, (sequences, 1), generator=generator)
     lengths[-1] = 0

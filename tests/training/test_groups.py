@@ -41,6 +41,9 @@ PUBLISHED = {
     "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
     "gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0),
     "sapo": dict(tau_positive=1.0, tau_negative=1.05, log_ratio_clamp=20.0),
+    "dppo": dict(divergence="tv", threshold_low=0.2, threshold_high=0.2, weight_high=5.0),
+    "dppo_kl": dict(divergence="kl", threshold_low=0.05, threshold_high=0.05, weight_high=5.0),
+    "dppo_reference": dict(divergence="tv", threshold_low=0.15, threshold_high=0.15, weight_high=10000.0),
     "acpo": dict(
         alpha=3.0,
         epsilon_base=0.2,

@@ -1,0 +1,68 @@
+"""DPPO (arXiv 2602.04879): PPO's mask by how far the token's probability moved, instead of by the ratio."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.parameters import choice, number, optional, parameter
+from verl_clipx.tokens import Tokens
+
+# Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
+SMALLEST = 1e-8
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dppo(Method, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 12, its D by Eq. 13 (tv) or 14 (kl)"):
+    """Drops tokens by the divergence from the old policy.
+
+    D is signed: below 0 where the token's probability p fell from the old policy's q. tv: D = p - q. kl: |D| =
+    q log(q / p) + (1 - q) log((1 - q) / (1 - p)). F = min(r, weight_high), or 0 where A > 0 and D > threshold_high, and
+    where A < 0 and D < -threshold_low. The weight is a constant to the gradient, so no token loses its gradient to
+    log_ratio_clamp.
+    """
+
+    divergence: str = parameter(
+        "tv",
+        choice("tv", "kl"),
+        "of the sampled token against all others: total variation, or the KL of the old policy from the current",
+    )
+    threshold_low: float | None = parameter(
+        0.2,
+        optional(number(at_least=0, at_most=100)),
+        "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: none",
+    )
+    threshold_high: float | None = parameter(
+        0.2,
+        optional(number(at_least=0, at_most=100)),
+        "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: none",
+    )
+    weight_high: float | None = parameter(
+        5.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of the ratio as a weight; null: none"
+    )
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """On the signed divergence."""
+        low, high = self.threshold_low, self.threshold_high
+        return Bounds(-math.inf if low is None else -low, math.inf if high is None else high)
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The signed divergence."""
+        # Log-probabilities that are none would overflow.
+        p, q = (values.exp().clamp(max=1.0) for values in (t.log_prob, t.old_log_prob))
+        if self.divergence == "tv":
+            return p - q
+        others = ((1 - q + SMALLEST) / (1 - p + SMALLEST)).log()
+        kl = (q * (t.old_log_prob - t.log_prob) + (1 - q) * others).clamp(min=0.0)
+        return where(p < q, -kl, kl)
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, moved = t.advantages, self.bounded(t)
+        dropped = ((A > 0) & (moved > bounds.high)) | ((A < 0) & (moved < bounds.low))
+        weight = t.ratio if self.weight_high is None else t.ratio.clamp(max=self.weight_high)
+        return where(dropped, 0.0, weight)
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
+        return -weight * t.advantages * t.log_prob
