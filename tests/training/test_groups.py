@@ -97,6 +97,8 @@ PUBLISHED = {
         dual_clip=3.0,
         scope="micro_batch",
     ),
+    "m2po": dict(threshold=0.04, moment="kept", behaviour="rollout", scope="mini_batch"),
+    "m2po_reference": dict(threshold=0.04, moment="capped", behaviour="old", scope="micro_batch"),
 }
 
 # Groups under configs/clipx that are not modifiers of the loss: the seeded rollout.
@@ -124,7 +126,7 @@ def test_group_spells_out_every_parameter_of_its_method(group):
     # Modifiers have groups of their own, and fixed bounds have no statistics that scope could be about.
     adaptive = "scope" in settings
     assert missing == {"shaping", "select", "update"} | (set() if adaptive else STATISTICS_PARAMETERS)
-    assert adaptive == (group.split("_")[0] in ("acpo", "bapo"))
+    assert adaptive == (group.split("_")[0] in ("acpo", "bapo", "m2po"))
 
 
 @pytest.mark.parametrize("group", MEASURED)

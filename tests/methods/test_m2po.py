@@ -1,0 +1,245 @@
+"""M2PO's buckets, bounds and weights by hand, and against sorting the tokens.
+
+Covers both readings of the second moment, both policies that ratios are taken to, the contract, micro-batches of whole
+sequences, and a run without rollout log-probabilities. Does not cover the worker that adds the statistics of ranks.
+"""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from omegaconf import OmegaConf
+from torch.testing import assert_close
+from verl.utils.config import omega_conf_to_dataclass
+
+from tests.training.conftest import compose_once
+from tests.training.golden_runs import built_once, registered_loss
+from verl_clipx.contract import check_method, example
+from verl_clipx.loss import evaluate
+from verl_clipx.methods.m2po import LARGEST, M2po, inner_edges
+
+from .at import row, tokens_at
+
+EDGES = inner_edges("cpu")
+
+
+def decided(method, log_ratio, advantages, *, mask=None, dtype=torch.float64):
+    """Tokens whose old policy is the current one, at these log-ratios to the policy that sampled."""
+    x, mask = row(*log_ratio, dtype=dtype), None if mask is None else row(*mask, dtype=torch.bool)
+    # In a float64 that float32 can hold, the difference of two log-probabilities would round.
+    t = tokens_at(torch.ones_like(x), row(*advantages, dtype=dtype), mask=mask, rollout_log_prob=-x)
+    statistics = method.statistics(t)
+    return t, statistics, method.decide(statistics)
+
+
+def edge_below(value):
+    """The largest edge that is at most this."""
+    return EDGES[: torch.bucketize(value, EDGES, right=True)][-1].item()
+
+
+def exact_tau(log_ratio, threshold, moment):
+    """The largest |log-ratio| at which the second moment fits, from sorted tokens; 0 if it never does."""
+    squares, found = sorted(x * x for x in log_ratio), 0.0
+    for count, square in enumerate(squares, 1):
+        total, left = math.fsum(squares[:count]), len(squares) - count
+        mean = total / count if moment == "kept" else (total + left * square) / len(squares)
+        if mean <= threshold:
+            found = math.sqrt(square)
+    return found
+
+
+def test_edges_by_hand():
+    assert len(EDGES) == 1025
+    assert EDGES.tolist() == [math.ldexp(64 + step % 64, step // 64 - 16) for step in range(1025)]
+    assert EDGES[[0, 1, 64, -1]].tolist() == [2**-10, 65 * 2**-16, 2**-9, LARGEST]
+    assert torch.equal(EDGES.float().double(), EDGES)
+
+
+def test_statistics_by_hand():
+    # Counted are those that PPO's clip acts on: 0.5 and 0.5 with A > 0, -0.25 with A < 0; the masked 0.5 is not.
+    method = M2po()
+    _, statistics, _ = decided(
+        method,
+        [0.5, 0.5, -0.25, -0.5, 0.25, 0.0, 3.0, 0.5],
+        [1.0, 2.0, -1.0, 1.0, -1.0, 1.0, 0.0, 1.0],
+        mask=[True] * 7 + [False],
+    )
+    number, squares = statistics.view(2, -1)
+    assert len(statistics) == method.statistics_size == 2 * 1026
+    assert number.nonzero().flatten().tolist() == [64 * 8, 64 * 9]
+    # A bucket contains its upper edge.
+    assert EDGES[[64 * 8, 64 * 9]].tolist() == [0.25, 0.5]
+    assert number[[64 * 8, 64 * 9]].tolist() == [1.0, 2.0]
+    assert squares[[64 * 8, 64 * 9]].tolist() == [0.0625, 0.5]
+
+
+LOG_RATIO = [0.1, 0.3, 0.5, -0.2, -0.6, -3.0, 2.0, 5.0]
+ADVANTAGES = [1.0, 1.0, 1.0, -1.0, -1.0, 1.0, -1.0, 0.0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_the_tokens_with_the_largest_log_ratios_are_masked(dtype):
+    # Sorted squares 0.01, 0.04, 0.09, 0.25, 0.36: the first two have mean 0.025, the first three 0.0467.
+    method = M2po()
+    t, statistics, decision = decided(method, LOG_RATIO, ADVANTAGES, dtype=dtype)
+    tau, before, after, masked = decision.tolist()
+    assert tau == edge_below(0.3)
+    assert (before, after, masked) == pytest.approx((0.15, 0.025, 0.6), rel=1e-5)
+    bounds = method.bounds(t, decision)
+    assert (bounds.low.item(), bounds.high.item()) == (-tau, tau)
+    kept = [0.1, None, None, -0.2, None, -3.0, 2.0, 5.0]
+    expected = row(*(0.0 if x is None else math.exp(x) for x in kept), dtype=dtype)
+    assert_close(method.gradient_weight(t, bounds), expected)
+    assert_close(method.loss_value(t, bounds, expected), -expected * t.advantages)
+    assert {key: value.item() for key, value in method.metrics(statistics, decision).items()} == {
+        "log_ratio_bound": tau,
+        "second_moment_before": before,
+        "second_moment_after": after,
+        "masked_share": masked,
+    }
+
+
+def test_capped_at_the_bound_the_masked_tokens_count():
+    # 0.01 + 0.04 + 3 tau^2 = 5 * 0.04 at tau = 0.2236.
+    _, _, decision = decided(M2po(moment="capped"), LOG_RATIO, ADVANTAGES)
+    tau, before, after, masked = decision.tolist()
+    assert tau == edge_below(math.sqrt(0.05))
+    assert (before, masked) == pytest.approx((0.15, 0.6), rel=1e-5)
+    assert after == pytest.approx((0.05 + 3 * tau * tau) / 5, rel=1e-5)
+
+
+@pytest.mark.parametrize("moment", ["kept", "capped"])
+@pytest.mark.parametrize("log_ratio", [[0.1, -0.1, 0.19], [-1.0, 0.0, -1.0]])
+def test_nothing_is_masked_where_the_moment_fits(moment, log_ratio):
+    method = M2po(moment=moment)
+    t, statistics, decision = decided(method, log_ratio, [1.0, -1.0, 1.0])
+    assert decision[0] == math.inf and decision[3] == 0
+    assert_close(method.gradient_weight(t, method.bounds(t, decision)), row(*log_ratio).exp())
+    assert method.metrics(statistics, decision)["log_ratio_bound"] == LARGEST
+
+
+@pytest.mark.parametrize("moment", ["kept", "capped"])
+def test_all_may_be_masked(moment):
+    method = M2po(moment=moment)
+    t, _, decision = decided(method, [1.0, 2.0, -1.5], [1.0, 1.0, -1.0])
+    assert method.gradient_weight(t, method.bounds(t, decision)).tolist() == [[0.0, 0.0, 0.0]]
+    assert decision[3] == 1
+
+
+@pytest.mark.parametrize(("clamp", "expected"), [(2.0, [0.0, 0.0]), (None, [math.exp(3.0), math.exp(-3.0)])])
+def test_tokens_beyond_the_clamp_get_no_gradient(clamp, expected):
+    # Neither is one that PPO's clip acts on.
+    method = M2po(log_ratio_clamp=clamp)
+    t, _, decision = decided(method, [3.0, -3.0], [-1.0, 1.0])
+    assert_close(method.gradient_weight(t, method.bounds(t, decision)), row(*expected))
+
+
+def test_the_policy_that_ratios_are_taken_to():
+    t = tokens_at(row(2.0), row(1.0), rollout_log_prob=row(math.log(0.5)))
+    # Current log 2, old 0, rollout -log 2.
+    assert M2po(behaviour="old").bounded(t).tolist() == [[pytest.approx(math.log(2))]]
+    assert M2po(behaviour="rollout").bounded(t).tolist() == [[pytest.approx(math.log(4))]]
+    assert M2po(behaviour="old").asks_for == () and M2po().asks_for == ("rollout_log_prob",)
+
+
+LOG_RATIOS = st.lists(st.floats(1e-4, 30.0), min_size=1, max_size=30)
+
+
+@given(log_ratio=LOG_RATIOS, threshold=st.floats(1e-3, 10.0), moment=st.sampled_from(["kept", "capped"]))
+@settings(deadline=None, max_examples=300)
+def test_within_a_bucket_of_sorting(log_ratio, threshold, moment):
+    signs = [1.0 if index % 3 else -1.0 for index in range(len(log_ratio))]
+    signed = [sign * x for sign, x in zip(signs, log_ratio, strict=True)]
+    _, _, decision = decided(M2po(threshold=threshold, moment=moment), signed, signs)
+    tau = decision[0].item()
+    # A moment that equals the threshold may fall on either side of it by rounding.
+    below, above = (exact_tau(log_ratio, threshold * factor, moment) for factor in (1 - 1e-4, 1 + 1e-4))
+    kept = [x for x in log_ratio if x <= tau]
+    assert not kept or max(kept) <= above
+    # What sorting would keep besides is in the first bucket that is masked.
+    first_masked = int(torch.bucketize(tau, EDGES)) + 1
+    assert {int(torch.bucketize(x, EDGES)) for x in log_ratio if tau < x <= below} <= {first_masked}
+
+
+@given(log_ratio=LOG_RATIOS, threshold=st.floats(1e-3, 10.0))
+@settings(deadline=None)
+def test_the_second_moment_of_the_kept_tokens_is_at_most_the_threshold(log_ratio, threshold):
+    _, _, decision = decided(M2po(threshold=threshold), log_ratio, [1.0] * len(log_ratio))
+    kept = [x * x for x in log_ratio if x <= decision[0].item()]
+    assert math.fsum(kept) / max(len(kept), 1) <= threshold * (1 + 1e-4)
+
+
+def m2po_by_sorting(batch, threshold):
+    """The paper's objective by autograd: tokens sorted by their squared log-ratio, the largest masked until it fits."""
+    log_prob = batch["log_prob"].clone().requires_grad_(True)
+    x = (log_prob - batch["rollout_log_prob"]).detach()
+    A, mask = batch["advantages"], batch["mask"]
+    acts = mask & (A * x > 0)
+    order = x[acts].square().sort().values
+    means = order.cumsum(0) / torch.arange(1, len(order) + 1)
+    fitting = order[means <= threshold]
+    masked = acts & (x.square() > (fitting[-1] if len(fitting) else 0.0))
+    loss = -(torch.where(mask & ~masked, A * (log_prob - batch["rollout_log_prob"]).exp(), 0.0)).sum()
+    loss.backward()
+    return loss.detach(), log_prob.grad, int(masked.sum())
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_against_sorting_and_autograd(seed):
+    # Few tokens, so that no two are in one bucket.
+    batch = example(seed=seed)
+    loss, gradient, masked = m2po_by_sorting(batch, threshold=0.04)
+    assert masked
+    log_prob = batch["log_prob"].clone().requires_grad_(True)
+    result = evaluate(M2po(), **{**batch_of(batch), "log_prob": log_prob})
+    result.loss.sum().backward()
+    assert_close(result.loss.sum().detach(), loss)
+    assert_close(log_prob.grad, gradient)
+
+
+def batch_of(batch):
+    return {name: batch[name] for name in ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")}
+
+
+@pytest.mark.parametrize("moment", ["kept", "capped"])
+def test_micro_batches_of_whole_sequences_add_up(moment):
+    method, batch = M2po(moment=moment), batch_of(example())
+    whole = evaluate(method, **batch)
+    parts = [{name: tensor[rows] for name, tensor in batch.items()} for rows in ([0, 3], [1, 5], [2, 4])]
+    statistics = sum(evaluate(method, **part).statistics for part in parts)
+    assert torch.equal(statistics, whole.statistics)
+    found = [evaluate(method, statistics=statistics, **part) for part in parts]
+    assert {result.bounds.high.item() for result in found} == {whole.bounds.high.item()}
+    assert whole.bounds.high < 1
+    assert_close(sum(result.loss.sum() for result in found), whole.loss.sum())
+    for result, rows in zip(found, ([0, 3], [1, 5], [2, 4]), strict=True):
+        assert torch.equal(result.weight, whole.weight[rows])
+
+
+@pytest.mark.parametrize("parameters", [{}, {"moment": "capped"}, {"behaviour": "old"}, {"log_ratio_clamp": None}])
+def test_the_contract(parameters):
+    assert [f"{name} {failure}" for name, failure in check_method(M2po(**parameters)) if failure] == []
+
+
+WITHOUT = "actor_rollout_ref.rollout.calculate_log_probs=False"
+
+
+def test_without_rollout_log_probabilities_it_stops_in_the_driver():
+    config = OmegaConf.create(compose_once(("+clipx=m2po", WITHOUT))).actor_rollout_ref.actor
+    with pytest.raises(Exception, match=r"clipx\.behaviour=rollout but .*calculate_log_probs=False: set it to true"):
+        omega_conf_to_dataclass(config)
+    built_once(("+clipx=m2po_reference", WITHOUT))
+
+
+def test_a_call_without_rollout_log_probabilities_is_refused():
+    batch = example()
+    inputs = {name: batch[name] for name in ("old_log_prob", "log_prob", "advantages")}
+    config = built_once(("+clipx=m2po",))
+    with pytest.raises(ValueError, match="clipx_m2po needs rollout_log_prob"):
+        registered_loss(config, {**inputs, "response_mask": batch["mask"]})
+    loss, _, metrics = registered_loss(
+        config, {**inputs, "response_mask": batch["mask"]}, rollout_log_prob=batch["rollout_log_prob"]
+    )
+    assert loss.isfinite() and metrics["clipx/masked_share"] > 0

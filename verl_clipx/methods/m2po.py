@@ -1,0 +1,121 @@
+"""M2PO (arXiv 2510.01161): masks the tokens farthest from the policy that sampled until the rest are near enough."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, cat, float64, int64, where
+
+from verl_clipx.histogram import bucket_of
+from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.parameters import choice, number, parameter
+from verl_clipx.tokens import Tokens, saturation_limit
+
+# Buckets of |log-ratio|: 64 to an octave from 2^-10 to 2^6, so that float32 holds every edge exactly.
+PER_OCTAVE = 64
+LOWEST_OCTAVE, OCTAVES = -10, 16
+LARGEST = 2.0 ** (LOWEST_OCTAVE + OCTAVES)
+
+# Squares, at most LARGEST^2, are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order,
+# and those of 2^27 tokens fit into 64 bits.
+UNITS = 2.0**24
+
+
+@dataclass(frozen=True, kw_only=True)
+class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
+    """Masks the tokens with the largest log-ratios, so that the others' second moment is at most a threshold.
+
+    F = r, or 0 where A > 0 and log r > tau, and where A < 0 and log r < -tau; r is the ratio of the current policy to
+    the one that sampled. Of the tokens that PPO's clip acts on (A > 0 and r > 1, A < 0 and r < 1), those with
+    |log r| <= tau have a mean (log r)^2 of at most `threshold`, and tau is the largest edge of a bucket of |log r| for
+    which that holds: at most one bucket (1.6 %) below what sorting the tokens would give.
+
+    Source: moment "kept" is the paper's Algorithm 1; "capped", the mean of min((log r)^2, tau^2) over all of these
+    tokens, and behaviour "old" are the authors' released code.
+    """
+
+    threshold: float = parameter(
+        0.04, number(at_least=1e-4, at_most=100), "largest second moment of the log-ratio (the paper's tau_M2)"
+    )
+    moment: str = parameter(
+        "kept",
+        choice("kept", "capped"),
+        "second moment of the tokens that are kept (paper), or of all, the masked ones capped at the bound (release)",
+    )
+    behaviour: str = parameter(
+        "rollout",
+        choice("rollout", "old"),
+        "the policy that ratios are taken to: the one that sampled (paper), or verl's old policy (release)",
+    )
+
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        return ("rollout_log_prob",) if self.behaviour == "rollout" else ()
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The log-ratio to the policy that sampled."""
+        behaviour = t.rollout_log_prob if self.behaviour == "rollout" else t.old_log_prob
+        limit = saturation_limit(t.log_prob.dtype)
+        return (t.log_prob - behaviour).clamp(-limit, limit)
+
+    @property
+    def statistics_size(self) -> int:
+        return 2 * (PER_OCTAVE * OCTAVES + 2)
+
+    def statistics(self, t: Tokens) -> Tensor:
+        """Of each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
+        A, x = t.advantages, self.bounded(t)
+        counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
+        bucket = bucket_of(x.abs(), inner_edges(x.device)).flatten()
+        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
+        zeros = torch.zeros(self.statistics_size // 2, dtype=int64, device=x.device)
+        numbers, sums = (zeros.scatter_add(0, bucket, values.flatten().to(int64)) for values in (counted, squares))
+        return cat([numbers.to(float64), sums.to(float64) / UNITS])
+
+    def decide(self, statistics: Tensor) -> Tensor:
+        """tau, infinite where nothing is masked; the second moment before and after; the share that is masked."""
+        of_buckets = statistics.view(2, -1)
+        number, total = of_buckets.cumsum(1)
+        inner = inner_edges(statistics.device)
+        everyone, left = number[-1:], number[-1:] - number
+        if self.moment == "kept":
+            mean = ratio_or_zero(total, number)
+        else:
+            mean = ratio_or_zero(total + left * cat([inner, inner[-1:]]).square(), everyone)
+        # The first bucket always fits: its squares are at most 2^-20.
+        last = (mean <= self.threshold).to(int64).cumprod(0).sum(0, keepdim=True) - 1
+        tau = cat([inner, torch.full_like(inner[:1], torch.inf)]).gather(0, last)
+        before, after = ratio_or_zero(total[-1:], everyone), mean.gather(0, last)
+        return cat([tau, before, after, ratio_or_zero(left.gather(0, last), everyone)])
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        tau, _, _, _ = decision.to(t.ratio.dtype).unbind()
+        return Bounds(-tau, tau)
+
+    def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        tau, before, after, masked = decision.unbind()
+        return {
+            "log_ratio_bound": tau.clamp(max=LARGEST),
+            "second_moment_before": before,
+            "second_moment_after": after,
+            "masked_share": masked,
+        }
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, x = t.advantages, self.bounded(t)
+        masked = ((A > 0) & (x > bounds.high)) | ((A < 0) & (x < bounds.low))
+        if self.log_ratio_clamp is not None:
+            masked = masked | (x.abs() > self.log_ratio_clamp)
+        return where(masked, 0.0, x.exp())
+
+
+def inner_edges(device: torch.device | str) -> Tensor:
+    """The upper edges of all buckets but the last, which has none: (1025,), float64."""
+    # Made on the device: copying a list to an accelerator would wait for it.
+    step = torch.arange(PER_OCTAVE * OCTAVES + 1, dtype=float64, device=device)
+    octave = (step / PER_OCTAVE).floor()
+    return (1 + step / PER_OCTAVE - octave) * (octave + LOWEST_OCTAVE).exp2()
+
+
+def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Their ratio; 0 where the denominator is not above 0."""
+    return where(denominator > 0, numerator / where(denominator > 0, denominator, 1.0), 0.0)
