@@ -97,6 +97,8 @@ PUBLISHED = {
         dual_clip=3.0,
         scope="micro_batch",
     ),
+    "dcpo": dict(epsilon_low=0.16, epsilon_high=0.2, largest_ratio=10.0, dual_clip=10.0),
+    "dcpo_reference": dict(epsilon_low=0.2, epsilon_high=0.28, largest_ratio=10.0, dual_clip=10.0),
     "m2po": dict(threshold=0.04, moment="kept", behaviour="rollout", scope="mini_batch"),
     "m2po_reference": dict(threshold=0.04, moment="capped", behaviour="old", scope="micro_batch"),
 }
