@@ -38,6 +38,9 @@ WITH = {
     ("bapo", "upper_stop", 1): {"upper_start": 1},
     **{(method, "lagged_average", 0.999): {"scope": "lagged"} for method in BUILT_IN},
     ("acpo", "epsilon_max", 0): {"epsilon_base": 0},
+    ("topr", "positive_low", 1e6): {"positive_high": 1e6},
+    ("topr", "positive_high", 1e-3): {"positive_low": 0},
+    ("topr", "negative_low", 1e6): {"negative_high": 1e6},
 }
 # Refused whatever the others are.
 NEVER = {("dgpo", "clip_low", None), ("dgpo", "clip_high", None), ("dgpo", "clip_low", 0)}

@@ -101,6 +101,7 @@ PUBLISHED = {
     "dcpo_reference": dict(epsilon_low=0.2, epsilon_high=0.28, largest_ratio=10.0, dual_clip=10.0),
     "m2po": dict(threshold=0.04, moment="kept", behaviour="rollout", scope="mini_batch"),
     "m2po_reference": dict(threshold=0.04, moment="capped", behaviour="old", scope="micro_batch"),
+    "topr": dict(level="sequence", positive_low=1.0, positive_high=1.0, negative_low=0.0, negative_high=1.0),
 }
 
 # Groups under configs/clipx that are not modifiers of the loss: the seeded rollout.

@@ -1,0 +1,75 @@
+"""TOPR (arXiv 2503.14286): REINFORCE on old samples, with a weight that fades out for negative ones."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.methods.method import LARGEST_BOUND, Bounds, Method, not_above
+from verl_clipx.parameters import choice, number, parameter
+from verl_clipx.tokens import Tokens, saturation_limit
+
+
+@dataclass(frozen=True, kw_only=True)
+class Topr(Method, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
+    """Weight 1 for positive samples and the truncated importance ratio for negative ones; no gradient is dropped.
+
+    F = clip(ratio, positive_low, positive_high) where A >= 0 and clip(ratio, negative_low, negative_high) where A < 0;
+    the paper's canonical limits are [1, 1] and [0, 1]. The ratio is that of the whole sequence to the old policy, the
+    product over its tokens: the paper's trajectories. The weight is a constant to the gradient, so no token loses its
+    gradient to log_ratio_clamp, which acts on each token before the product.
+
+    The paper's A is the reward, 1 or -1, without a baseline.
+    """
+
+    level: str = parameter(
+        "sequence",
+        choice("sequence", "token"),
+        "the importance ratio of the whole sequence (paper), or of each token on its own",
+    )
+    positive_low: float = parameter(
+        1.0, number(at_least=0, at_most=LARGEST_BOUND), "least weight where A >= 0 (the paper's a+)"
+    )
+    positive_high: float = parameter(
+        1.0, number(at_least=1e-3, at_most=LARGEST_BOUND), "largest weight where A >= 0 (the paper's b+)"
+    )
+    negative_low: float = parameter(
+        0.0, number(at_least=0, at_most=LARGEST_BOUND), "least weight where A < 0 (the paper's a-)"
+    )
+    negative_high: float = parameter(
+        1.0, number(at_least=0, at_most=LARGEST_BOUND), "largest weight where A < 0 (the paper's b-)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        not_above(self, "positive_low", "positive_high")
+        not_above(self, "negative_low", "negative_high")
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The ratio of each token, or of its sequence."""
+        if self.level == "token":
+            return t.ratio
+        limit = saturation_limit(t.ratio.dtype)
+        total = where(t.mask, t.log_ratio, 0.0).sum(-1, keepdim=True).clamp(-limit, limit)
+        return total.exp().expand_as(t.ratio)
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """The weights' limits; none where they leave one weight, which then does not depend on the ratio."""
+        negative = t.advantages < 0
+        (low, high), (other_low, other_high) = self._limits(t, "negative"), self._limits(t, "positive")
+        return Bounds(where(negative, low, other_low), where(negative, high, other_high))
+
+    def _limits(self, t: Tokens, side: str) -> tuple[Tensor, Tensor]:
+        low, high = getattr(self, f"{side}_low"), getattr(self, f"{side}_high")
+        if low == high:
+            low, high = 0.0, math.inf
+        return t.ratio.new_full((), low), t.ratio.new_full((), high)
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, ratio = t.advantages, self.bounded(t)
+        positive = ratio.clamp(self.positive_low, self.positive_high)
+        return where(A < 0, ratio.clamp(self.negative_low, self.negative_high), positive)
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-F A log_prob, whose derivative with F held constant is -F A."""
+        return -weight * t.advantages * t.log_prob
