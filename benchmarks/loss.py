@@ -4,7 +4,7 @@ Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a G
 
 On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. Each loss stands
 eager and compiled, with its bounds decided before, as a training worker calls it under mini_batch; an adaptive one also
-with its statistics taken from the tokens at hand.
+with its statistics taken from the tokens at hand. `vanilla, observed` is verl's loss under +clipx=observe.
 """
 
 import os
@@ -21,11 +21,14 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_clipx.methods import METHODS
 from verl_clipx.tokens import OPTIONAL
+from verl_clipx.training.config import OBSERVE
+from verl_clipx.training.observe import observe_registered
 from verl_clipx.training.policy_loss import inputs_of, settings_of
 from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch
 
 FORMS = {"eager": "false", "compiled": "true"}
 OWN = ", own statistics"
+OBSERVED = "vanilla, observed"
 
 
 def actor_config(*overrides: str):
@@ -57,6 +60,8 @@ def tensors(sequences: int, length: int, device: str, dtype: torch.dtype) -> dic
 
 def decided(name: str, config, batch: dict[str, torch.Tensor]) -> MicroBatch:
     """A micro-batch whose bounds are known before the loss is called."""
+    if name == "vanilla":
+        return MicroBatch()
     settings = settings_of(name.removeprefix("clipx_"), config)
     known = MicroBatch(**{key: batch[key] for key in OPTIONAL})
     given = {key: batch[key] for key in ("old_log_prob", "log_prob", "advantages")}
@@ -121,8 +126,12 @@ def main(
     dtype = torch.bfloat16 if device == "cuda" else torch.float32
     batch = tensors(sequences, length, device, dtype)
     configs = {"vanilla": actor_config()}
-    for name in methods or METHODS:
+    observe_registered("vanilla")
+    for name in methods or [*METHODS, OBSERVE]:
         for form, compile in FORMS.items():
+            if name == OBSERVE:
+                configs[f"{OBSERVED}, {form}"] = actor_config("+clipx=observe", f"clipx.compile={compile}")
+                continue
             label = f"clipx_{name}, {form}"
             needed = ["actor_rollout_ref.rollout.calculate_log_probs=true", f"clipx.compile={compile}"]
             configs[label] = actor_config(f"+clipx={name}", *needed)

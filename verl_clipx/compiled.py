@@ -5,7 +5,7 @@ import math
 import types
 from collections.abc import Callable
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +17,8 @@ from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 from verl_clipx.tokens import compute_dtype
 
 logger = logging.getLogger(__name__)
+
+TokenTensors = TypeVar("TokenTensors", bound=tuple)
 
 # Sizes that are no others': equal ones would become one symbol of the graph.
 EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 41
@@ -99,11 +101,11 @@ def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     return torch.compile(copy, dynamic=True, fullgraph=True)
 
 
-def alike(inputs: Inputs) -> Inputs:
+def alike(inputs: TokenTensors) -> TokenTensors:
     """The same inputs in the one form that a graph is made for, whatever their strides, sizes or gradients.
 
     Args:
-        inputs: a micro-batch.
+        inputs: a micro-batch: `Inputs`, or another NamedTuple of such tensors with a mask and log_prob.
 
     Returns:
         Detached, contiguous, of the compute dtype, padded: a size of 0 or 1 would be a graph of its own, and at the end
@@ -124,7 +126,7 @@ def alike(inputs: Inputs) -> Inputs:
             values = pad(values, missing if values.ndim == 2 else missing[2:])
         return values.contiguous()
 
-    return Inputs(*map(one, inputs))
+    return type(inputs)(*map(one, inputs))
 
 
 def example_inputs(method: Method, device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:

@@ -20,11 +20,13 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 from tests.training.jagged import micro_batch
+from verl_clipx.training.config import Observe
 from verl_clipx.training.observation import observe
+from verl_clipx.training.observe import observe_registered
 from verl_clipx.training.planner import Observation, StepPlanner
 from verl_clipx.training.registry import is_ours
 from verl_clipx.training.step import OptimizerStep
-from verl_clipx.training.worker import observing
+from verl_clipx.training.worker import observing, observing_verl_s_own
 
 ROWS = [0, 1, 2, 3, 4, 5]
 
@@ -124,6 +126,8 @@ def train(actor: ActorConfig) -> FirstCall:
             token of any step got a gradient.
     """
     policy_loss = actor.policy_loss
+    if isinstance(policy_loss.clipx, Observe):
+        return train_verl_s_own(actor)
     assert is_ours(get_policy_loss_fn(policy_loss.loss_mode)), policy_loss.loss_mode
     settings = policy_loss.clipx
     output: dict[str, Any] = {}
@@ -153,6 +157,27 @@ def train(actor: ActorConfig) -> FirstCall:
             found.losses.append(loss.detach())
             found.gradients.append(log_prob.grad)
             found.metrics.append({key: number_of(metric) for key, metric in metrics.items()})
+    require_finite(found)
+    return found
+
+
+def train_verl_s_own(actor: ActorConfig) -> FirstCall:
+    """An optimizer step of +clipx=observe near the old policy: far from it not all of verl's losses are finite.
+
+    Args, Raises: as for `train`.
+    """
+    assert not is_ours(get_policy_loss_fn(actor.policy_loss.loss_mode)), actor.policy_loss.loss_mode
+    observe_registered(actor.policy_loss.loss_mode)
+    batch = moved_batch(NEAR)
+    log_prob = batch["log_prob"].clone().requires_grad_(True)
+    data, output = micro_batch(
+        {**batch, "log_prob": log_prob}, ROWS, entropy=batch["entropy"], reference=batch["log_prob"] - 0.1
+    )
+    loss, metrics = observing_verl_s_own(partial(ppo_loss, config=actor))(output, data)
+    loss.backward()
+    numbers = {key: number_of(metric) for key, metric in metrics.items()}
+    assert "clipx/ratio_mean" in numbers
+    found = FirstCall([loss.detach()], [log_prob.grad], [numbers])
     require_finite(found)
     return found
 

@@ -1,24 +1,26 @@
 """Every Hydra group trains, or says in the driver why it does not: found by globbing, so that a new one is among them.
 
 Covers: every group of configs/clipx alone, with every modifier's group and under every scope, through the composed
-configuration, verl's ActorConfig, verl's ppo_loss and its registry: two optimizer steps, finite, with a gradient; and
-that these checks fail for a broken group. Not covered: what the numbers are (tests/methods, tests/training), modifiers
-together with each other, the engine and several ranks (tests/end_to_end).
+configuration, verl's ActorConfig, verl's ppo_loss and its registry: two optimizer steps, finite, with a gradient;
++clipx=observe with every loss of verl's; and that these checks fail for a broken group. Not covered: what the numbers
+are (tests/methods, tests/training), modifiers together with each other, the engine and several ranks (tests/end_to_end).
 """
 
 from pathlib import Path
 
 import pytest
 from omegaconf import OmegaConf
-from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 
 from verl_clipx.configs_folder import configs_folder
+from verl_clipx.training.registry import is_ours
 
-from .configuration import MEASURED, actor_of, built, hydra_s, merged, methods_in, modifiers_in
+from .configuration import ACTOR, MEASURED, actor_of, built, hydra_s, merged, methods_in, modifiers_in
 from .first_call import FAR, NEAR, first_call, moved_batch
 
 METHODS = methods_in()
 MODIFIERS = modifiers_in()
+VERL_S_OWN = sorted(name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function))
 SCOPES = ["mini_batch", "lagged", "micro_batch"]
 FUNCTION = "tests.training.example_losses:soft"
 
@@ -37,6 +39,9 @@ GIVEN = {
     },
 }
 TRAINABLE = [group for group in METHODS if group != "+clipx=base"]
+# The one that trains verl's own loss: nothing that is about the plugin's losses goes with it.
+OBSERVE = "+clipx=observe"
+WITH_OPTIONS = [group for group in TRAINABLE if group != OBSERVE]
 
 
 def test_there_are_groups_of_every_kind():
@@ -83,16 +88,37 @@ def test_a_group_that_cannot_train_says_so_in_the_driver(group):
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)
-@pytest.mark.parametrize("group", TRAINABLE)
+@pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_with_a_modifier(group, modifier):
     first_call(actor_of(merged([group, modifier], GIVEN.get(group, {}))))
 
 
 @pytest.mark.parametrize("scope", SCOPES)
-@pytest.mark.parametrize("group", TRAINABLE)
+@pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_under_a_scope(group, scope):
     # +clipx.scope where the group does not have it: fixed bounds have no statistics that a scope could be about.
     first_call(actor_of(merged([group], {**GIVEN.get(group, {}), "clipx.scope": scope})))
+
+
+@pytest.mark.parametrize("loss_mode", VERL_S_OWN)
+def test_every_loss_of_verl_s_trains_with_observe(loss_mode):
+    values = {f"{ACTOR}.policy_loss.loss_mode": loss_mode}
+    if loss_mode == "dro":
+        values[f"{ACTOR}.policy_loss.dro_beta"] = 0.1
+    (metrics,) = first_call(actor_of(merged([OBSERVE], values))).metrics
+    assert sum(metrics[f"clipx/region_fraction/{region}"] for region in ("LN", "HP", "LP", "HN", "M")) == 1
+    assert metrics["clipx/gradient_mass/M"] > 0
+
+
+@pytest.mark.parametrize("option", [*MODIFIERS, *(f"clipx.scope={scope}" for scope in SCOPES)])
+def test_observe_refuses_what_is_about_the_plugin_s_losses(option):
+    key, _, value = option.partition("=")
+    config = merged([OBSERVE, option]) if key.startswith("+") else merged([OBSERVE], {key: value})
+    if option.startswith("+clipx/rollout"):
+        first_call(actor_of(config))
+        return
+    with pytest.raises(Exception, match=r"clipx\.\w+ is not a parameter of observe"):
+        actor_of(config)
 
 
 @pytest.mark.parametrize("modifier", MODIFIERS)

@@ -4,7 +4,8 @@ Covers, with the real training worker and FSDP2 engine: observing changes neithe
 engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered, and an
 advantage or old log-probability that is not finite makes it one, in every method; a run with one
 update per rollout batch says so, once; a checkpoint whose state of the bounds is cut short or missing stops with an
-error, or starts afresh when asked to.
+error, or starts afresh when asked to; +clipx=observe leaves every weight after an update to the last bit what it is
+without the plugin's node, under several of verl's losses.
 Not covered: memory of an accelerator, packing and sequence parallelism.
 """
 
@@ -25,6 +26,8 @@ from .training_ranks import actor_config, build_worker, make_policy, make_rows, 
 
 pytestmark = pytest.mark.end_to_end
 
+ACTOR = "actor_rollout_ref.actor"
+POLICY_LOSS = f"{ACTOR}.policy_loss"
 ACPO = ("+clipx=acpo", "clipx.alpha=0.5")
 LAGGED = (*ACPO, "clipx.scope=lagged")
 # Of the whole run, so that each rollout batch gets one update.
@@ -182,6 +185,38 @@ def after_a_checkpoint(rank, world, policy, rows, folder):
     }
 
 
+# verl's losses, and what makes gspo clip and clip_cov draw random numbers for these rows.
+OBSERVED = {
+    "vanilla": (),
+    "gspo": (f"{ACTOR}.clip_ratio_low=0.01", f"{ACTOR}.clip_ratio_high=0.01"),
+    "clip_cov": (f"{POLICY_LOSS}.clip_cov_lb=0.01", f"{POLICY_LOSS}.clip_cov_ratio=0.2"),
+}
+
+
+def updates_with_and_without_observe(rank, world, policy, rows):
+    """By loss: the weights before an update, and weights and metrics after one without and one with +clipx=observe."""
+    from verl.utils import tensordict_utils as tu
+
+    loaded = torch.load(rows, weights_only=False)
+    worker = build_worker(Path(policy))
+    before, found = weights(worker), {}
+    originals = {name: value.detach().clone() for name, value in worker.engine.module.named_parameters()}
+    for loss_mode, needed in OBSERVED.items():
+        found[loss_mode] = [before]
+        for group in ((), ("+clipx=observe",)):
+            with torch.no_grad():
+                for name, value in worker.engine.module.named_parameters():
+                    value.copy_(originals[name])
+            worker.engine.optimizer.state.clear()
+            overrides = (*group, f"{POLICY_LOSS}.loss_mode={loss_mode}", *needed, f"{ACTOR}.entropy_coeff=0.01")
+            data = prepared(worker, loaded, overrides)
+            tu.assign_non_tensor(data, mini_batch_size=len(loaded), epochs=1, calculate_entropy=True)
+            torch.manual_seed(7)
+            output = worker.train_mini_batch(data)
+            found[loss_mode].append((weights(worker), tu.get(output, "metrics"), torch.rand(1)))
+    return found
+
+
 def each(rank, world, calls):
     """The results of several functions in one process: a start costs more than what they do."""
     return [function(rank, world, *arguments) for function, *arguments in calls]
@@ -197,6 +232,7 @@ def found(policy, rows, tmp_path_factory):
         (steps_with_a_number_that_is_not_finite, *given),
         (notices, str(policy)),
         (after_a_checkpoint, *given, str(tmp_path_factory.mktemp("checkpoint"))),
+        (updates_with_and_without_observe, *given),
     ]
     results = on_ranks(1, each, calls)
     return {function.__name__: result for (function, *_), result in zip(calls, results, strict=True)}
@@ -254,3 +290,19 @@ def test_a_checkpoint_without_a_state_needs_a_word(found):
     for broken in ("cut short", "missing"):
         assert "To start the bounds afresh: clipx.missing_state=fresh" in found[broken]
         assert found[f"{broken}, fresh"] == 0
+
+
+@pytest.mark.parametrize("loss_mode", OBSERVED)
+def test_observe_changes_no_bit_of_the_weights_after_an_update(found, loss_mode):
+    before, *both = found["updates_with_and_without_observe"][loss_mode]
+    (plain_weights, plain_metrics, plain_random), (observed_weights, observed_metrics, observed_random) = both
+    assert any(not torch.equal(before[name], value) for name, value in plain_weights.items())
+    assert [name for name, value in plain_weights.items() if not torch.equal(observed_weights[name], value)] == []
+    assert torch.equal(plain_random, observed_random)
+    # What is left out is about time and memory.
+    kept = {key for key in plain_metrics if not key.startswith("perf/") and key != "mfu"}
+    assert {key: observed_metrics[key] for key in kept} == {key: plain_metrics[key] for key in kept}
+    added = observed_metrics.keys() - plain_metrics.keys()
+    assert {"clipx/ratio_mean", "clipx/clip_fraction_low", "clipx/gradient_mass/M", "clipx/gradient_share/M"} <= added
+    shares = [observed_metrics[f"clipx/gradient_share/{region}"][0] for region in ("LN", "HP", "LP", "HN", "M")]
+    assert sum(shares) == pytest.approx(1) and observed_metrics["clipx/clip_fraction"][0] > 0

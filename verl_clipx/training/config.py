@@ -37,6 +37,16 @@ def auto_or_boolean() -> Allowed:
     return Allowed("auto, true or false", convert)
 
 
+def compile_parameter(meaning: str) -> Any:
+    """Whether torch.compile is used."""
+    return parameter("auto", auto_or_boolean(), f"whether torch.compile fuses {meaning}; auto: on an accelerator")
+
+
+def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
+    """Whether to compile for a device, by the value of a `compile_parameter`."""
+    return torch.device(device).type != "cpu" if compile == "auto" else compile
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A clipx node.
@@ -62,11 +72,7 @@ class Settings:
         choice("error", "fresh"),
         "resuming from a checkpoint without a usable state of the bounds: an error, or a fresh start",
     )
-    compile: str | bool = parameter(
-        "auto",
-        auto_or_boolean(),
-        "whether torch.compile fuses the loss and its statistics into one graph each; auto: on an accelerator",
-    )
+    compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
     shaping: AdvantageReweighting | None = parameter(
         None, optional(instance(AdvantageReweighting)), "+clipx/shaping=advantage_reweighting"
     )
@@ -85,13 +91,34 @@ class Settings:
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The loss and the statistics of these settings for tokens on a device, compiled or not."""
-        accelerator = torch.device(device).type != "cpu"
-        return token_functions(self.method, self.shaping, accelerator if self.compile == "auto" else self.compile)
+        return token_functions(self.method, self.shaping, compiled_on(device, self.compile))
 
     @property
     def adaptive(self) -> bool:
         """Whether the bounds depend on statistics."""
         return self.method.statistics_size > 0
+
+
+# The value of clipx.method that leaves verl's own loss as it is.
+OBSERVE = "observe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observe:
+    """The clipx node of +clipx=observe: verl's own loss, whatever loss_mode is, with the plugin's metrics.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range.
+    """
+
+    compile: str | bool = compile_parameter("the metrics into one graph")
+
+    def __post_init__(self) -> None:
+        validate(self, NODE)
+
+    def compiled(self, device: torch.device | str) -> bool:
+        """Whether to compile for tokens on a device."""
+        return compiled_on(device, self.compile)
 
 
 # What the clipx node holds besides the method's own parameters.
@@ -103,11 +130,11 @@ def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
     return {**{field.name: field for field in dataclasses.fields(method)}, **AROUND}
 
 
-def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings:
+def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:
     """Builds and checks a clipx node.
 
     Args:
-        method: name of a method of the plugin; null when `function` is given.
+        method: name of a method of the plugin, or observe; null when `function` is given.
         function: a user's loss as `package.module:name`.
         parameters: the method's parameters and those of `Settings` by name.
 
@@ -126,6 +153,9 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
             f"{NODE}.method={method!r} and {NODE}.function={function!r}: choose one method by its group (+clipx=acpo), "
             "or a loss of your own (+clipx=custom clipx.function=package.module:name)."
         )
+    if method == OBSERVE:
+        reject_unknown(parameters, [field.name for field in dataclasses.fields(Observe)], NODE, ONLY_OBSERVED)
+        return Observe(**parameters)
     chosen = method_named(method) if method is not None else load_method(function)
     taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
     if taken:
@@ -134,6 +164,9 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
     own = {key: value for key, value in parameters.items() if key not in AROUND}
     around = {key: modifier(key, value) for key, value in parameters.items() if key in AROUND}
     return Settings(method=chosen(**own), **around)
+
+
+ONLY_OBSERVED = f"{OBSERVE}, which leaves verl's own loss as it is"
 
 
 def modifier(key: str, node: Any) -> Any:

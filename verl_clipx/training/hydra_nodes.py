@@ -9,7 +9,7 @@ from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.methods.method import NODE
 from verl_clipx.modifiers import MODIFIERS
-from verl_clipx.training.config import Settings, build
+from verl_clipx.training.config import OBSERVE, Observe, Settings, build
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 
@@ -76,10 +76,14 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
         ValueError: the run lacks what the method needs; the message names the key, the value and what to do.
     """
 
-    clipx: Settings | None = None
+    clipx: Settings | Observe | None = None
     run: RunFacts = field(default_factory=RunFacts)
 
     def __post_init__(self):
+        if isinstance(self.clipx, Observe):
+            require_verl_s_own(self.loss_mode)
+            require_accelerator(self.run.ray_address, self.run.device)
+            return
         if not isinstance(self.clipx, Settings):
             raise ValueError(missing_method(self.clipx))
         if self.loss_mode not in ("clipx_custom", f"clipx_{self.clipx.method.name}"):
@@ -97,6 +101,16 @@ def missing_method(node: Any) -> str:
     if given:
         return f"{', '.join(given)} goes on top of a method: choose one too, for example +clipx=grpo."
     return f"{NODE} is missing: choose a method by its group, for example +clipx=acpo."
+
+
+def require_verl_s_own(loss_mode: str) -> None:
+    """Raises ValueError if the loss to observe is one of the plugin's."""
+    if loss_mode.startswith("clipx_"):
+        raise ValueError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} with {NODE}.method={OBSERVE}: the plugin's own "
+            f"losses have these metrics already. Choose the method by its group alone (+clipx={loss_mode[6:]}), or "
+            "observe one of verl's losses (loss_mode=vanilla)."
+        )
 
 
 def check_run(settings: Settings, run: RunFacts) -> None:

@@ -17,9 +17,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.metrics import TOKENS
-from verl_clipx.training.config import Settings
+from verl_clipx.training.config import Observe, Settings
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
 from verl_clipx.training.observation import observe, refuse_dropout
+from verl_clipx.training.observe import gradient_shares, observe_registered, prepare
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
 from verl_clipx.training.rollout_metrics import FIELD, ages, merged_passes, with_spread, with_summary
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
@@ -38,7 +39,7 @@ def policy_loss_config(loss_fn: Any) -> Any:
     return getattr(config, "policy_loss", None)
 
 
-def clipx_node(loss_fn: Any) -> Settings | None:
+def clipx_node(loss_fn: Any) -> Settings | Observe | None:
     """The clipx configuration inside verl's loss function; None if the run has none.
 
     Args:
@@ -46,7 +47,7 @@ def clipx_node(loss_fn: Any) -> Settings | None:
     """
     policy_loss = policy_loss_config(loss_fn)
     node = policy_loss.get("clipx", None) if policy_loss is not None else None
-    return node if isinstance(node, Settings) else None
+    return node if isinstance(node, Settings | Observe) else None
 
 
 def exact_metrics(micro_batch: MicroBatch, *, dp_size: int, tokens: float) -> dict[str, Metric]:
@@ -113,6 +114,23 @@ def observing(
     return observed
 
 
+def observing_verl_s_own(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Wraps verl's loss function so that what an observed loss leaves in its micro-batch becomes exact metrics.
+
+    Args:
+        loss_fn: as for `observing`.
+    """
+
+    def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+        dp_size, tokens = data["dp_size"], data["batch_num_tokens"]
+        with in_micro_batch(MicroBatch()) as micro_batch:
+            loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+        metrics.update(exact_metrics(micro_batch, dp_size=dp_size, tokens=tokens))
+        return loss, metrics
+
+    return observed
+
+
 class ClipxTraining:
     """What a TrainingWorker of verl gains when the run has a clipx node; to be mixed in before it."""
 
@@ -128,15 +146,21 @@ class ClipxTraining:
     parameter_sync_step: int = 1
     gradient_norm: float | None = None
     watching: bool = False
+    # Whether the run has +clipx=observe: no planner, verl's own steps.
+    observes: bool = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
         """Installs verl's loss function, wrapped if the run has a clipx node."""
         settings = clipx_node(loss_fn)
+        self.observes = isinstance(settings, Observe)
         if settings is None:
             super().set_loss_fn(loss_fn)
             return
         run = policy_loss_config(loss_fn).run
+        if self.observes:
+            self._observe_verl_s_own(loss_fn)
+            return
         self.planner = StepPlanner(
             settings,
             ratio_starts_at_one=run.old_policy_starts_the_update,
@@ -160,7 +184,11 @@ class ClipxTraining:
     def train_mini_batch(self, data):
         """verl's loop over the mini-batches of a rollout batch; with Lopti, once for each group of tokens."""
         if self.planner is None:
-            return super().train_mini_batch(data)
+            output = super().train_mini_batch(data)
+            if self.observes and output is not None:
+                metrics = tu.get(output, "metrics")
+                metrics.update(gradient_shares(metrics))
+            return output
         metrics = {}
         token_passes = self.planner.passes(data)
         try:
@@ -237,6 +265,14 @@ class ClipxTraining:
             step = re.search(r"global_step_(\d+)", str(local_path))
             self.rollouts = int(step[1]) * self.parameter_sync_step if step else 0
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+
+    def _observe_verl_s_own(self, loss_fn: Any) -> None:
+        config = loss_fn.keywords["config"]
+        if self.rank == 0 and config.policy_loss.run.makes_one_update:
+            logger.warning(ONE_UPDATE)
+        observe_registered(config.policy_loss.loss_mode)
+        prepare(config.policy_loss.clipx, config, self._device())
+        super().set_loss_fn(observing_verl_s_own(loss_fn))
 
     def _restored_state(self, folder: Path) -> ControllerState:
         found: list[Any] = [None]
