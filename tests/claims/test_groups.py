@@ -2,8 +2,8 @@
 
 Covers: every group of configs/clipx alone, with every modifier's group and under every scope, through the composed
 configuration, verl's ActorConfig, verl's ppo_loss and its registry: two optimizer steps, finite, with a gradient;
-+clipx=observe with every loss of verl's; and that these checks fail for a broken group. Not covered: what the numbers
-are (tests/methods, tests/training), modifiers together with each other, the engine and several ranks (tests/end_to_end).
++clipx=observe with every loss of verl's; and that these checks fail for a broken group. Not covered: what the
+numbers are (tests/methods, tests/training), modifiers together, the engine and several ranks (tests/end_to_end).
 """
 
 from pathlib import Path

@@ -17,6 +17,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
 from verl_clipx.metrics import REGIONS
+from verl_clipx.training import observe
 from verl_clipx.training.config import Observe
 from verl_clipx.training.observe import SEQUENCE_LEVEL, clip_range, gradient_shares, observe_registered, prepare
 from verl_clipx.training.registry import is_ours
@@ -261,7 +262,9 @@ def test_one_host_sync_more_than_verl_s(verl_s, observed, loss_mode):
     assert counts[1] == counts[0] + 1
 
 
-def test_compiled_sums_are_the_same(observed):
+def test_compiled_sums_are_the_same(observed, monkeypatch):
+    # Otherwise they would stay uncompiled.
+    monkeypatch.setattr(observe, "warn_once", pytest.fail)
     batch = example(torch.float32)
     eager = called(observed("gspo", "clipx.compile=false"), batch)[3]
     compiled = called(observed("gspo", "clipx.compile=true"), batch)[3]
