@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.contract import example, gradient, inputs_of
-from verl_clipx.loss import Inputs, evaluate, per_token_loss, token_loss, token_statistics
+from verl_clipx.contract import evaluate, example, gradient, inputs_of
+from verl_clipx.loss import Inputs, per_token_loss, token_loss, token_statistics
 from verl_clipx.methods import BUILT_IN, METHODS, Bounds, Method
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.metrics import TOKENS, token_metrics

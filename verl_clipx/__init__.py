@@ -16,7 +16,7 @@ _PUBLIC = {
     "METHODS": "verl_clipx.methods",
     "Method": "verl_clipx.methods",
     "Tokens": "verl_clipx.tokens",
-    "evaluate": "verl_clipx.loss",
+    "evaluate": "verl_clipx.contract",
     "parameter": "verl_clipx.parameters",
 }
 

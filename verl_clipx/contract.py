@@ -1,14 +1,68 @@
-"""The contract that every policy loss of the plugin keeps, as checks that a user can run on a loss of their own."""
+"""A method on tensors of your own, and the contract that every method keeps, as checks to run on yours."""
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from verl_clipx.loss import Evaluated, Inputs, evaluate, token_loss, token_statistics
-from verl_clipx.methods import Method
+from verl_clipx.loss import Inputs, per_token_loss, token_loss, token_statistics, tokens_in
+from verl_clipx.methods import Bounds, Method
+from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.tokens import Tokens
 from verl_clipx.user_method import method_of
+
+
+class Evaluated(NamedTuple):
+    """A method's loss per token, with what it was made of.
+
+    Args:
+        loss: (sequences, length), differentiable with respect to log_prob.
+        weight: gradient weight F, (sequences, length).
+        bounds: clip bounds.
+        tokens: what they were computed from.
+        statistics: behind the bounds.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    bounds: Bounds
+    tokens: Tokens
+    statistics: Tensor
+
+
+def evaluate(
+    method: Method,
+    *,
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    statistics: Tensor | None = None,
+    shaping: AdvantageReweighting | None = None,
+    **optional: Tensor | None,
+) -> Evaluated:
+    """A method's loss per token, to look at: uncompiled, and with everything that it is made of.
+
+    Args:
+        method: a method with its parameters, for example METHODS["acpo"](alpha=2.0).
+        log_prob: under the current policy, (sequences, length); the loss is differentiable with respect to it.
+        old_log_prob, advantages, mask: (sequences, length).
+        statistics: behind the bounds; None: those of these tokens.
+        shaping: advantage reweighting, or None.
+        **optional: the other fields of `Inputs`.
+    """
+    inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
+    if statistics is None:
+        statistics = token_statistics(method, shaping, inputs)
+    decision = method.decide(statistics)
+    value, weighted, _ = token_loss(method, shaping, inputs, decision)
+    t = tokens_in(method, shaping, inputs)
+    bounds = method.bounds(t, decision)
+    return Evaluated(
+        per_token_loss(log_prob, value, weighted), method.gradient_weight(t, bounds), bounds, t, statistics
+    )
+
 
 SEQUENCES, LENGTH = 6, 9
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, where
 from torch.autograd.function import FunctionCtx, once_differentiable
 
-from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.methods.method import Method
 from verl_clipx.metrics import token_sums
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 from verl_clipx.tokens import OPTIONAL, Tokens, tokens_of
@@ -139,54 +139,3 @@ def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
     Source: DGPO, Eq. 1 (every method is a gradient weight on A times the gradient of log_prob).
     """
     return _PerTokenLoss.apply(log_prob, value, weighted)
-
-
-class Evaluated(NamedTuple):
-    """A method's loss per token, with what it was made of.
-
-    Args:
-        loss: (sequences, length), differentiable with respect to log_prob.
-        weight: gradient weight F, (sequences, length).
-        bounds: clip bounds.
-        tokens: what they were computed from.
-        statistics: behind the bounds.
-    """
-
-    loss: Tensor
-    weight: Tensor
-    bounds: Bounds
-    tokens: Tokens
-    statistics: Tensor
-
-
-def evaluate(
-    method: Method,
-    *,
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    statistics: Tensor | None = None,
-    shaping: AdvantageReweighting | None = None,
-    **optional: Tensor | None,
-) -> Evaluated:
-    """A method's loss per token, to look at: uncompiled, and with everything that it is made of.
-
-    Args:
-        method: a method with its parameters, for example METHODS["acpo"](alpha=2.0).
-        log_prob: under the current policy, (sequences, length); the loss is differentiable with respect to it.
-        old_log_prob, advantages, mask: (sequences, length).
-        statistics: behind the bounds; None: those of these tokens.
-        shaping: advantage reweighting, or None.
-        **optional: the other fields of `Inputs`.
-    """
-    inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
-    if statistics is None:
-        statistics = token_statistics(method, shaping, inputs)
-    decision = method.decide(statistics)
-    value, weighted, _ = token_loss(method, shaping, inputs, decision)
-    t = tokens_in(method, shaping, inputs)
-    bounds = method.bounds(t, decision)
-    return Evaluated(
-        per_token_loss(log_prob, value, weighted), method.gradient_weight(t, bounds), bounds, t, statistics
-    )

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests.training.golden_runs import built_once, registered_loss
-from verl_clipx.contract import check_method, example
-from verl_clipx.loss import evaluate
+from verl_clipx.contract import check_method, evaluate, example
 from verl_clipx.methods.dcpo import Dcpo
 
 from .at import row, tokens_at

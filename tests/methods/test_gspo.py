@@ -10,8 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.contract import check_method
-from verl_clipx.loss import evaluate
+from verl_clipx.contract import check_method, evaluate
 from verl_clipx.methods.gspo import Gspo
 from verl_clipx.metrics import token_metrics, token_sums
 

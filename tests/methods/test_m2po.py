@@ -16,8 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from tests.training.conftest import compose_once
 from tests.training.golden_runs import built_once, registered_loss
-from verl_clipx.contract import check_method, example
-from verl_clipx.loss import evaluate
+from verl_clipx.contract import check_method, evaluate, example
 from verl_clipx.methods.m2po import LARGEST, M2po, inner_edges
 
 from .at import row, tokens_at

@@ -10,7 +10,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from tests.golden.cases import GoldenCase
-from verl_clipx.loss import Evaluated, evaluate
+from verl_clipx.contract import Evaluated, evaluate
 from verl_clipx.training.config import Settings
 
 from .conftest import compose_once

@@ -9,7 +9,7 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 
-from verl_clipx.loss import evaluate
+from verl_clipx.contract import evaluate
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch
 

@@ -5,6 +5,7 @@ from types import ModuleType
 from typing import Any
 
 from verl_clipx.methods import METHODS
+from verl_clipx.methods.method import described
 
 
 def register_losses(core_algos: ModuleType) -> None:
@@ -23,22 +24,20 @@ def register_losses(core_algos: ModuleType) -> None:
         existing = core_algos.POLICY_LOSS_REGISTRY.get(registered)
         if existing is not None and not is_ours(existing):
             raise RuntimeError(
-                f"verl's policy loss {registered!r} is already {described(existing)}; verl_clipx cannot register its "
-                "own under that name. Uninstall or rename the other one."
+                f"verl's policy loss {registered!r} is already {described(target_of(existing))}; verl_clipx cannot "
+                "register its own under that name. Uninstall or rename the other one."
             )
         core_algos.register_policy_loss(registered)(functools.partial(policy_loss, name))
 
 
 def is_ours(function: Any) -> bool:
     """Whether a registered function is the plugin's, from this or an earlier import of it."""
-    target = function.func if isinstance(function, functools.partial) else function
-    return getattr(target, "__module__", "") == "verl_clipx.training.policy_loss"
+    return getattr(target_of(function), "__module__", "") == "verl_clipx.training.policy_loss"
 
 
-def described(function: Any) -> str:
-    """module:name of a registered function."""
-    target = function.func if isinstance(function, functools.partial) else function
-    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+def target_of(function: Any) -> Any:
+    """What a partial calls; another function itself."""
+    return function.func if isinstance(function, functools.partial) else function
 
 
 def install_worker(engine_workers: ModuleType) -> None:
