@@ -19,10 +19,11 @@ from verl_clipx.contract import check_method, example, gradient, inputs_of
 from verl_clipx.listing import group_settings
 from verl_clipx.loss import Inputs, token_loss, token_statistics
 from verl_clipx.methods.bapo import Bapo
-from verl_clipx.training.config import build
+from verl_clipx.training.config import Settings, build
 
 GROUPS = {path.stem: group_settings(path.stem) for path in sorted((configs_folder() / "clipx").glob("*.yaml"))}
-METHODS = {group: build(**node).method for group, node in GROUPS.items() if "method" in node}
+NODES = {group: build(**node) for group, node in GROUPS.items() if "method" in node}
+METHODS = {group: node.method for group, node in NODES.items() if isinstance(node, Settings)}
 METHODS["bapo_rollout"] = Bapo(weight="rollout", counted="gradient", contribution="net")
 ADAPTIVE = {name: method for name, method in METHODS.items() if method.statistics_size}
 
