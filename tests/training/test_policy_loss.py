@@ -9,13 +9,18 @@ import pytest
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
 
-from verl_clipx.contract import evaluate
+from verl_clipx.contract import evaluate, example
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch
 
 from .host_syncs import counted_host_syncs
 
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def asked_for(config):
+    """What the method asks for besides the fixture's tensors."""
+    return {name: example()[name] for name in config.policy_loss.clipx.method.asks_for}
 
 
 def call(name, config, tensors, **changes):
@@ -73,10 +78,11 @@ def test_agrees_with_verl_s_own_loss(actor, ours, theirs, aggregation, spread, w
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, aggregation):
     config = actor(f"+clipx={method}", "actor_rollout_ref.actor.loss_scale_factor=9")
-    _, gradient, _ = call(f"clipx_{method}", config, tensors, loss_agg_mode=aggregation)
+    further = asked_for(config)
+    _, gradient, _ = call(f"clipx_{method}", config, tensors, loss_agg_mode=aggregation, **further)
     mask = tensors["response_mask"]
     inputs = {name: tensors[name] for name in ("old_log_prob", "log_prob", "advantages")}
-    result = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs)
+    result = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs, **further)
     # The normaliser of each token is the derivative of verl's aggregation of ones.
     ones = torch.zeros_like(result.loss).requires_grad_(True)
     agg_loss(ones, mask, aggregation, loss_scale_factor=9).backward()
@@ -89,8 +95,9 @@ def test_one_host_sync_per_micro_batch(actor, tensors, method):
     config = actor(f"+clipx={method}")
     config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
     function = get_policy_loss_fn(f"clipx_{method}")
+    further = asked_for(config)
     with counted_host_syncs() as counter:
-        function(config=config, rollout_is_weights=None, loss_agg_mode="token-mean", **tensors)
+        function(config=config, rollout_is_weights=None, loss_agg_mode="token-mean", **tensors, **further)
     assert counter.count <= 1, counter.calls
 
 
@@ -135,10 +142,10 @@ def test_without_a_group_verl_s_own_bounds_apply(actor, tensors):
 def test_metrics_have_the_same_keys_on_every_micro_batch(actor, tensors):
     for method in BUILT_IN:
         config = actor(f"+clipx={method}")
-        _, _, full = call(f"clipx_{method}", config, tensors)
+        _, _, full = call(f"clipx_{method}", config, tensors, **asked_for(config))
         empty = {**tensors, "response_mask": torch.zeros_like(tensors["response_mask"])}
         config.global_batch_info.update(dp_size=1, batch_num_tokens=25)
-        loss, gradient, masked = call(f"clipx_{method}", config, empty)
+        loss, gradient, masked = call(f"clipx_{method}", config, empty, **asked_for(config))
         assert full.keys() == masked.keys()
         assert loss == 0 and not gradient.any()
         assert all(value == value for value in masked.values())
@@ -146,7 +153,8 @@ def test_metrics_have_the_same_keys_on_every_micro_batch(actor, tensors):
 
 def test_no_metric_key_is_reduced_by_maximum_or_minimum(actor, tensors):
     for method in BUILT_IN:
-        _, _, metrics = call(f"clipx_{method}", actor(f"+clipx={method}"), tensors)
+        config = actor(f"+clipx={method}")
+        _, _, metrics = call(f"clipx_{method}", config, tensors, **asked_for(config))
         assert not [key for key in metrics if "max" in key or "min" in key]
 
 
