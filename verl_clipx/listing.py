@@ -4,7 +4,11 @@ from omegaconf import OmegaConf
 
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.methods import METHODS
-from verl_clipx.training.config import parameters_of
+from verl_clipx.training.config import OBSERVE, parameters_of
+
+OBSERVE_ROW = (
+    f"| `{OBSERVE}` | verl's own loss, our metrics | verl, any `loss_mode` | [docs/metrics.md](docs/metrics.md) |"
+)
 
 
 def group_settings(group: str) -> dict:
@@ -53,7 +57,7 @@ def parameter_rows(method: str, groups: list[str]) -> list[tuple[str, ...]]:
 
 
 def markdown_table() -> str:
-    """README's table of methods, a row a method: its groups, what it does, source, file."""
+    """README's table of methods, a row a method: its groups, what it does, source, file; and a row for none."""
     rows = ["| `+clipx=` | what it does | source | file |", "|---|---|---|---|"]
     for name, method in METHODS.items():
         if method.__module__.startswith("verl_clipx.methods."):
@@ -62,4 +66,4 @@ def markdown_table() -> str:
             rows.append(
                 f"| {groups} | {method.summary().rstrip('.')} | {method.source} | [{file.split('/', 1)[1]}]({file}) |"
             )
-    return "\n".join(rows)
+    return "\n".join([*rows, OBSERVE_ROW])
