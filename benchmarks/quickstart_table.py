@@ -18,7 +18,7 @@ import numpy
 import typer
 
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
-from verl_clipx.diagnostics.report import RunFolder
+from verl_clipx.diagnostics.run_log import RunFolder
 
 ROOT = Path(__file__).parents[1]
 METHODS = ("grpo", "acpo", "bapo", "dgpo", "control")

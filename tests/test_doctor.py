@@ -29,6 +29,14 @@ def test_a_local_version_counts_as_its_public_one(monkeypatch):
     assert doctor.in_range("torch", SpecifierSet("==2.13.0"), "warning").level == "ok"
 
 
+def test_a_missing_tool_is_a_warning_that_names_the_extra(monkeypatch):
+    assert doctor.check_tools().level == "ok"
+    monkeypatch.setitem(doctor.TOOLS, "no_such_module", "no-such-distribution")
+    finding = doctor.check_tools()
+    assert (finding.level, finding.found) == ("warning", "no no-such-distribution")
+    assert "pip install 'verl-clipx[tools]'" in finding.advice
+
+
 def test_registration_is_found_in_a_fresh_interpreter():
     findings = doctor.check_registration("here", doctor.REGISTERED, 120)
     assert [finding.level for finding in findings] == ["ok", "ok"]

@@ -1,19 +1,38 @@
 """The command `clipx`."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+from typer.core import TyperGroup
 
 from verl_clipx.evaluation.commands import evaluation_app
+from verl_clipx.extras import missing_tool
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
 
+
+class Commands(TyperGroup):
+    """The commands, which end with one line where a tool's package is missing."""
+
+    def invoke(self, context: typer.Context) -> Any:
+        """Run the command that the line names."""
+        try:
+            return super().invoke(context)
+        except ModuleNotFoundError as error:
+            message = missing_tool(f"clipx {context.invoked_subcommand}", error)
+            if message is None:
+                raise
+            console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
+            raise typer.Exit(1) from None
+
+
 app = typer.Typer(
+    cls=Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -118,7 +137,8 @@ def report(
     """Summarise a run: held-out reward before and after, what clipping did, a figure."""
     from rich.markdown import Markdown
 
-    from verl_clipx.diagnostics.report import RunFolder, write_report
+    from verl_clipx.diagnostics.report import write_report
+    from verl_clipx.diagnostics.run_log import RunFolder
 
     try:
         text = write_report(RunFolder(folder), title or folder.name)
@@ -156,7 +176,7 @@ def watch(
     label: Annotated[str, typer.Option(help="What to call it.")] = "training",
 ) -> None:
     """Run a training command under a progress bar: clipx watch FOLDER --steps N -- COMMAND …"""
-    from verl_clipx.diagnostics.report import RunFolder
+    from verl_clipx.diagnostics.run_log import RunFolder
     from verl_clipx.diagnostics.watch import run_watched
 
     if not context.args:

@@ -1,6 +1,7 @@
 """Checks of an environment: what is there, whether the plugin works in it, and what to do about what does not."""
 
 import importlib.metadata
+import importlib.util
 import os
 import shutil
 import socket
@@ -14,6 +15,8 @@ from typing import Literal
 
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
+
+from verl_clipx.extras import TOOLS
 
 Level = Literal["ok", "warning", "error"]
 
@@ -148,6 +151,15 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
     return done.stdout, error
 
 
+def check_tools() -> Finding:
+    """Whether the packages are there that only the tools around the losses need."""
+    missing = [distribution for module, distribution in TOOLS.items() if importlib.util.find_spec(module) is None]
+    if not missing:
+        return Finding("ok", "tools", ", ".join(TOOLS.values()))
+    advice = "training needs none of them but for rewards of mathematics; for the other commands: "
+    return Finding("warning", "tools", f"no {', '.join(missing)}", f"{advice}pip install 'verl-clipx[tools]'")
+
+
 def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
     """Whether losses and worker are registered where the code runs.
 
@@ -256,7 +268,7 @@ def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
     """
     accelerators = check_accelerators()
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
-    yield "versions", check_versions(has_gpu)
+    yield "versions", [*check_versions(has_gpu), check_tools()]
     yield "accelerators", accelerators
     yield "memory and disk", check_resources(Path.cwd())
     yield "ports", check_ports()

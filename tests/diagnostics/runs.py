@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from verl_clipx.diagnostics.report import RunFolder
+from verl_clipx.diagnostics.run_log import RunFolder
 
 
 def log_line(step: int, **data: float) -> str:

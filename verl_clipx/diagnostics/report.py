@@ -1,49 +1,10 @@
 """A run's summary for people: reward before and after, what clipping did, where everything is."""
 
-from dataclasses import dataclass
-from pathlib import Path
-
 import pandas
 
 from verl_clipx.diagnostics.figures import run_figure
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
-from verl_clipx.diagnostics.run_log import read_run_log
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run writes.
-
-    Args:
-        path: the run's folder.
-    """
-
-    path: Path
-
-    @property
-    def metrics(self) -> Path:
-        """verl's file log: VERL_FILE_LOGGER_PATH."""
-        return self.path / "metrics.jsonl"
-
-    @property
-    def validation(self) -> Path:
-        """trainer.validation_data_dir."""
-        return self.path / "validation"
-
-    @property
-    def checkpoints(self) -> Path:
-        """trainer.default_local_dir."""
-        return self.path / "checkpoints"
-
-    @property
-    def figure(self) -> Path:
-        """The figure that `write_report` draws."""
-        return self.path / "figure.png"
-
-    @property
-    def report(self) -> Path:
-        """The text that `write_report` writes."""
-        return self.path / "report.md"
+from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
 
 
 def change(before: HeldOutReward, after: HeldOutReward) -> str:

@@ -1,9 +1,46 @@
-"""verl's file logger as a table."""
+"""A run's files, and verl's file logger as a table."""
 
 import json
+from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """Where a run writes.
+
+    Args:
+        path: the run's folder.
+    """
+
+    path: Path
+
+    @property
+    def metrics(self) -> Path:
+        """verl's file log: VERL_FILE_LOGGER_PATH."""
+        return self.path / "metrics.jsonl"
+
+    @property
+    def validation(self) -> Path:
+        """trainer.validation_data_dir."""
+        return self.path / "validation"
+
+    @property
+    def checkpoints(self) -> Path:
+        """trainer.default_local_dir."""
+        return self.path / "checkpoints"
+
+    @property
+    def figure(self) -> Path:
+        """The figure that `write_report` draws."""
+        return self.path / "figure.png"
+
+    @property
+    def report(self) -> Path:
+        """The text that `write_report` writes."""
+        return self.path / "report.md"
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:

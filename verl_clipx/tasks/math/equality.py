@@ -9,12 +9,13 @@ import re
 from fractions import Fraction
 from functools import lru_cache
 
+from verl_clipx.extras import needs_tool
 from verl_clipx.tasks.math.guards import is_safe
 from verl_clipx.tasks.math.normalisation import Number, canonical, clean, parse_number, split_unit
 from verl_clipx.tasks.math.pool import shared_pool
 
 if importlib.util.find_spec("math_verify") is None:
-    raise ModuleNotFoundError("math_verify is not installed; the mathematics rewards need it: pip install math-verify")
+    raise ModuleNotFoundError(needs_tool("a reward of mathematics", "math_verify"), name="math_verify")
 
 _CACHED_PAIRS = 8192
 _DECIMAL = re.compile(r"\d\.\d")

@@ -123,7 +123,7 @@ class WorkerPool:
             self._discard(worker)
             raise RuntimeError(
                 f"a comparison process ({sys.executable} {self._script}) did not start; run that command to see why "
-                "(it has to print 'ready'), and check that math-verify is installed: pip install math-verify"
+                "(it has to print 'ready'), and check that math-verify is installed: pip install 'verl-clipx[tools]'"
             )
         return worker
 

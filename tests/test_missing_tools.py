@@ -1,0 +1,175 @@
+"""An installation without the extra `tools`: what works all the same, and what the rest says.
+
+Covers: every command of `clipx`, losses in verl, the rewards of mathematics; once without what verl does not bring, and
+once without any package of the extra. Not covered: the commands' work, which their own tests cover, and installing.
+"""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+
+from verl_clipx.cli import app
+from verl_clipx.extras import TOOLS, missing_tool
+
+CHECKOUT = Path(__file__).parents[1]
+
+# Python runs a module of this name before anything else, in every process that inherits PYTHONPATH.
+HIDING = """
+import sys
+from importlib.machinery import PathFinder
+
+
+class WithoutTools(PathFinder):
+    @classmethod
+    def find_spec(cls, name, path=None, target=None):
+        return None if name.partition(".")[0] in {hidden} else super().find_spec(name, path, target)
+
+
+sys.meta_path[sys.meta_path.index(PathFinder)] = WithoutTools
+"""
+
+OF_VERL = {one.name for one in map(Requirement, requires("verl")) if one.marker is None}
+NOT_OF_VERL = {module for module, distribution in TOOLS.items() if distribution not in OF_VERL}
+
+# Each with the exit code and what it says where the environment has what verl brings.
+WITHOUT_WHAT_VERL_LACKS = {
+    "methods acpo": (0, "parameters: clipx.<parameter>"),
+    "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
+    "doctor --no-ray": (0, "pip install 'verl-clipx[tools]'"),
+    "bounds metrics.jsonl": (1, "metrics.jsonl: no such log"),
+    "watch . --steps 1 -- true": (0, ""),
+    "data list": (0, "clipx data build NAME"),
+    "data build countdown --out countdown --split test --limit 2": (0, "2 rows"),
+    "data show countdown/test.parquet": (0, "2 rows"),
+    "recipe list cpu/countdown_acpo": (0, "presets: +recipe"),
+    "recipe show cpu/countdown_acpo_off": (0, "the command"),
+    "recipe plan acpo/countdown_3b_acpo_off": (0, "GPU-hours"),
+    "table list": (0, "clipx table plan NAME"),
+    "report .": (1, "clipx report needs matplotlib: pip install 'verl-clipx[tools]'\n"),
+    "table plan acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
+    "table collect acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
+    "table render acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
+    "eval run model --benchmark aime24 --out out --max-tokens 1": (
+        1,
+        "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n",
+    ),
+    "eval score out": (1, "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n"),
+    "eval compare first second": (1, "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n"),
+}
+
+# Those that need one of the extra's packages that verl brings.
+WITHOUT_ALL = {
+    "methods acpo": (0, "parameters: clipx.<parameter>"),
+    "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
+    "recipe list cpu/countdown_acpo": (0, "presets: +recipe"),
+    "recipe show cpu/countdown_acpo_off": (0, "the command"),
+    "bounds metrics.jsonl": (1, "clipx bounds needs pandas: pip install 'verl-clipx[tools]'\n"),
+    "watch . --steps 1 -- true": (1, "clipx watch needs pandas: pip install 'verl-clipx[tools]'\n"),
+    "data list": (1, "clipx data needs pyarrow: pip install 'verl-clipx[tools]'\n"),
+    "data show countdown/test.parquet": (1, "clipx data needs pyarrow: pip install 'verl-clipx[tools]'\n"),
+}
+
+RUN_COMMANDS = """
+import json, sys
+from typer.testing import CliRunner
+from verl_clipx.cli import app
+
+found = {}
+for command in json.loads(sys.argv[1]):
+    done = CliRunner().invoke(app, command.split())
+    print(command, done.output, file=sys.stderr)
+    found[command] = done.exit_code, done.output, isinstance(done.exception, SystemExit | None)
+print(json.dumps(found))
+"""
+
+
+def python_without(modules: set[str], folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run Python in a folder, its child processes included, where modules are not installed."""
+    hiding = folder / "hiding"
+    hiding.mkdir()
+    (hiding / "sitecustomize.py").write_text(HIDING.format(hidden=modules))
+    path = os.pathsep.join(map(str, (hiding, CHECKOUT)))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+@pytest.fixture(scope="module", params=[NOT_OF_VERL, set(TOOLS)], ids=["of verl's", "none"])
+def outcomes(request, tmp_path_factory):
+    """What each command did, and what it should have done; all in one process, for the sake of time."""
+    expected = WITHOUT_WHAT_VERL_LACKS if request.param == NOT_OF_VERL else WITHOUT_ALL
+    commands = json.dumps(list(expected))
+    done = python_without(request.param, tmp_path_factory.mktemp("run"), "-c", RUN_COMMANDS, commands)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), expected
+
+
+def test_a_command_works_or_names_what_it_needs(outcomes):
+    found, expected = outcomes
+    assert found.keys() == expected.keys()
+    for command, (code, text) in expected.items():
+        found_code, output, ended_itself = found[command]
+        assert ended_itself, f"{command}: a traceback"
+        assert found_code == code, f"{command}: {output}"
+        if text.endswith("\n"):
+            assert output == text
+        else:
+            assert text in output
+
+
+def test_every_command_is_tried():
+    def names(group, before=()):
+        for command in group.registered_commands:
+            yield (*before, command.name or command.callback.__name__)
+        for one in group.registered_groups:
+            yield from names(one.typer_instance, (*before, one.name))
+
+    tried = {tuple(command.split()) for command in WITHOUT_WHAT_VERL_LACKS}
+    missing = [name for name in names(app) if not any(words[: len(name)] == name for words in tried)]
+    assert not missing
+
+
+def test_the_program_prints_one_line_and_no_traceback(tmp_path):
+    done = python_without(NOT_OF_VERL, tmp_path, "-m", "verl_clipx.cli", "eval", "compare", "first", "second")
+    assert (done.returncode, done.stderr) == (1, "")
+    assert done.stdout == "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n"
+
+
+def test_verl_has_the_losses_without_any_tool(tmp_path):
+    program = """
+import verl
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl_clipx import METHODS
+print(all(callable(get_policy_loss_fn(f"clipx_{name}")) for name in METHODS), len(METHODS))
+"""
+    done = python_without(set(TOOLS), tmp_path, "-c", program)
+    assert done.returncode == 0, done.stderr
+    found, number = done.stdout.splitlines()[-1].split()
+    assert found == "True" and int(number) >= 8
+
+
+def test_a_reward_of_mathematics_names_the_extra(tmp_path):
+    program = "from verl_clipx.tasks.reward import compute_score; compute_score('math', r'\\boxed{1}', '\"1\"')"
+    done = python_without(NOT_OF_VERL, tmp_path, "-c", program)
+    assert done.returncode == 1
+    wanted = "ModuleNotFoundError: a reward of mathematics needs math-verify: pip install 'verl-clipx[tools]'"
+    assert done.stderr.splitlines()[-1] == wanted
+
+
+@pytest.mark.parametrize("name", [None, "no_such_module", "scipyx.stats"])
+def test_another_missing_module_is_no_tool(name):
+    assert missing_tool("clipx eval", ModuleNotFoundError("no such module", name=name)) is None
+    assert missing_tool("clipx eval", ModuleNotFoundError("no", name="scipy.stats")).startswith(
+        "clipx eval needs scipy:"
+    )

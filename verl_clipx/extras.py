@@ -1,0 +1,35 @@
+"""What only the tools around the losses need: the extra `tools`, and what to say where it is not installed."""
+
+# The name that is imported, and the one that is installed.
+TOOLS = {
+    "datasets": "datasets",
+    "math_verify": "math-verify",
+    "matplotlib": "matplotlib",
+    "pandas": "pandas",
+    "pyarrow": "pyarrow",
+    "scipy": "scipy",
+}
+
+
+def needs_tool(user: str, module: str) -> str:
+    """The line that says what is missing, and how to install it.
+
+    Args:
+        user: what needs it, such as a command.
+        module: a key of TOOLS.
+    """
+    return f"{user} needs {TOOLS[module]}: pip install 'verl-clipx[tools]'"
+
+
+def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
+    """The same for a failed import.
+
+    Args:
+        user: what needs it, such as a command.
+        error: the failed import.
+
+    Returns:
+        The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
+    """
+    module = (error.name or "").partition(".")[0]
+    return needs_tool(user, module) if module in TOOLS else None
