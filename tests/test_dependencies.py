@@ -1,0 +1,160 @@
+"""Installing the plugin into a working verl environment moves no package of it.
+
+Covers: verl's own GPU extras, resolved without and with this project, as of today and of the day after verl's release;
+where upper ends are allowed. The package index is asked for metadata alone: nothing is installed, and nothing is
+downloaded but the two packages without a wheel (flash-attn's sources, 8 MB, bring their metadata and are not built).
+Not covered: whether the environment works, and an environment with other extras or of another platform.
+"""
+
+import ast
+import os
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from importlib.metadata import requires
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from uv import find_uv_bin
+
+from verl_clipx.extras import TOOLS
+
+ROOT = Path(__file__).parents[1]
+
+VERL = "verl[vllm,fsdp,math]==0.9.1"
+
+# As of which day: the newest of all packages, and those of the day after verl 0.9.1 came out.
+DAYS = ["", "2026-09-21"]
+
+
+def pip_settings() -> dict[str, list[str]]:
+    """Where pip finds packages here; uv does not read pip's configuration."""
+    listed = subprocess.run([sys.executable, "-m", "pip", "config", "list"], capture_output=True, text=True, check=True)
+    # Lines such as global.index-url='…' or :env:.index-url='…'. What comes later in this order wins.
+    settings: dict[str, dict[str, list[str]]] = {"global": {}, "install": {}, ":env:": {}}
+    for line in listed.stdout.splitlines():
+        key, _, value = line.partition("=")
+        section, _, name = key.rpartition(".")
+        if section in settings:
+            settings[section][name] = ast.literal_eval(value).split()
+    return settings["global"] | settings["install"] | settings[":env:"]
+
+
+def configuration_of_uv(settings: dict[str, list[str]]) -> str:
+    """A configuration for uv that takes the same versions from the same places as pip with these settings."""
+    urls = [*settings.get("extra-index-url", []), *settings.get("index-url", ["https://pypi.org/simple"])]
+    lines = ['index-strategy = "unsafe-best-match"']
+    for number, url in enumerate(urls):
+        lines += ["[[index]]", f'url = "{url}"', f"default = {'true' if number == len(urls) - 1 else 'false'}"]
+        # The resolutions of one test run see the same packages, and only the first asks for them.
+        lines += ['cache-control = { api = "max-age=900", files = "max-age=900" }']
+    return "\n".join(lines) + "\n"
+
+
+def resolve(folder: Path, *requirements: str, day: str = "") -> dict[str, str]:
+    """The version of each package that these requirements would install on a GPU machine.
+
+    Args:
+        folder: for uv's configuration.
+        requirements: what to install.
+        day: leave out what was published later; empty for none.
+
+    Returns:
+        Version by name; this project is not in it.
+    """
+    configuration = folder / "uv.toml"
+    settings = pip_settings()
+    configuration.write_text(configuration_of_uv(settings))
+    certificates = settings.get("cert")
+    trusted = {"SSL_CERT_FILE": certificates[0]} if certificates else {}
+    platform = ["--python-version", "3.11", "--python-platform", "x86_64-manylinux_2_28"]
+    command = [find_uv_bin(), "--config-file", str(configuration), "pip", "compile", *platform]
+    command += ["--python", sys.executable, "--quiet", "--no-header", "--no-annotate"]
+    done = subprocess.run(
+        [*command, *(["--exclude-newer", day] if day else []), "-"],
+        input="\n".join(requirements),
+        capture_output=True,
+        text=True,
+        env={**trusted, **os.environ},
+    )
+    assert done.returncode == 0, (
+        f"uv could not resolve {', '.join(requirements)}. This test needs the package index that `pip config list` "
+        f"names, the public one if it names none. uv says:\n{done.stderr}"
+    )
+    lines = [line for line in done.stdout.splitlines() if not line.startswith("verl-clipx @")]
+    return dict(line.split("==") for line in lines)
+
+
+@pytest.fixture(scope="module")
+def environments(tmp_path_factory):
+    """verl's own GPU environment by day. Both at once: resolving is mostly waiting for the index."""
+    folders = [tmp_path_factory.mktemp("verl") for _ in DAYS]
+    with ThreadPoolExecutor() as threads:
+        found = threads.map(lambda folder, day: resolve(folder, VERL, day=day), folders, DAYS)
+        return dict(zip(DAYS, found, strict=True))
+
+
+@pytest.fixture(params=DAYS, ids=["today", "at verl's release"])
+def environment(request, environments):
+    """The day, and verl's own GPU environment."""
+    return request.param, environments[request.param]
+
+
+def test_the_environment_is_verls(environment):
+    _, versions = environment
+    pins = {"verl": "0.9.1", "vllm": "0.24.0", "torch": "2.11.0", "transformers": "5.9.0", "flash-attn": "2.8.3"}
+    assert versions.items() >= pins.items()
+    assert len(versions) > 200
+
+
+def test_the_plugin_alone_adds_and_moves_nothing(environment, tmp_path):
+    day, versions = environment
+    assert resolve(tmp_path, VERL, f"verl-clipx @ {ROOT.as_uri()}", day=day) == versions
+
+
+def test_the_tools_move_nothing(environment, tmp_path):
+    day, versions = environment
+    found = resolve(tmp_path, VERL, f"verl-clipx[gpu] @ {ROOT.as_uri()}", day=day)
+    assert {name: found.get(name) for name in versions} == versions
+    assert {canonicalize_name(name) for name in TOOLS.values()} <= found.keys()
+
+
+def test_an_upper_end_that_moves_a_package_is_seen(environments, tmp_path):
+    # What the tests above are for: as if this project asked for an older numpy than vLLM takes.
+    project = tmp_path / "pyproject.toml"
+    project.write_text('[project]\nname = "verl-clipx"\nversion = "0"\ndependencies = ["numpy<2.3"]\n')
+    moved = resolve(tmp_path, VERL, f"verl-clipx @ {tmp_path.as_uri()}")
+    assert moved["numpy"] != environments[""]["numpy"]
+
+
+def test_an_index_that_does_not_answer_is_an_error_that_says_so(tmp_path, monkeypatch):
+    # No server listens on the discard port.
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(AssertionError, match="needs the package index that `pip config list` names"):
+        resolve(tmp_path, "verl==0.9.1")
+
+
+def required(extra: str = "") -> list[Requirement]:
+    """What the installed project requires, of one extra or without any."""
+    found = map(Requirement, requires("verl-clipx"))
+    if not extra:
+        return [one for one in found if one.marker is None]
+    return [one for one in found if one.marker is not None and one.marker.evaluate({"extra": extra})]
+
+
+def test_only_a_known_break_has_an_upper_end():
+    found = [*required(), *required("tools"), *required("gpu")]
+    # pyproject.toml says what breaks.
+    assert {one.name for one in found if any(part.operator != ">=" for part in one.specifier)} == {"verl"}
+
+
+def test_the_extras_have_the_tools_that_the_commands_name():
+    assert {one.name for one in required("tools")} == set(TOOLS.values())
+    for extra in ("cpu", "gpu", "dev"):
+        names = {one.name for one in required(extra)}
+        # A build backend may leave verl-clipx[tools] as it is, or write what it stands for.
+        assert "verl-clipx" in names or set(TOOLS.values()) <= names
