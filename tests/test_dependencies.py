@@ -44,10 +44,10 @@ def pip_settings() -> dict[str, list[str]]:
 
 def configuration_of_uv(settings: dict[str, list[str]]) -> str:
     """A configuration for uv that takes the same versions from the same places as pip with these settings."""
-    urls = [*settings.get("extra-index-url", []), *settings.get("index-url", ["https://pypi.org/simple"])]
+    default = settings.get("index-url", [])
     lines = ['index-strategy = "unsafe-best-match"']
-    for number, url in enumerate(urls):
-        lines += ["[[index]]", f'url = "{url}"', f"default = {'true' if number == len(urls) - 1 else 'false'}"]
+    for url in [*settings.get("extra-index-url", []), *default]:
+        lines += ["[[index]]", f'url = "{url}"', f"default = {str(url in default).lower()}"]
         # The resolutions of one test run see the same packages, and only the first asks for them.
         lines += ['cache-control = { api = "max-age=900", files = "max-age=900" }']
     return "\n".join(lines) + "\n"
