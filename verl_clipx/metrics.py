@@ -12,11 +12,16 @@ from verl_clipx.tokens import Tokens
 TOKENS = "tokens"
 
 # L and H: below the lower or above the upper bound; N and P: negative or positive advantage; M: the rest.
-REGIONS = ("LN", "HP", "LP", "HN", "M")
+OUTER_REGIONS = ("LN", "HP", "LP", "HN")
+REGIONS = (*OUTER_REGIONS, "M")
 
 # What `token_sums` adds up, in its order: numbers of tokens, then sums of values.
-COUNTED = (TOKENS, "dual_clipped", *REGIONS)
+COUNTED = (TOKENS, "dual_clipped", *OUTER_REGIONS)
 SUMMED = ("log_ratio", "ratio", *(f"mass/{region}" for region in REGIONS))
+
+
+# In the place of a region's number, for tokens that don't count.
+OUTSIDE = 9.0
 
 
 def token_sums(
@@ -37,8 +42,10 @@ def token_sums(
         Eqs. 2-6: equal to a bound, and an advantage of 0, belong to M; PPO clips LN and HP and leaves LP and HN alone.
     """
     mask = t.mask if counted is None else t.mask & counted
-    negative, positive = mask & (t.advantages < 0), mask & (t.advantages > 0)
-    below, above, mass = bounded < bounds.low, bounded > bounds.high, weighted.abs()
+    side = where(bounded > bounds.high, 3.0, where(bounded < bounds.low, -3.0, 0.0))
+    # One number a token, since masks that several sums use would be stored, a byte at a time: LN -4, HP 4, LP -2, HN 2.
+    region = where(mask, side + t.advantages.sign(), OUTSIDE).to(t.ratio.dtype)
+    mass = weighted.abs()
 
     # A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
     def number(members: Tensor) -> Tensor:
@@ -47,19 +54,11 @@ def token_sums(
     def total(values: Tensor, members: Tensor) -> Tensor:
         return where(members, values, 0.0).sum(-1)
 
-    def both(members: Tensor) -> tuple[Tensor, Tensor]:
-        return number(members), total(mass, members)
-
-    regions = (
-        both(below & negative),
-        both(above & positive),
-        both(below & positive),
-        both(above & negative),
-        both(mask & ~((below | above) & (negative | positive))),
-    )
-    dual_clipped = mask & False if dual_clip is None else negative & (t.ratio > dual_clip)
-    counts = [number(mask), number(dual_clipped), *(count for count, _ in regions)]
-    sums = [total(t.log_ratio, mask), total(t.ratio, mask), *(mass_of_region for _, mass_of_region in regions)]
+    dual_clipped = mask & False if dual_clip is None else mask & (t.advantages < 0) & (t.ratio > dual_clip)
+    counts = [number(mask), number(dual_clipped), *(number(region == k) for k in (-4, 4, -2, 2))]
+    masses = [total(mass, region == k) for k in (-4, 4, -2, 2)]
+    inner = total(mass, (region.abs() <= 1) | (region.abs() == 3))
+    sums = [total(t.log_ratio, mask), total(t.ratio, mask), *masses, inner]
     return torch.stack([*counts, *sums]).sum(-1, dtype=torch.float64)
 
 
@@ -74,6 +73,7 @@ def token_metrics(sums: Tensor) -> dict[str, Tensor]:
         gradient mass is |F*A|. `tokens` is the number of tokens.
     """
     found = dict(zip((*COUNTED, *SUMMED), sums.unbind(), strict=True))
+    found["M"] = found[TOKENS] - sum(found[region] for region in OUTER_REGIONS)
     metrics = {
         TOKENS: found[TOKENS],
         "actor/ppo_kl": -found["log_ratio"],
