@@ -14,11 +14,13 @@ from contextlib import nullcontext
 from typing import Annotated
 
 import torch
+import torch._inductor.config
 import typer
 from hydra import compose, initialize_config_module
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
+from verl_clipx.compiled import TokenFunctions
 from verl_clipx.methods import METHODS
 from verl_clipx.tokens import OPTIONAL
 from verl_clipx.training.config import OBSERVE
@@ -98,6 +100,15 @@ def measure(
     return seconds, float("nan")
 
 
+def loops_of(name: str) -> int:
+    """How many loops torch.compile makes of a method's loss and statistics, by its own count."""
+    from torch._inductor import metrics
+
+    metrics.reset()
+    TokenFunctions(METHODS[name](), None, compiled=True).prepare("cpu", counted=False)
+    return metrics.generated_kernel_count
+
+
 def peak_on_cpu(name: str, config, batch: dict[str, torch.Tensor], micro_batch: MicroBatch | None) -> float:
     """Peak extra megabytes on the CPU, from torch's own record of allocations."""
     from torch.profiler import ProfilerActivity, profile
@@ -120,6 +131,8 @@ def main(
 ) -> None:
     """Print a table: median time, spread and peak memory of each loss, and their ratio to verl's vanilla."""
     torch.set_num_threads(1)
+    # The compiler's cache may hold code for another number of threads.
+    torch._inductor.config.force_disable_caches = True
     # Nothing is launched, so the check for an accelerator has to look elsewhere.
     os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
     device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -156,6 +169,8 @@ def main(
     if device == "cpu":
         memory = {name: peak_on_cpu(*called, known[name]) for name, called in losses.items()}
     print(f"{device}, {dtype}, {sequences} x {length}, {total} tokens, torch {torch.__version__}, {repeats} repeats")
+    for name in (name for name in methods or METHODS if name in METHODS):
+        print(f"clipx_{name}: {loops_of(name)} loops in the compiler's record, statistics included")
     print("| loss | median ms | range ms | of vanilla | peak MB | of vanilla |\n|---|---|---|---|---|---|")
     reference = statistics.median(times["vanilla"])
     for name, seconds in times.items():

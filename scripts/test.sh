@@ -60,7 +60,7 @@ if [[ -n $selection ]]; then
     fi
     say "end-to-end runs of the real verl: $selection"
     # As above: they share runs. In the files' order: by their number of tests the longest run would come last, alone.
-    python -m pytest tests/end_to_end -m "$selection" --durations=0 --durations-min=1 \
+    python -m pytest tests/end_to_end tests/test_missing_tools.py -m "$selection" --durations=0 --durations-min=1 \
         -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 fi
 say "everything passed"

@@ -1,7 +1,8 @@
 """An installation without the extra `tools`: what works all the same, and what the rest says.
 
-Covers: every command of `clipx`, losses in verl, the rewards of mathematics; once without what verl does not bring, and
-once without any package of the extra. Not covered: the commands' work, which their own tests cover, and installing.
+Covers: commands of `clipx` without any package of the extra, with `-m matrix` every command without what verl does not
+bring; losses in verl, the rewards of mathematics. Not covered: the commands' work, which their own tests cover, and
+installing.
 """
 
 import json
@@ -105,7 +106,11 @@ def python_without(modules: set[str], folder: Path, *arguments: str) -> subproce
     )
 
 
-@pytest.fixture(scope="module", params=[NOT_OF_VERL, set(TOOLS)], ids=["of verl's", "none"])
+# The one with all commands, two of which plan a run and a table, takes most of a minute.
+WITHOUT_SOME = pytest.param(NOT_OF_VERL, marks=[pytest.mark.end_to_end, pytest.mark.matrix])
+
+
+@pytest.fixture(scope="module", params=[WITHOUT_SOME, set(TOOLS)], ids=["of verl's", "none"])
 def outcomes(request, tmp_path_factory):
     """What each command did, and what it should have done; all in one process, for the sake of time."""
     expected = WITHOUT_WHAT_VERL_LACKS if request.param == NOT_OF_VERL else WITHOUT_ALL
