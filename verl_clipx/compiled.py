@@ -132,10 +132,8 @@ def alike(inputs: TokenTensors) -> TokenTensors:
 def example_inputs(method: Method, device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
     """A micro-batch to compile with; arguments as for `TokenFunctions.prepare`."""
     size = EXAMPLE_SEQUENCES, EXAMPLE_LENGTH
-    log_prob, mask = (
-        torch.full(size, -1.0, dtype=dtype, device=device),
-        torch.ones(size, dtype=torch.bool, device=device),
-    )
+    log_prob = torch.full(size, -1.0, dtype=dtype, device=device)
+    mask = torch.ones(size, dtype=torch.bool, device=device)
     optional = {
         "rollout_log_prob": log_prob.clone(),
         "entropy": log_prob.neg(),

@@ -23,11 +23,11 @@ METHODS: dict[str, type["Method"]] = {}
 
 
 class Bounds(NamedTuple):
-    """Clip bounds stated on the ratio itself (0.8 and 1.28, not 0.2 and 0.28).
+    """Clip bounds stated on what they act on, mostly the ratio itself (0.8 and 1.28, not 0.2 and 0.28).
 
     Attributes:
-        low: lower bound; a float, or a tensor of the ratio's dtype that broadcasts to (sequences, length). 0 or less
-            means no lower bound, since a ratio is never negative.
+        low: lower bound; a float, or a tensor of the ratio's dtype that broadcasts to (sequences, length). On a ratio,
+            which is never negative, 0 or less means no lower bound.
         high: upper bound, likewise; ``inf`` means no upper bound.
     """
 
