@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from torch import Tensor, cat, float64, int32, stack, where
+from torch import Tensor, cat, float32, float64, stack, where
 
 from verl_clipx.methods.grpo import ClippedSurrogate
 from verl_clipx.methods.method import Bounds, not_above
@@ -21,9 +21,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
     epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin without spread")
     epsilon_min: float | None = parameter(None, optional(number(at_least=0, at_most=1e3)), "least epsilon; null: free")
-    epsilon_max: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1e6)), "largest epsilon; null: free"
-    )
+    epsilon_max: float | None = parameter(None, optional(number(at_least=0, at_most=1e6)), "most epsilon; null: free")
     bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins")
     bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
     variance_epsilon: float = parameter(
@@ -46,10 +44,11 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def statistics(self, t: Tokens) -> Tensor:
         """Of each bin: number of tokens, sum of r - 1, sum of (r - 1)^2."""
         # A masked sum a bin fuses into one pass without atomic additions: the same to the last bit each time.
-        deviation, bin = t.ratio.to(float64) - 1, self._bin(t)
-        members = [t.mask & (bin == k) for k in range(self.bins)]
-        sums = [where(m, x, 0.0).sum() for x in (deviation, deviation * deviation) for m in members]
-        return stack([m.sum(dtype=float64) for m in members] + sums)
+        deviation, bin = t.ratio.to(float64) - 1, where(t.mask, self._bin(t), -1.0)
+        counts = [(bin == k).sum(-1, dtype=float32).sum(dtype=float64) for k in range(self.bins)]
+        bin = bin.to(float64)
+        sums = [where(bin == k, x, 0.0).sum() for x in (deviation, deviation * deviation) for k in range(self.bins)]
+        return stack(counts + sums)
 
     def decide(self, statistics: Tensor) -> Tensor:
         """Each bin's sigma, then each bin's epsilon."""
@@ -76,4 +75,4 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def _bin(self, t: Tokens) -> Tensor:
         probability = (t.old_log_prob if self.bin_on == "old" else t.log_prob).exp()
         # Rounding can put a probability above 1; the last bin contains its upper edge.
-        return (probability * self.bins).to(int32).clamp(0, self.bins - 1)
+        return (probability * self.bins).floor().clamp(0, self.bins - 1)
