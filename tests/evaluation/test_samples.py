@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.evaluation.files import replacing
 from verl_clipx.evaluation.samples import (
     SCHEMA,
     Sample,
@@ -18,6 +17,7 @@ from verl_clipx.evaluation.samples import (
     remove_partial_files,
     write_shard,
 )
+from verl_clipx.files import replacing
 
 
 def sample(question: int, number: int) -> Sample:

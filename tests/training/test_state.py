@@ -46,15 +46,6 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     assert read_state(tmp_path, OWNER).step == 7
 
 
-def test_the_file_reaches_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
-    order = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(os, "fsync", lambda file: order.append("fsync") or fsync(file))
-    monkeypatch.setattr(os, "replace", lambda *paths: order.append("replace") or replace(*paths))
-    write_state(tmp_path, a_state(), OWNER)
-    assert order == ["fsync", "replace", "fsync"]
-
-
 def changed(tmp_path, **changes):
     path = write_state(tmp_path, a_state(), OWNER)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_clipx.evaluation.files import read_json, write_json
+from verl_clipx.files import read_json, write_json
 
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")

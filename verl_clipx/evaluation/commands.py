@@ -145,10 +145,10 @@ def score(
 ) -> None:
     """Score the stored completions again, for instance after the reward was mended."""
     with _errors():
-        from verl_clipx.evaluation.files import write_json
         from verl_clipx.evaluation.folder import EvaluationFolder
         from verl_clipx.evaluation.results import score as score_all
         from verl_clipx.evaluation.scores import load_function
+        from verl_clipx.files import write_json
 
         evaluation = EvaluationFolder(folder)
         config = evaluation.read_config()
@@ -174,9 +174,9 @@ def compare(
 ) -> None:
     """Paired bootstrap over the questions of two evaluations."""
     with _errors():
-        from verl_clipx.evaluation.files import write_json
         from verl_clipx.evaluation.folder import EvaluationFolder
         from verl_clipx.evaluation.results import compare as compare_all
+        from verl_clipx.files import write_json
 
         found = compare_all(EvaluationFolder(first), EvaluationFolder(second), seed=seed)
         for benchmark, metrics in found.items():

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.evaluation.files import read_json, write_json
+from verl_clipx.files import read_json, write_json
 
 
 @dataclass(frozen=True)

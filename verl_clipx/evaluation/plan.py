@@ -8,11 +8,12 @@ from typing import Any
 from verl_clipx.evaluation.backends import OpenBackend
 from verl_clipx.evaluation.benchmark import Benchmark
 from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
-from verl_clipx.evaluation.files import fingerprint_of_folder, write_json
+from verl_clipx.evaluation.files import fingerprint_of_folder
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
 from verl_clipx.evaluation.sampling import installed_version, sample_checkpoint
 from verl_clipx.evaluation.settings import SamplingSettings
+from verl_clipx.files import write_json
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-verify")
 

@@ -9,12 +9,13 @@ import numpy as np
 from verl_clipx.evaluation.answers import extract_answer
 from verl_clipx.evaluation.benchmark import Benchmark, read_benchmark
 from verl_clipx.evaluation.comparison import Comparison, paired_bootstrap
-from verl_clipx.evaluation.files import hash_of_json, write_json
+from verl_clipx.evaluation.files import hash_of_json
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import BEST_VALIDATION, best_checkpoint, mean_over_checkpoints
 from verl_clipx.evaluation.samples import read_samples
 from verl_clipx.evaluation.scores import load_function, read_scores, score_samples, write_scores
 from verl_clipx.evaluation.summary import estimates, question_values
+from verl_clipx.files import write_json
 
 QuestionValues = dict[str, np.ndarray]
 """By metric, ``[questions]``."""

@@ -8,7 +8,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.evaluation.files import replacing
+from verl_clipx.files import replacing
 
 SCHEMA = pa.schema(
     [

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from verl_clipx.evaluation.benchmark import Benchmark
-from verl_clipx.evaluation.files import replacing
+from verl_clipx.files import replacing
 
 PART = "reward/"
 """Prefix of the columns that hold what the reward function returned."""

@@ -1,11 +1,10 @@
 """The card that lies beside a built data set: README.md for people, card.json for programs."""
 
-import json
-import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.files import replacing, write_json
 from verl_clipx.tasks.building import SplitRecord
 from verl_clipx.tasks.definition import DatasetDefinition
 from verl_clipx.tasks.overlap import OverlapReport
@@ -33,8 +32,9 @@ class DataCard:
 
 def write_card(folder: Path, card: DataCard) -> None:
     """Write README.md and card.json into the folder; each appears whole or not at all."""
-    _replace(folder / "card.json", json.dumps(card_content(card), indent=2, ensure_ascii=False) + "\n")
-    _replace(folder / "README.md", card_markdown(card))
+    write_json(folder / "card.json", card_content(card))
+    with replacing(folder / "README.md") as partial:
+        partial.write_text(card_markdown(card), encoding="utf-8")
 
 
 def is_plain_text(prompt: str) -> bool:
@@ -111,9 +111,3 @@ def _overlap_lines(overlaps: dict[str, OverlapReport]) -> list[str]:
 
 def _short(text: str, length: int = 120) -> str:
     return text if len(text) <= length else text[: length - 1] + "…"
-
-
-def _replace(path: Path, text: str) -> None:
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

@@ -1,7 +1,6 @@
 """What the bounds remember between optimizer steps, and its file beside the actor's checkpoint."""
 
 import json
-import os
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_clipx.files import replacing
 from verl_clipx.methods import Method
 
 FILE = "clipx_state.json"
@@ -42,7 +42,7 @@ def description(method: Method) -> dict[str, Any]:
 
 
 def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
-    """Writes the state atomically: after a crash the file is the old one or the new one, never a part.
+    """Writes the state, whole or not at all.
 
     Args:
         folder: the actor's checkpoint folder; made if missing.
@@ -52,7 +52,6 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
     Returns:
         The file.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     content = {
         "format": FORMAT,
         "belongs_to": belongs_to,
@@ -60,18 +59,9 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
         # Python prints the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
     }
-    path, partial = folder / FILE, folder / f"{FILE}.partial"
-    with partial.open("w") as file:
-        json.dump(content, file)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    directory = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-    return path
+    with replacing(folder / FILE) as partial:
+        partial.write_text(json.dumps(content))
+    return folder / FILE
 
 
 def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:

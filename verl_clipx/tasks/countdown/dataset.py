@@ -1,6 +1,5 @@
 """Countdown problems in verl's Parquet format: generated ones, and the public set that the papers train on."""
 
-import os
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl_clipx.files import replacing
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.generator import SPLITS, Problem, Split, generate_problems
 from verl_clipx.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt
@@ -177,12 +177,10 @@ def write_dataset(
     for split, size in sizes.items():
         if size < 1:
             raise ValueError(f"{split}_size={size!r} is below 1; verl cannot load an empty file")
-    folder.mkdir(parents=True, exist_ok=True)
     paths = {}
     for split, size in sizes.items():
         table = pa.Table.from_pylist(build_rows(generate_problems(config, size, seed, split), split))
         paths[split] = folder / f"{split}.parquet"
-        partial = folder / f".{split}.parquet.{os.getpid()}"
-        pq.write_table(table, partial)
-        partial.replace(paths[split])
+        with replacing(paths[split]) as partial:
+            pq.write_table(table, partial)
     return paths
