@@ -9,7 +9,7 @@ import matplotlib
 import torch
 
 from verl_clipx.methods.bapo import Bapo
-from verl_clipx.tokens import Tokens, tokens_of
+from verl_clipx.tokens import Inputs, Tokens, tokens_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
@@ -26,13 +26,7 @@ def batch(seed: int) -> Tokens:
     old_log_prob = -torch.rand(1, TOKENS, generator=generator).double() * 3
     drift = 0.45 * torch.randn(1, TOKENS, generator=generator).double() + 0.1 * advantages
     mask = torch.ones_like(drift, dtype=torch.bool)
-    return tokens_of(
-        log_prob=old_log_prob + drift,
-        old_log_prob=old_log_prob,
-        advantages=advantages,
-        mask=mask,
-        log_ratio_clamp=None,
-    )
+    return tokens_of(Inputs(old_log_prob + drift, old_log_prob, advantages, mask), None)
 
 
 def share_at(tokens: Tokens, counted: str, c_low: float, c_high: float) -> float:

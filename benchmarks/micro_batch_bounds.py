@@ -12,7 +12,7 @@ import matplotlib
 import torch
 
 from verl_clipx.methods.acpo import Acpo
-from verl_clipx.tokens import Tokens, tokens_of
+from verl_clipx.tokens import Inputs, Tokens, tokens_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
@@ -31,13 +31,8 @@ def batch(seed: int) -> Tokens:
     log_ratio = ((0.02 + 0.3 * (1 - probability)) * heavy).clamp(-3, 3)
     lengths = torch.randint(LENGTH // 8, LENGTH + 1, (SEQUENCES, 1))
     old = probability.log()
-    return tokens_of(
-        log_prob=old + log_ratio,
-        old_log_prob=old,
-        advantages=torch.randn(SEQUENCES, 1).double().expand(-1, LENGTH),
-        mask=torch.arange(LENGTH) < lengths,
-        log_ratio_clamp=None,
-    )
+    advantages = torch.randn(SEQUENCES, 1).double().expand(-1, LENGTH)
+    return tokens_of(Inputs(old + log_ratio, old, advantages, torch.arange(LENGTH) < lengths), None)
 
 
 def micro_batches(t: Tokens, size: int) -> list[Tokens]:

@@ -16,9 +16,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 from verl_clipx.compiled import TokenFunctions
-from verl_clipx.loss import Inputs
 from verl_clipx.methods import BUILT_IN, METHODS, Method
 from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.tokens import Inputs
 
 MOST_GRAPHS = 4
 SHAPES = [(1, 1), (1, 7), (5, 5), (64, 33)]

@@ -12,12 +12,12 @@ import torch
 from torch.testing import assert_close
 
 from verl_clipx.contract import evaluate, example, gradient, inputs_of
-from verl_clipx.loss import Inputs, per_token_loss, token_loss, token_statistics
+from verl_clipx.loss import per_token_loss, token_loss, token_statistics
 from verl_clipx.methods import BUILT_IN, METHODS, Bounds, Method
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.metrics import TOKENS, token_metrics
 from verl_clipx.modifiers import AdvantageReweighting
-from verl_clipx.tokens import OPTIONAL
+from verl_clipx.tokens import OPTIONAL, Inputs
 
 
 def test_value_and_gradient_are_independent_of_each_other():

@@ -1,4 +1,4 @@
-"""One graph each for a configuration's loss and for its statistics, made by torch.compile before the first step."""
+"""Functions of a micro-batch's tokens as one graph each, made by torch.compile before the first step."""
 
 import logging
 import math
@@ -11,10 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from verl_clipx.loss import Inputs, TokenLoss, token_loss, token_statistics
-from verl_clipx.methods.method import Method
+from verl_clipx.loss import TokenLoss, token_loss, token_statistics
+from verl_clipx.methods.method import Bounds, Method
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
-from verl_clipx.tokens import compute_dtype
+from verl_clipx.observed import ObservedTokens, observed_sums
+from verl_clipx.tokens import Inputs, compute_dtype
 
 logger = logging.getLogger(__name__)
 
@@ -27,35 +28,64 @@ EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 41
 VECTOR = 16
 
 
-class TokenFunctions:
-    """`token_loss` and `token_statistics` of one configuration, compiled or not.
+class Functions:
+    """Functions of a micro-batch's tokens, compiled or not; no gradient flows through them.
+
+    Args:
+        name: whose they are, for the warning.
+        *first: the first arguments of each, which come before the tokens.
+        compiled: whether to compile; where the compiler is missing or fails, a warning says so once and all of them
+            stay as they are.
+    """
+
+    def __init__(self, name: str, *first: Any, compiled: bool):
+        self.name, self.first, self.compiled = name, first, compiled
+        self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def call(self, function: Callable[..., Any], tokens: TokenTensors, *others: Any) -> Any:
+        """What the function returns of a micro-batch; compiled, of a padded one.
+
+        Args:
+            function: takes `first`, tokens, others.
+            tokens, others: its arguments.
+        """
+        # Without gradient and autocast: both would be graphs of their own, and autocast would lose precision.
+        with torch.no_grad(), torch.autocast(tokens.mask.device.type, enabled=False):
+            if self.compiled:
+                try:
+                    if function not in self._fused:
+                        self._fused[function] = compile_alone(function)
+                    return self._fused[function](*self.first, alike(tokens), *others)
+                except Exception as error:
+                    self.compiled = False
+                    logger.warning(NOT_COMPILED, self.name, type(error).__name__, error)
+            return function(*self.first, tokens, *others)
+
+
+class TokenFunctions(Functions):
+    """`token_loss` and `token_statistics` of one configuration.
 
     Args:
         method: the method.
         shaping: advantage reweighting, or None.
-        compiled: whether to compile; where the compiler is missing or fails, a warning says so once and both functions
-            stay as they are.
+        compiled: as for `Functions`.
     """
 
     def __init__(self, method: Method, shaping: AdvantageReweighting | None, *, compiled: bool):
-        self.method, self.shaping, self.compiled = method, shaping, compiled
-        if compiled:
-            try:
-                self._fused = {function: compile_alone(function) for function in (token_loss, token_statistics)}
-            except Exception as error:
-                self._stay_uncompiled(error)
+        super().__init__(method.name, method, shaping, compiled=compiled)
+        self.method = method
 
     def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
-        """As `token_loss`; no gradient flows through."""
+        """As `token_loss`."""
         rows, columns = inputs.mask.shape
-        value, weighted, sums = self._call(token_loss, inputs, decision)
+        value, weighted, sums = self.call(token_loss, inputs, decision)
         return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
 
     def statistics(self, inputs: Inputs) -> Tensor:
-        """As `token_statistics`; no gradient flows through."""
+        """As `token_statistics`."""
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
-        return self._call(token_statistics, inputs)
+        return self.call(token_statistics, inputs)
 
     def prepare(self, device: torch.device | str, *, counted: bool, dtype: torch.dtype = torch.float32) -> None:
         """Compiles now, so that no step waits for it.
@@ -69,29 +99,32 @@ class TokenFunctions:
             inputs = example_inputs(self.method, device, counted=counted, dtype=dtype)
             self.loss(inputs, self.method.decide(self.statistics(inputs)))
 
-    def _call(self, function: Callable[..., Any], inputs: Inputs, *decision: Tensor) -> Any:
-        # Without gradient and autocast: both would be graphs of their own, and autocast would lose precision.
-        with torch.no_grad(), torch.autocast(inputs.mask.device.type, enabled=False):
-            if self.compiled:
-                try:
-                    return self._fused[function](self.method, self.shaping, alike(inputs), *decision)
-                except Exception as error:
-                    self._stay_uncompiled(error)
-            return function(self.method, self.shaping, inputs, *decision)
 
-    def _stay_uncompiled(self, error: Exception) -> None:
-        self.compiled = False
-        logger.warning(NOT_COMPILED, self.method.name, type(error).__name__, error)
+class ObservedFunctions(Functions):
+    """`observed_sums`, for +clipx=observe."""
+
+    def __init__(self, *, compiled: bool):
+        super().__init__("+clipx=observe", compiled=compiled)
+
+    def sums(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
+        """As `observed_sums`."""
+        return self.call(observed_sums, tokens, bounds, by_sequence)
+
+    def prepare(self, device: torch.device | str, bounds: Bounds, by_sequence: bool) -> None:
+        """Compiles now, so that no step waits for it.
+
+        Args:
+            device: where the tokens will be.
+            bounds, by_sequence: as for `observed_sums`.
+        """
+        if self.compiled:
+            one = torch.full((EXAMPLE_SEQUENCES, EXAMPLE_LENGTH), -1.0, device=device)
+            tokens = ObservedTokens(one, one.clone(), one.clone(), one.bool(), one.clone())
+            self.sums(tokens, bounds, by_sequence)
 
 
-@cache
-def token_functions(method: Method, shaping: AdvantageReweighting | None, compiled: bool) -> TokenFunctions:
-    """The functions of a configuration, made once a process.
-
-    Args:
-        method, shaping, compiled: as for `TokenFunctions`.
-    """
-    return TokenFunctions(method, shaping, compiled=compiled)
+# Those of a configuration are made once a process.
+token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
 
 
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from verl_clipx.loss import Inputs, per_token_loss, token_loss, token_statistics, tokens_in
+from verl_clipx.loss import per_token_loss, token_loss, token_statistics, tokens_in
 from verl_clipx.methods import Bounds, Method
 from verl_clipx.modifiers import AdvantageReweighting
-from verl_clipx.tokens import Tokens
+from verl_clipx.tokens import Inputs, Tokens
 from verl_clipx.user_method import method_of
 
 

@@ -9,27 +9,7 @@ from torch.autograd.function import FunctionCtx, once_differentiable
 from verl_clipx.methods.method import Method
 from verl_clipx.metrics import token_sums
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
-from verl_clipx.tokens import OPTIONAL, Tokens, tokens_of
-
-
-class Inputs(NamedTuple):
-    """What verl and its worker know of a micro-batch's tokens, padded.
-
-    Args:
-        log_prob, old_log_prob, advantages: (sequences, length).
-        mask: bool, (sequences, length); values outside are never used, not even NaN.
-        counted: bool, (sequences, length): the tokens that statistics and metrics count; None: those in the mask.
-        rollout_log_prob, entropy: (sequences, length); group: int64, (sequences,); None where nothing asks for them.
-    """
-
-    log_prob: Tensor
-    old_log_prob: Tensor
-    advantages: Tensor
-    mask: Tensor
-    counted: Tensor | None = None
-    rollout_log_prob: Tensor | None = None
-    entropy: Tensor | None = None
-    group: Tensor | None = None
+from verl_clipx.tokens import OPTIONAL, Inputs, Tokens, tokens_of
 
 
 class TokenLoss(NamedTuple):
@@ -54,14 +34,8 @@ def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inpu
         shaping: advantage reweighting, or None.
         inputs: the micro-batch.
     """
-    t = tokens_of(
-        log_prob=inputs.log_prob,
-        old_log_prob=inputs.old_log_prob,
-        advantages=inputs.advantages,
-        mask=inputs.mask,
-        log_ratio_clamp=method.log_ratio_clamp,
-        **{name: getattr(inputs, name) for name in method.asks_for},
-    )
+    unasked = {name: None for name in OPTIONAL if name not in method.asks_for}
+    t = tokens_of(inputs._replace(**unasked), method.log_ratio_clamp)
     return t if shaping is None else t._replace(advantages=shaping.advantages(t))
 
 

@@ -1,4 +1,4 @@
-"""What a method sees of a micro-batch: its tokens, and their importance-sampling ratio, kept finite."""
+"""What verl gives of a micro-batch, and what a method sees: its tokens and their importance-sampling ratio, finite."""
 
 import math
 from typing import NamedTuple
@@ -9,6 +9,26 @@ from torch import Tensor, where
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
 SATURATION = 0.48
+
+
+class Inputs(NamedTuple):
+    """What verl and its worker know of a micro-batch's tokens, padded.
+
+    Args:
+        log_prob, old_log_prob, advantages: (sequences, length).
+        mask: bool, (sequences, length); values outside are never used, not even NaN.
+        counted: bool, (sequences, length): the tokens that statistics and metrics count; None: those in the mask.
+        rollout_log_prob, entropy: (sequences, length); group: int64, (sequences,); None where nothing asks for them.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantages: Tensor
+    mask: Tensor
+    counted: Tensor | None = None
+    rollout_log_prob: Tensor | None = None
+    entropy: Tensor | None = None
+    group: Tensor | None = None
 
 
 class Tokens(NamedTuple):
@@ -59,33 +79,20 @@ def saturation_limit(dtype: torch.dtype) -> float:
     return SATURATION * math.log(torch.finfo(dtype).max)
 
 
-def tokens_of(
-    *,
-    log_prob: Tensor,
-    old_log_prob: Tensor,
-    advantages: Tensor,
-    mask: Tensor,
-    log_ratio_clamp: float | None,
-    rollout_log_prob: Tensor | None = None,
-    entropy: Tensor | None = None,
-    group: Tensor | None = None,
-) -> Tokens:
+def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
     """What a loss and its statistics are computed from.
 
     Args:
-        log_prob, old_log_prob, advantages: (sequences, length), any float dtype.
-        mask: bool, (sequences, length); values outside are never used, not even NaN.
+        inputs: the micro-batch, of any float dtype; which tokens count is not looked at.
         log_ratio_clamp: the log-ratio is clamped to +-this (verl uses 20); None: only where the ratio or its square
             would overflow.
-        rollout_log_prob, entropy: (sequences, length), or None.
-        group: int64, (sequences,), or None.
     """
-    dtype = compute_dtype(log_prob.dtype)
+    dtype, mask = compute_dtype(inputs.log_prob.dtype), inputs.mask
 
     def inside(values: Tensor | None) -> Tensor | None:
         return None if values is None else where(mask, values.detach().to(dtype), 0.0)
 
-    current, old = inside(log_prob), inside(old_log_prob)
+    current, old = inside(inputs.log_prob), inside(inputs.old_log_prob)
     limit = saturation_limit(dtype)
     free = (current - old).clamp(-limit, limit)
     free_ratio = free.exp()
@@ -96,13 +103,13 @@ def tokens_of(
     return Tokens(
         current,
         old,
-        inside(advantages),
+        inside(inputs.advantages),
         mask,
         log_ratio,
         ratio,
         free_ratio,
         log_ratio == free,
-        inside(rollout_log_prob),
-        inside(entropy),
-        group,
+        inside(inputs.rollout_log_prob),
+        inside(inputs.entropy),
+        inputs.group,
     )

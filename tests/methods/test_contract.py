@@ -17,8 +17,9 @@ from torch.utils._pytree import tree_leaves
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.contract import check_method, example, gradient, inputs_of
 from verl_clipx.listing import group_settings
-from verl_clipx.loss import Inputs, token_loss, token_statistics
+from verl_clipx.loss import token_loss, token_statistics
 from verl_clipx.methods.bapo import Bapo
+from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import Settings, build
 
 GROUPS = {path.stem: group_settings(path.stem) for path in sorted((configs_folder() / "clipx").glob("*.yaml"))}

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from tests.methods.at import tokens_at
 from tests.modifiers.layouts import layouts
 from verl_clipx.modifiers import AdvantageReweighting
-from verl_clipx.tokens import tokens_of
+from verl_clipx.tokens import Inputs, tokens_of
 
 ADVANTAGES = [[2.0, -2.0, 2.0]]
 
@@ -41,9 +41,7 @@ def test_by_hand(parameters, expected, dtype):
 
 
 def tokens(advantages, old_log_prob, mask):
-    return tokens_of(
-        log_prob=old_log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask, log_ratio_clamp=None
-    )
+    return tokens_of(Inputs(old_log_prob, old_log_prob, advantages, mask), None)
 
 
 @given(layout=layouts(st.floats(-50.0, 0.0)))

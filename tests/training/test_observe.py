@@ -16,11 +16,11 @@ from verl.trainer.ppo import core_algos
 from verl.utils.metric import Metric
 from verl.workers.utils.losses import ppo_loss
 
+from verl_clipx.compiled import observed_functions
 from verl_clipx.contract import example
 from verl_clipx.metrics import REGIONS
-from verl_clipx.training import observe
-from verl_clipx.training.config import Observe
-from verl_clipx.training.observe import SEQUENCE_LEVEL, clip_range, gradient_shares, observe_registered, prepare
+from verl_clipx.training.config import Observe, clip_range
+from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.registry import is_ours
 from verl_clipx.training.worker import observing, observing_verl_s_own
 
@@ -264,28 +264,15 @@ def test_one_host_sync_more_than_verl_s(verl_s, observed, loss_mode):
 
 
 def test_compiled_sums_are_the_same(observed, monkeypatch):
-    # Otherwise they would stay uncompiled.
-    monkeypatch.setattr(observe, "warn_once", pytest.fail)
     # The graph that the compiler gets, run as it is: tests/test_compiled.py has the real compiler.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
-    observe.fused_sums.cache_clear()
+    observed_functions.cache_clear()
     batch = example(torch.float32)
     eager = called(observed("gspo", "clipx.compile=false"), batch)[3]
     compiled = called(observed("gspo", "clipx.compile=true"), batch)[3]
     for key, value in eager.items():
         assert compiled[key] == pytest.approx(value, rel=1e-5, abs=1e-7), key
-
-
-def test_shares_are_of_the_whole_mini_batch_s_mass():
-    masses = {"LN": [1.0, 0.0], "HP": [0.0, 0.0], "LP": [2.0, 0.0], "HN": [0.0, 0.0], "M": [1.0, 0.0]}
-    shares = gradient_shares({f"clipx/gradient_mass/{region}": values for region, values in masses.items()})
-    assert shares == {
-        f"clipx/gradient_share/{region}": values
-        for region, values in zip(REGIONS, ([0.25, 0], [0, 0], [0.5, 0], [0, 0], [0.25, 0]), strict=True)
-    }
-    assert gradient_shares({"actor/ppo_kl": [1.0]}) == {}
-    broken = gradient_shares({f"clipx/gradient_mass/{region}": [math.nan] for region in REGIONS})
-    assert all(math.isnan(value) for (value,) in broken.values())
+    assert observed_functions(compiled=True).compiled
 
 
 def test_verl_looks_a_loss_up_in_its_registry_at_each_call(verl_s):
@@ -339,7 +326,6 @@ def test_the_group_leaves_verl_s_loss_mode_and_its_parameters(actor):
     built = actor("+clipx=observe", "clipx.compile=false", f"{ACTOR}.clip_ratio_high=0.28")
     assert built.policy_loss.clipx == Observe(compile=False)
     assert clip_range(built) == (0.8, 1.28)
-    prepare(built.policy_loss.clipx, built, "cpu")
 
 
 @pytest.mark.parametrize(

@@ -9,9 +9,10 @@ import pytest
 import torch
 
 from verl_clipx.contract import example
-from verl_clipx.loss import Inputs, token_statistics
+from verl_clipx.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
 from verl_clipx.modifiers.entropy_selection import entropy_statistics
+from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import build
 from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.planner import Observation, StepPlanner, relative_difference

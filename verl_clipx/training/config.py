@@ -7,9 +7,9 @@ from typing import Any
 
 import torch
 
-from verl_clipx.compiled import TokenFunctions, token_functions
+from verl_clipx.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
 from verl_clipx.methods import METHODS, Method, method_named
-from verl_clipx.methods.method import NODE
+from verl_clipx.methods.method import NODE, Bounds
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.parameters import Allowed, choice, number, optional, parameter, reject_unknown, validate
 from verl_clipx.user_method import load_method
@@ -91,7 +91,7 @@ class Settings:
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The loss and the statistics of these settings for tokens on a device, compiled or not."""
-        return token_functions(self.method, self.shaping, compiled_on(device, self.compile))
+        return token_functions(self.method, self.shaping, compiled=compiled_on(device, self.compile))
 
     @property
     def adaptive(self) -> bool:
@@ -116,9 +116,9 @@ class Observe:
     def __post_init__(self) -> None:
         validate(self, NODE)
 
-    def compiled(self, device: torch.device | str) -> bool:
-        """Whether to compile for tokens on a device."""
-        return compiled_on(device, self.compile)
+    def functions(self, device: torch.device | str) -> ObservedFunctions:
+        """The sums behind the metrics for tokens on a device, compiled or not."""
+        return observed_functions(compiled=compiled_on(device, self.compile))
 
 
 # What the clipx node holds besides the method's own parameters.
@@ -188,6 +188,12 @@ def modifier(key: str, node: Any) -> Any:
     return kind(**node)
 
 
+def clip_range(actor: Any) -> Bounds:
+    """What verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, are for PPO's ratio."""
+    low, high = actor.clip_ratio_low, actor.clip_ratio_high
+    return Bounds(1 - (actor.clip_ratio if low is None else low), 1 + (actor.clip_ratio if high is None else high))
+
+
 def settings_without_group(name: str, actor: Any) -> Settings:
     """The settings when `loss_mode` was set without a `+clipx=<method>` group.
 
@@ -202,9 +208,7 @@ def settings_without_group(name: str, actor: Any) -> Settings:
     method = METHODS[name]
     overrides: dict[str, float] = {}
     if "clip_low" in parameters_of(method):
-        low, high = actor.get("clip_ratio_low", None), actor.get("clip_ratio_high", None)
-        overrides["clip_low"] = 1 - (actor.clip_ratio if low is None else low)
-        overrides["clip_high"] = 1 + (actor.clip_ratio if high is None else high)
+        overrides["clip_low"], overrides["clip_high"] = clip_range(actor)
     if name == "grpo":
         overrides["dual_clip"] = actor.get("clip_ratio_c", 3.0)
     return Settings(method=method(**overrides))

@@ -17,10 +17,11 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.metrics import TOKENS
-from verl_clipx.training.config import Observe, Settings
+from verl_clipx.observed import gradient_shares
+from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
 from verl_clipx.training.observation import observe, refuse_dropout
-from verl_clipx.training.observe import gradient_shares, observe_registered, prepare
+from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
 from verl_clipx.training.rollout_metrics import FIELD, ages, merged_passes, with_spread, with_summary
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
@@ -270,8 +271,10 @@ class ClipxTraining:
         config = loss_fn.keywords["config"]
         if self.rank == 0 and config.policy_loss.run.makes_one_update:
             logger.warning(ONE_UPDATE)
-        observe_registered(config.policy_loss.loss_mode)
-        prepare(config.policy_loss.clipx, config, self._device())
+        loss_mode, device = config.policy_loss.loss_mode, self._device()
+        observe_registered(loss_mode)
+        functions = config.policy_loss.clipx.functions(device)
+        functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
         super().set_loss_fn(observing_verl_s_own(loss_fn))
 
     def _restored_state(self, folder: Path) -> ControllerState:
