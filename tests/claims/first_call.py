@@ -26,7 +26,7 @@ from verl_clipx.training.observe import observe_registered
 from verl_clipx.training.planner import Observation, StepPlanner
 from verl_clipx.training.registry import is_ours
 from verl_clipx.training.step import OptimizerStep
-from verl_clipx.training.worker import observing, observing_verl_s_own
+from verl_clipx.training.worker import observing
 
 ROWS = [0, 1, 2, 3, 4, 5]
 
@@ -173,7 +173,7 @@ def train_verl_s_own(actor: ActorConfig) -> FirstCall:
     data, output = micro_batch(
         {**batch, "log_prob": log_prob}, ROWS, entropy=batch["entropy"], reference=batch["log_prob"] - 0.1
     )
-    loss, metrics = observing_verl_s_own(partial(ppo_loss, config=actor))(output, data)
+    loss, metrics = observing(partial(ppo_loss, config=actor), actor.policy_loss.clipx)(output, data)
     loss.backward()
     numbers = {key: number_of(metric) for key, metric in metrics.items()}
     assert "clipx/ratio_mean" in numbers

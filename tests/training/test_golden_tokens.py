@@ -19,8 +19,7 @@ from verl.trainer.ppo.core_algos import agg_loss
 from verl.workers.utils.losses import ppo_loss
 
 from tests.golden.cases import golden_cases
-from verl_clipx.modifiers.entropy_selection import count_per_sequence
-from verl_clipx.training.layout import passes
+from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.step import OptimizerStep
 from verl_clipx.training.worker import observing
 
@@ -86,16 +85,18 @@ def test_loss_of_reweighted_advantages(case):
 
 def selected(case):
     """The tokens that the loss selects."""
-    select = built_once(overrides_of(case)).policy_loss.clipx.select
-    return select.selected(case.expected["entropy"], case.inputs["response_mask"])
+    return selection_of(case).selected(case.expected["entropy"], case.inputs["response_mask"])
+
+
+def selection_of(case):
+    return built_once(overrides_of(case)).policy_loss.clipx.select
 
 
 @parametrize(ENTROPY)
 def test_selected_tokens(case):
     expected, mask = case.expected["selection_mask"].bool(), case.inputs["response_mask"]
     assert (selected(case) == expected).all()
-    count = count_per_sequence(mask, fraction=case.hyperparameters["entropy_k_ratio"])
-    assert_close(selected(case).sum(1), count, rtol=0, atol=0)
+    assert_close(selected(case).sum(1), selection_of(case).counts(mask), rtol=0, atol=0)
     assert run(case).metrics["clipx/selected_fraction"] == pytest.approx(float(expected.sum() / mask.sum()), rel=1e-6)
 
 
@@ -122,7 +123,9 @@ def test_sequences_without_tokens_are_dropped_where_the_release_made_nan(case):
 
 def token_passes(case):
     """The passes of the composed update by the release's names."""
-    return dict(zip(("pass1", "pass2"), passes(update(case), update(case).eta), strict=True))
+    eta, equal = update(case).eta, update(case).equal
+    passes = [TokenPass(name, eta, equal) for name in update(case).passes]
+    return dict(zip(("pass1", "pass2"), passes, strict=True))
 
 
 def update(case):
@@ -239,6 +242,6 @@ def test_an_edge_is_low_in_the_paper_and_not_in_the_release():
     equality = (old_log_prob.exp() == case.hyperparameters["eta"]) & mask
     assert equality.any()
     paper = built_once(("+clipx=grpo", "+clipx/update=lopti")).policy_loss.clipx.update
-    low, _ = passes(paper, paper.eta)
+    low = TokenPass("low", paper.eta, paper.equal)
     data, _ = jagged_batch(batch_of(case, "pass1"))
     assert (low.tokens(data) == (case.expected["acpo_repo_low_mask"].bool() | equality)).all()

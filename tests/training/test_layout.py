@@ -13,8 +13,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from verl_clipx.contract import example
-from verl_clipx.modifiers import Lopti
-from verl_clipx.training.layout import TokenPass, in_model_layout, padded, passes, response_part, restricted
+from verl_clipx.training.layout import TokenPass, in_model_layout, padded, response_part, restricted
 from verl_clipx.training.step import OptimizerStep
 from verl_clipx.training.worker import observing
 
@@ -114,8 +113,3 @@ def test_what_verl_gave_is_not_changed():
     restricted(output, data, torch.zeros(5, 9, dtype=torch.bool))
     assert torch.equal(padded(data["advantages"]), before)
     assert output["log_probs"].is_nested
-
-
-def test_the_order_of_the_passes():
-    assert [one.name for one in passes(Lopti(), 0.5)] == ["low", "high"]
-    assert [one.name for one in passes(Lopti(order="high_first"), 0.5)] == ["high", "low"]

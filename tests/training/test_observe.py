@@ -22,7 +22,7 @@ from verl_clipx.metrics import REGIONS
 from verl_clipx.training.config import Observe, clip_range
 from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.registry import is_ours
-from verl_clipx.training.worker import observing, observing_verl_s_own
+from verl_clipx.training.worker import observing
 
 from .host_syncs import counted_host_syncs
 from .jagged import micro_batch
@@ -62,7 +62,7 @@ def observed(verl_s):
     def build(loss_mode, *overrides):
         function = verl_s(loss_mode, "+clipx=observe", *overrides)
         observe_registered(loss_mode)
-        return observing_verl_s_own(function)
+        return observing(function, Observe())
 
     return build
 
@@ -305,7 +305,7 @@ def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(verl_s, observed
     observed("vanilla")
     assert core_algos.POLICY_LOSS_REGISTRY["vanilla"] is wrapped is not original
     # Another run of the process: even inside a micro-batch of ours, nothing is added.
-    plain = called(observing_verl_s_own(verl_s("vanilla")), batch)[3]
+    plain = called(observing(verl_s("vanilla"), Observe()), batch)[3]
     assert plain and not [key for key in plain if key.startswith("clipx/")]
     with pytest.raises(ValueError, match="Unsupported loss mode: vanila"):
         observe_registered("vanila")

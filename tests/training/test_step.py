@@ -1,8 +1,8 @@
 """What a micro-batch knows beyond verl's own arguments to a loss.
 
-Covers: the rollout's log-probabilities padded; prompts numbered alike in every micro-batch; that a method that asks for
-more gets it in the worker's loss call, in the pass without gradient and at ratio 1. Not covered: the numbers that a
-method makes of it (tests/methods).
+Covers: the rollout's log-probabilities padded; prompts numbered alike in every micro-batch; ages from the rollout's
+versions; that a method that asks for more gets it in the worker's loss call, in the pass without gradient and at ratio
+1. Not covered: the numbers that a method makes of it (tests/methods).
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from verl_clipx.training.config import Settings
 from verl_clipx.training.observation import observe
 from verl_clipx.training.planner import StepPlanner
 from verl_clipx.training.policy_loss import inputs_of
-from verl_clipx.training.step import OptimizerStep, current_micro_batch, micro_batch_of, prompt_groups
+from verl_clipx.training.step import OptimizerStep, ages, current_micro_batch, micro_batch_of, prompt_groups
 from verl_clipx.training.worker import observing
 
 from .jagged import micro_batch
@@ -60,6 +60,13 @@ def test_a_prompt_has_one_number_in_every_micro_batch():
     # Two rows a prompt.
     assert torch.equal(part, whole[[4, 1]]) and len(whole.unique()) == 3
     assert whole.dtype == torch.int64 and (whole >= 0).all() and whole[0] == whole[1]
+
+
+def test_age_is_counted_in_weight_versions():
+    data = {"extra_fields": [{"max_global_steps": step} for step in (4, 3, 1, 7)]}
+    assert ages(data, 5).tolist() == [1, 2, 4, 0]
+    assert ages({}, 5) is None
+    assert ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
 
 
 def test_a_method_gets_what_it_asks_for():

@@ -15,8 +15,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl_clipx.contract import example
 from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.observation import refuse_dropout
-from verl_clipx.training.rollout_metrics import FIELD
-from verl_clipx.training.step import OptimizerStep
+from verl_clipx.training.step import AGE, OptimizerStep
 from verl_clipx.training.worker import clipx_node, observing
 
 from .host_syncs import counted_host_syncs
@@ -104,7 +103,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     generator = torch.Generator().manual_seed(0)
     entropy = torch.rand(batch["log_prob"].shape, generator=generator)
     data, output = micro_batch(batch, [0, 1, 2, 3, 4], entropy=entropy, reference=batch["log_prob"])
-    data[FIELD] = torch.tensor([0, 1, 2, 3, 4])
+    data[AGE] = torch.tensor([0, 1, 2, 3, 4])
     step = OptimizerStep(
         "low/update_0",
         TokenPass("low", 0.25, True),

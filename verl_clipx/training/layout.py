@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.modifiers.lopti import Lopti, low_probability
+from verl_clipx.modifiers.lopti import low_probability
 
 
 def padded(values: Tensor) -> Tensor:
@@ -106,16 +106,6 @@ class TokenPass:
         low = low_probability(padded(data["old_log_probs"]), eta=self.eta, equal=self.equal)
         group = low if self.name == "low" else ~low
         return group & padded(data["response_mask"]).bool()
-
-
-def passes(config: Lopti, eta: float | Tensor) -> list[TokenPass]:
-    """The passes of an update in their order.
-
-    Args:
-        config: Lopti's configuration.
-        eta: its threshold, or the one measured for its quantile.
-    """
-    return [TokenPass(name, eta, config.equal) for name in config.passes]
 
 
 def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:

@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from verl.utils import tensordict_utils as tu
 
-from verl_clipx.modifiers.entropy_selection import entropy_statistics
+from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
 from verl_clipx.training.config import Settings
 from verl_clipx.training.layout import padded, response_part
-from verl_clipx.training.planner import Observation, empty_entropies
+from verl_clipx.training.planner import Observation
 from verl_clipx.training.policy_loss import inputs_of
 from verl_clipx.training.step import OptimizerStep, micro_batch_of
 
@@ -32,10 +32,10 @@ def observe(
         device: where the statistics are summed.
     """
     method = settings.method
-    over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
+    over_mini_batch = settings.selects_over_mini_batch
     needs_entropy = over_mini_batch or "entropy" in method.asks_for
     statistics = torch.zeros(method.statistics_size, dtype=torch.float64, device=device)
-    entropies = empty_entropies(device) if over_mini_batch else torch.zeros(0, dtype=torch.float64, device=device)
+    entropies = torch.zeros(ENTROPY_BUCKETS if over_mini_batch else 0, dtype=torch.float64, device=device)
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
         mask = padded(data["response_mask"]).bool()

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, count_per_sequence, entropy_threshold
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.training.config import Settings
-from verl_clipx.training.layout import TokenPass, padded, passes
+from verl_clipx.training.layout import TokenPass, padded
 from verl_clipx.training.policy_loss import inputs_of
 from verl_clipx.training.state import ControllerState
 from verl_clipx.training.step import OptimizerStep, micro_batch_of
@@ -63,16 +62,11 @@ class StepPlanner:
         self._pending: tuple[str, Tensor] | None = None
 
     @property
-    def selects_over_mini_batch(self) -> bool:
-        """Whether entropy selection needs a threshold over the mini-batch."""
-        return self.settings.select is not None and self.settings.select.over == "mini_batch"
-
-    @property
     def observes(self) -> bool:
         """Whether some optimizer steps need a pass without gradient."""
         of_history = self.settings.scope == "lagged" and "entropy" in self.method.asks_for
         over_mini_batch = self.settings.scope == "mini_batch" or of_history
-        return self.selects_over_mini_batch or (self.settings.adaptive and over_mini_batch)
+        return self.settings.selects_over_mini_batch or (self.settings.adaptive and over_mini_batch)
 
     def passes(self, data: Any) -> list[TokenPass | None]:
         """The passes over a rollout batch: Lopti's two, or one over all tokens.
@@ -87,7 +81,7 @@ class StepPlanner:
         if update.quantile is not None:
             local = probability_statistics(padded(data["old_log_probs"]), padded(data["response_mask"]))
             eta = float(probability_quantile(self._all_reduce(local), portion=update.quantile))
-        return list(passes(update, eta))
+        return [TokenPass(name, eta, update.equal) for name in update.passes]
 
     def plan(self, data: Any, *, position: str, token_pass: TokenPass | None, first: bool) -> OptimizerStep:
         """Decides an optimizer step's bounds.
@@ -102,39 +96,38 @@ class StepPlanner:
             The step, with everything that its micro-batches need.
         """
         step = OptimizerStep(position, token_pass)
-        select = self.settings.select
-        wanted = self.settings.adaptive and self.settings.scope == "mini_batch"
+        settings, select = self.settings, self.settings.select
+        lagged = settings.adaptive and settings.scope == "lagged"
+        wanted = settings.adaptive and settings.scope == "mini_batch"
+        no_history = lagged and not self._remembers(position)
         # Without a forward pass the current policy's entropy is unknown.
         entropy_known = "entropy" not in self.method.asks_for
-        closed_form = (
-            wanted and first and self.ratio_starts_at_one and not self.selects_over_mini_batch and entropy_known
-        )
-        no_history = self.settings.adaptive and self.settings.scope == "lagged" and not self._remembers(position)
+        starts_at_one = first and self.ratio_starts_at_one and not settings.selects_over_mini_batch
+        closed_form = entropy_known and (no_history or (wanted and starts_at_one))
+        observed = (wanted or no_history) and not closed_form
 
         parts: dict[str, Tensor] = {}
         if token_pass is not None:
             parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
         if select is not None and select.over == "sequence":
-            counts = count_per_sequence(padded(data["response_mask"]).bool(), fraction=select.ratio)
-            parts["selected"] = counts.sum(dtype=torch.float64)[None]
-        if closed_form or (no_history and entropy_known):
+            parts["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
+        if closed_form:
             parts["statistics"] = self._at_ratio_one(data, step)
-            if closed_form:
+            if wanted:
                 step.assumed = parts["statistics"]
                 parts["differing"] = differing_log_probs(data)[None]
-        observed = (wanted and not closed_form) or (no_history and not entropy_known)
-        if self.selects_over_mini_batch or observed:
+        if settings.selects_over_mini_batch or observed:
             observation = self._observe(data, step)
             if observed:
                 parts["statistics"] = observation.statistics
-            if self.selects_over_mini_batch:
+            if settings.selects_over_mini_batch:
                 parts["entropies"] = observation.entropies
         if self._pending is not None:
             parts["pending"] = self._pending[1]
 
         totals = self._summed(parts)
         self._remember(totals.get("pending"))
-        if closed_form and float(totals["differing"]) == 0:
+        if "differing" in totals and float(totals["differing"]) == 0:
             # The rollout's log-probabilities stand in for the old policy's: the ratio does not start at 1.
             self.ratio_starts_at_one = False
             step.assumed = None
@@ -145,15 +138,13 @@ class StepPlanner:
         if "selected" in totals:
             step.selected_tokens = totals["selected"].squeeze(0)
         if "entropies" in totals:
-            step.entropy_bucket, step.selected_tokens = entropy_threshold(
-                totals["entropies"], keep=select.keep, fraction=select.ratio
-            )
+            step.entropy_bucket, step.selected_tokens = select.threshold(totals["entropies"])
         step.statistics = totals.get("statistics")
-        if step.statistics is None and self.settings.adaptive and self.settings.scope == "lagged":
+        if step.statistics is None and lagged:
             step.statistics = self.state.statistics[position]
         if step.statistics is not None:
             step.decision = self.method.decide(step.statistics)
-        step.observe = self.settings.adaptive and (self.settings.scope == "lagged" or step.assumed is not None)
+        step.observe = lagged or step.assumed is not None
         return step
 
     def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
@@ -213,11 +204,6 @@ class StepPlanner:
         device = next((part.device for part in parts.values() if part.device.type != "cpu"), torch.device("cpu"))
         total = self._all_reduce(torch.cat([part.to(device) for part in parts.values()]))
         return dict(zip(parts, total.split([len(part) for part in parts.values()]), strict=True))
-
-
-def empty_entropies(device: torch.device | str) -> Tensor:
-    """A histogram of entropies without tokens."""
-    return torch.zeros(ENTROPY_BUCKETS, dtype=torch.float64, device=device)
 
 
 def differing_log_probs(data: Any) -> Tensor:

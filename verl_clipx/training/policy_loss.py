@@ -7,9 +7,9 @@ from torch import Tensor
 
 from verl_clipx.loss import per_token_loss
 from verl_clipx.metrics import TOKENS, to_host, token_metrics
+from verl_clipx.rollout_metrics import staleness_sums
 from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import Settings, settings_without_group
-from verl_clipx.training.rollout_metrics import staleness_sums
 from verl_clipx.training.step import MicroBatch, current_micro_batch
 
 

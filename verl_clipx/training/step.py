@@ -13,6 +13,9 @@ from torch import Tensor
 from verl_clipx.training.config import Settings
 from verl_clipx.training.layout import TokenPass, padded
 
+# Where the worker keeps the samples' ages in verl's mini-batch, so that they are cut into micro-batches with it.
+AGE = "clipx_age"
+
 
 @dataclass
 class OptimizerStep:
@@ -101,6 +104,7 @@ def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroB
         step,
         rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
         group=prompt_groups(data) if "group" in settings.method.asks_for else None,
+        age=data.get(AGE, None),
         counted=None if step.token_pass is None else step.token_pass.tokens(data),
     )
 
@@ -114,3 +118,25 @@ def prompt_groups(data: Any) -> Tensor:
     names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
     numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
     return torch.tensor(numbers, dtype=torch.int64, device=padded(data["response_mask"]).device)
+
+
+def ages(data: Any, version: int) -> Tensor | None:
+    """The age of each sequence in weight versions; None where the rollout does not say what generated it.
+
+    Args:
+        data: verl's mini-batch.
+        version: the version that the training of the running rollout batch starts from.
+
+    Returns:
+        int64, (sequences,), at least 0.
+    """
+    if "extra_fields" not in data:
+        return None
+    found = []
+    for fields in data["extra_fields"]:
+        fields = getattr(fields, "data", fields)
+        generated = fields.get("max_global_steps") if isinstance(fields, dict) else None
+        if generated is None:
+            return None
+        found.append(max(version - int(generated), 0))
+    return torch.tensor(found, dtype=torch.int64)

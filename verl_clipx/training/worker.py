@@ -14,120 +14,91 @@ from typing import Any
 import torch
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
+from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.metrics import TOKENS
 from verl_clipx.observed import gradient_shares
+from verl_clipx.rollout_metrics import merged_passes, with_spread, with_summary
 from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
 from verl_clipx.training.observation import observe, refuse_dropout
 from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
-from verl_clipx.training.rollout_metrics import FIELD, ages, merged_passes, with_spread, with_summary
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
-from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
+from verl_clipx.training.step import AGE, MicroBatch, OptimizerStep, ages, in_micro_batch, micro_batch_of
 
 logger = logging.getLogger(__name__)
-
-
-def policy_loss_config(loss_fn: Any) -> Any:
-    """The policy-loss configuration inside verl's loss function, or None.
-
-    Args:
-        loss_fn: what verl's ActorRolloutRefWorker gives to `set_loss_fn`: a partial with the ActorConfig as `config`.
-    """
-    config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
-    return getattr(config, "policy_loss", None)
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
     """The clipx configuration inside verl's loss function; None if the run has none.
 
     Args:
-        loss_fn: as for `policy_loss_config`.
+        loss_fn: what verl's ActorRolloutRefWorker gives to `set_loss_fn`: a partial with the ActorConfig as `config`.
     """
-    policy_loss = policy_loss_config(loss_fn)
+    config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
+    policy_loss = getattr(config, "policy_loss", None)
     node = policy_loss.get("clipx", None) if policy_loss is not None else None
     return node if isinstance(node, Settings | Observe) else None
 
 
-def exact_metrics(micro_batch: MicroBatch, *, dp_size: int, tokens: float) -> dict[str, Metric]:
-    """Metrics whose aggregate over micro-batches and ranks is the exact value over the optimizer mini-batch.
+def with_exact_metrics(
+    loss_fn: Callable[..., Any], micro_batch: MicroBatch, model_output: Any, data: Any, dp_group: Any
+) -> tuple[Any, dict[str, Any]]:
+    """verl's loss, with metrics whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
 
     verl sums a SUM metric over micro-batches and averages it over data-parallel ranks, so a local sum is multiplied by
-    the number of ranks and divided by the number of tokens of the whole mini-batch.
+    the number of ranks and divided by the number of tokens of the whole mini-batch (of Lopti's pass in it).
 
     Args:
-        micro_batch: with the sums and values that the loss left.
-        dp_size: number of data-parallel ranks.
-        tokens: response tokens of the mini-batch (of Lopti's pass in it) over all ranks.
+        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
+        micro_batch: where the policy loss leaves its sums and values.
+        model_output, data, dp_group: the loss function's arguments.
     """
+    with in_micro_batch(micro_batch):
+        loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+    step, dp_size = micro_batch.step, data["dp_size"]
+    tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
-    metrics = {
-        name: Metric(AggregationType.SUM, total * scale) for name, total in micro_batch.sums.items() if name != TOKENS
-    }
+    for name, total in micro_batch.sums.items():
+        if name != TOKENS:
+            metrics[name] = Metric(AggregationType.SUM, total * scale)
     for name, value in micro_batch.values.items():
         # Counts of one micro-batch add up; those over the mini-batch are the same in each.
-        if "/count/" in name and micro_batch.step.statistics is None:
+        if "/count/" in name and step.statistics is None:
             metrics[name] = Metric(AggregationType.SUM, value * dp_size)
         else:
             metrics[name] = Metric(AggregationType.MEAN, value)
-    return metrics
-
-
-def needs_entropy(settings: Settings) -> bool:
-    """Whether the loss needs the current policy's entropy."""
-    return settings.select is not None or "entropy" in settings.method.asks_for
+    return loss, metrics
 
 
 def observing(
     loss_fn: Callable[..., Any],
-    settings: Settings,
+    settings: Settings | Observe,
     current_step: Callable[[], OptimizerStep | None] = lambda: None,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
 
     Args:
-        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
+        loss_fn: as for `with_exact_metrics`.
         settings: the clipx node.
         current_step: the optimizer step under way, or None.
     """
 
     def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+        if isinstance(settings, Observe):
+            return with_exact_metrics(loss_fn, MicroBatch(), model_output, data, dp_group)
         step = current_step() or OptimizerStep()
-        dp_size, tokens = data["dp_size"], data["batch_num_tokens"]
         micro_batch = micro_batch_of(settings, data, step)
-        if needs_entropy(settings):
+        if settings.needs_entropy:
             width = padded(data["response_mask"]).shape[1]
             micro_batch.entropy = response_part(model_output["entropy"], data, width)
             if not step.entropy_wanted:
                 model_output = {key: value for key, value in model_output.items() if key != "entropy"}
         if step.token_pass is not None:
-            tokens = step.counted_tokens
             model_output, data = restricted(model_output, data, micro_batch.counted)
-        if FIELD in data:
-            micro_batch.age = data[FIELD]
-        with in_micro_batch(micro_batch):
-            loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
-        metrics.update(exact_metrics(micro_batch, dp_size=dp_size, tokens=tokens))
-        return loss, metrics
-
-    return observed
-
-
-def observing_verl_s_own(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Wraps verl's loss function so that what an observed loss leaves in its micro-batch becomes exact metrics.
-
-    Args:
-        loss_fn: as for `observing`.
-    """
-
-    def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
-        dp_size, tokens = data["dp_size"], data["batch_num_tokens"]
-        with in_micro_batch(MicroBatch()) as micro_batch:
-            loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
-        metrics.update(exact_metrics(micro_batch, dp_size=dp_size, tokens=tokens))
-        return loss, metrics
+        return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
 
     return observed
 
@@ -158,27 +129,29 @@ class ClipxTraining:
         if settings is None:
             super().set_loss_fn(loss_fn)
             return
-        run = policy_loss_config(loss_fn).run
-        if self.observes:
-            self._observe_verl_s_own(loss_fn)
-            return
-        self.planner = StepPlanner(
-            settings,
-            ratio_starts_at_one=run.old_policy_starts_the_update,
-            observe=self._observe,
-            all_reduce=self._all_reduce,
-        )
-        if self.planner.observes:
-            refuse_dropout(self.engine.module)
-        if self.rank == 0 and settings.update is None and run.makes_one_update:
+        config, device = loss_fn.keywords["config"], get_device_id()
+        run, functions = config.policy_loss.run, settings.functions(device)
+        if self.rank == 0 and run.makes_one_update and getattr(settings, "update", None) is None:
             logger.warning(ONE_UPDATE)
-        self.parameter_sync_step = run.parameter_sync_step or 1
-        self._watch_optimizer_step()
-        functions = settings.functions(self._device())
-        functions.prepare(self._device(), counted=settings.update is not None)
-        if self.rank == 0 and functions.compiled:
-            # Not logged: verl's workers show warnings alone.
-            print(COMPILED, flush=True)
+        if self.observes:
+            loss_mode = config.policy_loss.loss_mode
+            observe_registered(loss_mode)
+            functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
+        else:
+            self.planner = StepPlanner(
+                settings,
+                ratio_starts_at_one=run.old_policy_starts_the_update,
+                observe=self._observe,
+                all_reduce=self._all_reduce,
+            )
+            if self.planner.observes:
+                refuse_dropout(self.engine.module)
+            self.parameter_sync_step = run.parameter_sync_step or 1
+            self._watch_optimizer_step()
+            functions.prepare(device, counted=settings.update is not None)
+            if self.rank == 0 and functions.compiled:
+                # Not logged: verl's workers show warnings alone.
+                print(COMPILED, flush=True)
         super().set_loss_fn(observing(loss_fn, settings, lambda: self.step))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -226,8 +199,8 @@ class ClipxTraining:
         )
         age = ages(data, self.rollouts // self.parameter_sync_step)
         if age is not None:
-            data[FIELD] = age
-        if needs_entropy(self.planner.settings):
+            data[AGE] = age
+        if self.planner.settings.needs_entropy:
             self.step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not self.last_pass:
@@ -254,7 +227,7 @@ class ClipxTraining:
         if self.planner is not None:
             self.planner.flush()
             if torch.distributed.get_rank() == 0:
-                write_state(Path(local_path), self.planner.state, self._state_description())
+                write_state(Path(local_path), self.planner.state, description(self.planner.method))
         return result
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -267,42 +240,23 @@ class ClipxTraining:
             self.rollouts = int(step[1]) * self.parameter_sync_step if step else 0
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
-    def _observe_verl_s_own(self, loss_fn: Any) -> None:
-        config = loss_fn.keywords["config"]
-        if self.rank == 0 and config.policy_loss.run.makes_one_update:
-            logger.warning(ONE_UPDATE)
-        loss_mode, device = config.policy_loss.loss_mode, self._device()
-        observe_registered(loss_mode)
-        functions = config.policy_loss.clipx.functions(device)
-        functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
-        super().set_loss_fn(observing_verl_s_own(loss_fn))
-
     def _restored_state(self, folder: Path) -> ControllerState:
         found: list[Any] = [None]
         if torch.distributed.get_rank() == 0:
             try:
-                found = [read_state(folder, self._state_description())]
+                found = [read_state(folder, description(self.planner.method))]
             except UnusableState as error:
                 found = [error]
         torch.distributed.broadcast_object_list(found, src=0)
         (state,) = found
         if isinstance(state, ControllerState):
-            device = self._device()
-            state.statistics = {position: vector.to(device) for position, vector in state.statistics.items()}
+            state.statistics = {key: vector.to(get_device_id()) for key, vector in state.statistics.items()}
             return state
         settings = self.planner.settings
         if settings.missing_state == "fresh" or not settings.adaptive or settings.scope == "micro_batch":
             logger.warning("the bounds start afresh: %s", state)
             return ControllerState()
         raise RuntimeError(f"{state}. To start the bounds afresh: clipx.missing_state=fresh.")
-
-    def _state_description(self) -> dict[str, Any]:
-        return description(self.planner.method)
-
-    def _device(self) -> str:
-        from verl.utils.device import get_device_id
-
-        return get_device_id()
 
     def _observe(self, data: Any, step: OptimizerStep) -> Observation:
         # As verl's train_batch sets them.
@@ -313,10 +267,10 @@ class ClipxTraining:
             micro_batch_size_per_gpu=self.engine_config.micro_batch_size_per_gpu,
             use_fused_kernels=self.engine_config.use_fused_kernels,
         )
-        return observe(self.planner.settings, self.engine, data, step, cut=cut, device=self._device())
+        return observe(self.planner.settings, self.engine, data, step, cut=cut, device=get_device_id())
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
-        total = vector.to(self._device())
+        total = vector.to(get_device_id())
         group = self.engine.get_data_parallel_group()
         if group is not None:
             total = total.clone()

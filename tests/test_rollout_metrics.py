@@ -1,13 +1,14 @@
-"""Metrics of a rollout batch: ACPO's summary, the passes of Lopti, ages of samples and the log-ratio's spread by age.
+"""Metrics of a rollout batch: ACPO's summary, the passes of Lopti, the log-ratio's spread by the samples' age.
 
-Covers: ACPO's highest and average epsilon; the passes kept apart; ages from the rollout's versions; sums against means
-and deviations by hand; updates since the rollout. Not covered: real stale samples (tests/end_to_end/test_training.py).
+Covers: ACPO's highest and average epsilon; the passes kept apart; sums against means and deviations by hand; updates
+since the rollout. Not covered: ages (tests/training/test_step.py), real stale samples
+(tests/end_to_end/test_training.py).
 """
 
 import pytest
 import torch
 
-from verl_clipx.training.rollout_metrics import AGES, ages, merged_passes, staleness_sums, with_spread, with_summary
+from verl_clipx.rollout_metrics import AGES, merged_passes, staleness_sums, with_spread, with_summary
 
 
 def test_highest_and_token_weighted_average_over_bins_and_updates():
@@ -36,13 +37,6 @@ def test_passes_are_kept_apart_and_together():
 
 def test_one_pass_stays_as_it_is():
     assert merged_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
-
-
-def test_age_is_counted_in_weight_versions():
-    data = {"extra_fields": [{"max_global_steps": step} for step in (4, 3, 1, 7)]}
-    assert ages(data, 5).tolist() == [1, 2, 4, 0]
-    assert ages({}, 5) is None
-    assert ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
 
 
 def test_sums_become_spread_and_updates():

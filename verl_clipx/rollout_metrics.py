@@ -11,9 +11,6 @@ from torch import Tensor
 
 EPSILON, COUNT = "clipx/epsilon/bin_", "clipx/count/bin_"
 
-# Where the worker keeps the ages in verl's mini-batch, so that they are cut into micro-batches with it.
-FIELD = "clipx_age"
-
 AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
 MOMENTS = ("tokens", "log_ratio", "squared_log_ratio")
 PREFIX = "clipx/staleness"
@@ -60,28 +57,6 @@ def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, l
             if not key.startswith("perf/"):
                 merged[f"clipx/{name}/{key.removeprefix('clipx/')}"] = list(values)
     return merged
-
-
-def ages(data: Any, version: int) -> Tensor | None:
-    """The age of each sequence in weight versions; None where the rollout does not say what generated it.
-
-    Args:
-        data: verl's mini-batch.
-        version: the version that the training of the running rollout batch starts from.
-
-    Returns:
-        int64, (sequences,), at least 0.
-    """
-    if "extra_fields" not in data:
-        return None
-    found = []
-    for fields in data["extra_fields"]:
-        fields = getattr(fields, "data", fields)
-        generated = fields.get("max_global_steps") if isinstance(fields, dict) else None
-        if generated is None:
-            return None
-        found.append(max(version - int(generated), 0))
-    return torch.tensor(found, dtype=torch.int64)
 
 
 def staleness_sums(age: Tensor, *, log_ratio: Tensor | None, mask: Tensor) -> dict[str, Tensor]:
