@@ -6,7 +6,7 @@ Does not cover the edges that entropies and probabilities use (tests/modifiers).
 import pytest
 import torch
 
-from verl_clipx.histogram import bucket_of, first_reaching, histogram
+from verl_clipx.histogram import bucket_of, first_reaching, histogram, ratio_or_zero, whole_sums
 
 EDGES = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
 MASKS = [torch.bool, torch.int64, torch.float32]
@@ -47,3 +47,13 @@ def test_no_tokens_reach_at_once():
 def test_counts_of_a_whole_mini_batch_of_millions_stay_exact():
     counts = torch.tensor([2.0**40, 1.0], dtype=torch.float64)
     assert [value.item() for value in first_reaching(counts, 1.0)] == [1, 2.0**40 + 1]
+
+
+def test_whole_numbers_are_added_exactly():
+    bucket, values = torch.tensor([[0, 2], [2, 2]]), torch.tensor([[1.0, 2.0**53], [1.0, 1.0]], dtype=torch.float64)
+    assert whole_sums(bucket, values, 4).tolist() == [1, 0, 2**53 + 2, 0]
+    assert whole_sums(bucket, values > 1, 4).tolist() == [0, 0, 1, 0]
+
+
+def test_a_ratio_to_nothing_is_zero():
+    assert ratio_or_zero(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([4.0, 0.0, -1.0])).tolist() == [0.25, 0.0, 0.0]

@@ -1,7 +1,7 @@
 """Additive histograms and their quantiles, without waiting for the accelerator."""
 
 import torch
-from torch import Tensor
+from torch import Tensor, where
 
 
 def bucket_of(values: Tensor, inner_edges: Tensor) -> Tensor:
@@ -33,6 +33,26 @@ def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
     """
     zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=torch.float64, device=bucket.device)
     return zeros.scatter_add(1, bucket, mask.bool().to(torch.float64)).sum(0)
+
+
+def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
+    """The sum of each bucket's values, which are whole numbers: their sums are exact in any order.
+
+    Args:
+        bucket: int64 in [0, bucket_count), (sequences, length).
+        values: (sequences, length), whole numbers of any dtype, or bool.
+        bucket_count: number of buckets.
+
+    Returns:
+        (bucket_count,), int64.
+    """
+    zeros = torch.zeros(bucket_count, dtype=torch.int64, device=values.device)
+    return zeros.scatter_add(0, bucket.flatten(), values.flatten().to(torch.int64))
+
+
+def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
+    """Their ratio; 0 where the denominator is not above 0."""
+    return where(denominator > 0, numerator / where(denominator > 0, denominator, 1.0), 0.0)
 
 
 def first_reaching(counts: Tensor, share: float) -> tuple[Tensor, Tensor]:

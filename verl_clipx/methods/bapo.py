@@ -6,6 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, float64, minimum, where
 
+from verl_clipx.histogram import ratio_or_zero, whole_sums
 from verl_clipx.methods.grpo import ClippedSurrogate
 from verl_clipx.methods.method import NODE, Bounds, not_above
 from verl_clipx.parameters import choice, number, parameter
@@ -20,8 +21,9 @@ GRID = 1e12
 MOST_CANDIDATES = 10_000
 
 # Contributions are counted in whole numbers of 2^-36 of the micro-batch's largest: sums of whole numbers don't depend
-# on their order, and those of 2^27 tokens fit into 64 bits.
+# on their order, and those of 2^27 tokens fit into 64 bits. A largest of almost 0 still has a unit above 0.
 UNITS = 2.0**36
+LEAST_LARGEST = 1e-25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -84,8 +86,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
             )
         for side in ("lower", "upper"):
             not_above(self, f"{side}_start", f"{side}_stop")
-            start, stop = getattr(self, f"{side}_start"), getattr(self, f"{side}_stop")
-            step = getattr(self, f"{side}_step")
+            start, stop, step = self._range(side)
             if (stop - start) / step > MOST_CANDIDATES:
                 raise ValueError(
                     f"{NODE}.{side}_step={step:g}: more than {MOST_CANDIDATES} candidates; take a larger step."
@@ -111,7 +112,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         # Above the last candidate a positive token's value is not needed.
         value = where((A > 0) & (r > upper[-1]), 0.0, weight * r)
         first, second = len(upper) + 1, len(lower) + 1
-        weights, values = (whole_sums(x, interval, first, second) for x in (weight, value))
+        weights, values = (magnitude_sums(x, interval, first, second) for x in (weight, value))
         return torch.cat([weights[:first], values[:first], weights[first:], values[first:]])
 
     def decide(self, statistics: Tensor) -> Tensor:
@@ -124,8 +125,10 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         else:
             lower_index = first_true(self._satisfied(positive[:1], negative))
             upper_index = first_true(self._satisfied(positive, negative.gather(0, lower_index)))
-        before, after = (positive[:1], negative[:1]), (positive.gather(0, upper_index), negative.gather(0, lower_index))
-        return torch.cat([lower.gather(0, lower_index), upper.gather(0, upper_index), share(*before), share(*after)])
+        before = ratio_or_zero(positive[:1], positive[:1] + negative[:1])
+        P, N = positive.gather(0, upper_index), negative.gather(0, lower_index)
+        bounds = lower.gather(0, lower_index), upper.gather(0, upper_index)
+        return torch.cat([*bounds, before, ratio_or_zero(P, P + N)])
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         c_low, c_high, _, _ = decision.to(t.ratio.dtype).unbind()
@@ -154,16 +157,20 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         passed = where(where(negative, r >= lower[-1], r > upper[-1]), last + 1, passed)
         return (passed + where(negative, len(upper) + 1, 0)).to(torch.int64)
 
+    def _range(self, side: str) -> tuple[float, float, float]:
+        """Start, stop and step of a bound."""
+        return tuple(getattr(self, f"{side}_{part}") for part in ("start", "stop", "step"))
+
     def _count(self, side: str) -> int:
         """Number of candidates of a bound; 1 (only its start) where it has no room."""
-        start, stop, step = (getattr(self, f"{side}_{part}") for part in ("start", "stop", "step"))
+        start, stop, step = self._range(side)
         steps = (stop - start) / step
         whole = math.floor(steps + GRID_TOLERANCE)
         return whole + 1 if self.last_step == "full" or steps - whole <= GRID_TOLERANCE else whole + 2
 
     def _candidates(self, side: str, device: torch.device | str = "cpu") -> Tensor:
         """The bounds that a search visits, ascending: start + k * step for whole k, so that no rounding accumulates."""
-        start, stop, step = (getattr(self, f"{side}_{part}") for part in ("start", "stop", "step"))
+        start, stop, step = self._range(side)
         # Made on the device: copying a list to an accelerator would wait for it.
         multiples = torch.arange(self._count(side), dtype=float64, device=device)
         # Not round(decimals=): the compiler's version of it is off in the last bit.
@@ -192,7 +199,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         return (positive / denominator >= self.target) | (negative <= 0)
 
 
-def whole_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -> Tensor:
+def magnitude_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -> Tensor:
     """The sum of the values' magnitudes in each interval, (positive + negative,), float64, counted in whole numbers.
 
     A sign has its own unit: a single large value of the other one would leave little of its sums.
@@ -202,12 +209,12 @@ def whole_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -
         interval: int64 in [0, positive + negative), (sequences, length).
         positive, negative: number of intervals for tokens of each sign, in this order.
     """
-    ends = values.aminmax() if values.numel() else (values.sum(), values.sum())
-    units = torch.stack([ends[1], -ends[0]]).clamp(min=1e-25).log2().ceil().exp2() / UNITS
-    whole = (values / where(values < 0, units[1], units[0])).abs().round().to(torch.int64)
-    sums = torch.zeros(positive + negative, dtype=torch.int64, device=values.device)
-    unit = torch.cat([units[0].expand(positive), units[1].expand(negative)]).to(float64)
-    return sums.scatter_add(0, interval.flatten(), whole.flatten()) * unit
+    least, greatest = values.aminmax() if values.numel() else (values.sum(), values.sum())
+    # The largest magnitude of each sign, rounded up to a power of two, holds UNITS of its units.
+    units = [largest.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS for largest in (greatest, -least)]
+    whole = (values / where(values < 0, units[1], units[0])).abs().round()
+    of_interval = torch.cat([units[0].expand(positive), units[1].expand(negative)]).to(float64)
+    return whole_sums(interval, whole, positive + negative) * of_interval
 
 
 def sum_from(values: Tensor) -> Tensor:
@@ -219,9 +226,3 @@ def first_true(satisfied: Tensor) -> Tensor:
     """Index, (1,), of the first True, or the last index if there is none."""
     unsatisfied_before = (~satisfied).to(torch.int64).cumprod(0).sum(0, keepdim=True)
     return unsatisfied_before.clamp(max=len(satisfied) - 1)
-
-
-def share(positive: Tensor, negative: Tensor) -> Tensor:
-    """P / (P + N); 0 where both are 0."""
-    total = positive + negative
-    return where(total > 0, positive / where(total > 0, total, 1.0), 0.0)

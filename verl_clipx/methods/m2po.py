@@ -5,6 +5,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, cat, float64, int64, where
 
+from verl_clipx.histogram import ratio_or_zero, whole_sums
 from verl_clipx.methods.method import Bounds, Method
 from verl_clipx.parameters import choice, number, parameter
 from verl_clipx.tokens import Tokens, saturation_limit
@@ -64,10 +65,9 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         """Of each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
         A, x = t.advantages, self.bounded(t)
         counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
-        bucket = bucket_of(x).flatten()
         squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
-        zeros = torch.zeros(self.statistics_size // 2, dtype=int64, device=x.device)
-        numbers, sums = (zeros.scatter_add(0, bucket, values.flatten().to(int64)) for values in (counted, squares))
+        bucket, buckets = bucket_of(x), self.statistics_size // 2
+        numbers, sums = (whole_sums(bucket, values, buckets) for values in (counted, squares))
         return cat([numbers.to(float64), sums.to(float64) / UNITS])
 
     def decide(self, statistics: Tensor) -> Tensor:
@@ -122,8 +122,3 @@ def inner_edges(device: torch.device | str) -> Tensor:
     step = torch.arange(PER_OCTAVE * OCTAVES + 1, dtype=float64, device=device)
     octave = (step / PER_OCTAVE).floor()
     return (1 + step / PER_OCTAVE - octave) * (octave + LOWEST_OCTAVE).exp2()
-
-
-def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Their ratio; 0 where the denominator is not above 0."""
-    return where(denominator > 0, numerator / where(denominator > 0, denominator, 1.0), 0.0)

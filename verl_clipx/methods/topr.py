@@ -55,15 +55,11 @@ class Topr(Method, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The weights' limits; none where they leave one weight, which then does not depend on the ratio."""
-        negative = t.advantages < 0
-        (low, high), (other_low, other_high) = self._limits(t, "negative"), self._limits(t, "positive")
-        return Bounds(where(negative, low, other_low), where(negative, high, other_high))
-
-    def _limits(self, t: Tokens, side: str) -> tuple[Tensor, Tensor]:
-        low, high = getattr(self, f"{side}_low"), getattr(self, f"{side}_high")
-        if low == high:
-            low, high = 0.0, math.inf
-        return t.ratio.new_full((), low), t.ratio.new_full((), high)
+        positive = limits(self.positive_low, self.positive_high)
+        negative = limits(self.negative_low, self.negative_high)
+        # Two numbers alone would make float32 of float64.
+        low, high = t.ratio.new_full((), negative.low), t.ratio.new_full((), negative.high)
+        return Bounds(where(t.advantages < 0, low, positive.low), where(t.advantages < 0, high, positive.high))
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, ratio = t.advantages, self.bounded(t)
@@ -73,3 +69,8 @@ class Topr(Method, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-F A log_prob, whose derivative with F held constant is -F A."""
         return -weight * t.advantages * t.log_prob
+
+
+def limits(low: float, high: float) -> Bounds:
+    """Bounds on the ratio where the weight follows it, none where it is one number."""
+    return Bounds(low, high) if low < high else Bounds(0.0, math.inf)
