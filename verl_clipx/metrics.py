@@ -98,11 +98,6 @@ def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
     Returns:
         The same groups with Python floats.
     """
-    names = [(index, name) for index, group in enumerate(groups) for name in group]
-    if not names:
-        return [{} for _ in groups]
-    numbers = torch.stack([groups[index][name].to(torch.float64) for index, name in names]).tolist()
-    result: list[dict[str, float]] = [{} for _ in groups]
-    for (index, name), value in zip(names, numbers, strict=True):
-        result[index][name] = value
-    return result
+    tensors = [tensor.to(torch.float64) for group in groups for tensor in group.values()]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [{name: next(numbers) for name in group} for group in groups]

@@ -97,24 +97,28 @@ def shown(number: float) -> str:
 
 def choice(*values: str) -> Allowed:
     """One of the given words."""
-
-    def convert(value: Any) -> str:
-        if value not in values:
-            raise ValueError
-        return value
-
-    return Allowed("one of " + ", ".join(values), convert, choices=values)
+    return dataclasses.replace(only("one of " + ", ".join(values), lambda value: value in values), choices=values)
 
 
 def boolean() -> Allowed:
     """True or false; 0 and 1 are not accepted."""
+    return only("true or false", lambda value: isinstance(value, bool))
 
-    def convert(value: Any) -> bool:
-        if not isinstance(value, bool):
+
+def only(description: str, fits: Callable[[Any], bool]) -> Allowed:
+    """The values that fit, as they are.
+
+    Args:
+        description: the end of the sentence "must be ...".
+        fits: whether a value is allowed.
+    """
+
+    def convert(value: Any) -> Any:
+        if not fits(value):
             raise ValueError
         return value
 
-    return Allowed("true or false", convert)
+    return Allowed(description, convert)
 
 
 def optional(allowed: Allowed) -> Allowed:

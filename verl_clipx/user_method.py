@@ -13,7 +13,7 @@ from verl_clipx.methods import Bounds, FixedBounds, Method
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.methods.method import described, register
-from verl_clipx.parameters import Allowed, boolean, choice, number, optional, parameter
+from verl_clipx.parameters import Allowed, boolean, number, only, optional, parameter
 from verl_clipx.tokens import Tokens
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
@@ -113,7 +113,7 @@ def allowed_like(default: Any) -> Allowed:
     if default is None:
         return optional(number(reason=ANY_NUMBER))
     if isinstance(default, str):
-        return Allowed("text", lambda value: value if isinstance(value, str) else choice().convert(value))
+        return only("text", lambda value: isinstance(value, str))
     raise ValueError(f"a default of type {type(default).__name__} cannot be a configuration value: use a number.")
 
 

@@ -11,35 +11,20 @@ from verl_clipx.compiled import ObservedFunctions, TokenFunctions, observed_func
 from verl_clipx.methods import METHODS, Method, method_named
 from verl_clipx.methods.method import NODE, Bounds
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
-from verl_clipx.parameters import Allowed, choice, number, optional, parameter, reject_unknown, validate
+from verl_clipx.parameters import Allowed, choice, number, only, optional, parameter, reject_unknown, validate
 from verl_clipx.user_method import load_method
 
 
 def instance(kind: type) -> Allowed:
     """An instance of a modifier's parameters."""
-
-    def convert(value: Any) -> Any:
-        if not isinstance(value, kind):
-            raise ValueError
-        return value
-
-    return Allowed(f"the parameters of {kind.__name__} (choose them by a group under {kind.node})", convert)
-
-
-def auto_or_boolean() -> Allowed:
-    """auto, true or false."""
-
-    def convert(value: Any) -> Any:
-        if value != "auto" and not isinstance(value, bool):
-            raise ValueError
-        return value
-
-    return Allowed("auto, true or false", convert)
+    description = f"the parameters of {kind.__name__} (choose them by a group under {kind.node})"
+    return only(description, lambda value: isinstance(value, kind))
 
 
 def compile_parameter(meaning: str) -> Any:
     """Whether torch.compile is used."""
-    return parameter("auto", auto_or_boolean(), f"whether torch.compile fuses {meaning}; auto: on an accelerator")
+    allowed = only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))
+    return parameter("auto", allowed, f"whether torch.compile fuses {meaning}; auto: on an accelerator")
 
 
 def compiled_on(device: torch.device | str, compile: str | bool) -> bool:

@@ -4,7 +4,6 @@ It runs through verl's own engine on a copy of the mini-batch, in evaluation mod
 batch sizes, sequence parallelism, packing and fused kernels are those of the training pass.
 """
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,12 +66,11 @@ def observe(
     return Observation(statistics, entropies)
 
 
-def refuse_dropout(modules: Any, report: Callable[[str], Exception] = ValueError) -> None:
+def refuse_dropout(modules: Any) -> None:
     """Raises if a model has dropout: its observed ratios would not be those of the training pass.
 
     Args:
         modules: the engine's model, or a list of its parts.
-        report: makes the error from its message.
 
     Raises:
         ValueError: names the modules and what to do.
@@ -91,7 +89,7 @@ def refuse_dropout(modules: Any, report: Callable[[str], Exception] = ValueError
             if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, int | float) and value > 0
         ]
     if found:
-        raise report(
+        raise ValueError(
             f"the model has dropout: {', '.join(found[:5])}. Bounds over the mini-batch are observed without it and "
             "would not fit the training pass. Switch it off (for example "
             "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."

@@ -260,13 +260,9 @@ class ClipxTraining:
 
     def _observe(self, data: Any, step: OptimizerStep) -> Observation:
         # As verl's train_batch sets them.
-        cut = dict(
-            use_remove_padding=self.model_config.get("use_remove_padding", False),
-            use_dynamic_bsz=self.engine_config.use_dynamic_bsz,
-            max_token_len_per_gpu=self.engine_config.max_token_len_per_gpu,
-            micro_batch_size_per_gpu=self.engine_config.micro_batch_size_per_gpu,
-            use_fused_kernels=self.engine_config.use_fused_kernels,
-        )
+        keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
+        cut = {key: getattr(self.engine_config, key) for key in keys}
+        cut["use_remove_padding"] = self.model_config.get("use_remove_padding", False)
         return observe(self.planner.settings, self.engine, data, step, cut=cut, device=get_device_id())
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
