@@ -84,11 +84,6 @@ class Settings:
         return self.method.statistics_size > 0
 
     @property
-    def selects_over_mini_batch(self) -> bool:
-        """Whether entropy selection needs a threshold over the mini-batch."""
-        return self.select is not None and self.select.over == "mini_batch"
-
-    @property
     def needs_entropy(self) -> bool:
         """Whether the loss needs the current policy's entropy."""
         return self.select is not None or "entropy" in self.method.asks_for

@@ -31,7 +31,7 @@ def observe(
         device: where the statistics are summed.
     """
     method = settings.method
-    over_mini_batch = settings.selects_over_mini_batch
+    over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
     needs_entropy = over_mini_batch or "entropy" in method.asks_for
     statistics = torch.zeros(method.statistics_size, dtype=torch.float64, device=device)
     entropies = torch.zeros(ENTROPY_BUCKETS if over_mini_batch else 0, dtype=torch.float64, device=device)

@@ -62,11 +62,16 @@ class StepPlanner:
         self._pending: tuple[str, Tensor] | None = None
 
     @property
+    def selects_over_mini_batch(self) -> bool:
+        """Whether entropy selection needs a threshold over the mini-batch."""
+        return self.settings.select is not None and self.settings.select.over == "mini_batch"
+
+    @property
     def observes(self) -> bool:
         """Whether some optimizer steps need a pass without gradient."""
         of_history = self.settings.scope == "lagged" and "entropy" in self.method.asks_for
         over_mini_batch = self.settings.scope == "mini_batch" or of_history
-        return self.settings.selects_over_mini_batch or (self.settings.adaptive and over_mini_batch)
+        return self.selects_over_mini_batch or (self.settings.adaptive and over_mini_batch)
 
     def passes(self, data: Any) -> list[TokenPass | None]:
         """The passes over a rollout batch: Lopti's two, or one over all tokens.
@@ -96,38 +101,38 @@ class StepPlanner:
             The step, with everything that its micro-batches need.
         """
         step = OptimizerStep(position, token_pass)
-        settings, select = self.settings, self.settings.select
-        lagged = settings.adaptive and settings.scope == "lagged"
-        wanted = settings.adaptive and settings.scope == "mini_batch"
-        no_history = lagged and not self._remembers(position)
+        select = self.settings.select
+        wanted = self.settings.adaptive and self.settings.scope == "mini_batch"
         # Without a forward pass the current policy's entropy is unknown.
         entropy_known = "entropy" not in self.method.asks_for
-        starts_at_one = first and self.ratio_starts_at_one and not settings.selects_over_mini_batch
-        closed_form = entropy_known and (no_history or (wanted and starts_at_one))
-        observed = (wanted or no_history) and not closed_form
+        closed_form = (
+            wanted and first and self.ratio_starts_at_one and not self.selects_over_mini_batch and entropy_known
+        )
+        no_history = self.settings.adaptive and self.settings.scope == "lagged" and not self._remembers(position)
 
         parts: dict[str, Tensor] = {}
         if token_pass is not None:
             parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
         if select is not None and select.over == "sequence":
             parts["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
-        if closed_form:
+        if closed_form or (no_history and entropy_known):
             parts["statistics"] = self._at_ratio_one(data, step)
-            if wanted:
+            if closed_form:
                 step.assumed = parts["statistics"]
                 parts["differing"] = differing_log_probs(data)[None]
-        if settings.selects_over_mini_batch or observed:
+        observed = (wanted and not closed_form) or (no_history and not entropy_known)
+        if self.selects_over_mini_batch or observed:
             observation = self._observe(data, step)
             if observed:
                 parts["statistics"] = observation.statistics
-            if settings.selects_over_mini_batch:
+            if self.selects_over_mini_batch:
                 parts["entropies"] = observation.entropies
         if self._pending is not None:
             parts["pending"] = self._pending[1]
 
         totals = self._summed(parts)
         self._remember(totals.get("pending"))
-        if "differing" in totals and float(totals["differing"]) == 0:
+        if closed_form and float(totals["differing"]) == 0:
             # The rollout's log-probabilities stand in for the old policy's: the ratio does not start at 1.
             self.ratio_starts_at_one = False
             step.assumed = None
@@ -140,11 +145,11 @@ class StepPlanner:
         if "entropies" in totals:
             step.entropy_bucket, step.selected_tokens = select.threshold(totals["entropies"])
         step.statistics = totals.get("statistics")
-        if step.statistics is None and lagged:
+        if step.statistics is None and self.settings.adaptive and self.settings.scope == "lagged":
             step.statistics = self.state.statistics[position]
         if step.statistics is not None:
             step.decision = self.method.decide(step.statistics)
-        step.observe = lagged or step.assumed is not None
+        step.observe = self.settings.adaptive and (self.settings.scope == "lagged" or step.assumed is not None)
         return step
 
     def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
