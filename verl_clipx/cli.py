@@ -73,12 +73,11 @@ def doctor(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, for its parameters.")] = None,
+    name: Annotated[str | None, typer.Argument(help="A method, or observe, for its parameters.")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that README has.")] = False,
 ) -> None:
     """List the methods, or the parameters of one."""
-    from verl_clipx.listing import groups_of, markdown_table, method_rows, parameter_rows
-    from verl_clipx.methods import method_named
+    from verl_clipx.listing import described_by, markdown_table, method_rows, parameter_rows
 
     if markdown:
         print(markdown_table())
@@ -92,16 +91,15 @@ def methods(
         console.print(table)
         return
     try:
-        method = method_named(name)
+        name, summary, source, groups = described_by(name)
     except ValueError as error:
         console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
-    groups = groups_of(method.name)
-    console.print(f"[bold]{method.name}[/]: {method.summary()}\n{method.source}\nGroups: {', '.join(groups)}")
+    console.print(f"[bold]{name}[/]: {summary}\n{source}\nGroups: {', '.join(groups)}")
     table = Table(title="parameters: clipx.<parameter>=…")
     for heading in ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning"):
         table.add_column(heading, overflow="fold")
-    for row in parameter_rows(method.name, groups):
+    for row in parameter_rows(name, groups):
         table.add_row(*row)
     console.print(table)
 

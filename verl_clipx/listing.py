@@ -1,14 +1,14 @@
 """What `clipx methods` shows: methods, their groups and their parameters."""
 
+import dataclasses
+
 from omegaconf import OmegaConf
 
 from verl_clipx.configs_folder import configs_folder
-from verl_clipx.methods import METHODS
-from verl_clipx.training.config import OBSERVE, parameters_of
+from verl_clipx.methods import METHODS, method_named
+from verl_clipx.training.config import OBSERVE, Observe, parameters_of
 
-OBSERVE_ROW = (
-    f"| `{OBSERVE}` | verl's own loss, our metrics | verl, any `loss_mode` | [docs/metrics.md](docs/metrics.md) |"
-)
+OBSERVED = "verl's own loss, our metrics", "verl, any `loss_mode`"
 
 
 def group_settings(group: str) -> dict:
@@ -38,18 +38,35 @@ def groups_of(method: str) -> list[str]:
 
 
 def method_rows() -> list[tuple[str, str, str, str]]:
-    """Name, summary, source and groups of every method."""
+    """Name in verl's registry, summary, source and groups of every method; and those of observe, which adds no loss."""
+    described = [described_by(name) for name in (*METHODS, OBSERVE)]
     return [
-        (f"clipx_{name}", method.summary(), method.source, ", ".join(groups_of(name)))
-        for name, method in METHODS.items()
+        ("" if name == OBSERVE else f"clipx_{name}", summary, source, ", ".join(groups))
+        for name, summary, source, groups in described
     ]
 
 
-def parameter_rows(method: str, groups: list[str]) -> list[tuple[str, ...]]:
-    """Name, value in each group, allowed values and meaning of a method's parameters."""
+def described_by(name: str) -> tuple[str, str, str, list[str]]:
+    """Name, summary, source and groups of a method, or of observe, which leaves verl's loss alone.
+
+    Args:
+        name: with or without the prefix `clipx_`.
+
+    Raises:
+        ValueError: there is no such method.
+    """
+    if name == OBSERVE:
+        return OBSERVE, *OBSERVED, groups_of(OBSERVE)
+    method = method_named(name)
+    return method.name, method.summary(), method.source, groups_of(method.name)
+
+
+def parameter_rows(name: str, groups: list[str]) -> list[tuple[str, ...]]:
+    """Name, value in each group, allowed values and meaning of the parameters of a method, or of observe."""
+    fields = dataclasses.fields(Observe) if name == OBSERVE else parameters_of(METHODS[name]).values()
     settings = {group: group_settings(group) for group in groups}
     rows = []
-    for field in parameters_of(METHODS[method]).values():
+    for field in fields:
         shown = [str(settings[group].get(field.name, field.default)) for group in groups]
         shown = ["null" if value == "None" else value for value in shown]
         rows.append((field.name, *shown, field.metadata["allowed"].description, field.metadata["meaning"]))
@@ -66,4 +83,4 @@ def markdown_table() -> str:
             rows.append(
                 f"| {groups} | {method.summary().rstrip('.')} | {method.source} | [{file.split('/', 1)[1]}]({file}) |"
             )
-    return "\n".join([*rows, OBSERVE_ROW])
+    return "\n".join([*rows, f"| `{OBSERVE}` | {' | '.join(OBSERVED)} | [docs/metrics.md](docs/metrics.md) |"])
