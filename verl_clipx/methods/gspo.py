@@ -7,7 +7,7 @@ from torch import Tensor, minimum, where
 
 from verl_clipx.methods.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds
 from verl_clipx.parameters import number, optional, parameter
-from verl_clipx.tokens import Tokens, saturation_limit
+from verl_clipx.tokens import Tokens, saturated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,5 +51,4 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
 
     def _log_ratio(self, t: Tokens) -> Tensor:
         """(sequences, 1), within the range of the dtype. Only the mean is clamped, no token, as in verl."""
-        limit = saturation_limit(t.ratio.dtype)
-        return t.sequence_mean(t.log_prob - t.old_log_prob).clamp(-limit, limit)
+        return saturated(t.sequence_mean(t.log_prob - t.old_log_prob))

@@ -8,7 +8,7 @@ from torch import Tensor, cat, float64, int64, where
 from verl_clipx.histogram import ratio_or_zero, whole_sums
 from verl_clipx.methods.method import Bounds, Method
 from verl_clipx.parameters import choice, number, parameter
-from verl_clipx.tokens import Tokens, saturation_limit
+from verl_clipx.tokens import Tokens, saturated
 
 # Buckets of |log-ratio|: 64 to an octave from 2^-10 to 2^6, so that float32 holds every edge exactly.
 PER_OCTAVE = 64
@@ -54,8 +54,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     def bounded(self, t: Tokens) -> Tensor:
         """The log-ratio to the policy that sampled."""
         behaviour = t.rollout_log_prob if self.behaviour == "rollout" else t.old_log_prob
-        limit = saturation_limit(t.log_prob.dtype)
-        return (t.log_prob - behaviour).clamp(-limit, limit)
+        return saturated(t.log_prob - behaviour)
 
     @property
     def statistics_size(self) -> int:

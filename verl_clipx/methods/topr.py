@@ -7,7 +7,7 @@ from torch import Tensor, where
 
 from verl_clipx.methods.method import LARGEST_BOUND, Bounds, Method, not_above
 from verl_clipx.parameters import choice, number, parameter
-from verl_clipx.tokens import Tokens, saturation_limit
+from verl_clipx.tokens import Tokens, saturated
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,9 +49,8 @@ class Topr(Method, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
         """The ratio of each token, or of its sequence."""
         if self.level == "token":
             return t.ratio
-        limit = saturation_limit(t.ratio.dtype)
-        total = where(t.mask, t.log_ratio, 0.0).sum(-1, keepdim=True).clamp(-limit, limit)
-        return total.exp().expand_as(t.ratio)
+        total = where(t.mask, t.log_ratio, 0.0).sum(-1, keepdim=True)
+        return saturated(total).exp().expand_as(t.ratio)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The weights' limits; none where they leave one weight, which then does not depend on the ratio."""

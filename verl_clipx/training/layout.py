@@ -4,6 +4,7 @@ The model's output for a response token stands one position to the token's left.
 out in a loop over sequences that waits for the accelerator in each; nothing here waits.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,11 +72,10 @@ def response_part(output: Tensor, data: Any, width: int) -> Tensor:
     return torch.where(column < response[:, None], values[position], 0)
 
 
-def replaced(output: Tensor, values: Tensor) -> Tensor:
-    """The model's output with other values in the same layout."""
-    if not output.is_nested:
-        return values
-    return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets())
+def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
+    """The model's output, with what `other` makes of it where it is not kept: `kept` is bool, (total,)."""
+    values = torch.where(kept, flat(output), other(flat(output)))
+    return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets()) if output.is_nested else values
 
 
 def flat(output: Tensor) -> Tensor:
@@ -123,12 +123,10 @@ def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, 
     """
     output = dict(model_output.items())
     log_probs = output["log_probs"]
-    values = flat(log_probs)
-    kept = in_model_layout(tokens, data, values.shape[0])
-    output["log_probs"] = replaced(log_probs, torch.where(kept, values, values.detach()))
+    kept = in_model_layout(tokens, data, flat(log_probs).shape[0])
+    output["log_probs"] = where_kept(kept, log_probs, Tensor.detach)
     if output.get("entropy") is not None:
-        entropy = flat(output["entropy"])
-        output["entropy"] = replaced(output["entropy"], torch.where(kept, entropy, torch.zeros_like(entropy)))
+        output["entropy"] = where_kept(kept, output["entropy"], torch.zeros_like)
     data = data.copy()
     advantages = padded(data["advantages"])
     data["advantages"] = torch.where(tokens, advantages, torch.zeros_like(advantages))

@@ -56,9 +56,7 @@ def observe(
         return torch.zeros((), device=mask.device), {}
 
     copy = data.copy()
-    for key, value in cut.items():
-        if key not in copy:
-            tu.assign_non_tensor(copy, **{key: value})
+    tu.assign_non_tensor(copy, **{key: value for key, value in cut.items() if key not in copy})
     tu.assign_non_tensor(copy, calculate_entropy=needs_entropy, distillation_use_topk=False)
     offload = tu.get(data, key="disable_auto_offload", default=False)
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():

@@ -77,18 +77,17 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
     path = folder / FILE
     try:
         content = json.loads(path.read_text())
-        found = content["format"], content["belongs_to"], content["step"], content["statistics"]
-        state = ControllerState(
-            int(found[2]), {key: torch.tensor(vector, dtype=torch.float64) for key, vector in found[3].items()}
-        )
+        form, owner, step, statistics = (content[key] for key in ("format", "belongs_to", "step", "statistics"))
+        vectors = {key: torch.tensor(vector, dtype=torch.float64) for key, vector in statistics.items()}
+        state = ControllerState(int(step), vectors)
     except FileNotFoundError:
         raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise UnusableState(f"{path} is cut short or not a state of this plugin ({error})") from error
-    if found[0] not in READABLE:
-        raise UnusableState(f"{path} has format {found[0]!r}, this version reads {' and '.join(map(str, READABLE))}")
-    theirs = found[1] if isinstance(found[1], dict) else {}
-    if found[0] == 1:
+    if form not in READABLE:
+        raise UnusableState(f"{path} has format {form!r}, this version reads {' and '.join(map(str, READABLE))}")
+    theirs = owner if isinstance(owner, dict) else {}
+    if form == 1:
         theirs = {key: value for key, value in theirs.items() if key != "controller"}
         belongs_to = {key: value for key, value in belongs_to.items() if key in theirs or key == "method"}
     if theirs != belongs_to:
