@@ -19,7 +19,6 @@ REGIONS = (*OUTER_REGIONS, "M")
 COUNTED = (TOKENS, "dual_clipped", *OUTER_REGIONS)
 SUMMED = ("log_ratio", "ratio", *(f"mass/{region}" for region in REGIONS))
 
-
 # In the place of a region's number, for tokens that don't count.
 OUTSIDE = 9.0
 

@@ -4,17 +4,16 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import LARGEST_BOUND, Bounds, FixedBounds
+from verl_clipx.methods.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds
 from verl_clipx.parameters import number, optional, parameter
 from verl_clipx.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Cispo(FixedBounds, name="cispo", source="MiniMax-M1 (arXiv 2506.13585), Eq. 4-5"):
+class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv 2506.13585), Eq. 4-5"):
     """Clips the importance weight and keeps every token's gradient.
 
     F = clip(r, low, high); 0 where A < 0 and r < mask_low, and where A > 0 and r > mask_high (its unified form, Eq. 7).
-    The weight is a constant to the gradient, so no token loses its gradient to log_ratio_clamp.
     """
 
     mask_low: float | None = parameter(
@@ -34,7 +33,3 @@ class Cispo(FixedBounds, name="cispo", source="MiniMax-M1 (arXiv 2506.13585), Eq
         if self.mask_high is not None:
             weight = where((A > 0) & (r > self.mask_high), 0.0, weight)
         return weight
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
-        return -weight * t.advantages * t.log_prob

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.methods.method import Bounds, ConstantWeight
 from verl_clipx.parameters import choice, number, optional, parameter
 from verl_clipx.tokens import Tokens
 
@@ -14,13 +14,12 @@ SMALLEST = 1e-8
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dppo(Method, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 12, its D by Eq. 13 (tv) or 14 (kl)"):
+class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 12, its D by Eq. 13 (tv) or 14 (kl)"):
     """Drops tokens by the divergence from the old policy.
 
     D is signed: below 0 where the token's probability p fell from the old policy's q. tv: D = p - q. kl: |D| =
     q log(q / p) + (1 - q) log((1 - q) / (1 - p)). F = min(r, weight_high), or 0 where A > 0 and D > threshold_high, and
-    where A < 0 and D < -threshold_low. The weight is a constant to the gradient, so no token loses its gradient to
-    log_ratio_clamp.
+    where A < 0 and D < -threshold_low.
     """
 
     divergence: str = parameter(
@@ -62,7 +61,3 @@ class Dppo(Method, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 12, its D
         dropped = ((A > 0) & (moved > bounds.high)) | ((A < 0) & (moved < bounds.low))
         weight = t.ratio if self.weight_high is None else t.ratio.clamp(max=self.weight_high)
         return where(dropped, 0.0, weight)
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
-        return -weight * t.advantages * t.log_prob

@@ -141,6 +141,15 @@ class FixedBounds(Method):
         return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
 
 
+@dataclass(frozen=True, kw_only=True)
+class ConstantWeight(Method):
+    """Methods whose weight is a constant to the gradient, so that no token loses its gradient to log_ratio_clamp."""
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
+        return -weight * t.advantages * t.log_prob
+
+
 def dual_clip_parameter(default: float | None) -> Any:
     """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
     return parameter(

@@ -5,19 +5,18 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import LARGEST_BOUND, Bounds, Method, not_above
+from verl_clipx.methods.method import LARGEST_BOUND, Bounds, ConstantWeight, not_above
 from verl_clipx.parameters import choice, number, parameter
 from verl_clipx.tokens import Tokens, saturated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Topr(Method, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
+class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
     """Weight 1 for positive samples and the truncated importance ratio for negative ones; no gradient is dropped.
 
     F = clip(ratio, positive_low, positive_high) where A >= 0 and clip(ratio, negative_low, negative_high) where A < 0;
     the paper's canonical limits are [1, 1] and [0, 1]. The ratio is that of the whole sequence to the old policy, the
-    product over its tokens: the paper's trajectories. The weight is a constant to the gradient, so no token loses its
-    gradient to log_ratio_clamp, which acts on each token before the product.
+    product over its tokens: the paper's trajectories; log_ratio_clamp acts on each token before the product.
 
     The paper's A is the reward, 1 or -1, without a baseline.
     """
@@ -64,10 +63,6 @@ class Topr(Method, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
         A, ratio = t.advantages, self.bounded(t)
         positive = ratio.clamp(self.positive_low, self.positive_high)
         return where(A < 0, ratio.clamp(self.negative_low, self.negative_high), positive)
-
-    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-F A log_prob, whose derivative with F held constant is -F A."""
-        return -weight * t.advantages * t.log_prob
 
 
 def limits(low: float, high: float) -> Bounds:

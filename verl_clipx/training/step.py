@@ -132,11 +132,8 @@ def ages(data: Any, version: int) -> Tensor | None:
     """
     if "extra_fields" not in data:
         return None
-    found = []
-    for fields in data["extra_fields"]:
-        fields = getattr(fields, "data", fields)
-        generated = fields.get("max_global_steps") if isinstance(fields, dict) else None
-        if generated is None:
-            return None
-        found.append(max(version - int(generated), 0))
-    return torch.tensor(found, dtype=torch.int64)
+    fields = [getattr(one, "data", one) for one in data["extra_fields"]]
+    generated = [one.get("max_global_steps") if isinstance(one, dict) else None for one in fields]
+    if None in generated:
+        return None
+    return torch.tensor([max(version - int(step), 0) for step in generated], dtype=torch.int64)
