@@ -77,9 +77,11 @@ class TokenFunctions(Functions):
 
     def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
         """As `token_loss`."""
+        if not self.compiled:
+            return self.call(token_loss, inputs, decision)
         rows, columns = inputs.mask.shape
-        value, weighted, sums = self.call(token_loss, inputs, decision)
-        return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
+        both, sums = self.call(token_loss_in_one, inputs, decision)
+        return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
 
     def statistics(self, inputs: Inputs) -> Tensor:
         """As `token_statistics`."""
@@ -98,6 +100,18 @@ class TokenFunctions(Functions):
         if self.compiled:
             inputs = example_inputs(self.method, device, counted=counted, dtype=dtype)
             self.loss(inputs, self.method.decide(self.statistics(inputs)))
+
+
+def token_loss_in_one(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor
+) -> tuple[Tensor, Tensor]:
+    """As `token_loss`, but value and weighted as one tensor, (sequences, 2, length), and sums.
+
+    On a CPU the compiler then makes a single loop of it. Of two tensors it would make one over all tokens, into which
+    sums over each sequence don't fit: two loops more, and what all three share stored in between.
+    """
+    value, weighted, sums = token_loss(method, shaping, inputs, decision)
+    return torch.stack((value, weighted), 1), sums
 
 
 class ObservedFunctions(Functions):
