@@ -41,8 +41,11 @@ import verl
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 import verl.workers.engine_workers as workers
 print("LOSSES " + " ".join(sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))))
-print("WORKER " + workers.ActorRolloutRefWorker.actor_worker_cls.__module__)
+bases = workers.ActorRolloutRefWorker.actor_worker_cls.__mro__
+print("WORKER " + " ".join(f"{base.__module__}.{base.__qualname__}" for base in bases))
 """
+
+TRAINING_WORKER = "verl_clipx.training.worker.ClipxTraining"
 
 REGISTERED_IN_RAY = f"""
 import ray
@@ -171,7 +174,7 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
     output, error = run_python(code, seconds)
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
     losses = lines.get("LOSSES", "").split()
-    worker = lines.get("WORKER", "")
+    worker = lines.get("WORKER", "").split()
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if error or not losses:
         advice = error or (
@@ -180,11 +183,11 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
         )
         return [Finding("error", f"losses {where}", "not registered", advice)]
     findings = [Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")]
-    if worker.startswith("verl_clipx."):
-        findings.append(Finding("ok", f"training worker {where}", worker))
+    if TRAINING_WORKER in worker:
+        findings.append(Finding("ok", f"training worker {where}", TRAINING_WORKER))
     else:
         advice = "another plugin replaced ActorRolloutRefWorker.actor_worker_cls: metrics will not be exact"
-        findings.append(Finding("error", f"training worker {where}", worker or "none", advice))
+        findings.append(Finding("error", f"training worker {where}", worker[0] if worker else "none", advice))
     return findings
 
 

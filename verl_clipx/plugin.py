@@ -23,15 +23,13 @@ def _register_losses(core_algos: ModuleType) -> None:
 
 def _install_worker(engine_workers: ModuleType) -> None:
     from verl_clipx import cpu
-    from verl_clipx.training.registry import install_worker
+    from verl_clipx.training.registry import install_worker, replace_worker
 
-    install_worker(engine_workers)
     if cpu.is_active():
         from verl_clipx.cpu.process_group import with_gloo
 
-        worker = engine_workers.ActorRolloutRefWorker
-        worker.actor_worker_cls = with_gloo(worker.actor_worker_cls)
-        worker.ref_worker_cls = with_gloo(worker.ref_worker_cls)
+        replace_worker(engine_workers, with_gloo(engine_workers.TrainingWorker))
+    install_worker(engine_workers)
 
 
 def _register_agent_loop(_: ModuleType) -> None:

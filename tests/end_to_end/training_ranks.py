@@ -152,8 +152,8 @@ def actor_config(overrides: tuple[str, ...]) -> Any:
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def build_worker(policy: Path) -> Any:
-    """The plugin's training worker with verl's FSDP2 engine, in float64."""
+def build_worker(policy: Path, worker_class: type | None = None) -> Any:
+    """A training worker, by default verl's actor's, with verl's FSDP2 engine in float64."""
     from verl.utils.torch_dtypes import PrecisionType
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -173,7 +173,7 @@ def build_worker(policy: Path) -> Any:
         optimizer_config=actor.optim,
         checkpoint_config=actor.checkpoint,
     )
-    worker = ActorRolloutRefWorker.actor_worker_cls(config=config)
+    worker = (worker_class or ActorRolloutRefWorker.actor_worker_cls)(config=config)
     worker.reset()
     # verl would enter an autocast to float64, which does not exist.
     worker.engine._autocast_dtype = torch.float32

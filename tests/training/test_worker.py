@@ -2,7 +2,7 @@
 
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
-on; dropout is refused. Not covered: the real engine (tests/end_to_end).
+on; a loss call outside an optimizer step; dropout is refused. Not covered: the real engine (tests/end_to_end).
 """
 
 from functools import partial
@@ -119,6 +119,32 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
     assert counter.callers.count("verl") > 1
     assert "clipx/staleness/versions" in metrics and "clipx/selected_fraction" in metrics
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needing"),
+    [
+        (("+clipx=acpo",), "clipx.scope=mini_batch"),
+        (("+clipx=bapo", "clipx.scope=lagged"), "clipx.scope=lagged"),
+        (("+clipx=grpo", "+clipx/update=lopti"), r"\+clipx/update=lopti"),
+        (("+clipx=grpo", "+clipx/select=high_entropy"), r"\+clipx/select"),
+    ],
+)
+def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(actor, overrides, needing):
+    config = actor(*overrides)
+    data, output = micro_batch(example(), [0, 1])
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    with pytest.raises(RuntimeError, match=rf"{needing} .*train_batch.*Tinker"):
+        wrapped(model_output=output, data=data)
+
+
+@pytest.mark.parametrize("overrides", [("+clipx=grpo",), ("+clipx=acpo", "clipx.scope=micro_batch")])
+def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
+    config = actor(*overrides)
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    whole = aggregated(wrapped, example(), [[[0, 1, 2, 3, 4, 5]]])
+    parts = aggregated(wrapped, example(), [[[0], [1, 2], [3, 4, 5]]])
+    assert parts["clipx/ratio_mean"] == pytest.approx(whole["clipx/ratio_mean"], rel=1e-6)
 
 
 def test_dropout_is_refused():

@@ -16,6 +16,7 @@ from verl.single_controller.base.decorator import Dispatch, make_nd_compute_data
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import AggregationType, Metric
 
+from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS
 from verl_clipx.training.config import Observe, Settings
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
@@ -79,21 +80,49 @@ def needs_entropy(settings: Settings) -> bool:
     return settings.select is not None or "entropy" in settings.method.asks_for
 
 
+def step_without_worker(settings: Settings) -> OptimizerStep:
+    """The optimizer step of a loss call outside train_batch, where nothing was decided beforehand.
+
+    Args:
+        settings: the clipx node.
+
+    Raises:
+        RuntimeError: the settings need what train_batch decides.
+    """
+    needing = []
+    if settings.adaptive and settings.scope != "micro_batch":
+        needing.append(f"{NODE}.scope={settings.scope}")
+    if settings.update is not None:
+        needing.append(f"+{NODE}/update=lopti")
+    if needs_entropy(settings):
+        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
+    if needing:
+        raise RuntimeError(
+            f"{', '.join(needing)} under {NODE}.method={settings.method.name} needs the mini-batch before its update, "
+            "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train by "
+            f"train_mini_batch or train_batch, or use a method with fixed bounds (+{NODE}=grpo) without it."
+        )
+    return OptimizerStep()
+
+
 def observing(
     loss_fn: Callable[..., Any],
     settings: Settings,
-    current_step: Callable[[], OptimizerStep | None] = lambda: None,
+    current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
 
     Args:
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         settings: the clipx node.
-        current_step: the optimizer step under way, or None.
+        current_step: the optimizer step under way, or None outside one.
+
+    Raises:
+        RuntimeError: when called outside an optimizer step that the settings need.
     """
 
     def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
-        step = current_step() or OptimizerStep()
+        step = current_step() or step_without_worker(settings)
         dp_size, tokens = data["dp_size"], data["batch_num_tokens"]
         micro_batch = micro_batch_of(settings, data, step)
         if needs_entropy(settings):
@@ -216,6 +245,8 @@ class ClipxTraining:
         """verl's optimizer step, with the bounds decided beforehand."""
         if self.planner is None:
             return super().train_batch(data)
+        if self.token_pass is None and self.planner.settings.update is not None:
+            raise RuntimeError(LOPTI_WITHOUT_PASSES)
         group = "" if self.token_pass is None else f"{self.token_pass.name}/"
         self.step = self.planner.plan(
             data,
@@ -334,6 +365,10 @@ class ClipxTraining:
         self.engine.optimizer_step = optimizer_step
 
 
+LOPTI_WITHOUT_PASSES = (
+    f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls train_batch alone. Train by "
+    "train_mini_batch, or leave it out."
+)
 COMPILED = "clipx: the loss and its statistics are compiled before the first step."
 ONE_UPDATE = (
     "clipx: this run makes one update per rollout batch (data.train_batch_size equals ppo_mini_batch_size and "
