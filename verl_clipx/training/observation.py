@@ -67,6 +67,28 @@ def observe(
     return Observation(statistics, entropies)
 
 
+# Elements of a parameter that its part of a fingerprint is made of: an update moves some of them.
+FINGERPRINT_ELEMENTS = 4096
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(modules: Any) -> torch.Tensor:
+    """A number for each trained parameter's values on this rank, which other values would hardly have: int64.
+
+    Args:
+        modules: the engine's model, or a list of its parts, with its weights loaded.
+    """
+    sums = []
+    for model in modules if isinstance(modules, list | tuple) else [modules]:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                # FSDP2's shard, FSDP1's, or the parameter itself.
+                local = getattr(parameter, "_local_tensor", getattr(parameter, "_local_shard", parameter)).detach()
+                bits = local.reshape(-1)[:FINGERPRINT_ELEMENTS].view(BITS[local.element_size()])
+                sums.append(bits.sum(dtype=torch.int64))
+    return torch.stack(sums)
+
+
 def refuse_dropout(modules: Any, report: Callable[[str], Exception] = ValueError) -> None:
     """Raises if a model has dropout: its observed ratios would not be those of the training pass.
 

@@ -106,8 +106,8 @@ def policy_loss(
     if micro_batch is None and called_by_verl(sys._getframe(1)):
         raise RuntimeError(
             f"clipx_{registered} is called by verl's ppo_loss in a worker without the plugin's set_loss_fn: the "
-            f"statistics' scope, {NODE}.update, {NODE}.select and exact metrics would be missing. Derive the worker from "
-            "verl.workers.engine_workers.TrainingWorker and have its set_loss_fn call super().set_loss_fn."
+            f"statistics' scope, {NODE}.update, {NODE}.select and exact metrics would be missing. Derive the worker "
+            "from verl.workers.engine_workers.TrainingWorker and have its set_loss_fn call super().set_loss_fn."
         )
     if micro_batch is None and settings.update is not None:
         raise ValueError(f"{NODE}.update: Lopti's passes exist in the plugin's training worker alone.")

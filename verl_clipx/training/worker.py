@@ -20,7 +20,7 @@ from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS
 from verl_clipx.training.config import Observe, Settings
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
-from verl_clipx.training.observation import observe, refuse_dropout
+from verl_clipx.training.observation import fingerprint, observe, refuse_dropout
 from verl_clipx.training.observe import gradient_shares, observe_registered, prepare
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
 from verl_clipx.training.rollout_metrics import FIELD, ages, merged_passes, with_spread, with_summary
@@ -175,6 +175,9 @@ class ClipxTraining:
     parameter_sync_step: int = 1
     gradient_norm: float | None = None
     watching: bool = False
+    # Fingerprint of the weights that computed log-probabilities since the latest update; whether the reference's come.
+    weights_of_log_probs: torch.Tensor | None = None
+    for_reference: bool = False
     # Whether the run has +clipx=observe: no planner, verl's own steps.
     observes: bool = False
 
@@ -192,7 +195,6 @@ class ClipxTraining:
             return
         self.planner = StepPlanner(
             settings,
-            ratio_starts_at_one=run.old_policy_starts_the_update,
             observe=self._observe,
             all_reduce=self._all_reduce,
         )
@@ -201,13 +203,19 @@ class ClipxTraining:
         if self.rank == 0 and settings.update is None and run.makes_one_update:
             logger.warning(ONE_UPDATE)
         self.parameter_sync_step = run.parameter_sync_step or 1
-        self._watch_optimizer_step()
+        self._watch_engine()
         functions = settings.functions(self._device())
         functions.prepare(self._device(), counted=settings.update is not None)
         if self.rank == 0 and functions.compiled:
             # Not logged: verl's workers show warnings alone.
             print(COMPILED, flush=True)
         super().set_loss_fn(observing(loss_fn, settings, lambda: self.step))
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def infer_batch(self, data):
+        """verl's pass without gradient, which computes old_log_probs."""
+        self.for_reference = tu.get(data, key="no_lora_adapter", default=False)
+        return super().infer_batch(data)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
@@ -235,6 +243,7 @@ class ClipxTraining:
                     )
         finally:
             self.token_pass, self.last_pass, self.update, self.updates_before_pass = None, True, None, 0
+            self.weights_of_log_probs = None
         self.rollouts += 1
         if not metrics:
             return None
@@ -252,7 +261,7 @@ class ClipxTraining:
             data,
             position=f"{group}update_{self.update or 0}",
             token_pass=self.token_pass,
-            first=self.update == 0 and self.updates_before_pass == 0,
+            weights_moved=self._weights_moved(),
         )
         age = ages(data, self.rollouts // self.parameter_sync_step)
         if age is not None:
@@ -351,18 +360,32 @@ class ClipxTraining:
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
 
-    def _watch_optimizer_step(self) -> None:
-        # The norm reaches the metrics only on ranks with outputs; every rank has to know whether the step was taken.
+    def _weights_moved(self) -> torch.Tensor | None:
+        first = self.update == 0 and self.updates_before_pass == 0
+        if not first or self.weights_of_log_probs is None or not self.planner.uses_closed_form:
+            return None
+        return (fingerprint(self.engine.module) != self.weights_of_log_probs).any()
+
+    def _watch_engine(self) -> None:
         if self.watching:
             return
-        original, self.watching = self.engine.optimizer_step, True
+        self.watching = True
+        original_step, original_infer = self.engine.optimizer_step, self.engine.infer_batch
 
         def optimizer_step(*args, **kwargs):
-            norm = original(*args, **kwargs)
+            # The norm reaches the metrics only on ranks with outputs; every rank has to know whether it was taken.
+            norm = original_step(*args, **kwargs)
             self.gradient_norm = None if norm is None else float(norm)
             return norm
 
-        self.engine.optimizer_step = optimizer_step
+        def infer_batch(*args, **kwargs):
+            output = original_infer(*args, **kwargs)
+            # Here, because around it verl may have offloaded the weights.
+            if self.planner is not None and self.planner.uses_closed_form and not self.for_reference:
+                self.weights_of_log_probs = fingerprint(self.engine.module)
+            return output
+
+        self.engine.optimizer_step, self.engine.infer_batch = optimizer_step, infer_batch
 
 
 LOPTI_WITHOUT_PASSES = (
@@ -376,6 +399,7 @@ ONE_UPDATE = (
     "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
 )
 RATIO_NOT_ONE = (
-    "clipx: the first update of a rollout batch was taken to start at ratio 1, but its statistics differ by %.3g: "
-    "old_log_probs do not come from these weights, or their kernel or precision is another one."
+    "clipx: the first update of a rollout batch was taken to start at ratio 1, but its bounds differ by %.3g of their "
+    "width: old_log_probs do not come from these weights, or their kernel or precision is another one. From now on "
+    "every update is observed."
 )
