@@ -2,14 +2,18 @@
 
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
-on; a loss call outside an optimizer step; dropout is refused. Not covered: the real engine (tests/end_to_end).
+on; a loss call outside an optimizer step; distillation's loss of the logits; dropout is refused. Not covered: the real
+engine (tests/end_to_end).
 """
 
+import math
 from functools import partial
 
 import pytest
 import torch
+from verl.trainer.distillation import distillation_ppo_loss
 from verl.utils.metric import Metric
+from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
@@ -17,7 +21,7 @@ from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.observation import refuse_dropout
 from verl_clipx.training.rollout_metrics import FIELD
 from verl_clipx.training.step import OptimizerStep
-from verl_clipx.training.worker import clipx_node, observing
+from verl_clipx.training.worker import clipx_node, observing, observing_verl_s_own
 
 from .host_syncs import counted_host_syncs
 from .jagged import micro_batch
@@ -145,6 +149,30 @@ def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
     whole = aggregated(wrapped, example(), [[[0, 1, 2, 3, 4, 5]]])
     parts = aggregated(wrapped, example(), [[[0], [1, 2], [3, 4, 5]]])
     assert parts["clipx/ratio_mean"] == pytest.approx(whole["clipx/ratio_mean"], rel=1e-6)
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+def test_distillation_s_loss_of_the_logits_passes_through(actor, group):
+    config = actor(group)
+    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
+    loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+    wrapped = observing_verl_s_own(loss_fn) if "observe" in group else observing(loss_fn, config.policy_loss.clipx)
+    batch = example()
+    data, output = micro_batch(batch, [0, 1])
+    tokens = len(output["log_probs"].values())
+    ids = torch.tensor([0, 2]).expand(tokens, 2)
+    teacher = torch.tensor([0.5, 0.25]).log().expand(tokens, 2)
+    for name, values in (("teacher_ids", ids), ("teacher_logprobs", teacher)):
+        data[name] = torch.nested.nested_tensor_from_jagged(values, offsets=output["log_probs"].offsets())
+    # As verl's engines call it, from the logits and then from the model's output.
+    of_logits = wrapped(student_logits=torch.zeros(1, tokens, 4), data=data)
+    # A uniform student over 4 tokens: 0.5 log(0.5 / 0.25) + 0.25 log(0.25 / 0.25).
+    torch.testing.assert_close(of_logits["distillation_losses"], torch.full((1, tokens), 0.5 * math.log(2)))
+    for name, values in of_logits.items():
+        output[name] = torch.nested.nested_tensor_from_jagged(values[0], offsets=output["log_probs"].offsets())
+    loss, metrics = wrapped(model_output=output, data=data)
+    assert loss.isfinite() and metrics["distillation/loss"].values
+    assert ("clipx/ratio_mean" in metrics) == ("observe" not in group)
 
 
 def test_dropout_is_refused():

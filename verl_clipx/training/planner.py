@@ -68,22 +68,10 @@ class StepPlanner:
         self._pending: tuple[str, Tensor] | None = None
 
     @property
-    def selects_over_mini_batch(self) -> bool:
-        """Whether entropy selection needs a threshold over the mini-batch."""
-        return self.settings.select is not None and self.settings.select.over == "mini_batch"
-
-    @property
-    def observes(self) -> bool:
-        """Whether some optimizer steps need a pass without gradient."""
-        of_history = self.settings.scope == "lagged" and "entropy" in self.method.asks_for
-        over_mini_batch = self.settings.scope == "mini_batch" or of_history
-        return self.selects_over_mini_batch or (self.settings.adaptive and over_mini_batch)
-
-    @property
     def uses_closed_form(self) -> bool:
         """Whether statistics at ratio 1 may stand in for observed ones."""
         # Without a forward pass the current policy's entropy is unknown.
-        without_entropy = "entropy" not in self.method.asks_for and not self.selects_over_mini_batch
+        without_entropy = "entropy" not in self.method.asks_for and not self.settings.selects_over_mini_batch
         return (
             self.settings.adaptive
             and self.settings.scope == "mini_batch"
@@ -141,11 +129,11 @@ class StepPlanner:
                 parts["differing"] = differing_log_probs(data)[None]
                 parts["moved"] = weights_moved.to(torch.float64)[None] + self._alarmed
         observed = (wanted and not closed_form) or (no_history and not entropy_known)
-        if self.selects_over_mini_batch or observed:
+        if self.settings.selects_over_mini_batch or observed:
             observation = self._observe(data, step)
             if observed:
                 parts["statistics"] = observation.statistics
-            if self.selects_over_mini_batch:
+            if self.settings.selects_over_mini_batch:
                 parts["entropies"] = observation.entropies
         if self._pending is not None:
             parts["pending"] = self._pending[1]

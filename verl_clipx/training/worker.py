@@ -20,7 +20,7 @@ from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS
 from verl_clipx.training.config import Observe, Settings
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
-from verl_clipx.training.observation import fingerprint, observe, refuse_dropout
+from verl_clipx.training.observation import fingerprint, observe, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.observe import gradient_shares, observe_registered, prepare
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
 from verl_clipx.training.rollout_metrics import FIELD, ages, merged_passes, with_spread, with_summary
@@ -113,7 +113,8 @@ def observing(
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
 
     Args:
-        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
+        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics); under distillation also
+            (student_logits, data, ...) -> a dictionary of tensors, which passes through.
         settings: the clipx node.
         current_step: the optimizer step under way, or None outside one.
 
@@ -121,7 +122,9 @@ def observing(
         RuntimeError: when called outside an optimizer step that the settings need.
     """
 
-    def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+    def observed(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
+        if of_logits:
+            return loss_fn(data=data, **of_logits)
         step = current_step() or step_without_worker(settings)
         dp_size, tokens = data["dp_size"], data["batch_num_tokens"]
         micro_batch = micro_batch_of(settings, data, step)
@@ -150,7 +153,9 @@ def observing_verl_s_own(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
         loss_fn: as for `observing`.
     """
 
-    def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+    def observed(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
+        if of_logits:
+            return loss_fn(data=data, **of_logits)
         dp_size, tokens = data["dp_size"], data["batch_num_tokens"]
         with in_micro_batch(MicroBatch()) as micro_batch:
             loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
@@ -189,6 +194,7 @@ class ClipxTraining:
         if settings is None:
             super().set_loss_fn(loss_fn)
             return
+        refuse_attention_on_a_slice(self.engine)
         run = policy_loss_config(loss_fn).run
         if self.observes:
             self._observe_verl_s_own(loss_fn)
@@ -198,7 +204,7 @@ class ClipxTraining:
             observe=self._observe,
             all_reduce=self._all_reduce,
         )
-        if self.planner.observes:
+        if settings.observes:
             refuse_dropout(self.engine.module)
         if self.rank == 0 and settings.update is None and run.makes_one_update:
             logger.warning(ONE_UPDATE)
@@ -292,13 +298,13 @@ class ClipxTraining:
         result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         if self.planner is not None:
             self.planner.flush()
-            if torch.distributed.get_rank() == 0:
+            if torch.distributed.get_rank() == self._state_rank():
                 write_state(Path(local_path), self.planner.state, self._state_description())
         return result
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
-        """verl's checkpoint, and the state of the bounds, read by rank 0 and sent to the others."""
+        """verl's checkpoint, and the state of the bounds, read by the rank that wrote it and sent to the others."""
         if self.planner is not None and local_path is not None:
             self.planner.state = self._restored_state(Path(local_path))
             # verl's folder says how many rollout batches its weights were trained on.
@@ -316,12 +322,13 @@ class ClipxTraining:
 
     def _restored_state(self, folder: Path) -> ControllerState:
         found: list[Any] = [None]
-        if torch.distributed.get_rank() == 0:
+        source = self._state_rank()
+        if torch.distributed.get_rank() == source:
             try:
                 found = [read_state(folder, self._state_description())]
             except UnusableState as error:
                 found = [error]
-        torch.distributed.broadcast_object_list(found, src=0)
+        torch.distributed.broadcast_object_list(found, src=source)
         (state,) = found
         if isinstance(state, ControllerState):
             device = self._device()
@@ -332,6 +339,13 @@ class ClipxTraining:
             logger.warning("the bounds start afresh: %s", state)
             return ControllerState()
         raise RuntimeError(f"{state}. To start the bounds afresh: clipx.missing_state=fresh.")
+
+    def _state_rank(self) -> int:
+        # Of the last pipeline stage: the others see no tokens.
+        own = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
+        rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=self._device())
+        torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
+        return int(rank)
 
     def _state_description(self) -> dict[str, Any]:
         return description(self.planner.method)
@@ -363,6 +377,9 @@ class ClipxTraining:
     def _weights_moved(self) -> torch.Tensor | None:
         first = self.update == 0 and self.updates_before_pass == 0
         if not first or self.weights_of_log_probs is None or not self.planner.uses_closed_form:
+            return None
+        if getattr(self.engine_config, "pipeline_model_parallel_size", 1) > 1:
+            # The last stage alone would notice a closed form that is wrong, and a stage cannot observe by itself.
             return None
         return (fingerprint(self.engine.module) != self.weights_of_log_probs).any()
 
