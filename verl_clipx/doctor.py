@@ -260,6 +260,17 @@ def check_ports() -> list[Finding]:
     return findings
 
 
+def check_options() -> list[Finding]:
+    """Which of verl's options the plugin is run with, which it was only read against, which it refuses."""
+    from verl_clipx.training.support import ROWS
+
+    meanings = {"run": "run in tests on a CPU", "read": "served by reading alone", "refused": "refused by the driver"}
+    return [
+        Finding("ok", f"options {meaning}", ", ".join(row.option for row in ROWS if row.state == state))
+        for state, meaning in meanings.items()
+    ]
+
+
 def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
     """All checks, one group at a time so that progress can be shown.
 
@@ -275,6 +286,7 @@ def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
     yield "accelerators", accelerators
     yield "memory and disk", check_resources(Path.cwd())
     yield "ports", check_ports()
+    yield "verl's options", check_options()
     yield "Hydra groups", [check_hydra()]
     yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", REGISTERED, 180)
     if ray:

@@ -33,12 +33,18 @@ class Case:
         micro_batch_size: sequences of a micro-batch; None: all of the rank's.
         dynamic_tokens: tokens of a micro-batch under dynamic batch size; None: fixed size.
         token_pass: Lopti's pass, low or high, or None.
+        engine: Hydra overrides of the actor's engine.
+        model: fields of verl's HFModelConfig and their values.
+        infer: whether to compute log-probabilities too.
     """
 
     overrides: tuple[str, ...]
     micro_batch_size: int | None = None
     dynamic_tokens: int | None = None
     token_pass: str | None = None
+    engine: tuple[str, ...] = ()
+    model: tuple[tuple[str, Any], ...] = ()
+    infer: bool = False
 
 
 @dataclass
@@ -52,6 +58,7 @@ class Result:
         metrics: aggregated as verl does.
         collectives: collectives that the plugin itself issued.
         forwards: forward passes of the engine.
+        log_probs: of each row's response, over all ranks, as verl's compute_log_prob gives them; empty if not asked.
     """
 
     decision: list[float] | None = None
@@ -60,6 +67,7 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     collectives: int = 0
     forwards: int = 0
+    log_probs: list[torch.Tensor] = field(default_factory=list)
 
     def values(self, metric: str) -> list[float]:
         """A metric under the name that verl logs it by."""
@@ -152,19 +160,27 @@ def actor_config(overrides: tuple[str, ...]) -> Any:
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def build_worker(policy: Path, worker_class: type | None = None) -> Any:
-    """A training worker, by default verl's actor's, with verl's FSDP2 engine in float64."""
+def build_worker(
+    policy: Path, worker_class: type | None = None, *, engine: tuple[str, ...] = (), **model_options: Any
+) -> Any:
+    """A training worker with verl's FSDP2 engine in float64.
+
+    Args:
+        policy: a checkpoint's folder.
+        worker_class: None: the one of verl's actor.
+        engine: Hydra overrides of the actor's engine.
+        **model_options: fields of verl's HFModelConfig.
+    """
     from verl.utils.torch_dtypes import PrecisionType
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     PrecisionType.to_dtype = staticmethod(lambda precision: torch.float64)
-    actor = actor_config(())
+    actor = actor_config(engine)
     model = HFModelConfig(
         path=str(policy),
-        use_remove_padding=False,
-        enable_gradient_checkpointing=False,
         override_config={"attn_implementation": "sdpa"},
+        **{"use_remove_padding": False, "enable_gradient_checkpointing": False, **model_options},
     )
     config = TrainingWorkerConfig(
         model_type="language_model",
@@ -210,6 +226,9 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         micro_batch_size_per_gpu=case.micro_batch_size or len(share),
     )
 
+    if case.infer:
+        result.log_probs = log_probs_of_all(worker, data.copy(), share)
+
     def optimizer_step():
         result.gradients = full_gradients(engine.module)
         step = worker.step
@@ -247,6 +266,18 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
     return result
+
+
+def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> list[torch.Tensor]:
+    """Log-probabilities of every row's response, of all ranks' rows in their order."""
+    from verl.utils import tensordict_utils as tu
+
+    tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)
+    output = worker.infer_batch(data)["log_probs"]
+    own = [found[row["prompt"] - 1 : -1].clone() for row, found in zip(share, output.unbind(), strict=True)]
+    everyone = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, own)
+    return [row for rank in everyone for row in rank]
 
 
 def start_rank(rank: int, world: int, meeting_file: str) -> None:
@@ -303,11 +334,15 @@ def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any
 
 
 def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
-    """Builds the worker once and runs every case."""
+    """Builds the worker of each engine once and runs every case."""
     composed = composed_configs(cases, Path(configs))
-    worker = build_worker(Path(policy))
-    loaded = torch.load(rows, weights_only=False)
-    return [run_case(worker, loaded, case, composed[case.overrides], rank, world) for case in cases]
+    loaded, workers, results = torch.load(rows, weights_only=False), {}, []
+    for case in cases:
+        kind = (case.engine, case.model)
+        if kind not in workers:
+            workers[kind] = build_worker(Path(policy), engine=case.engine, **dict(case.model))
+        results.append(run_case(workers[kind], loaded, case, composed[case.overrides], rank, world))
+    return results
 
 
 def run_cases(world: int, policy: Path, rows: Path, cases: list[Case], configs: Path) -> list[Result]:

@@ -1,20 +1,27 @@
 """Which of verl's options the driver refuses, and what of them only a worker can see.
 
 Covers: every refusal through a composed configuration, with the nearest run that is served; the attention of a real
-model under sequence parallelism; which rank writes the state. Not covered: that what is said to run does (the tests
-that the table names).
+model under sequence parallelism; which rank writes the state; README's table. Not covered: that what is said to run
+does (the tests that the table names).
 """
 
+import re
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
 from hydra.errors import InstantiationException
+from hydra.utils import instantiate
 from transformers import Qwen2Config, Qwen2ForCausalLM
+from typer.testing import CliRunner
 
+from verl_clipx.cli import app
 from verl_clipx.training.observation import refuse_attention_on_a_slice
+from verl_clipx.training.support import REFUSALS, ROWS
 from verl_clipx.training.worker import ClipxTraining
 
+REPOSITORY = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
@@ -51,6 +58,10 @@ REFUSED = {
         ("+clipx=grpo", f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
         r"rollout_rs=seq_mean_k3 with .*bypass_mode=True",
     ),
+    "bypass mode in the older trainer": (
+        ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", "trainer.use_v1=False"),
+        r"bypass_mode=True with trainer\.use_v1=False: .*loss_mode=clipx_acpo",
+    ),
     "VeOmni's routers in the observation": (("+clipx=acpo", VEOMNI, R2), r"router_replay\.mode=R2 with .*acpo"),
     "VeOmni's routers under selection": (
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch", VEOMNI, R2),
@@ -78,6 +89,11 @@ SERVED = {
 }
 
 
+def built(config):
+    """The clipx node that a composed configuration builds."""
+    return instantiate(config.clipx)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_served_stops_in_the_driver(actor, name):
     overrides, message = REFUSED[name]
@@ -88,6 +104,29 @@ def test_what_is_not_served_stops_in_the_driver(actor, name):
 @pytest.mark.parametrize("name", SERVED)
 def test_what_is_served_goes_on(actor, name):
     assert actor(*SERVED[name]).policy_loss.run.options
+
+
+def test_every_refused_row_is_refused_above(composed):
+    missing = []
+    for refusal in REFUSALS:
+        nodes = [composed(*overrides) for overrides, _ in REFUSED.values()]
+        if not any(refusal(node.actor_rollout_ref.actor.policy_loss.run.options, built(node)) for node in nodes):
+            missing.append(refusal.__name__)
+    assert missing == []
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.option)
+def test_a_row_names_a_test_that_is_there_or_a_reason(row):
+    files = re.findall(r"tests/[\w/]+\.py", f"{row.test} {row.remark}")
+    assert files or row.remark
+    assert not [file for file in files if not (REPOSITORY / file).exists()]
+
+
+def test_readme_has_the_table_that_the_command_prints():
+    table = (
+        (REPOSITORY / "README.md").read_text().split("<!-- clipx doctor --options -->\n")[1].split("\n<!-- end -->")[0]
+    )
+    assert CliRunner().invoke(app, ["doctor", "--options"]).output == f"{table}\n"
 
 
 @pytest.fixture
