@@ -68,6 +68,15 @@ ENGINES = {
     ),
     "hybrid sharding": ((f"{FSDP}.fsdp_size=2",), (), [(4, 2, None)]),
 }
+UNDER_ENGINES = [(option, cut) for option, (_, _, cuts) in ENGINES.items() for cut in cuts]
+# What the engine shows of each.
+IN_FORCE = {
+    "packing": {"rows of an input": 1},
+    "gradient checkpointing": {"gradient checkpointing": True},
+    "offload": {"offload": (True, True)},
+    "chunked entropy": {"chunked entropy": True, "rows of an input": 1},
+    "hybrid sharding": {"mesh": (2, 2)},
+}
 ENGINE_METHODS = ("acpo", "bapo_gradient", "selected_over_mini_batch", "lopti_low")
 
 CONTROL = ("+clipx=acpo", "clipx.alpha=0.5", "clipx.scope=micro_batch")

@@ -59,6 +59,7 @@ class Result:
         collectives: collectives that the plugin itself issued.
         forwards: forward passes of the engine.
         log_probs: of each row's response, over all ranks, as verl's compute_log_prob gives them; empty if not asked.
+        options: what of the engine's options is seen to be in force.
     """
 
     decision: list[float] | None = None
@@ -68,6 +69,7 @@ class Result:
     collectives: int = 0
     forwards: int = 0
     log_probs: list[torch.Tensor] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def values(self, metric: str) -> list[float]:
         """A metric under the name that verl logs it by."""
@@ -140,7 +142,7 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
         "advantages": jagged([row["advantage"] for row in rows]),
     }
     data = TensorDict(fields, batch_size=[len(rows)])
-    tu.assign_non_tensor(data, global_batch_size=sequences, temperature=1.0, use_remove_padding=False)
+    tu.assign_non_tensor(data, global_batch_size=sequences, temperature=1.0)
     return data
 
 
@@ -240,6 +242,11 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         result.forwards += 1
         return type(engine).forward_step(engine, *args, **kwargs)
 
+    result.options = options_in_force(engine)
+
+    def rows_of_input(module, arguments, keywords):
+        result.options["rows of an input"] = len(keywords["input_ids"])
+
     original_all_reduce = torch.distributed.all_reduce
     original_loss = TokenFunctions.loss
 
@@ -256,6 +263,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         restored.callback(setattr, torch.distributed, "all_reduce", original_all_reduce)
         restored.callback(setattr, TokenFunctions, "loss", original_loss)
         restored.callback(engine.__dict__.pop, "forward_step")
+        restored.callback(engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True).remove)
         torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
         worker.set_loss_fn(partial(ppo_loss, config=config))
         if case.token_pass is not None:
@@ -266,6 +274,16 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
     return result
+
+
+def options_in_force(engine: Any) -> dict[str, Any]:
+    """What an engine's model and methods show of its options."""
+    return {
+        "offload": (engine._is_offload_param, engine._is_offload_optimizer),
+        "gradient checkpointing": engine.module.is_gradient_checkpointing,
+        "chunked entropy": engine.compute_entropy_from_logits.__name__ == "entropy_from_logits_with_chunking",
+        "mesh": tuple(engine.device_mesh.shape),
+    }
 
 
 def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> list[torch.Tensor]:
