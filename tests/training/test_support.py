@@ -46,6 +46,18 @@ REFUSED = {
         ),
         r"fsdp_config\.ulysses_sequence_parallel_size=2 with .*attn_implementation=eager",
     ),
+    "Ulysses of the reference": (
+        ("+clipx=grpo", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2", SDPA),
+        r"ref\.ulysses_sequence_parallel_size=2 with actor_rollout_ref\.model\..*=sdpa",
+    ),
+    "Ulysses of the critic": (
+        (
+            "+clipx=grpo",
+            "critic.fsdp.ulysses_sequence_parallel_size=2",
+            "+critic.model.override_config.attn_implementation=sdpa",
+        ),
+        r"critic\.fsdp\.ulysses_sequence_parallel_size=2 with critic\.model\..*=sdpa",
+    ),
     "VeOmni's Ulysses with sdpa": (
         ("+clipx=grpo", VEOMNI, f"{ACTOR}.veomni.ulysses_parallel_size=2", f"{ACTOR}.veomni.attn_implementation=sdpa"),
         r"veomni\.ulysses_parallel_size=2 with .*veomni\.attn_implementation=sdpa",

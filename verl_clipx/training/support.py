@@ -17,12 +17,17 @@ USE_V1 = "trainer.use_v1"
 STRATEGY = f"{ACTOR}.strategy"
 ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
-# Keys of an engine's sequence parallelism, each with the key of its attention.
+# Keys of every model's sequence parallelism, each with the key of its attention.
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+REFERENCE, CRITIC_ATTENTION = "actor_rollout_ref.ref", "critic.model.override_config.attn_implementation"
 SEQUENCE_PARALLEL = {
     f"{ACTOR}.ulysses_sequence_parallel_size": ATTENTION,
     f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ATTENTION,
-    f"{ACTOR}.veomni.ulysses_parallel_size": f"{ACTOR}.veomni.attn_implementation",
+    f"{REFERENCE}.ulysses_sequence_parallel_size": ATTENTION,
+    f"{REFERENCE}.fsdp_config.ulysses_sequence_parallel_size": ATTENTION,
+    "critic.ulysses_sequence_parallel_size": CRITIC_ATTENTION,
+    "critic.fsdp.ulysses_sequence_parallel_size": CRITIC_ATTENTION,
+    **{f"{model}.veomni.ulysses_parallel_size": f"{model}.veomni.attn_implementation" for model in (ACTOR, REFERENCE)},
 }
 
 # Keys of the run's configuration that refusals depend on.
