@@ -55,6 +55,11 @@ def test_a_crash_and_a_hang_are_told_apart():
     assert "no answer within 1 s" in doctor.check_registration("here", "import time; time.sleep(30)", 1)[0].advice
 
 
+def test_options_are_listed_by_what_is_known_of_them():
+    run, read, refused = doctor.check_options()
+    assert "FSDP2" in run.found and "Megatron, VeOmni" in read.found and "Ulysses, sdpa" in refused.found
+
+
 def test_a_port_in_use_is_a_warning(monkeypatch):
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))

@@ -41,8 +41,11 @@ import verl
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 import verl.workers.engine_workers as workers
 print("LOSSES " + " ".join(sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))))
-print("WORKER " + workers.ActorRolloutRefWorker.actor_worker_cls.__module__)
+bases = workers.ActorRolloutRefWorker.actor_worker_cls.__mro__
+print("WORKER " + " ".join(f"{base.__module__}.{base.__qualname__}" for base in bases))
 """
+
+TRAINING_WORKER = "verl_clipx.training.worker.ClipxTraining"
 
 REGISTERED_IN_RAY = f"""
 import ray
@@ -171,7 +174,7 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
     output, error = run_python(code, seconds)
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
     losses = lines.get("LOSSES", "").split()
-    worker = lines.get("WORKER", "")
+    worker = lines.get("WORKER", "").split()
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if error or not losses:
         advice = error or (
@@ -180,11 +183,11 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
         )
         return [Finding("error", f"losses {where}", "not registered", advice)]
     findings = [Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")]
-    if worker.startswith("verl_clipx."):
-        findings.append(Finding("ok", f"training worker {where}", worker))
+    if TRAINING_WORKER in worker:
+        findings.append(Finding("ok", f"training worker {where}", TRAINING_WORKER))
     else:
         advice = "another plugin replaced ActorRolloutRefWorker.actor_worker_cls: metrics will not be exact"
-        findings.append(Finding("error", f"training worker {where}", worker or "none", advice))
+        findings.append(Finding("error", f"training worker {where}", worker[0] if worker else "none", advice))
     return findings
 
 
@@ -257,6 +260,17 @@ def check_ports() -> list[Finding]:
     return findings
 
 
+def check_options() -> list[Finding]:
+    """Which of verl's options the plugin is run with, which it was only read against, which it refuses."""
+    from verl_clipx.training.support import ROWS
+
+    meanings = {"run": "run in tests on a CPU", "read": "served by reading alone", "refused": "refused by the driver"}
+    return [
+        Finding("ok", f"options {meaning}", ", ".join(row.option for row in ROWS if row.state == state))
+        for state, meaning in meanings.items()
+    ]
+
+
 def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
     """All checks, one group at a time so that progress can be shown.
 
@@ -272,6 +286,7 @@ def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
     yield "accelerators", accelerators
     yield "memory and disk", check_resources(Path.cwd())
     yield "ports", check_ports()
+    yield "verl's options", check_options()
     yield "Hydra groups", [check_hydra()]
     yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", REGISTERED, 180)
     if ray:

@@ -23,15 +23,13 @@ def _register_losses(core_algos: ModuleType) -> None:
 
 def _install_worker(engine_workers: ModuleType) -> None:
     from verl_clipx import cpu
-    from verl_clipx.training.registry import install_worker
+    from verl_clipx.training.registry import install_worker, replace_worker
 
-    install_worker(engine_workers)
     if cpu.is_active():
         from verl_clipx.cpu.process_group import with_gloo
 
-        worker = engine_workers.ActorRolloutRefWorker
-        worker.actor_worker_cls = with_gloo(worker.actor_worker_cls)
-        worker.ref_worker_cls = with_gloo(worker.ref_worker_cls)
+        replace_worker(engine_workers, with_gloo(engine_workers.TrainingWorker))
+    install_worker(engine_workers)
 
 
 def _register_agent_loop(_: ModuleType) -> None:
@@ -39,10 +37,16 @@ def _register_agent_loop(_: ModuleType) -> None:
     import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
-def _register_resolver(omegaconf: ModuleType) -> None:
+def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
+    def options(*, _root_):
+        from verl_clipx.training.support import READ
+
+        return {key: omegaconf.OmegaConf.select(_root_, key) for key in READ}
+
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
+    omegaconf.OmegaConf.register_new_resolver("clipx_options", options, replace=True)
 
 
 def install() -> None:
@@ -52,7 +56,7 @@ def install() -> None:
     when_imported(CORE_ALGOS)(_loud(_register_losses))
     when_imported(ENGINE_WORKERS)(_loud(_install_worker))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
-    when_imported("omegaconf")(_loud(_register_resolver))
+    when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()
 
 

@@ -18,6 +18,7 @@ from verl.workers.config import ActorConfig
 
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.diagnostics.measured_bounds import MeasuredBounds
+from verl_clipx.training.support import READ
 
 CONFIGS = configs_folder()
 
@@ -58,6 +59,7 @@ def verl_s_own() -> DictConfig:
         "trainer.use_v1",
         "trainer.v1",
         "ray_kwargs.ray_init.address",
+        *(key for key in READ if OmegaConf.select(whole, key) is not None),
     ):
         OmegaConf.update(parts, key, OmegaConf.select(whole, key), force_add=True)
     return parts

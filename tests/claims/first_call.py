@@ -137,7 +137,6 @@ def train(actor: ActorConfig) -> FirstCall:
 
     planner = StepPlanner(
         settings,
-        ratio_starts_at_one=policy_loss.run.old_policy_starts_the_update,
         observe=observed,
         all_reduce=lambda vector: vector,
     )
@@ -146,11 +145,11 @@ def train(actor: ActorConfig) -> FirstCall:
         batch = moved_batch(log_ratios)
         entropy, reference = batch["entropy"], batch["log_prob"] - 0.1
         token_passes = planner.passes(micro_batch(batch, ROWS)[0])
-        for index, token_pass in enumerate(token_passes):
+        for token_pass in token_passes:
             log_prob = batch["log_prob"].clone().requires_grad_(True)
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
             name = "" if token_pass is None else token_pass.name
-            step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass, first=index == 0)
+            step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass, weights_moved=None)
             loss, metrics = observing(partial(ppo_loss, config=actor), settings, lambda step=step: step)(output, data)
             loss.backward()
             planner.finish(step, taken=True)

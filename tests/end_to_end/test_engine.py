@@ -5,7 +5,9 @@ engine mode, offload state, data nor memory; a step whose gradient is not finite
 advantage or old log-probability that is not finite makes it one, in every method; a run with one
 update per rollout batch says so, once; a checkpoint whose state of the bounds is cut short or missing stops with an
 error, or starts afresh when asked to; +clipx=observe leaves every weight after an update to the last bit what it is
-without the plugin's node, under several of verl's losses.
+without the plugin's node, under several of verl's losses; verl's Tinker worker, which steps by itself, gets
+fixed bounds and exact metrics, and stops where the mini-batch is needed; the closed form is taken where old_log_probs
+came from the current weights, and not where verl restored earlier ones for them.
 Not covered: memory of an accelerator, packing and sequence parallelism.
 """
 
@@ -217,6 +219,102 @@ def updates_with_and_without_observe(rank, world, policy, rows):
     return found
 
 
+def tinker_s_update(rank, world, policy, rows):
+    """An update by verl's Tinker worker and by train_batch: weights and metrics; and what mini_batch and Lopti say."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import Metric
+    from verl.workers.engine_workers_tinker import TinkerTrainingWorker
+
+    loaded = torch.load(rows, weights_only=False)
+    worker = build_worker(Path(policy), TinkerTrainingWorker)
+    originals = {name: value.detach().clone() for name, value in worker.engine.module.named_parameters()}
+
+    def update(step):
+        with torch.no_grad():
+            for name, value in worker.engine.module.named_parameters():
+                value.copy_(originals[name])
+        worker.engine.optimizer.state.clear()
+        output = step(prepared(worker, loaded, ("+clipx=grpo",)))
+        metrics = tu.get(output, "metrics")
+        ours = {key: Metric.aggregate_dp(value) for key, value in metrics.items() if key.startswith("clipx/")}
+        return weights(worker), ours
+
+    def split(data):
+        worker.optimizer_zero_grad()
+        output = worker.forward_backward(data)
+        worker.optimizer_step()
+        return output
+
+    def refusal(call, *overrides):
+        data = prepared(worker, loaded, overrides)
+        try:
+            call(data)
+        except RuntimeError as error:
+            return str(error)
+
+    return {
+        "before": {name: value.full_tensor() for name, value in originals.items()},
+        "train_batch": update(worker.train_batch),
+        "split": update(split),
+        "mini_batch": refusal(worker.forward_backward, *ACPO),
+        "lopti": refusal(worker.train_batch, "+clipx=grpo", "+clipx/update=lopti"),
+    }
+
+
+def first_updates(rank, world, policy, rows):
+    """Of rollout batches with one update, how old_log_probs came about: forwards and largest epsilon."""
+    from verl.utils import tensordict_utils as tu
+
+    loaded = torch.load(rows, weights_only=False)
+    worker = build_worker(Path(policy))
+    engine, found = worker.engine, {}
+    original, forwards = engine.forward_step, []
+    engine.forward_step = lambda *args, **kwargs: (forwards.append(1), original(*args, **kwargs))[1]
+    first_weights = {name: value.detach().clone() for name, value in engine.module.named_parameters()}
+    prepared(worker, loaded, ACPO)
+    planner = worker.planner
+
+    def restore(saved):
+        """As verl's restore_model_from_cpu, whose copies on a CPU would be the weights themselves."""
+        with torch.no_grad():
+            for name, value in engine.module.named_parameters():
+                value.copy_(saved[name])
+
+    def recompute(rollout_batch):
+        """As the trainers' compute_log_prob does."""
+        data = prepared(worker, loaded, ACPO)
+        tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)
+        output = worker.infer_batch(data)["log_probs"]
+        for row, log_probs in zip(rollout_batch, output.unbind(), strict=True):
+            row["old"] = log_probs[row["prompt"] - 1 : -1].double()
+
+    def update(name, rollout_batch):
+        data = prepared(worker, rollout_batch, ACPO)
+        worker.planner = planner
+        tu.assign_non_tensor(data, mini_batch_size=len(loaded), epochs=1)
+        for group in engine.optimizer.param_groups:
+            group["lr"] = 1e-2
+        forwards.clear()
+        metrics = tu.get(worker.train_mini_batch(data), "metrics")
+        epsilons = [metrics[f"clipx/epsilon/bin_{k}"][0] for k in range(5)]
+        found[name] = (len(forwards), max(epsilons), metrics.get("clipx/closed_form_difference"))
+
+    rollout_batch = [dict(row) for row in loaded]
+    recompute(rollout_batch)
+    update("recomputed", rollout_batch)
+    recompute(rollout_batch)
+    update("recomputed again", rollout_batch)
+    # As verl's fully asynchronous trainer: the weights of the latest version for the rollout, then the current ones.
+    current = {name: value.detach().clone() for name, value in engine.module.named_parameters()}
+    restore(first_weights)
+    recompute(rollout_batch)
+    restore(current)
+    update("recomputed by earlier weights", rollout_batch)
+    planner.ratio_starts_at_one = True
+    update("not recomputed", rollout_batch)
+    return found
+
+
 def each(rank, world, calls):
     """The results of several functions in one process: a start costs more than what they do."""
     return [function(rank, world, *arguments) for function, *arguments in calls]
@@ -233,6 +331,8 @@ def found(policy, rows, tmp_path_factory):
         (notices, str(policy)),
         (after_a_checkpoint, *given, str(tmp_path_factory.mktemp("checkpoint"))),
         (updates_with_and_without_observe, *given),
+        (tinker_s_update, *given),
+        (first_updates, *given),
     ]
     results = on_ranks(1, each, calls)
     return {function.__name__: result for (function, *_), result in zip(calls, results, strict=True)}
@@ -306,3 +406,23 @@ def test_observe_changes_no_bit_of_the_weights_after_an_update(found, loss_mode)
     assert {"clipx/ratio_mean", "clipx/clip_fraction_low", "clipx/gradient_mass/M", "clipx/gradient_share/M"} <= added
     shares = [observed_metrics[f"clipx/gradient_share/{region}"][0] for region in ("LN", "HP", "LP", "HN", "M")]
     assert sum(shares) == pytest.approx(1) and observed_metrics["clipx/clip_fraction"][0] > 0
+
+
+def test_verl_s_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for_the_rest(found):
+    found = found["tinker_s_update"]
+    (weights_of_batch, metrics_of_batch), (weights_of_split, metrics_of_split) = found["train_batch"], found["split"]
+    assert any(not torch.equal(found["before"][name], value) for name, value in weights_of_split.items())
+    assert all(torch.equal(weights_of_batch[name], value) for name, value in weights_of_split.items())
+    assert metrics_of_batch == metrics_of_split and metrics_of_split["clipx/ratio_mean"] > 0
+    assert "clipx.scope=mini_batch" in found["mini_batch"] and "Tinker" in found["mini_batch"]
+    assert "+clipx/update=lopti" in found["lopti"]
+
+
+def test_ratio_one_is_found_and_not_assumed(found):
+    found = found["first_updates"]
+    for name in ("recomputed", "recomputed again"):
+        forwards, epsilon, (difference,) = found[name]
+        assert forwards == 3 and epsilon == pytest.approx(0.2, rel=1e-9) and difference < 1e-6
+    for name in ("recomputed by earlier weights", "not recomputed"):
+        forwards, epsilon, difference = found[name]
+        assert forwards == 6 and epsilon > 0.25 and difference is None

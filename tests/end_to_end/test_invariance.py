@@ -2,11 +2,14 @@
 
 Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over the same rows (ragged, two of them fully
 masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
-scopes cost; that each of the eight methods does what it does; as a negative control that `micro_batch` does depend on
-the cut, and that a loss without statistics does not need any of this. Computed in float64, so that only the order of
-summation is left, and in BAPO's sums their last bits. Not covered: Ray and rollouts (test_training.py), packing and
-sequence parallelism (they need flash attention), rounding in half precision.
+scopes cost; packing, gradient checkpointing, offload, chunked entropy and hybrid sharding against padding on one rank,
+in log-probabilities too; that each of the eight methods does what it does; as a negative control that `micro_batch`
+does depend on the cut, and that a loss without statistics does not need any of this. Computed in float64, so that only
+the order of summation is left, and in BAPO's sums their last bits. Not covered: Ray and rollouts (test_training.py),
+sequence parallelism (it needs flash attention), rounding in half precision.
 """
+
+import dataclasses
 
 import pytest
 import torch
@@ -50,6 +53,32 @@ CUTS = [
 FURTHER_CUTS = [(1, 4, None), (2, 2, None), (2, 4, None), (4, 1, None)]
 EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=pytest.mark.matrix) for cut in FURTHER_CUTS)]
 
+FSDP = "actor_rollout_ref.actor.fsdp_config"
+PACKING = (("use_remove_padding", True),)
+# Options of the engine: its overrides, the model's fields, and the cuts under which each runs.
+ENGINES = {
+    "packing": ((), PACKING, [(1, 2, None), (2, None, 40)]),
+    "gradient checkpointing": ((), (("enable_gradient_checkpointing", True),), [(1, 2, None)]),
+    "offload": ((f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True"), (), [(1, 2, None)]),
+    # verl's padded entropy knows no chunks.
+    "chunked entropy": (
+        (f"{FSDP}.entropy_from_logits_with_chunking=True", f"{FSDP}.entropy_from_logits_chunk_size=5"),
+        PACKING,
+        [(1, 2, None)],
+    ),
+    "hybrid sharding": ((f"{FSDP}.fsdp_size=2",), (), [(4, 2, None)]),
+}
+UNDER_ENGINES = [(option, cut) for option, (_, _, cuts) in ENGINES.items() for cut in cuts]
+# What the engine shows of each.
+IN_FORCE = {
+    "packing": {"rows of an input": 1},
+    "gradient checkpointing": {"gradient checkpointing": True},
+    "offload": {"offload": (True, True)},
+    "chunked entropy": {"chunked entropy": True, "rows of an input": 1},
+    "hybrid sharding": {"mesh": (2, 2)},
+}
+ENGINE_METHODS = ("acpo", "bapo_gradient", "selected_over_mini_batch", "lopti_low")
+
 CONTROL = ("+clipx=acpo", "clipx.alpha=0.5", "clipx.scope=micro_batch")
 LAGGED = ("+clipx=acpo", "clipx.alpha=0.5", "clipx.scope=lagged")
 PLAIN = ("+clipx=grpo",)
@@ -64,7 +93,11 @@ def cases_of(cut):
     }
     found["control"] = Case(CONTROL, size, tokens)
     found["lagged"] = Case(LAGGED, size, tokens)
-    found["plain"] = Case(PLAIN, size, tokens)
+    found["plain"] = Case(PLAIN, size, tokens, infer=True)
+    for option, (engine, model, cuts) in ENGINES.items():
+        if cut in cuts:
+            for name in (*ENGINE_METHODS, "plain"):
+                found[f"{name}, {option}"] = dataclasses.replace(found[name], engine=engine, model=model)
     if cut == CUTS[0]:
         found |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in CHECKS}
     return found
@@ -110,7 +143,11 @@ def largest_difference(first, second):
 @pytest.mark.parametrize("cut", EVERY_CUT[1:], ids=str)
 @pytest.mark.parametrize("name", [*METHODS, *PASSES])
 def test_bounds_and_gradients_are_those_of_the_whole_mini_batch(results, name, cut):
-    whole, part = results[CUTS[0], name], results[cut, name]
+    require_equal(name, results[CUTS[0], name], results[cut, name])
+
+
+def require_equal(name, whole, part):
+    """Asserts that a part of a mini-batch gave the bounds, gradient and metrics of the whole."""
     if whole.decision is not None:
         # BAPO's bounds are grid points: equal, but for the shares, sums of numbers that each micro-batch rounds.
         tolerance = 1e-9 if name.startswith("bapo") else 1e-12
@@ -121,6 +158,24 @@ def test_bounds_and_gradients_are_those_of_the_whole_mini_batch(results, name, c
     assert part.metrics["actor/pg_loss"] == pytest.approx(whole.metrics["actor/pg_loss"], rel=1e-9, abs=1e-12)
     for key in ("clipx/clip_fraction_low", "clipx/clip_fraction_high", "clipx/ratio_mean"):
         assert part.metrics[key] == pytest.approx(whole.metrics[key], rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("option", "cut"), [(option, cut) for option in ENGINES for cut in ENGINES[option][2]], ids=str
+)
+@pytest.mark.parametrize("name", ENGINE_METHODS)
+def test_engine_options_change_neither_bounds_nor_gradients(results, name, option, cut):
+    require_equal(name, results[CUTS[0], name], results[cut, f"{name}, {option}"])
+
+
+@pytest.mark.parametrize(
+    ("option", "cut"), [(option, cut) for option in ENGINES for cut in ENGINES[option][2]], ids=str
+)
+def test_engine_options_change_no_log_probability(results, option, cut):
+    whole, part = results[CUTS[0], "plain"].log_probs, results[cut, f"plain, {option}"].log_probs
+    assert len(whole) == ROWS
+    for expected, found in zip(whole, part, strict=True):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", [*METHODS, *PASSES])

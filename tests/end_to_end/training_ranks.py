@@ -33,12 +33,18 @@ class Case:
         micro_batch_size: sequences of a micro-batch; None: all of the rank's.
         dynamic_tokens: tokens of a micro-batch under dynamic batch size; None: fixed size.
         token_pass: Lopti's pass, low or high, or None.
+        engine: Hydra overrides of the actor's engine.
+        model: fields of verl's HFModelConfig and their values.
+        infer: whether to compute log-probabilities too.
     """
 
     overrides: tuple[str, ...]
     micro_batch_size: int | None = None
     dynamic_tokens: int | None = None
     token_pass: str | None = None
+    engine: tuple[str, ...] = ()
+    model: tuple[tuple[str, Any], ...] = ()
+    infer: bool = False
 
 
 @dataclass
@@ -52,6 +58,8 @@ class Result:
         metrics: aggregated as verl does.
         collectives: collectives that the plugin itself issued.
         forwards: forward passes of the engine.
+        log_probs: of each row's response, over all ranks, as verl's compute_log_prob gives them; empty if not asked.
+        options: what of the engine's options is seen to be in force.
     """
 
     decision: list[float] | None = None
@@ -60,6 +68,8 @@ class Result:
     metrics: dict[str, float] = field(default_factory=dict)
     collectives: int = 0
     forwards: int = 0
+    log_probs: list[torch.Tensor] = field(default_factory=list)
+    options: dict[str, Any] = field(default_factory=dict)
 
     def values(self, metric: str) -> list[float]:
         """A metric under the name that verl logs it by."""
@@ -132,7 +142,7 @@ def mini_batch(rows: list[dict[str, Any]], *, sequences: int) -> Any:
         "advantages": jagged([row["advantage"] for row in rows]),
     }
     data = TensorDict(fields, batch_size=[len(rows)])
-    tu.assign_non_tensor(data, global_batch_size=sequences, temperature=1.0, use_remove_padding=False)
+    tu.assign_non_tensor(data, global_batch_size=sequences, temperature=1.0)
     return data
 
 
@@ -152,19 +162,27 @@ def actor_config(overrides: tuple[str, ...]) -> Any:
     return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def build_worker(policy: Path) -> Any:
-    """The plugin's training worker with verl's FSDP2 engine, in float64."""
+def build_worker(
+    policy: Path, worker_class: type | None = None, *, engine: tuple[str, ...] = (), **model_options: Any
+) -> Any:
+    """A training worker with verl's FSDP2 engine in float64.
+
+    Args:
+        policy: a checkpoint's folder.
+        worker_class: None: the one of verl's actor.
+        engine: Hydra overrides of the actor's engine.
+        **model_options: fields of verl's HFModelConfig.
+    """
     from verl.utils.torch_dtypes import PrecisionType
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
     PrecisionType.to_dtype = staticmethod(lambda precision: torch.float64)
-    actor = actor_config(())
+    actor = actor_config(engine)
     model = HFModelConfig(
         path=str(policy),
-        use_remove_padding=False,
-        enable_gradient_checkpointing=False,
         override_config={"attn_implementation": "sdpa"},
+        **{"use_remove_padding": False, "enable_gradient_checkpointing": False, **model_options},
     )
     config = TrainingWorkerConfig(
         model_type="language_model",
@@ -173,7 +191,7 @@ def build_worker(policy: Path) -> Any:
         optimizer_config=actor.optim,
         checkpoint_config=actor.checkpoint,
     )
-    worker = ActorRolloutRefWorker.actor_worker_cls(config=config)
+    worker = (worker_class or ActorRolloutRefWorker.actor_worker_cls)(config=config)
     worker.reset()
     # verl would enter an autocast to float64, which does not exist.
     worker.engine._autocast_dtype = torch.float32
@@ -210,6 +228,9 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         micro_batch_size_per_gpu=case.micro_batch_size or len(share),
     )
 
+    if case.infer:
+        result.log_probs = log_probs_of_all(worker, data.copy(), share)
+
     def optimizer_step():
         result.gradients = full_gradients(engine.module)
         step = worker.step
@@ -220,6 +241,11 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
     def counted_forward(*args, **kwargs):
         result.forwards += 1
         return type(engine).forward_step(engine, *args, **kwargs)
+
+    result.options = options_in_force(engine)
+
+    def rows_of_input(module, arguments, keywords):
+        result.options["rows of an input"] = len(keywords["input_ids"])
 
     original_all_reduce = torch.distributed.all_reduce
     original_loss = TokenFunctions.loss
@@ -237,6 +263,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         restored.callback(setattr, torch.distributed, "all_reduce", original_all_reduce)
         restored.callback(setattr, TokenFunctions, "loss", original_loss)
         restored.callback(engine.__dict__.pop, "forward_step")
+        restored.callback(engine.module.register_forward_pre_hook(rows_of_input, with_kwargs=True).remove)
         torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
         worker.set_loss_fn(partial(ppo_loss, config=config))
         if case.token_pass is not None:
@@ -247,6 +274,28 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
     return result
+
+
+def options_in_force(engine: Any) -> dict[str, Any]:
+    """What an engine's model and methods show of its options."""
+    return {
+        "offload": (engine._is_offload_param, engine._is_offload_optimizer),
+        "gradient checkpointing": engine.module.is_gradient_checkpointing,
+        "chunked entropy": engine.compute_entropy_from_logits.__name__ == "entropy_from_logits_with_chunking",
+        "mesh": tuple(engine.device_mesh.shape),
+    }
+
+
+def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> list[torch.Tensor]:
+    """Log-probabilities of every row's response, of all ranks' rows in their order."""
+    from verl.utils import tensordict_utils as tu
+
+    tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)
+    output = worker.infer_batch(data)["log_probs"]
+    own = [found[row["prompt"] - 1 : -1].clone() for row, found in zip(share, output.unbind(), strict=True)]
+    everyone = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(everyone, own)
+    return [row for rank in everyone for row in rank]
 
 
 def start_rank(rank: int, world: int, meeting_file: str) -> None:
@@ -303,11 +352,15 @@ def composed_configs(cases: list[Case], kept: Path) -> dict[tuple[str, ...], Any
 
 
 def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Case], configs: str) -> list[Result]:
-    """Builds the worker once and runs every case."""
+    """Builds the worker of each engine once and runs every case."""
     composed = composed_configs(cases, Path(configs))
-    worker = build_worker(Path(policy))
-    loaded = torch.load(rows, weights_only=False)
-    return [run_case(worker, loaded, case, composed[case.overrides], rank, world) for case in cases]
+    loaded, workers, results = torch.load(rows, weights_only=False), {}, []
+    for case in cases:
+        kind = (case.engine, case.model)
+        if kind not in workers:
+            workers[kind] = build_worker(Path(policy), engine=case.engine, **dict(case.model))
+        results.append(run_case(workers[kind], loaded, case, composed[case.overrides], rank, world))
+    return results
 
 
 def run_cases(world: int, policy: Path, rows: Path, cases: list[Case], configs: Path) -> list[Result]:

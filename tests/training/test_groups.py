@@ -279,14 +279,6 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         ),
         (["+clipx=grpo", "+clipx.select=high"], r"clipx\.select='high': choose a group"),
         (["+clipx=acpo", "clipx.lagged_average=1"], r"clipx\.lagged_average=1: must be a number"),
-        (
-            [
-                "+clipx=acpo",
-                "trainer.use_v1=False",
-                "algorithm.rollout_correction.bypass_mode=True",
-            ],
-            r"bypass_mode=True with trainer\.use_v1=False",
-        ),
         (["+clipx=custom", "clipx.function=nowhere:loss"], r"clipx\.function='nowhere:loss': No module named"),
         (["+clipx=custom", "clipx.function=nowhere"], r"write it as package\.module:name"),
         (

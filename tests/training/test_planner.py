@@ -15,7 +15,7 @@ from verl_clipx.modifiers.entropy_selection import entropy_statistics
 from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import build
 from verl_clipx.training.layout import TokenPass
-from verl_clipx.training.planner import Observation, StepPlanner, relative_difference
+from verl_clipx.training.planner import Observation, StepPlanner, bounds_difference
 
 RANKS = 3
 
@@ -23,12 +23,11 @@ RANKS = 3
 class Run:
     """A planner whose other ranks hold the same rows, and whose observation is the batch's own log-probabilities."""
 
-    def __init__(self, method, *, ratio_starts_at_one=True, **parameters):
+    def __init__(self, method, **parameters):
         self.settings = build(method, **parameters)
         self.reductions = self.observations = 0
         self.planner = StepPlanner(
             self.settings,
-            ratio_starts_at_one=ratio_starts_at_one,
             observe=self.observe,
             all_reduce=self.all_reduce,
         )
@@ -45,8 +44,9 @@ class Run:
         self.observations += 1
         return Observation(self.own(data), entropy_statistics(data["entropy"], data["response_mask"]))
 
-    def step(self, data, position="update_0", *, first=True, taken=True, token_pass=None):
-        step = self.planner.plan(data, position=position, token_pass=token_pass, first=first)
+    def step(self, data, position="update_0", *, moved=False, taken=True, token_pass=None):
+        moved = None if moved is None else torch.tensor(moved)
+        step = self.planner.plan(data, position=position, token_pass=token_pass, weights_moved=moved)
         if step.observe:
             step.observed = self.own(data)
         self.difference = self.planner.finish(step, taken=taken)
@@ -75,23 +75,49 @@ def test_mini_batch_observes_all_but_the_first_update():
     first = run.step(batch(drift=0))
     assert run.observations == 0 and (epsilons(first) == 0.2).all()
     assert run.difference == pytest.approx(0, abs=1e-12)
-    second = run.step(batch(), "update_1", first=False)
+    second = run.step(batch(), "update_1", moved=None)
     assert run.observations == 1
     assert torch.equal(second.statistics, RANKS * run.own(batch()))
     assert epsilons(second).max() > 0.3
     assert run.reductions == 2
 
 
-def test_the_closed_form_that_does_not_hold_is_reported():
+def test_the_closed_form_that_does_not_hold_is_reported_and_ends():
     run = Run("acpo")
-    run.step(batch(drift=1.0))
-    assert run.difference > 1e-2
+    first = run.step(batch(drift=1.0))
+    assert (epsilons(first) == 0.2).all() and run.difference > 1e-2 and run.observations == 0
+    second = run.step(batch(drift=1.0))
+    assert torch.equal(second.statistics, RANKS * run.own(batch(drift=1.0))) and run.difference is None
+    run.reductions = 0
+    run.step(batch(drift=0))
+    assert run.observations == 2 and run.reductions == 1
+
+
+def test_the_alarm_compares_bounds():
+    # ACPO's statistics are sums of 25 tokens: a drift of 0.02 moves them by 0.009, below the threshold, but epsilon by
+    # 3 times a sigma of 0.01 to 0.02, a sixth to a third of 0.2.
+    run = Run("acpo")
+    run.step(batch(drift=0.02))
+    own, still = run.own(batch(drift=0.02)), run.own(batch(drift=0))
+    assert float((own - still).abs().max() / own.abs().max()) < 1e-2
+    epsilon = run.settings.method.decide(own)[5:]
+    assert run.difference == pytest.approx(float((epsilon / 0.2 - 1).max()), rel=1e-9)
+    assert run.difference > 0.05
 
 
 def test_without_recomputed_old_log_probs_every_update_is_observed():
-    run = Run("acpo", ratio_starts_at_one=False)
-    step = run.step(batch())
+    run = Run("acpo")
+    step = run.step(batch(), moved=None)
     assert run.observations == 1 and step.assumed is None and run.difference is None
+
+
+def test_old_log_probs_of_other_weights_are_noticed():
+    run = Run("acpo")
+    step = run.step(batch(), moved=True)
+    assert run.observations == 1 and epsilons(step).max() > 0.3
+    run.reductions = 0
+    run.step(batch(), moved=False)
+    assert run.observations == 2 and run.reductions == 1
 
 
 def test_rollout_log_probs_in_the_place_of_the_old_ones_are_noticed():
@@ -107,9 +133,9 @@ def test_rollout_log_probs_in_the_place_of_the_old_ones_are_noticed():
 
 def test_lagged_uses_the_same_position_of_the_previous_rollout_batch_and_no_observation():
     run = Run("acpo", scope="lagged")
-    old = [run.step(batch(drift=0), "update_0"), run.step(batch(seed=1), "update_1", first=False)]
+    old = [run.step(batch(drift=0), "update_0"), run.step(batch(seed=1), "update_1", moved=None)]
     assert all((epsilons(step) == 0.2).all() for step in old)
-    new = [run.step(batch(drift=0, seed=2), "update_0"), run.step(batch(seed=3), "update_1", first=False)]
+    new = [run.step(batch(drift=0, seed=2), "update_0"), run.step(batch(seed=3), "update_1", moved=None)]
     assert (epsilons(new[0]) == 0.2).all()
     assert torch.equal(new[1].statistics, RANKS * run.own(batch(seed=1)))
     assert epsilons(new[1]).max() > 0.3
@@ -134,11 +160,11 @@ def test_lagged_averages_exponentially():
 
 def test_a_skipped_step_leaves_the_state_as_it_was():
     for scope in ("lagged", "mini_batch"):
-        run = Run("acpo", scope=scope, ratio_starts_at_one=False)
-        run.step(batch(seed=1))
+        run = Run("acpo", scope=scope)
+        run.step(batch(seed=1), moved=None)
         run.planner.flush()
         before = {key: vector.clone() for key, vector in run.planner.state.statistics.items()}
-        run.step(batch(seed=2), taken=False)
+        run.step(batch(seed=2), moved=None, taken=False)
         run.planner.flush()
         assert run.planner.state.step == 1
         assert all(torch.equal(run.planner.state.statistics[key], vector) for key, vector in before.items())
@@ -171,7 +197,7 @@ def test_everything_combined_needs_one_all_reduce_a_step(scope, over):
                 run.step(
                     batch(seed=rollout),
                     f"{group}/update_{update}",
-                    first=group == "low" and update == 0,
+                    moved=False if group == "low" and update == 0 else None,
                     token_pass=TokenPass(group, 0.25, True),
                 )
     assert run.reductions == 8
@@ -206,8 +232,20 @@ def test_lopti_s_threshold_at_a_quantile():
     assert not (low.tokens(batch()) & high.tokens(batch())).any()
 
 
-def test_relative_difference():
-    assert relative_difference(torch.tensor([0.0, 100.0]), torch.tensor([1.0, 100.0])) == pytest.approx(0.01)
-    assert relative_difference(torch.tensor([0.0]), torch.tensor([0.5])) == 0.5
-    assert relative_difference(torch.zeros(0), torch.zeros(0)) == 0.0
-    assert relative_difference(torch.tensor([1.0]), torch.tensor([float("nan")])) == float("inf")
+def test_bounds_difference():
+    acpo, bapo, m2po = (build(name).method for name in ("acpo", "bapo", "m2po"))
+    # Five bins of 100 tokens without deviation; in the middle one sigma is 0.002, so epsilon 0.206 instead of 0.2.
+    still = torch.cat([torch.full((5,), 100.0), torch.zeros(10)]).double()
+    moved = still.clone()
+    moved[12] = 100 * 0.002**2
+    assert bounds_difference(acpo, still, moved) == pytest.approx(0.03)
+    assert bounds_difference(acpo, still, still) == 0
+    moved[12] = torch.nan
+    assert bounds_difference(acpo, still, moved) == float("inf")
+    # No bound at all, and one: infinitely far apart.
+    nothing = torch.zeros(m2po.statistics_size, dtype=torch.float64)
+    everything = torch.full_like(nothing, 1e6)
+    everything.view(2, -1)[1, 0] = 0
+    assert bounds_difference(m2po, nothing, nothing) == 0
+    assert bounds_difference(m2po, nothing, everything) == float("inf")
+    assert bounds_difference(bapo, *torch.zeros(2, bapo.statistics_size, dtype=torch.float64)) == 0

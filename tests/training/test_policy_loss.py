@@ -1,19 +1,21 @@
 """The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs.
 
 Covers: agreement with verl's own vanilla and cispo; every aggregation mode; rollout_is_weights; use without a Hydra
-group; use outside and inside a worker's micro-batch; entropies that are not finite; one host transfer. Not covered: the
-weights themselves (tests/methods), the worker (test_worker.py), a GPU.
+group; use outside and inside a worker's micro-batch, and in a worker that is not the plugin's; entropies that are not
+finite; one host transfer. Not covered: the weights themselves (tests/methods), the worker (test_worker.py), a GPU.
 """
 
 import pytest
 import torch
 from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
+from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import evaluate, example
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch
 
 from .host_syncs import counted_host_syncs
+from .jagged import micro_batch
 
 AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
 
@@ -165,6 +167,18 @@ def test_inside_a_worker_the_metrics_go_to_the_micro_batch(actor, tensors):
     assert metrics == {}
     assert micro_batch.sums["tokens"] == tensors["response_mask"].sum()
     assert "clipx/epsilon/bin_0" in micro_batch.values
+
+
+@pytest.mark.parametrize("group", ["grpo", "acpo"])
+def test_verl_s_ppo_loss_in_somebody_else_s_worker_stops(actor, group):
+    data, output = micro_batch(example(), [0, 1])
+    with pytest.raises(RuntimeError, match=rf"clipx_{group} .*set_loss_fn.*scope.*TrainingWorker"):
+        ppo_loss(actor(f"+clipx={group}"), output, data)
+
+
+def test_lopti_needs_a_worker(actor, tensors):
+    with pytest.raises(ValueError, match=r"clipx\.update: .*worker"):
+        call("clipx_grpo", actor("+clipx=grpo", "+clipx/update=lopti"), tensors)
 
 
 def test_bapo_weighs_with_the_rollout_s_log_probs_from_the_micro_batch(actor, tensors):

@@ -1,7 +1,7 @@
 """Registration with verl: in a fresh interpreter, when a name is taken, when the plugin fails, and what it costs.
 
-Covers: the entry point, the post-import hooks, the errors, which modules importing verl loads. Not covered: seconds
-(docs/performance.md), Ray workers (`clipx doctor` and tests/end_to_end look there).
+Covers: the entry point, the post-import hooks, who inherits the worker, the errors, which modules importing verl loads.
+Not covered: seconds (docs/performance.md), Ray workers (`clipx doctor` and tests/end_to_end look there).
 """
 
 import os
@@ -51,7 +51,7 @@ def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verl_s_own_impor
     assert heavy == "[]"
     for name in BUILT_IN:
         assert f"'clipx_{name}'" in losses
-    assert "ClipxTrainingWorker" in worker
+    assert "ClipxTraining" in worker
 
 
 def test_a_taken_name_is_an_error_that_names_both():
@@ -72,6 +72,26 @@ def test_registering_twice_is_fine():
 def test_the_worker_is_installed_once():
     install_worker(engine_workers)
     assert issubclass(engine_workers.ActorRolloutRefWorker.actor_worker_cls, ClipxTraining)
+
+
+def test_whoever_imports_verl_s_worker_later_gets_the_plugin_s():
+    from verl.trainer import sft_trainer_ray
+    from verl.workers.engine_workers_tinker import TinkerTrainingWorker
+
+    assert issubclass(TinkerTrainingWorker, ClipxTraining)
+    assert TinkerTrainingWorker.train_batch is ClipxTraining.train_batch
+    assert issubclass(sft_trainer_ray.TrainingWorker, ClipxTraining)
+    assert issubclass(engine_workers.ActorRolloutRefWorker.ref_worker_cls, ClipxTraining)
+
+
+def test_ray_sends_the_worker_by_its_name():
+    from ray import cloudpickle
+
+    class AUsers(engine_workers.TrainingWorker): ...
+
+    assert cloudpickle.loads(cloudpickle.dumps(engine_workers.TrainingWorker)) is engine_workers.TrainingWorker
+    assert len(cloudpickle.dumps(engine_workers.TrainingWorker)) < 200
+    assert cloudpickle.loads(cloudpickle.dumps(AUsers)).__mro__[1] is engine_workers.TrainingWorker
 
 
 def test_another_plugin_s_worker_is_an_error_that_names_both():

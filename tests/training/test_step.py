@@ -94,8 +94,8 @@ def test_a_method_gets_what_it_asks_for():
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
         seen = partial(observe, settings, engine, cut={}, device="cpu")
-        planner = StepPlanner(settings, ratio_starts_at_one=True, observe=seen, all_reduce=lambda vector: vector)
-        step = planner.plan(data, position="update_0", token_pass=None, first=True)
+        planner = StepPlanner(settings, observe=seen, all_reduce=lambda vector: vector)
+        step = planner.plan(data, position="update_0", token_pass=None, weights_moved=torch.tensor(False))
         torch.testing.assert_close(step.statistics, expected)
         assert step.assumed is None
 

@@ -13,6 +13,7 @@ from verl.trainer.ppo import core_algos
 from verl.utils.metric import AggregationType, Metric
 from verl.workers import engine_workers
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+from verl.workers.engine import BaseEngine
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
 
@@ -57,6 +58,26 @@ def test_the_actor_s_worker_class_can_be_chosen():
     assert "self.actor_worker_cls(" in inspect.getsource(worker)
     assert "self.actor.set_loss_fn(self.loss_fn)" in inspect.getsource(worker)
     assert "partial(ppo_loss, config=actor_config)" in inspect.getsource(worker)
+
+
+def test_the_worker_s_name_can_be_rebound():
+    (verl_s,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
+    source = inspect.getsource(verl_s)
+    # Under the rebound name either would lead back to the plugin's subclass.
+    assert "super(TrainingWorker" not in source and "TrainingWorker." not in source.split('"""', 2)[2]
+
+
+def test_log_probs_come_through_the_engine_s_infer_batch():
+    (verl_s,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
+    source = inspect.getsource(verl_s.infer_batch)
+    assert "self.engine.infer_batch(" in source and 'key="no_lora_adapter"' in source
+    assert "self.actor.infer_batch(" in inspect.getsource(engine_workers.ActorRolloutRefWorker.compute_log_prob)
+
+
+def test_engines_say_which_ranks_have_outputs():
+    for name in ("is_mp_src_rank_with_outputs", "get_data_parallel_rank", "get_data_parallel_group"):
+        assert callable(getattr(BaseEngine, name))
+    assert "self.ulysses_sequence_parallel_size = " in inspect.getsource(transformer_impl)
 
 
 def test_the_configurations_have_the_fields_that_ours_extend_and_read():

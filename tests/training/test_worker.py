@@ -2,14 +2,18 @@
 
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
-on; dropout is refused. Not covered: the real engine (tests/end_to_end).
+on; a loss call outside an optimizer step; distillation's loss of the logits; dropout is refused. Not covered: the real
+engine (tests/end_to_end).
 """
 
+import math
 from functools import partial
 
 import pytest
 import torch
+from verl.trainer.distillation import distillation_ppo_loss
 from verl.utils.metric import Metric
+from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
@@ -118,6 +122,56 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
     assert counter.callers.count("verl") > 1
     assert "clipx/staleness/versions" in metrics and "clipx/selected_fraction" in metrics
+
+
+@pytest.mark.parametrize(
+    ("overrides", "needing"),
+    [
+        (("+clipx=acpo",), "clipx.scope=mini_batch"),
+        (("+clipx=bapo", "clipx.scope=lagged"), "clipx.scope=lagged"),
+        (("+clipx=grpo", "+clipx/update=lopti"), r"\+clipx/update=lopti"),
+        (("+clipx=grpo", "+clipx/select=high_entropy"), r"\+clipx/select"),
+    ],
+)
+def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(actor, overrides, needing):
+    config = actor(*overrides)
+    data, output = micro_batch(example(), [0, 1])
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    with pytest.raises(RuntimeError, match=rf"{needing} .*train_batch.*Tinker"):
+        wrapped(model_output=output, data=data)
+
+
+@pytest.mark.parametrize("overrides", [("+clipx=grpo",), ("+clipx=acpo", "clipx.scope=micro_batch")])
+def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
+    config = actor(*overrides)
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    whole = aggregated(wrapped, example(), [[[0, 1, 2, 3, 4, 5]]])
+    parts = aggregated(wrapped, example(), [[[0], [1, 2], [3, 4, 5]]])
+    assert parts["clipx/ratio_mean"] == pytest.approx(whole["clipx/ratio_mean"], rel=1e-6)
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+def test_distillation_s_loss_of_the_logits_passes_through(actor, group):
+    config = actor(group)
+    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
+    loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+    wrapped = observing(loss_fn, config.policy_loss.clipx)
+    batch = example()
+    data, output = micro_batch(batch, [0, 1])
+    tokens = len(output["log_probs"].values())
+    ids = torch.tensor([0, 2]).expand(tokens, 2)
+    teacher = torch.tensor([0.5, 0.25]).log().expand(tokens, 2)
+    for name, values in (("teacher_ids", ids), ("teacher_logprobs", teacher)):
+        data[name] = torch.nested.nested_tensor_from_jagged(values, offsets=output["log_probs"].offsets())
+    # As verl's engines call it, from the logits and then from the model's output.
+    of_logits = wrapped(student_logits=torch.zeros(1, tokens, 4), data=data)
+    # A uniform student over 4 tokens: 0.5 log(0.5 / 0.25) + 0.25 log(0.25 / 0.25).
+    torch.testing.assert_close(of_logits["distillation_losses"], torch.full((1, tokens), 0.5 * math.log(2)))
+    for name, values in of_logits.items():
+        output[name] = torch.nested.nested_tensor_from_jagged(values[0], offsets=output["log_probs"].offsets())
+    loss, metrics = wrapped(model_output=output, data=data)
+    assert loss.isfinite() and metrics["distillation/loss"].values
+    assert ("clipx/ratio_mean" in metrics) == ("observe" not in group)
 
 
 def test_dropout_is_refused():

@@ -15,7 +15,7 @@ def with_gloo(worker_class: type) -> type:
         worker_class: ``verl.workers.engine_workers.TrainingWorker`` or a subclass of it.
 
     Returns:
-        The subclass, to be set as ``ActorRolloutRefWorker.actor_worker_cls`` or ``ref_worker_cls``.
+        The subclass, to stand in the worker's place.
     """
 
     class GlooTrainingWorker(worker_class):

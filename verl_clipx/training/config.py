@@ -88,6 +88,17 @@ class Settings:
         """Whether the loss needs the current policy's entropy."""
         return self.select is not None or "entropy" in self.method.asks_for
 
+    @property
+    def selects_over_mini_batch(self) -> bool:
+        """Whether entropy selection needs a threshold over the mini-batch."""
+        return self.select is not None and self.select.over == "mini_batch"
+
+    @property
+    def observes(self) -> bool:
+        """Whether some optimizer steps need a pass without gradient."""
+        of_history = self.scope == "lagged" and "entropy" in self.method.asks_for
+        return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
+
 
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"

@@ -10,6 +10,7 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl_clipx.methods.method import NODE
 from verl_clipx.modifiers import MODIFIERS
 from verl_clipx.training.config import OBSERVE, Observe, Settings, build
+from verl_clipx.training.support import refuse_unserved
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 
@@ -33,6 +34,7 @@ class RunFacts:
         parameter_sync_step: parts that the trainer cuts a rollout batch into.
         mini_batch_prompts: prompts of an optimizer mini-batch, or None if unknown.
         epochs: passes over a rollout batch.
+        options: the keys of `support.READ` with their values.
     """
 
     loss_agg_mode: str = "token-mean"
@@ -47,6 +49,7 @@ class RunFacts:
     parameter_sync_step: int = 1
     mini_batch_prompts: int | None = None
     epochs: int = 1
+    options: dict[str, Any] = field(default_factory=dict)
 
     @property
     def old_policy_starts_the_update(self) -> bool:
@@ -82,6 +85,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
     def __post_init__(self):
         if isinstance(self.clipx, Observe):
             require_verl_s_own(self.loss_mode)
+            refuse_unserved(self.run.options, self.clipx)
             require_accelerator(self.run.ray_address, self.run.device)
             return
         if not isinstance(self.clipx, Settings):
@@ -92,6 +96,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
                 f"{self.clipx.method.name}: choose the method by its group alone (+clipx={self.clipx.method.name})."
             )
         check_run(self.clipx, self.run)
+        refuse_unserved(self.run.options, self.clipx)
         require_accelerator(self.run.ray_address, self.run.device)
 
 
@@ -129,12 +134,6 @@ def check_run(settings: Settings, run: RunFacts) -> None:
         raise ValueError(
             f"{(asking or [f'{NODE}.method={method.name}'])[0]} but "
             f"actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
-        )
-    if run.bypass and run.use_v1 is False:
-        raise ValueError(
-            "algorithm.rollout_correction.bypass_mode=True with trainer.use_v1=False: verl's older trainer then "
-            f"replaces loss_mode=clipx_{settings.method.name} by its own bypass loss. Use the v1 trainer "
-            "(trainer.use_v1=True), or set bypass_mode=False."
         )
     if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
         raise ValueError(

@@ -15,6 +15,7 @@ from verl_clipx.training.layout import padded, response_part
 from verl_clipx.training.planner import Observation
 from verl_clipx.training.policy_loss import inputs_of
 from verl_clipx.training.step import OptimizerStep, micro_batch_of
+from verl_clipx.training.support import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
 
 
 def observe(
@@ -62,6 +63,50 @@ def observe(
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
         engine.forward_backward_batch(copy, loss_function, forward_only=True)
     return Observation(statistics, entropies)
+
+
+# Elements of a parameter that its part of a fingerprint is made of: an update moves some of them.
+FINGERPRINT_ELEMENTS = 4096
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(modules: Any) -> torch.Tensor:
+    """A number for each trained parameter's values on this rank, which other values would hardly have: int64.
+
+    Args:
+        modules: the engine's model, or a list of its parts, with its weights loaded.
+    """
+    sums = []
+    for model in modules if isinstance(modules, list | tuple) else [modules]:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                # FSDP2's shard, FSDP1's, or the parameter itself.
+                local = getattr(parameter, "_local_tensor", getattr(parameter, "_local_shard", parameter)).detach()
+                bits = local.reshape(-1)[:FINGERPRINT_ELEMENTS].view(BITS[local.element_size()])
+                sums.append(bits.sum(dtype=torch.int64))
+    return torch.stack(sums)
+
+
+def refuse_attention_on_a_slice(engine: Any) -> None:
+    """Raises if sequence parallelism runs on an attention that does not know of it.
+
+    Args:
+        engine: verl's engine, with its model.
+
+    Raises:
+        RuntimeError: names the attention and what to do.
+    """
+    size = getattr(engine, "ulysses_sequence_parallel_size", 1)
+    for model in engine.module if isinstance(engine.module, list | tuple) else [engine.module]:
+        config = getattr(model, "config", None)
+        text = getattr(config, "get_text_config", lambda config=config: config)()
+        name = getattr(text, "_attn_implementation", None)
+        if size > 1 and not has_sequence_parallel_attention(name):
+            raise RuntimeError(
+                f"{size} ranks share a sequence (ulysses_sequence_parallel_size) and the model's attention is {name}: "
+                f"{WRONG_ATTENTION}. Set {ATTENTION}=flash_attention_2, or "
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1."
+            )
 
 
 def refuse_dropout(modules: Any) -> None:

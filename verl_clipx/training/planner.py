@@ -10,15 +10,21 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from verl_clipx.loss import tokens_in
+from verl_clipx.methods import Method
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
+from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import Settings
 from verl_clipx.training.layout import TokenPass, padded
 from verl_clipx.training.policy_loss import inputs_of
 from verl_clipx.training.state import ControllerState
 from verl_clipx.training.step import OptimizerStep, micro_batch_of
 
-# A larger difference between the statistics at ratio 1 and those of the training pass is reported.
+# A larger difference between the bounds at ratio 1 and those of the training pass ends the closed form.
 TOLERATED_DIFFERENCE = 1e-2
+
+# Probabilities at which bounds are compared.
+PROBES = 64
 
 
 class Observation(NamedTuple):
@@ -38,8 +44,6 @@ class StepPlanner:
 
     Args:
         settings: the clipx node.
-        ratio_starts_at_one: whether old_log_probs come from the weights that a rollout batch's first update starts
-            from, so that its ratio is 1 without a forward pass.
         observe: runs a pass without gradient over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
     """
@@ -48,30 +52,32 @@ class StepPlanner:
         self,
         settings: Settings,
         *,
-        ratio_starts_at_one: bool,
         observe: Callable[[Any, OptimizerStep], Observation],
         all_reduce: Callable[[Tensor], Tensor],
     ):
         self.settings = settings
         self.method = settings.method
         self.state = ControllerState()
-        self.ratio_starts_at_one = ratio_starts_at_one
+        # Whether no first update has been found yet whose ratio was taken for 1 and was not.
+        self.ratio_starts_at_one = True
+        # Whether this rank's latest closed form was found wrong; the other ranks hear of it with the next numbers.
+        self._alarmed = False
         self._observe = observe
         self._all_reduce = all_reduce
         # Of scope=lagged: this rank's part of the latest statistics; summed over ranks with the next step's numbers.
         self._pending: tuple[str, Tensor] | None = None
 
     @property
-    def selects_over_mini_batch(self) -> bool:
-        """Whether entropy selection needs a threshold over the mini-batch."""
-        return self.settings.select is not None and self.settings.select.over == "mini_batch"
-
-    @property
-    def observes(self) -> bool:
-        """Whether some optimizer steps need a pass without gradient."""
-        of_history = self.settings.scope == "lagged" and "entropy" in self.method.asks_for
-        over_mini_batch = self.settings.scope == "mini_batch" or of_history
-        return self.selects_over_mini_batch or (self.settings.adaptive and over_mini_batch)
+    def uses_closed_form(self) -> bool:
+        """Whether statistics at ratio 1 may stand in for observed ones."""
+        # Without a forward pass the current policy's entropy is unknown.
+        without_entropy = "entropy" not in self.method.asks_for and not self.settings.selects_over_mini_batch
+        return (
+            self.settings.adaptive
+            and self.settings.scope == "mini_batch"
+            and without_entropy
+            and self.ratio_starts_at_one
+        )
 
     def passes(self, data: Any) -> list[TokenPass | None]:
         """The passes over a rollout batch: Lopti's two, or one over all tokens.
@@ -88,14 +94,17 @@ class StepPlanner:
             eta = float(probability_quantile(self._all_reduce(local), portion=update.quantile))
         return [TokenPass(name, eta, update.equal) for name in update.passes]
 
-    def plan(self, data: Any, *, position: str, token_pass: TokenPass | None, first: bool) -> OptimizerStep:
+    def plan(
+        self, data: Any, *, position: str, token_pass: TokenPass | None, weights_moved: Tensor | None
+    ) -> OptimizerStep:
         """Decides an optimizer step's bounds.
 
         Args:
             data: this rank's mini-batch.
             position: of the update within its rollout batch.
             token_pass: Lopti's pass, or None.
-            first: whether no update on this rollout batch came before.
+            weights_moved: whether this rank's weights are others than those that computed old_log_probs, 0-d; None if
+                they are for certain, or this is not known. All ranks pass None, or none does.
 
         Returns:
             The step, with everything that its micro-batches need.
@@ -103,11 +112,8 @@ class StepPlanner:
         step = OptimizerStep(position, token_pass)
         select = self.settings.select
         wanted = self.settings.adaptive and self.settings.scope == "mini_batch"
-        # Without a forward pass the current policy's entropy is unknown.
         entropy_known = "entropy" not in self.method.asks_for
-        closed_form = (
-            wanted and first and self.ratio_starts_at_one and not self.selects_over_mini_batch and entropy_known
-        )
+        closed_form = self.uses_closed_form and weights_moved is not None
         no_history = self.settings.adaptive and self.settings.scope == "lagged" and not self._remembers(position)
 
         parts: dict[str, Tensor] = {}
@@ -120,20 +126,22 @@ class StepPlanner:
             if closed_form:
                 step.assumed = parts["statistics"]
                 parts["differing"] = differing_log_probs(data)[None]
+                parts["moved"] = weights_moved.to(torch.float64)[None] + self._alarmed
         observed = (wanted and not closed_form) or (no_history and not entropy_known)
-        if self.selects_over_mini_batch or observed:
+        if self.settings.selects_over_mini_batch or observed:
             observation = self._observe(data, step)
             if observed:
                 parts["statistics"] = observation.statistics
-            if self.selects_over_mini_batch:
+            if self.settings.selects_over_mini_batch:
                 parts["entropies"] = observation.entropies
         if self._pending is not None:
             parts["pending"] = self._pending[1]
 
         totals = self._summed(parts)
         self._remember(totals.get("pending"))
-        if closed_form and float(totals["differing"]) == 0:
-            # The rollout's log-probabilities stand in for the old policy's: the ratio does not start at 1.
+        if closed_form and (float(totals["differing"]) == 0 or float(totals["moved"]) > 0):
+            # The rollout's log-probabilities stand in for the old policy's, or those of other weights do. One such
+            # update stands for the run: to look again each time would mean to reduce twice.
             self.ratio_starts_at_one = False
             step.assumed = None
             totals["statistics"] = self._all_reduce(self._observe(data, step).statistics)
@@ -160,7 +168,8 @@ class StepPlanner:
             taken: whether the optimizer took it: verl skips a step whose gradient is not finite.
 
         Returns:
-            How far the statistics at ratio 1 were from those of the training pass on this rank, where they were used.
+            How far the bounds at ratio 1 were from those of the training pass, by this rank's tokens, where they were
+            used.
         """
         if taken:
             self.state.step += 1
@@ -170,7 +179,9 @@ class StepPlanner:
                 self.state.statistics[step.position] = step.statistics
         if step.assumed is None or step.observed is None:
             return None
-        return relative_difference(step.assumed, step.observed.to(step.assumed.device))
+        difference = bounds_difference(self.method, step.assumed, step.observed.to(step.assumed.device))
+        self._alarmed = difference > TOLERATED_DIFFERENCE
+        return difference
 
     def flush(self) -> None:
         """Sums what waits for the next step over the ranks now; every rank must call it."""
@@ -220,10 +231,30 @@ def differing_log_probs(data: Any) -> Tensor:
     return different.sum(dtype=torch.float64)
 
 
-def relative_difference(assumed: Tensor, found: Tensor) -> float:
-    """Largest difference between two statistics vectors, relative to the largest number in them (at least 1)."""
-    if not len(assumed):
-        return 0.0
-    scale = max(float(assumed.abs().max()), float(found.abs().max()), 1.0)
-    difference = float((assumed - found).abs().max()) / scale
+def bounds_difference(method: Method, first: Tensor, second: Tensor) -> float:
+    """Largest difference between the bounds that two statistics lead to, over half the width of the first ones.
+
+    Args:
+        method: decides on the bounds.
+        first, second: statistics, (statistics_size,), float64.
+
+    Returns:
+        0 for equal bounds; for ACPO the relative difference of an epsilon.
+    """
+    # Tokens at ratio 1 of every probability, each with a positive and with a negative advantage.
+    probability = torch.linspace(0, 1, PROBES + 1, dtype=torch.float64, device=first.device)[1:]
+    log_prob = probability.log().expand(2, -1)
+    ones = torch.ones_like(log_prob)
+    optional = dict(rollout_log_prob=log_prob, group=ones[:, 0].long())
+    asked_for = {name: optional[name] for name in method.asks_for}
+    inputs = Inputs(log_prob, log_prob, ones * ones.new_tensor([[1.0], [-1.0]]), ones.bool(), **asked_for)
+    tokens = tokens_in(method, None, inputs)
+    (low, high), others = (method.bounds(tokens, method.decide(statistics)) for statistics in (first, second))
+    half = ((ones * high - low) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
+    # Equal bounds differ by 0, infinite ones too.
+    moved = [
+        torch.where(ones * mine == other, 0.0, (ones * mine - other).abs() / half)
+        for mine, other in zip((low, high), others, strict=True)
+    ]
+    difference = float(torch.stack(moved).max())
     return difference if math.isfinite(difference) else math.inf

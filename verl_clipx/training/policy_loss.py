@@ -1,11 +1,15 @@
 """The function that verl calls: tensors of one micro-batch in, scalar loss and metrics out."""
 
+import inspect
+import sys
+from types import FrameType
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_clipx.loss import per_token_loss
+from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS, to_host, token_metrics
 from verl_clipx.rollout_metrics import staleness_sums
 from verl_clipx.tokens import Inputs
@@ -85,8 +89,9 @@ def policy_loss(
         current micro-batch instead, because only the worker can make them exact over the mini-batch.
 
     Raises:
-        ValueError: no config; the method needs what is not given; or `seq-mean-token-sum-norm` without
-            loss_scale_factor, which verl would replace by the padded length of the micro-batch.
+        ValueError: no config; the method needs what is not given; Lopti outside a worker; or `seq-mean-token-sum-norm`
+            without loss_scale_factor, which verl would replace by the padded length of the micro-batch.
+        RuntimeError: verl calls it in a worker that is not the plugin's.
     """
     from verl.trainer.ppo.core_algos import agg_loss
 
@@ -99,6 +104,14 @@ def policy_loss(
         )
     settings = settings_of(registered, config)
     micro_batch = current_micro_batch()
+    if micro_batch is None and called_by_verl(sys._getframe(1)):
+        raise RuntimeError(
+            f"clipx_{registered} is called by verl's ppo_loss in a worker without the plugin's set_loss_fn: the "
+            f"statistics' scope, {NODE}.update, {NODE}.select and exact metrics would be missing. Derive the worker "
+            "from verl.workers.engine_workers.TrainingWorker and have its set_loss_fn call super().set_loss_fn."
+        )
+    if micro_batch is None and settings.update is not None:
+        raise ValueError(f"{NODE}.update: Lopti's passes exist in the plugin's training worker alone.")
     known = micro_batch or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
     method, step, mask = settings.method, known.step, response_mask.bool()
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
@@ -145,6 +158,13 @@ def policy_loss(
         return loss, {}
     token_count = max(host_sums.pop(TOKENS), 1.0)
     return loss, {**{name: total / token_count for name, total in host_sums.items()}, **host_values}
+
+
+def called_by_verl(caller: FrameType) -> bool:
+    """Whether a frame is verl's ppo_loss, as against a call of the loss alone."""
+    from verl.workers.utils.losses import ppo_loss
+
+    return caller.f_code is inspect.unwrap(ppo_loss).__code__
 
 
 REMEDIES = {

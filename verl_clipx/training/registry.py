@@ -41,7 +41,7 @@ def target_of(function: Any) -> Any:
 
 
 def install_worker(engine_workers: ModuleType) -> None:
-    """Makes verl's actor worker use the plugin's training worker.
+    """Puts the plugin's training worker in the place of verl's TrainingWorker, for whoever imports it from now on.
 
     Args:
         engine_workers: the module verl.workers.engine_workers.
@@ -59,5 +59,18 @@ def install_worker(engine_workers: ModuleType) -> None:
             f"ActorRolloutRefWorker.actor_worker_cls is already {described(current)}; verl_clipx cannot install "
             f"{described(ClipxTraining)}."
         )
-    worker = type("ClipxTrainingWorker", (ClipxTraining, current), {"__doc__": ClipxTraining.__doc__})
+    # Under the name that it takes over, so that Ray sends it by that name.
+    names = {"__module__": engine_workers.__name__, "__qualname__": "TrainingWorker", "__doc__": ClipxTraining.__doc__}
+    replace_worker(engine_workers, type("TrainingWorker", (ClipxTraining, current), names))
+
+
+def replace_worker(engine_workers: ModuleType, worker: type) -> None:
+    """Rebinds every name that verl's module has for its TrainingWorker.
+
+    Args:
+        engine_workers: the module verl.workers.engine_workers.
+        worker: a subclass of its TrainingWorker.
+    """
+    engine_workers.TrainingWorker = worker
     engine_workers.ActorRolloutRefWorker.actor_worker_cls = worker
+    engine_workers.ActorRolloutRefWorker.ref_worker_cls = worker

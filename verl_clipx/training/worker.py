@@ -17,12 +17,13 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
 
+from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS
 from verl_clipx.observed import gradient_shares
 from verl_clipx.rollout_metrics import merged_passes, with_spread, with_summary
 from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
-from verl_clipx.training.observation import observe, refuse_dropout
+from verl_clipx.training.observation import fingerprint, observe, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
@@ -73,23 +74,54 @@ def with_exact_metrics(
     return loss, metrics
 
 
+def step_without_worker(settings: Settings) -> OptimizerStep:
+    """The optimizer step of a loss call outside train_batch, where nothing was decided beforehand.
+
+    Args:
+        settings: the clipx node.
+
+    Raises:
+        RuntimeError: the settings need what train_batch decides.
+    """
+    needing = []
+    if settings.adaptive and settings.scope != "micro_batch":
+        needing.append(f"{NODE}.scope={settings.scope}")
+    if settings.update is not None:
+        needing.append(f"+{NODE}/update=lopti")
+    if settings.needs_entropy:
+        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
+    if needing:
+        raise RuntimeError(
+            f"{', '.join(needing)} under {NODE}.method={settings.method.name} needs the mini-batch before its update, "
+            "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train by "
+            f"train_mini_batch or train_batch, or use a method with fixed bounds (+{NODE}=grpo) without it."
+        )
+    return OptimizerStep()
+
+
 def observing(
     loss_fn: Callable[..., Any],
     settings: Settings | Observe,
-    current_step: Callable[[], OptimizerStep | None] = lambda: None,
+    current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
 
     Args:
-        loss_fn: as for `with_exact_metrics`.
+        loss_fn: as for `with_exact_metrics`; under distillation also (student_logits, data, ...) -> a dictionary of
+            tensors, which passes through.
         settings: the clipx node.
-        current_step: the optimizer step under way, or None.
+        current_step: the optimizer step under way, or None outside one.
+
+    Raises:
+        RuntimeError: when called outside an optimizer step that the settings need.
     """
 
-    def observed(model_output: Any, data: Any, dp_group: Any = None) -> tuple[Any, dict[str, Any]]:
+    def observed(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
+        if of_logits:
+            return loss_fn(data=data, **of_logits)
         if isinstance(settings, Observe):
             return with_exact_metrics(loss_fn, MicroBatch(), model_output, data, dp_group)
-        step = current_step() or OptimizerStep()
+        step = current_step() or step_without_worker(settings)
         micro_batch = micro_batch_of(settings, data, step)
         if settings.needs_entropy:
             width = padded(data["response_mask"]).shape[1]
@@ -118,6 +150,9 @@ class ClipxTraining:
     parameter_sync_step: int = 1
     gradient_norm: float | None = None
     watching: bool = False
+    # Fingerprint of the weights that computed log-probabilities since the latest update; whether the reference's come.
+    weights_of_log_probs: torch.Tensor | None = None
+    for_reference: bool = False
     # Whether the run has +clipx=observe: no planner, verl's own steps.
     observes: bool = False
 
@@ -129,6 +164,7 @@ class ClipxTraining:
         if settings is None:
             super().set_loss_fn(loss_fn)
             return
+        refuse_attention_on_a_slice(self.engine)
         config, device = loss_fn.keywords["config"], get_device_id()
         run, functions = config.policy_loss.run, settings.functions(device)
         if self.rank == 0 and run.makes_one_update and getattr(settings, "update", None) is None:
@@ -140,19 +176,24 @@ class ClipxTraining:
         else:
             self.planner = StepPlanner(
                 settings,
-                ratio_starts_at_one=run.old_policy_starts_the_update,
                 observe=self._observe,
                 all_reduce=self._all_reduce,
             )
-            if self.planner.observes:
+            if settings.observes:
                 refuse_dropout(self.engine.module)
             self.parameter_sync_step = run.parameter_sync_step or 1
-            self._watch_optimizer_step()
+            self._watch_engine()
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 # Not logged: verl's workers show warnings alone.
                 print(COMPILED, flush=True)
         super().set_loss_fn(observing(loss_fn, settings, lambda: self.step))
+
+    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
+    def infer_batch(self, data):
+        """verl's pass without gradient, which computes old_log_probs."""
+        self.for_reference = tu.get(data, key="no_lora_adapter", default=False)
+        return super().infer_batch(data)
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
@@ -180,6 +221,7 @@ class ClipxTraining:
                     )
         finally:
             self.token_pass, self.last_pass, self.update, self.updates_before_pass = None, True, None, 0
+            self.weights_of_log_probs = None
         self.rollouts += 1
         if not metrics:
             return None
@@ -190,12 +232,14 @@ class ClipxTraining:
         """verl's optimizer step, with the bounds decided beforehand."""
         if self.planner is None:
             return super().train_batch(data)
+        if self.token_pass is None and self.planner.settings.update is not None:
+            raise RuntimeError(LOPTI_WITHOUT_PASSES)
         group = "" if self.token_pass is None else f"{self.token_pass.name}/"
         self.step = self.planner.plan(
             data,
             position=f"{group}update_{self.update or 0}",
             token_pass=self.token_pass,
-            first=self.update == 0 and self.updates_before_pass == 0,
+            weights_moved=self._weights_moved(),
         )
         age = ages(data, self.rollouts // self.parameter_sync_step)
         if age is not None:
@@ -226,13 +270,13 @@ class ClipxTraining:
         result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         if self.planner is not None:
             self.planner.flush()
-            if torch.distributed.get_rank() == 0:
+            if torch.distributed.get_rank() == self._state_rank():
                 write_state(Path(local_path), self.planner.state, description(self.planner.method))
         return result
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
-        """verl's checkpoint, and the state of the bounds, read by rank 0 and sent to the others."""
+        """verl's checkpoint, and the state of the bounds, read by the rank that wrote it and sent to the others."""
         if self.planner is not None and local_path is not None:
             self.planner.state = self._restored_state(Path(local_path))
             # verl's folder says how many rollout batches its weights were trained on.
@@ -242,12 +286,13 @@ class ClipxTraining:
 
     def _restored_state(self, folder: Path) -> ControllerState:
         found: list[Any] = [None]
-        if torch.distributed.get_rank() == 0:
+        source = self._state_rank()
+        if torch.distributed.get_rank() == source:
             try:
                 found = [read_state(folder, description(self.planner.method))]
             except UnusableState as error:
                 found = [error]
-        torch.distributed.broadcast_object_list(found, src=0)
+        torch.distributed.broadcast_object_list(found, src=source)
         (state,) = found
         if isinstance(state, ControllerState):
             state.statistics = {key: vector.to(get_device_id()) for key, vector in state.statistics.items()}
@@ -257,6 +302,13 @@ class ClipxTraining:
             logger.warning("the bounds start afresh: %s", state)
             return ControllerState()
         raise RuntimeError(f"{state}. To start the bounds afresh: clipx.missing_state=fresh.")
+
+    def _state_rank(self) -> int:
+        # Of the last pipeline stage: the others see no tokens.
+        own = self.engine.is_mp_src_rank_with_outputs() and self.engine.get_data_parallel_rank() == 0
+        rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=get_device_id())
+        torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
+        return int(rank)
 
     def _observe(self, data: Any, step: OptimizerStep) -> Observation:
         # As verl's train_batch sets them.
@@ -273,20 +325,41 @@ class ClipxTraining:
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
 
-    def _watch_optimizer_step(self) -> None:
-        # The norm reaches the metrics only on ranks with outputs; every rank has to know whether the step was taken.
+    def _weights_moved(self) -> torch.Tensor | None:
+        first = self.update == 0 and self.updates_before_pass == 0
+        if not first or self.weights_of_log_probs is None or not self.planner.uses_closed_form:
+            return None
+        if getattr(self.engine_config, "pipeline_model_parallel_size", 1) > 1:
+            # The last stage alone would notice a closed form that is wrong, and a stage cannot observe by itself.
+            return None
+        return (fingerprint(self.engine.module) != self.weights_of_log_probs).any()
+
+    def _watch_engine(self) -> None:
         if self.watching:
             return
-        original, self.watching = self.engine.optimizer_step, True
+        self.watching = True
+        original_step, original_infer = self.engine.optimizer_step, self.engine.infer_batch
 
         def optimizer_step(*args, **kwargs):
-            norm = original(*args, **kwargs)
+            # The norm reaches the metrics only on ranks with outputs; every rank has to know whether it was taken.
+            norm = original_step(*args, **kwargs)
             self.gradient_norm = None if norm is None else float(norm)
             return norm
 
-        self.engine.optimizer_step = optimizer_step
+        def infer_batch(*args, **kwargs):
+            output = original_infer(*args, **kwargs)
+            # Here, because around it verl may have offloaded the weights.
+            if self.planner is not None and self.planner.uses_closed_form and not self.for_reference:
+                self.weights_of_log_probs = fingerprint(self.engine.module)
+            return output
+
+        self.engine.optimizer_step, self.engine.infer_batch = optimizer_step, infer_batch
 
 
+LOPTI_WITHOUT_PASSES = (
+    f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls train_batch alone. Train by "
+    "train_mini_batch, or leave it out."
+)
 COMPILED = "clipx: the loss and its statistics are compiled before the first step."
 ONE_UPDATE = (
     "clipx: this run makes one update per rollout batch (data.train_batch_size equals ppo_mini_batch_size and "
@@ -294,6 +367,7 @@ ONE_UPDATE = (
     "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
 )
 RATIO_NOT_ONE = (
-    "clipx: the first update of a rollout batch was taken to start at ratio 1, but its statistics differ by %.3g: "
-    "old_log_probs do not come from these weights, or their kernel or precision is another one."
+    "clipx: the first update of a rollout batch was taken to start at ratio 1, but its bounds differ by %.3g of their "
+    "width: old_log_probs do not come from these weights, or their kernel or precision is another one. From now on "
+    "every update is observed."
 )

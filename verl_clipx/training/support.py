@@ -1,0 +1,263 @@
+"""What of verl the plugin serves: every option with the test that runs it, or why it is only read, or refused.
+
+This is the one place that says so: the driver refuses by it, `clipx doctor` and README's table are made from it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from verl_clipx.training.config import Observe, Settings
+
+ACTOR = "actor_rollout_ref.actor"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
+ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
+USE_V1 = "trainer.use_v1"
+STRATEGY = f"{ACTOR}.strategy"
+ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
+DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
+# Keys of every model's sequence parallelism, each with the key of its attention.
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+REFERENCE, CRITIC_ATTENTION = "actor_rollout_ref.ref", "critic.model.override_config.attn_implementation"
+SEQUENCE_PARALLEL = {
+    f"{ACTOR}.ulysses_sequence_parallel_size": ATTENTION,
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ATTENTION,
+    f"{REFERENCE}.ulysses_sequence_parallel_size": ATTENTION,
+    f"{REFERENCE}.fsdp_config.ulysses_sequence_parallel_size": ATTENTION,
+    "critic.ulysses_sequence_parallel_size": CRITIC_ATTENTION,
+    "critic.fsdp.ulysses_sequence_parallel_size": CRITIC_ATTENTION,
+    **{f"{model}.veomni.ulysses_parallel_size": f"{model}.veomni.attn_implementation" for model in (ACTOR, REFERENCE)},
+}
+
+# Keys of the run's configuration that refusals depend on.
+READ = (
+    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT),
+    *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()]),
+)
+
+Options = Mapping[str, Any]
+Refusal = Callable[[Options, Settings | Observe], str | None]
+
+
+def has_sequence_parallel_attention(name: str | None) -> bool:
+    """Whether verl makes an attention work on a slice of each sequence.
+
+    Args:
+        name: transformers' or VeOmni's name of it; None: verl's default, flash_attention_2.
+    """
+    # verl replaces the kernel call beneath flash attention (models/transformers/monkey_patch.py), VeOmni its own.
+    return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
+
+
+WRONG_ATTENTION = (
+    "each rank would attend to its own slice of a sequence and train on wrong log-probabilities, because verl patches "
+    "flash attention alone"
+)
+
+
+def attention_on_a_slice(options: Options, _: Settings | Observe) -> str | None:
+    """Sequence parallelism with an attention that does not know of it."""
+    for key, attention in SEQUENCE_PARALLEL.items():
+        size, name = options.get(key), options.get(attention)
+        if size and size > 1 and not has_sequence_parallel_attention(name):
+            return (
+                f"{key}={size} with {attention}={name}: {WRONG_ATTENTION}. Set {attention}=flash_attention_2 (on a CPU "
+                f"there is none), or {key}=1."
+            )
+    return None
+
+
+def correction_in_bypass_mode(options: Options, node: Settings | Observe) -> str | None:
+    """verl's rollout correction where only verl's own loss applies it."""
+    if isinstance(node, Observe) or not options.get(BYPASS):
+        return None
+    for key in (ROLLOUT_IS, ROLLOUT_RS):
+        if options.get(key) is not None:
+            return (
+                f"{key}={options[key]} with {BYPASS}=True: verl applies it in its own bypass loss alone, so that it "
+                f"would be ignored under clipx.method={node.method.name}, whose ratio is to the sampler already. Set "
+                f"{key}=null, or {BYPASS}=False."
+            )
+    return None
+
+
+def bypass_in_the_older_trainer(options: Options, node: Settings | Observe) -> str | None:
+    """Bypass mode where the trainer names another loss."""
+    if isinstance(node, Observe) or not options.get(BYPASS) or options.get(USE_V1) is not False:
+        return None
+    return (
+        f"{BYPASS}=True with {USE_V1}=False: verl's older trainer then replaces loss_mode=clipx_{node.method.name} by "
+        f"its own bypass loss. Use the v1 trainer ({USE_V1}=True), or set {BYPASS}=False."
+    )
+
+
+def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
+    """A router that VeOmni would let choose anew in the pass without gradient."""
+    if options.get(STRATEGY) != "veomni" or options.get(ROUTER_REPLAY) != "R2":
+        return None
+    if isinstance(node, Observe) or not node.observes:
+        return None
+    return (
+        f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the pass without gradient over the mini-batch would "
+        f"route by itself, and observe other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
+        "disabled, or do without that pass (clipx.scope=lagged or micro_batch, clipx.select.over=sequence)."
+    )
+
+
+def dynamic_context(options: Options, _: Settings | Observe) -> str | None:
+    """Megatron's dynamic context parallelism, under which no group of ranks shares a mini-batch."""
+    if options.get(STRATEGY) != "megatron" or not options.get(DYNAMIC_CONTEXT):
+        return None
+    return (
+        f"{DYNAMIC_CONTEXT}=True: verl then gives each rank a data-parallel group of its own, so that statistics and "
+        f"metrics would be one rank's. Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is served."
+    )
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one of verl's options.
+
+    Args:
+        option: its name.
+        key: how it is switched on; where that is a key of `ACTOR`, from there on.
+        test: the file of the tests that run it on the CPU; None if none does.
+        remark: why no test runs it, why it is refused, or what else is to be known.
+        refusal: what the driver refuses it by, or None.
+    """
+
+    option: str
+    key: str
+    test: str | None = None
+    remark: str = ""
+    refusal: Refusal | None = None
+
+    @property
+    def state(self) -> str:
+        """refused, run (in a test on the CPU) or read (in verl's code alone)."""
+        if self.refusal is not None:
+            return "refused"
+        return "run" if self.test else "read"
+
+
+RANKS = "tests/end_to_end/test_invariance.py"
+ENGINE = "tests/end_to_end/test_engine.py"
+TRAINING = "tests/end_to_end/test_training.py"
+NO_RUN = "no run of it yet"
+
+ROWS = (
+    Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo"),
+    Row("FSDP1", "strategy=fsdp", remark="cannot start from a CPU's parameters"),
+    Row("Megatron", "model_engine=megatron", remark="needs GPUs; a rank of the last pipeline stage keeps the state"),
+    Row(
+        "Megatron, dynamic context parallelism",
+        "megatron.dynamic_context_parallel=True",
+        remark="each rank is its own data-parallel group",
+        refusal=dynamic_context,
+    ),
+    Row("VeOmni", "model_engine=veomni", remark="needs GPUs"),
+    Row(
+        "VeOmni, router replay R2",
+        "veomni.router_replay.mode=R2",
+        remark="where a pass without gradient observes: it would route by itself",
+        refusal=recorded_routes,
+    ),
+    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, "sdpa"),
+    Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS),
+    Row(
+        "Ulysses, flash attention",
+        "ulysses_sequence_parallel_size=2",
+        remark="flash attention needs GPUs",
+    ),
+    Row(
+        "Ulysses, sdpa or eager attention",
+        "ulysses_sequence_parallel_size=2",
+        remark=f"{WRONG_ATTENTION}; so on every CPU, and in the worker by the model's own attention",
+        refusal=attention_on_a_slice,
+    ),
+    Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS),
+    Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS),
+    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, "4 ranks"),
+    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, "packed, as verl has it"),
+    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", remark=NO_RUN),
+    Row(
+        "fused kernels",
+        "actor_rollout_ref.model.use_fused_kernels=True",
+        remark="with FSDP2 on a CPU verl's torch backend fails in compute_log_prob: Tensor and DTensor mixed",
+    ),
+    Row(
+        "bfloat16",
+        "fsdp_config.mixed_precision.param_dtype=bf16",
+        remark="formulas and statistics alone: tests/methods/test_contract.py",
+    ),
+    Row("KL loss", "use_kl_loss=True", TRAINING),
+    Row("several epochs", "ppo_epochs=2", remark=NO_RUN),
+    Row(
+        "rollout correction",
+        "algorithm.rollout_correction.rollout_is=token",
+        remark="its weights in the loss: tests/training/test_policy_loss.py",
+    ),
+    Row("bypass mode", f"{BYPASS}=True", TRAINING, "v1 trainer, colocate_async"),
+    Row(
+        "bypass mode, v0 trainer",
+        f"{BYPASS}=True trainer.use_v1=False",
+        remark="verl names another loss",
+        refusal=bypass_in_the_older_trainer,
+    ),
+    Row(
+        "rollout correction in bypass mode",
+        f"{BYPASS}=True {ROLLOUT_IS}=token",
+        remark="verl applies it in its own bypass loss alone",
+        refusal=correction_in_bypass_mode,
+    ),
+    Row("distillation", "distillation.enabled=True", remark="its loss alone: tests/training/test_worker.py"),
+    Row("v1 trainer, sync", "trainer.v1.trainer_mode=sync", TRAINING),
+    Row("v1 trainer, colocate_async", "trainer.v1.trainer_mode=colocate_async", TRAINING),
+    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", remark=NO_RUN),
+    Row("v0 trainer", "trainer.use_v1=False", remark=NO_RUN),
+    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", remark=NO_RUN),
+    Row(
+        "fully_async_policy",
+        "verl.experimental.fully_async_policy",
+        remark=f"{NO_RUN}; old_log_probs of restored weights: {ENGINE}",
+    ),
+    Row(
+        "verl's Tinker worker",
+        "verl.workers.engine_workers_tinker",
+        ENGINE,
+        "fixed bounds; scope=mini_batch and lagged, selection and Lopti stop at the first loss",
+    ),
+    Row("GRPO's advantages", "algorithm.adv_estimator=grpo", TRAINING),
+    Row("RLOO, REINFORCE++, GAE with a critic", "algorithm.adv_estimator=rloo", remark=NO_RUN),
+    Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", remark=NO_RUN),
+)
+
+REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal is not None)
+
+
+def support_table() -> str:
+    """README's table of options, a row an option."""
+    said = {"run": "run on the CPU: [{0}]({0})", "read": "by reading", "refused": "refused"}
+    rows = ["| option | switched on by | state | |", "|---|---|---|---|"]
+    rows += [
+        f"| {row.option} | `{row.key}` | {said[row.state].format(row.test)} | {row.remark} |".replace("  ", " ")
+        for row in ROWS
+    ]
+    return "\n".join(rows)
+
+
+def refuse_unserved(options: Options, node: Settings | Observe) -> None:
+    """Raises if a run needs what the plugin cannot serve.
+
+    Args:
+        options: the keys of `READ` with their values; those that the run lacks may be missing.
+        node: the clipx node.
+
+    Raises:
+        ValueError: names the keys, their values and what to do.
+    """
+    for refusal in REFUSALS:
+        message = refusal(options, node)
+        if message is not None:
+            raise ValueError(message)
