@@ -104,6 +104,26 @@ def methods(
     console.print(table)
 
 
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def explain(context: typer.Context) -> None:
+    """Say what a verl command would train, without running it: clipx explain -- python -m verl.trainer.main_ppo …"""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_clipx.explain import explained
+
+    if not context.args:
+        console.print("[red]no command given:[/] clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …")
+        raise typer.Exit(2)
+    try:
+        lines = explained(context.args)
+    except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+        raise typer.Exit(1) from None
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
 @app.command("check-loss")
 def check_loss(
     function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
