@@ -166,13 +166,13 @@ def refuse_what_cannot_be_meant(method: Method, meaning: Meaning, said: str, val
         raise ValueError(
             f"{said} would be {key}={ours:g}, which bounds no ratio: remove it, or set {key}=null as well."
         )
-    if value < meaning.narrowest:
-        raise ValueError(
-            f"{said} would be {key}={ours:g}: a width under {meaning.narrowest:g} is one for the ratio of a sequence, "
-            f"and {method.name} bounds that of a token. Remove it, or set {key}={ours:g} beside it if you mean it."
-        )
     allowed = next(f for f in dataclasses.fields(method) if f.name == meaning.parameter).metadata["allowed"]
     try:
         allowed.convert(ours)
     except (ValueError, TypeError, OverflowError):
         raise ValueError(f"{said} would be {key}={ours:g}, which must be {allowed.description}: change it.") from None
+    if value < meaning.narrowest:
+        raise ValueError(
+            f"{said} would be {key}={ours:g}: a width under {meaning.narrowest:g} is one for the ratio of a sequence, "
+            f"and {method.name} bounds that of a token. Remove it, or set {key}={ours:g} beside it if you mean it."
+        )
