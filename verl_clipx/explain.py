@@ -73,7 +73,7 @@ def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[st
 
     Args:
         module: one of `ENTRIES`.
-        arguments: Hydra's options --config-path, --config-name and --config-dir, and overrides.
+        arguments: Hydra's options --config-path and --config-name, and overrides.
 
     Raises:
         ValueError: an argument that is neither.
@@ -82,15 +82,13 @@ def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[st
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-path", "-cp", default="config")
     parser.add_argument("--config-name", "-cn", default=ENTRIES[module])
-    parser.add_argument("--config-dir", "-cd")
     options, overrides = parser.parse_known_args(list(arguments))
     unknown = [word for word in overrides if "=" not in word and not word.startswith("~")]
     if unknown:
         raise ValueError(f"{unknown[0]}: neither KEY=VALUE nor an option that this command knows.")
     beside = Path(importlib.util.find_spec(module).origin).parent
-    searched = [f"hydra.searchpath=[file://{Path(options.config_dir).resolve()}]"] if options.config_dir else []
     with initialize_config_dir(str((beside / options.config_path).resolve()), version_base=None):
-        config = compose(options.config_name, [*searched, *overrides], return_hydra_config=True)
+        config = compose(options.config_name, overrides, return_hydra_config=True)
     choices = config.hydra.runtime.choices
     with open_dict(config):
         del config.hydra

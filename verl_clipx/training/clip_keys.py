@@ -114,36 +114,24 @@ def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str]
 
     Raises:
         ValueError: verl's key means nothing to the method, or cannot mean this, or the method's own parameter says
-            something else; the message names the keys, their values and what to do.
+            something else; a line for each names the keys, their values and what to do.
     """
-    defaults = {field.name: field.default for field in dataclasses.fields(method)}
-    taken = {}
-    for key, meaning in ((key, meanings(method).get(key)) for key in VERL_S_DEFAULTS if key != "clip_ratio"):
+    known, taken, refused = meanings(method), {}, []
+    for key in ("clip_ratio_low", "clip_ratio_high", "clip_ratio_c"):
         source, value = given(key, verl_s, named) or (None, None)
         if source is None:
             continue
-        said = f"{ACTOR}.{source}={value}"
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise ValueError(f"{said}: must be a number.")
-        if meaning is None:
-            if value == VERL_S_DEFAULTS[source]:
-                continue
-            what = "dual clip" if key == "clip_ratio_c" else "fixed bound"
-            raise ValueError(
-                f"{said} with {NODE}.method={method.name}, which has no {what} and would ignore it: remove "
-                f"{ACTOR}.{source}. `clipx methods {method.name}` lists what it takes."
-            )
-        ours, current = meaning.value(value), method.parameters[meaning.parameter]
-        key_of_ours = f"{NODE}.{meaning.parameter}"
-        if same_bound(ours, current):
-            continue
-        refuse_what_cannot_be_meant(method, meaning, said, value)
-        if current != defaults[meaning.parameter] or key_of_ours in named:
-            raise ValueError(
-                f"{said} would be {key_of_ours}={ours:g}, but its group or the command line says {key_of_ours}="
-                f"{'null' if current is None else f'{current:g}'}: remove one of the two."
-            )
-        taken[meaning.parameter] = Taken(ours, source, value)
+        if key not in known:
+            message = None if value == VERL_S_DEFAULTS[source] else would_be_ignored(method, source, value)
+        else:
+            message = refusal(method, known[key], source, value, named)
+            parameter, ours = known[key].parameter, known[key].value
+            if message is None and not same_bound(ours(value), method.parameters[parameter]):
+                taken[parameter] = Taken(ours(value), source, value)
+        if message is not None and message not in refused:
+            refused.append(message)
+    if refused:
+        raise ValueError("\n".join(refused))
     return taken
 
 
@@ -152,27 +140,45 @@ def same_bound(ours: float, current: float | None) -> bool:
     return ours <= 0 if current is None else math.isclose(ours, current, rel_tol=1e-9)
 
 
-def refuse_what_cannot_be_meant(method: Method, meaning: Meaning, said: str, value: float) -> None:
-    """Raises ValueError if a value of verl's key makes no bound of this method.
+def would_be_ignored(method: Method, source: str, value: Any) -> str:
+    """What to say of one of verl's keys that means nothing to a method."""
+    what = "dual clip" if source == "clip_ratio_c" else "fixed bound"
+    return (
+        f"{ACTOR}.{source}={value} with {NODE}.method={method.name}, which has no {what} and would ignore it: remove "
+        f"{ACTOR}.{source}. `clipx methods {method.name}` lists what it takes."
+    )
+
+
+def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Collection[str]) -> str | None:
+    """What to say of a value of verl's that cannot become the method's parameter; None where it can, or is it already.
 
     Args:
         method: the method.
-        meaning: of verl's key.
-        said: key and value, for the message.
-        value: verl's.
+        meaning: what verl's key is to it.
+        source: verl's key.
+        value: what it says.
+        named: as for `taken_over`.
     """
-    ours, key = meaning.value(value), f"{NODE}.{meaning.parameter}"
+    said, key = f"{ACTOR}.{source}={value}", f"{NODE}.{meaning.parameter}"
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return f"{said}: must be a number."
+    field = next(field for field in dataclasses.fields(method) if field.name == meaning.parameter)
+    ours, current = meaning.value(value), getattr(method, meaning.parameter)
+    if same_bound(ours, current):
+        return None
+    would_be = f"{said} would be {key}={ours:g}"
     if meaning.value is below_one and ours <= 0:
-        raise ValueError(
-            f"{said} would be {key}={ours:g}, which bounds no ratio: remove it, or set {key}=null as well."
-        )
-    allowed = next(f for f in dataclasses.fields(method) if f.name == meaning.parameter).metadata["allowed"]
+        return f"{would_be}, which bounds no ratio: remove it, or set {key}=null as well."
     try:
-        allowed.convert(ours)
+        field.metadata["allowed"].convert(ours)
     except (ValueError, TypeError, OverflowError):
-        raise ValueError(f"{said} would be {key}={ours:g}, which must be {allowed.description}: change it.") from None
+        return f"{would_be}, which must be {field.metadata['allowed'].description}: change it."
     if value < meaning.narrowest:
-        raise ValueError(
-            f"{said} would be {key}={ours:g}: a width under {meaning.narrowest:g} is one for the ratio of a sequence, "
-            f"and {method.name} bounds that of a token. Remove it, or set {key}={ours:g} beside it if you mean it."
+        return (
+            f"{would_be}: a width under {meaning.narrowest:g} is one for the ratio of a sequence, and {method.name} "
+            f"bounds that of a token. Remove it, or set {key}={ours:g} beside it if you mean it."
         )
+    if current != field.default or key in named:
+        current = "null" if current is None else f"{current:g}"
+        return f"{would_be}, but its group or the command line says {key}={current}: remove one of the two."
+    return None

@@ -102,14 +102,22 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             return
         if not isinstance(self.clipx, Settings):
             raise ValueError(missing_method(self.clipx))
-        if self.loss_mode not in ("clipx_custom", f"clipx_{self.clipx.method.name}"):
-            raise ValueError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} but {NODE}.method="
-                f"{self.clipx.method.name}: choose the method by its group alone (+clipx={self.clipx.method.name})."
-            )
+        if other := another_loss(self.loss_mode, self.clipx):
+            raise ValueError(other)
         check_run(self.clipx, self.run)
         bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
         object.__setattr__(self, "clipx", replace(self.clipx, method=replace(self.clipx.method, **bounds)))
+
+
+def another_loss(loss_mode: str, settings: Settings) -> str | None:
+    """What to say when loss_mode names another loss than the clipx node does; None where they agree."""
+    name = settings.method.name
+    if loss_mode in ("clipx_custom", f"clipx_{name}"):
+        return None
+    return (
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} but {NODE}.method={name}: choose the method by its "
+        f"group alone (+clipx={name})."
+    )
 
 
 def missing_method(node: Any) -> str:

@@ -18,6 +18,7 @@ from verl_clipx.methods.method import NODE
 from verl_clipx.training.announcement import announcement
 from verl_clipx.training.clip_keys import ACTOR, VERL_S_DEFAULTS, Taken, taken_over
 from verl_clipx.training.config import Settings
+from verl_clipx.training.hydra_nodes import another_loss
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
@@ -79,9 +80,15 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         return None
     settings, taken = instantiated(node[NODE]), {}
     if isinstance(settings, Settings):
+        refused = [another_loss(node.loss_mode, settings)]
         actor = OmegaConf.select(config, ACTOR)
         verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
-        taken = taken_over(settings.method, verl_s, named)
+        try:
+            taken = taken_over(settings.method, verl_s, named)
+        except ValueError as error:
+            refused.append(str(error))
+        if any(refused):
+            raise ValueError("\n".join(filter(None, refused)))
     with open_dict(config):
         node[NODE].update({parameter: of.value for parameter, of in taken.items()})
         node.run.group = group
