@@ -65,8 +65,8 @@ def doctor(
                 table.add_row(mark, *map(escape, (finding.subject, finding.found, finding.advice)))
     console.print(table)
     console.print(
-        "Tested combinations: GPU: torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3 (verl's own); "
-        "CPU: torch 2.13.0, transformers 5.9-5.10."
+        "Tested here, on CPUs: torch 2.13.0, transformers 5.9-5.10. Tested by verl, on GPUs (verl-clipx has been tried "
+        "on none): torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3."
     )
     raise typer.Exit(1 if errors else 0)
 

@@ -69,10 +69,13 @@ def verl_s_key(settings: Settings, run: RunFacts, name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written on the command line; a modifier by its class."""
+    """A value as it is written on the command line; a modifier with its parameters."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
-    return f"{value:g}" if isinstance(value, int | float) else value if isinstance(value, str) else type(value).__name__
+    if dataclasses.is_dataclass(value):
+        fields = (f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def source_of_old_log_probs(run: RunFacts) -> str:
