@@ -2,7 +2,7 @@
 
 Covers: each entry module with a group that trains, with a loss_mode against its group, and with a loss_mode of the
 plugin's alone: what is printed, once, and that a run that stops does so before ray.init; the machine is looked at where
-a run starts, and not where a configuration is composed. Not covered: what a worker prints (tests/end_to_end), which of
+a run starts, and not where a configuration is composed. Not covered: what a worker prints (test_announcement.py), which of
 verl's clip keys mean what (test_clip_keys.py).
 """
 
@@ -15,7 +15,7 @@ import pytest
 import ray
 from hydra.core.hydra_config import HydraConfig
 
-from tests.claims.configuration import hydra_s
+from tests.claims.configuration import actor_of, merged
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.explain import ENTRIES
 from verl_clipx.training import start as starts
@@ -120,7 +120,7 @@ def test_a_loss_of_one_s_own_without_its_group_is_sent_to_custom(loss_mode):
     with pytest.raises(
         ValueError, match=r"Replace it by the group: \+clipx=custom clipx\.function=package\.module:name"
     ):
-        starts.decide(hydra_s(f"{ACTOR}.policy_loss.loss_mode={loss_mode}"))
+        starts.decide(merged([], {f"{ACTOR}.policy_loss.loss_mode": loss_mode}))
 
 
 @pytest.fixture
@@ -133,20 +133,21 @@ def no_accelerator(monkeypatch):
 
 
 @pytest.mark.parametrize("group", ["grpo", "observe"])
-def test_without_a_gpu_a_configuration_is_built_and_a_run_names_the_switches(no_accelerator, actor, composed, group):
-    actor(f"+clipx={group}")
+def test_without_a_gpu_a_configuration_is_built_and_a_run_names_the_switches(no_accelerator, group):
+    config = merged([f"+clipx={group}"])
+    actor_of(config)
     with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu.*\+hardware=cpu"):
-        starts.start(composed(f"+clipx={group}"))
+        starts.start(config)
 
 
-def test_without_a_gpu_a_run_may_join_a_cluster_or_be_none_of_the_plugin_s(no_accelerator, composed):
-    starts.start(composed("+clipx=grpo", "+ray_kwargs.ray_init.address=auto"))
-    starts.start(composed())
+def test_without_a_gpu_a_run_may_join_a_cluster_or_be_none_of_the_plugin_s(no_accelerator):
+    starts.start(merged(["+clipx=grpo"], {"ray_kwargs.ray_init.address": "auto"}))
+    starts.start(merged([]))
 
 
-def test_the_cpu_platform_without_its_group_is_refused(composed, monkeypatch):
+def test_the_cpu_platform_without_its_group_is_refused(monkeypatch):
     platform = SimpleNamespace(is_available=lambda: True, device_name="cpu")
     monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: platform)
     with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu but trainer\.device=cuda: add \+hardware=cpu"):
-        starts.start(composed("+clipx=grpo", "trainer.device=cuda"))
-    starts.start(composed("+clipx=grpo", "trainer.device=cpu"))
+        starts.start(merged(["+clipx=grpo"], {"trainer.device": "cuda"}))
+    starts.start(merged(["+clipx=grpo"], {"trainer.device": "cpu"}))
