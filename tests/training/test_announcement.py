@@ -111,12 +111,13 @@ def test_without_a_trainer_s_name_nothing_is_claimed_of_old_log_probs():
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
-def test_rank_0_of_the_workers_prints_the_driver_s_line(capsys, rank, times):
+def test_rank_0_of_the_workers_prints_the_driver_s_line(capsys, monkeypatch, rank, times):
+    monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
     config = merged(["+clipx=dapo"], {f"{ACTOR}.clip_ratio_low": 0.1})
     line = decide(config, group="dapo").line
     given = []
     verl_s = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
-    worker = type("Worker", (ClipxTraining, verl_s), {"_device": lambda self: "cpu"})()
+    worker = type("Worker", (ClipxTraining, verl_s), {})()
     worker.rank = rank
     worker.engine = SimpleNamespace(optimizer_step=None, infer_batch=None, module=None)
     worker.set_loss_fn(partial(ppo_loss, config=actor_of(config)))
