@@ -29,6 +29,17 @@ def test_a_local_version_counts_as_its_public_one(monkeypatch):
     assert doctor.in_range("torch", SpecifierSet("==2.13.0"), "warning").level == "ok"
 
 
+def test_it_says_who_tested_which_combination(monkeypatch):
+    monkeypatch.setattr(doctor, "installed", lambda _: "0.0.1")
+    on_gpu, on_cpu = (
+        {finding.subject: finding.advice for finding in doctor.check_versions(has_gpu)} for has_gpu in (True, False)
+    )
+    assert on_gpu["vllm"] == (
+        "verl tests its GPU environment with this (verl-clipx has been tried on no GPU): vllm==0.24.0"
+    )
+    assert on_cpu["torch"] == "verl-clipx's own tests run on a CPU with: torch==2.13.0"
+
+
 def test_a_missing_tool_is_a_warning_that_names_the_extra(monkeypatch):
     assert doctor.check_tools().level == "ok"
     monkeypatch.setitem(doctor.TOOLS, "no_such_module", "no-such-distribution")
@@ -83,4 +94,7 @@ def test_the_command_prints_advice_as_it_is_and_fails_on_errors(monkeypatch, lev
     monkeypatch.setattr(doctor, "examine", lambda ray: [("a group", [finding])])
     result = CliRunner().invoke(app, ["doctor"], env={"COLUMNS": "200"})
     assert result.exit_code == code
+    assert "Tested by verl, on GPUs (verl-clipx has been tried on none): torch 2.11.0" in " ".join(
+        result.output.split()
+    )
     assert "verl-clipx[gpu]" in result.stdout

@@ -27,12 +27,6 @@ from verl_clipx.training.config import build
 MODULE = example_losses.__name__
 
 
-@pytest.fixture(autouse=True)
-def a_cluster_to_join(monkeypatch):
-    """Without one, the plugin refuses to train without an accelerator."""
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-
-
 def actor(name, *overrides):
     """verl's ActorConfig with a loss of example_losses.py, through Hydra as a user writes it."""
     return built(hydra_s("+clipx=custom", f"clipx.function={MODULE}:{name}", *overrides))

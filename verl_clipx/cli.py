@@ -71,8 +71,8 @@ def doctor(
                 table.add_row(mark, *map(escape, (finding.subject, finding.found, finding.advice)))
     console.print(table)
     console.print(
-        "Tested combinations: GPU: torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3 (verl's own); "
-        "CPU: torch 2.13.0, transformers 5.9-5.10."
+        "Tested here, on CPUs: torch 2.13.0, transformers 5.9-5.10. Tested by verl, on GPUs (verl-clipx has been tried "
+        "on none): torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3."
     )
     raise typer.Exit(1 if errors else 0)
 
@@ -108,6 +108,26 @@ def methods(
     for row in parameter_rows(name, groups):
         table.add_row(*row)
     console.print(table)
+
+
+@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
+def explain(context: typer.Context) -> None:
+    """Say what a verl command would train, without running it: clipx explain -- python -m verl.trainer.main_ppo …"""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_clipx.explain import explained
+
+    if not context.args:
+        console.print("[red]no command given:[/] clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …")
+        raise typer.Exit(2)
+    try:
+        lines = explained(context.args)
+    except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+        raise typer.Exit(1) from None
+    for line in lines:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command("check-loss")

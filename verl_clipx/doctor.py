@@ -31,6 +31,9 @@ GPU_COMBINATION = {
     "flash-attn": SpecifierSet("==2.8.3"),
 }
 
+TESTED_HERE = "verl-clipx's own tests run on a CPU with"
+TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has been tried on no GPU)"
+
 RAY_PORTS = {6379: "Ray's head node", 8265: "Ray's dashboard", 10001: "Ray's client server"}
 NEEDED_MEMORY_GB = 8
 NEEDED_DISK_GB = 5
@@ -96,7 +99,7 @@ def installed(distribution: str) -> str | None:
 
 
 def check_versions(has_gpu: bool) -> list[Finding]:
-    """Python, verl and the combination that is tested for this kind of machine.
+    """Python, verl and the combination that verl (GPU) or this project (CPU) tests.
 
     Args:
         has_gpu: whether torch sees a GPU.
@@ -108,9 +111,9 @@ def check_versions(has_gpu: bool) -> list[Finding]:
         else Finding("error", "Python", python, f"use Python {PYTHON_RANGE}")
     ]
     findings.append(in_range("verl", VERL_RANGE, "error"))
-    name, combination = ("GPU", GPU_COMBINATION) if has_gpu else ("CPU", CPU_COMBINATION)
+    combination, by_whom = (GPU_COMBINATION, TESTED_BY_VERL) if has_gpu else (CPU_COMBINATION, TESTED_HERE)
     for distribution, tested in combination.items():
-        findings.append(in_range(distribution, tested, "warning", f"tested with the {name} combination {tested}"))
+        findings.append(in_range(distribution, tested, "warning", f"{by_whom}: {distribution}{tested}"))
     for distribution in ("ray", "TransferQueue", "tensordict", "hydra-core", "verl-clipx"):
         findings.append(in_range(distribution, SpecifierSet(), "error"))
     return findings

@@ -4,6 +4,7 @@ It must be cheap, so everything is registered when verl itself imports the modul
 verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.
 """
 
+import functools
 import sys
 import traceback
 from types import ModuleType
@@ -12,6 +13,7 @@ from wrapt import when_imported
 
 CORE_ALGOS = "verl.trainer.ppo.core_algos"
 ENGINE_WORKERS = "verl.workers.engine_workers"
+DEVICE = "verl.utils.device"
 SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
@@ -37,6 +39,20 @@ def _register_agent_loop(_: ModuleType) -> None:
     import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
+def _decide_at_the_start(device: ModuleType) -> None:
+    detect = device.auto_set_device
+
+    # Each of verl's entry modules calls it first, with its configuration; nothing else does.
+    @functools.wraps(detect)
+    def auto_set_device(config) -> None:
+        from verl_clipx.training.start import start
+
+        detect(config)
+        start(config)
+
+    device.auto_set_device = auto_set_device
+
+
 def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
@@ -55,6 +71,7 @@ def install() -> None:
 
     when_imported(CORE_ALGOS)(_loud(_register_losses))
     when_imported(ENGINE_WORKERS)(_loud(_install_worker))
+    when_imported(DEVICE)(_loud(_decide_at_the_start))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
     when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()

@@ -18,6 +18,7 @@ from verl.workers.config import ActorConfig
 
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.diagnostics.measured_bounds import MeasuredBounds
+from verl_clipx.training.clip_keys import VERL_S_DEFAULTS
 from verl_clipx.training.support import READ
 
 CONFIGS = configs_folder()
@@ -52,6 +53,7 @@ def verl_s_own() -> DictConfig:
     for key in (
         *(f"{ACTOR}.{name}" for name in ("policy_loss", "loss_agg_mode", "loss_scale_factor")),
         *(f"{ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs")),
+        *(f"{ACTOR}.{name}" for name in VERL_S_DEFAULTS),
         "actor_rollout_ref.rollout.calculate_log_probs",
         "algorithm.rollout_correction",
         "data.train_batch_size",

@@ -29,9 +29,8 @@ def composed():
 
 
 @pytest.fixture
-def actor(composed, monkeypatch):
+def actor(composed):
     """Builds verl's ActorConfig from overrides, as its driver and its workers do."""
-    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
 
     def build(*overrides: str) -> ActorConfig:
         config = composed(*overrides)

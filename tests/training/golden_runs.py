@@ -3,7 +3,6 @@
 import functools
 from dataclasses import dataclass
 
-import pytest
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
@@ -37,10 +36,7 @@ class Run:
 @functools.cache
 def built_once(overrides: tuple[str, ...]) -> ActorConfig:
     """verl's ActorConfig from overrides on its ppo_trainer; shared, so not to be changed."""
-    with pytest.MonkeyPatch.context() as environment:
-        # As in a run on a Ray cluster, where the driver's machine needs no accelerator.
-        environment.setenv("RAY_ADDRESS", "127.0.0.1:6379")
-        return omega_conf_to_dataclass(compose_once(overrides).copy().actor_rollout_ref.actor)
+    return omega_conf_to_dataclass(compose_once(overrides).copy().actor_rollout_ref.actor)
 
 
 def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -> tuple[Tensor, Tensor, dict]:

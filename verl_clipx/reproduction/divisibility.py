@@ -11,7 +11,7 @@ import math
 import warnings
 from dataclasses import dataclass
 
-from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.reproduction.models import ModelShape
 
@@ -187,11 +187,6 @@ def check_with_verl(config: DictConfig) -> None:
             "The run needs a measured one; to estimate, any will do.",
         )
     config = copy.deepcopy(config)
-    run = config.actor_rollout_ref.actor.policy_loss.get("run")
-    if run is not None:
-        # A run can be planned on a machine that could not run it: without this, the driver's own look-out for a GPU.
-        with open_dict(run):
-            run.ray_address, run.device = "planned", None
     try:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")

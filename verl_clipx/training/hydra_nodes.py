@@ -1,20 +1,18 @@
 """What the Hydra groups name as `_target_`: the clipx node and verl's policy_loss node around it."""
 
-import os
-from dataclasses import dataclass, field
-from pathlib import Path
+import math
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.methods.method import NODE
 from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, taken_over
 from verl_clipx.training.config import OBSERVE, Observe, Settings, build
 from verl_clipx.training.support import refuse_unserved
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
-
-RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
 
 @dataclass
@@ -22,11 +20,11 @@ class RunFacts:
     """What else of the run's configuration the losses depend on; the groups fill it by interpolation.
 
     Args:
+        group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
+        clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
         loss_agg_mode: verl's aggregation mode.
         loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
         rollout_log_probs: whether the rollout returns its log-probabilities.
-        ray_address: the Ray cluster that the driver connects to, or None for one of its own.
-        device: trainer.device, or None if unknown.
         use_v1: whether verl's v1 trainer runs, or None if unknown.
         trainer_mode: the v1 trainer's mode.
         bypass: whether the rollout's log-probabilities serve as the old policy's.
@@ -34,14 +32,18 @@ class RunFacts:
         parameter_sync_step: parts that the trainer cuts a rollout batch into.
         mini_batch_prompts: prompts of an optimizer mini-batch, or None if unknown.
         epochs: passes over a rollout batch.
+        mini_batches_at_once: what verl's fully asynchronous trainer fetches for each of its steps, else None.
         options: the keys of `support.READ` with their values.
     """
 
+    group: str | None = None
+    clip_ratio: Any = VERL_S_DEFAULTS["clip_ratio"]
+    clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
+    clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
+    clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
     loss_agg_mode: str = "token-mean"
     loss_scale_factor: Any = None
     rollout_log_probs: bool = False
-    ray_address: str | None = None
-    device: str | None = None
     use_v1: bool | None = None
     trainer_mode: str | None = None
     bypass: bool = False
@@ -49,20 +51,35 @@ class RunFacts:
     parameter_sync_step: int = 1
     mini_batch_prompts: int | None = None
     epochs: int = 1
+    mini_batches_at_once: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def clip_keys(self) -> dict[str, Any]:
+        """verl's own clip keys and their values."""
+        return {key: getattr(self, key) for key in VERL_S_DEFAULTS}
+
+    @property
+    def updates(self) -> int | None:
+        """Optimizer steps on each rollout batch, or None if unknown."""
+        if self.mini_batches_at_once:
+            return self.mini_batches_at_once * self.epochs
+        if not self.rollout_prompts or not self.mini_batch_prompts:
+            return None
+        prompts = self.rollout_prompts / (self.parameter_sync_step or 1)
+        return math.ceil(prompts / self.mini_batch_prompts) * self.epochs
 
     @property
     def old_policy_starts_the_update(self) -> bool:
         """Whether old_log_probs come from the very weights that a rollout batch's first update starts from."""
-        return not self.bypass and (self.use_v1 is False or self.trainer_mode in ("sync", "colocate_async"))
+        # The fully asynchronous trainer inherits trainer_mode=sync, which it does not read.
+        in_step = self.use_v1 is False or self.trainer_mode in ("sync", "colocate_async")
+        return in_step and not self.bypass and not self.mini_batches_at_once
 
     @property
     def makes_one_update(self) -> bool:
         """Whether each rollout batch gets one update, which starts at ratio 1."""
-        if not self.rollout_prompts or not self.mini_batch_prompts:
-            return False
-        prompts = self.rollout_prompts / (self.parameter_sync_step or 1)
-        return self.old_policy_starts_the_update and prompts <= self.mini_batch_prompts and self.epochs == 1
+        return self.old_policy_starts_the_update and self.updates == 1
 
 
 @dataclass
@@ -86,18 +103,26 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
         if isinstance(self.clipx, Observe):
             require_verl_s_own(self.loss_mode)
             refuse_unserved(self.run.options, self.clipx)
-            require_accelerator(self.run.ray_address, self.run.device)
             return
         if not isinstance(self.clipx, Settings):
             raise ValueError(missing_method(self.clipx))
-        if self.loss_mode not in ("clipx_custom", f"clipx_{self.clipx.method.name}"):
-            raise ValueError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode={self.loss_mode} but {NODE}.method="
-                f"{self.clipx.method.name}: choose the method by its group alone (+clipx={self.clipx.method.name})."
-            )
+        if other := another_loss(self.loss_mode, self.clipx):
+            raise ValueError(other)
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
-        require_accelerator(self.run.ray_address, self.run.device)
+        bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
+        object.__setattr__(self, "clipx", replace(self.clipx, method=replace(self.clipx.method, **bounds)))
+
+
+def another_loss(loss_mode: str, settings: Settings) -> str | None:
+    """What to say when loss_mode names another loss than the clipx node does; None where they agree."""
+    name = settings.method.name
+    if loss_mode in ("clipx_custom", f"clipx_{name}"):
+        return None
+    return (
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} but {NODE}.method={name}: choose the method by its "
+        f"group alone (+clipx={name})."
+    )
 
 
 def missing_method(node: Any) -> str:
@@ -140,34 +165,3 @@ def check_run(settings: Settings, run: RunFacts) -> None:
             "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
             "of each micro-batch; set it to a constant, for example ${data.max_response_length}."
         )
-
-
-def require_accelerator(ray_address: str | None, device: str | None = None) -> None:
-    """Raises if this process would start a Ray cluster of its own on a machine without an accelerator.
-
-    A driver without a GPU is normal where it joins a cluster, so nothing is said if one is named, running, or joined.
-
-    Args:
-        ray_address: the configuration's ray_kwargs.ray_init.address, or None.
-        device: the configuration's trainer.device, or None if unknown.
-
-    Raises:
-        RuntimeError: says which switches start the run on the CPU.
-    """
-    import ray
-    from verl.plugin.platform import get_platform
-
-    if get_platform().device_name == "cpu" and device not in (None, "cpu"):
-        raise RuntimeError(
-            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which carries what a CPU run needs, "
-            "or unset VERL_PLATFORM."
-        )
-    if ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists():
-        return
-    if get_platform().is_available():
-        return
-    raise RuntimeError(
-        "No GPU here, and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM=cpu and add +hardware=cpu:\n"
-        "    VERL_PLATFORM=cpu python -m verl.trainer.main_ppo +hardware=cpu …\n"
-        "To join a cluster, set RAY_ADDRESS or +ray_kwargs.ray_init.address."
-    )

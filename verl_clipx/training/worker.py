@@ -21,6 +21,7 @@ from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS
 from verl_clipx.observed import gradient_shares
 from verl_clipx.rollout_metrics import merged_passes, with_spread, with_summary
+from verl_clipx.training.announcement import announcement
 from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
 from verl_clipx.training.observation import fingerprint, observe, refuse_attention_on_a_slice, refuse_dropout
@@ -167,6 +168,9 @@ class ClipxTraining:
         refuse_attention_on_a_slice(self.engine)
         config, device = loss_fn.keywords["config"], get_device_id()
         run, functions = config.policy_loss.run, settings.functions(device)
+        if self.rank == 0:
+            # Not logged: verl's workers show warnings alone.
+            print(announcement(config.policy_loss), flush=True)
         if self.rank == 0 and run.makes_one_update and getattr(settings, "update", None) is None:
             logger.warning(ONE_UPDATE)
         if self.observes:
@@ -185,7 +189,6 @@ class ClipxTraining:
             self._watch_engine()
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
-                # Not logged: verl's workers show warnings alone.
                 print(COMPILED, flush=True)
         super().set_loss_fn(observing(loss_fn, settings, lambda: self.step))
 

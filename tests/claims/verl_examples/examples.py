@@ -1,0 +1,126 @@
+"""verl's example scripts: their command lines, and what came of each with a group of the plugin's.
+
+overrides.json is what scripts/verl_example_overrides.py prints. outcomes.json was written by
+
+    python -m tests.claims.verl_examples.examples > tests/claims/verl_examples/outcomes.json
+
+and read line by line.
+"""
+
+import json
+import re
+from collections.abc import Iterable
+from functools import cache
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import DictConfig, OmegaConf
+
+from tests.claims.configuration import merged, verl_s_own
+from verl_clipx.explain import MAIN_PPO, composed
+from verl_clipx.training.start import decide, named_keys
+
+HERE = Path(__file__).parent
+GROUPS = ("grpo", "acpo")
+# What is written down of a method.
+SHOWN = {"grpo": ("clip_low", "clip_high", "dual_clip"), "acpo": ("alpha", "epsilon_base", "dual_clip")}
+
+
+class Example(NamedTuple):
+    """A start of verl's main by one of its scripts.
+
+    Attributes:
+        script: path in verl's repository.
+        revisions: those that have it with these arguments.
+        arguments: of the entry module.
+    """
+
+    script: str
+    revisions: tuple[str, ...]
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """Of an outcome."""
+        return f"{self.script} ({', '.join(self.revisions)})"
+
+
+@cache
+def examples() -> tuple[Example, ...]:
+    """All of overrides.json."""
+    commands = json.loads((HERE / "overrides.json").read_text())["commands"]
+    return tuple(Example(one["script"], tuple(one["revisions"]), tuple(one["arguments"])) for one in commands)
+
+
+@cache
+def outcomes() -> dict[str, dict[str, str]]:
+    """All of outcomes.json: an example's name to group to outcome, or to `alone` and why it does not compose."""
+    return json.loads((HERE / "outcomes.json").read_text())
+
+
+def by_hydra(example: Example, group: str) -> str:
+    """What comes of an example with a group, composed as verl's main does."""
+    config, overrides, choices = composed(MAIN_PPO, [*example.arguments, f"+clipx={group}"])
+    return outcome(config, overrides, choices["clipx"])
+
+
+def by_merging(example: Example, group: str) -> str:
+    """The same within milliseconds: the keys that the plugin reads alone, put onto verl's configuration and a group."""
+    return merged_outcome(tuple(word for word in example.arguments if is_read(word)), group)
+
+
+@cache
+def merged_outcome(overrides: tuple[str, ...], group: str) -> str:
+    """What comes of overrides of keys that the plugin reads."""
+    parsed = OverridesParser.create().parse_overrides(list(overrides))
+    config = merged([f"+clipx={group}"], {override.key_or_group: override.value() for override in parsed})
+    return outcome(config, overrides, group)
+
+
+def is_read(argument: str) -> bool:
+    """Whether an argument sets a key of what the tests merge of verl's configuration."""
+    known = verl_s_own()
+    return OmegaConf.select(known, argument.split("=")[0], default=known) is not known if "=" in argument else False
+
+
+def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
+    """The method's bounds, or the keys that are refused."""
+    try:
+        decide(config, named=named_keys(list(overrides)), group=group)
+    except ValueError as error:
+        keys = [re.match(r"actor_rollout_ref\.actor\.([\w.]+)=", line) for line in str(error).splitlines()]
+        return f"refused: {', '.join(key[1] if key else str(error) for key in keys)}"
+    return ", ".join(f"{name}={shown(config.clipx.get(name))}" for name in SHOWN[group])
+
+
+def shown(value: Any) -> str:
+    """A number as it is written, or null."""
+    return "null" if value is None else f"{value:g}"
+
+
+def why_not_alone(example: Example) -> str | None:
+    """The first line of what Hydra says where verl 0.9.1 does not compose an example; None where it does."""
+    try:
+        composed(MAIN_PPO, example.arguments)
+    except HydraException as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def main() -> None:
+    """Prints outcomes.json."""
+    found = {}
+    for example in examples():
+        missing = why_not_alone(example)
+        if missing is None:
+            found[example.name] = {group: by_hydra(example, group) for group in GROUPS}
+        else:
+            found[example.name] = {"alone": missing}
+    lines = (f" {json.dumps(name)}: {json.dumps(of)}" for name, of in found.items())
+    print("{\n" + ",\n".join(lines) + "\n}")
+
+
+if __name__ == "__main__":
+    main()

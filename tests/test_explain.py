@@ -1,0 +1,98 @@
+"""`clipx explain`: what a verl command would train, or why it would stop, without running it.
+
+Covers: by the command line: the line of the run, what is taken over, exit codes and messages; every form of a command.
+Not covered: that the run prints the same line (tests/training/test_start.py), the line's parts
+(tests/training/test_announcement.py).
+"""
+
+import inspect
+import re
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+from verl_clipx.explain import ENTRIES
+
+ACTOR = "actor_rollout_ref.actor"
+NEEDED = (
+    "algorithm.adv_estimator=grpo",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+HIGH = f"{ACTOR}.clip_ratio_high=0.28"
+
+
+def explain(*words):
+    result = CliRunner().invoke(app, ["explain", "--", *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        (),
+        ("python3", "-m", "verl.trainer.main_ppo"),
+        ("ray", "job", "submit", "--", "python", "-m", "verl.trainer.main_ppo"),
+    ],
+)
+def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
+    code, output = explain(*before, *NEEDED, "+clipx=grpo", HIGH)
+    line, taken = output.splitlines()
+    assert code == 0
+    assert line.startswith("clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_high=1.28 (group: 1.2; from ")
+    assert line.endswith("4 updates per rollout batch: clipping can act")
+    assert taken == f"taken over: {HIGH} as clipx.clip_high=1.28"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            ["+clipx=acpo", HIGH],
+            "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
+        ),
+        (["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"], "loss_mode=gspo but clipx.method=acpo: choose"),
+        ([f"{ACTOR}.policy_loss.loss_mode=clipx_bapo"], "loss_mode=clipx_bapo without its group"),
+        (["+clipx=grpo", "clipx.clip_hihg=1"], "Could not override 'clipx.clip_hihg'"),
+        (["+clipx=acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be a number (at least 0 and at most 1000)"),
+        # verl's own check of the same run.
+        (["+clipx=grpo", "data.train_batch_size=128"], "train_batch_size (128) must be >= actor.ppo_mini_batch_size"),
+        (["python", "train.py"], "python: neither KEY=VALUE nor an option"),
+        (["python", "-m", "verl.trainer.sft_trainer"], "python -m verl.trainer.sft_trainer: verl's entry modules are"),
+    ],
+)
+def test_it_refuses_as_the_run_would_without_a_traceback(words, message):
+    code, output = explain(*(words if words[0] == "python" else [*NEEDED, *words]))
+    assert code == 1 and message in output and "Traceback" not in output
+
+
+def test_it_says_where_the_plugin_has_no_part():
+    assert explain(*NEEDED) == (0, "clipx: no part in this run, which trains verl's own loss vanilla\n")
+
+
+def test_the_other_entries_and_hydra_s_options(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "hydra:\n  searchpath: [pkg://verl.trainer.config]\ndefaults: [ppo_trainer, clipx: dapo, _self_]\n"
+    )
+    fully_async = list(ENTRIES)[2]
+    _, output = explain("python", "-m", fully_async, "+clipx=bapo", "async_training.require_batches=2")
+    assert output.startswith("clipx: clipx_bapo (+clipx=bapo), scope mini_batch,")
+    assert output.endswith("the rollout's own (bypass_mode); 2 updates per rollout batch: clipping can act\n")
+    _, output = explain("--config-path", str(tmp_path), "--config-name=mine", *NEEDED)
+    assert output.startswith("clipx: clipx_grpo (+clipx=dapo), fixed bounds, every parameter as in its group")
+
+
+def test_without_a_command_it_says_how():
+    code, output = explain()
+    assert code == 2 and "clipx explain -- python -m verl.trainer.main_ppo" in output
+
+
+@pytest.mark.parametrize("module", ENTRIES)
+def test_the_entries_are_verl_s(module):
+    source = inspect.getsource(import_module(module))
+    assert re.search(rf'@hydra.main\(config_path="config", config_name="{ENTRIES[module]}"', source)
+    # Where the plugin decides: before Ray, with the configuration.
+    assert source.index("auto_set_device(config)") < source.rindex("run_ppo(config")

@@ -1,0 +1,124 @@
+"""The line that driver and workers print about a run.
+
+Covers: by overrides on verl's configuration: scope, what differs from which group, where old_log_probs come from in
+each trainer, updates per rollout batch, whether clipping can act; a worker's rank 0 prints the driver's line. Not
+covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
+"""
+
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+from verl.workers.utils.losses import ppo_loss
+
+from tests.claims.configuration import ACTOR, actor_of, merged
+from verl_clipx.training.announcement import announcement
+from verl_clipx.training.hydra_nodes import RunFacts
+from verl_clipx.training.start import decide
+from verl_clipx.training.worker import ClipxTraining
+
+V1 = "trainer.v1.trainer_mode"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+
+
+def line_of(*groups, group=None, **values):
+    return decide(merged(list(groups), values), group=group or groups[0].partition("=")[2]).line
+
+
+@pytest.mark.parametrize(
+    ("groups", "values", "expected"),
+    [
+        (["+clipx=acpo"], {}, "clipx: clipx_acpo (+clipx=acpo), scope mini_batch, every parameter as in its group;"),
+        (
+            ["+clipx=acpo_reference"],
+            {"clipx.alpha": 2, "clipx.epsilon_max": None},
+            "clipx: clipx_acpo (+clipx=acpo_reference), scope micro_batch, alpha=2 (group: 3), "
+            "epsilon_max=null (group: 3);",
+        ),
+        (["+clipx=bapo"], {"clipx.scope": "lagged"}, "scope lagged, scope=lagged (group: mini_batch);"),
+        (["+clipx=gspo"], {}, "clipx: clipx_gspo (+clipx=gspo), fixed bounds, every parameter as in its group;"),
+        (
+            ["+clipx=grpo", "+clipx/update=lopti"],
+            {"clipx.compile": False},
+            "fixed bounds, compile=false (group: auto), update=Lopti(eta=0.5, equal=true,",
+        ),
+        (
+            ["+clipx=dppo"],
+            {f"{ACTOR}.clip_ratio_low": 0.1},
+            f"threshold_low=0.1 (group: 0.2; from {ACTOR}.clip_ratio_low=0.1);",
+        ),
+        (
+            ["+clipx=custom"],
+            {"clipx.function": "tests.training.example_losses:soft", "clipx.log_ratio_clamp": 5},
+            "clipx: clipx_tests_soft (+clipx=custom), fixed bounds, log_ratio_clamp=5 (group: 20);",
+        ),
+        (
+            ["+clipx=observe"],
+            {f"{ACTOR}.policy_loss.loss_mode": "gpg"},
+            "verl's own loss gpg, observed (+clipx=observe);",
+        ),
+    ],
+)
+def test_the_loss_its_scope_and_what_differs_from_its_group(groups, values, expected):
+    assert expected in line_of(*groups, **values)
+
+
+def test_a_group_of_one_s_own_is_named_and_held_against_the_method():
+    line = line_of("+clipx=dapo", group="mine")
+    assert line.startswith("clipx: clipx_grpo (+clipx=mine), fixed bounds, clip_high=1.28 (group: 1.2);")
+
+
+FIRST = "recomputed with the weights that a rollout batch's first update starts from;"
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, f"{FIRST} 4 updates per rollout batch: clipping can act"),
+        ({"data.train_batch_size": 256}, f"{FIRST} 1 update per rollout batch, at ratio 1: clipping cannot act"),
+        ({"data.train_batch_size": 256, f"{ACTOR}.ppo_epochs": 2}, "2 updates per rollout batch: clipping can act"),
+        ({"trainer.use_v1": False}, f"{FIRST} 4 updates per rollout batch: clipping can act"),
+        ({V1: "colocate_async", "data.train_batch_size": 256}, f"{FIRST} 1 update per rollout batch, at ratio 1: clip"),
+        (
+            {BYPASS: True, "data.train_batch_size": 256},
+            "are the rollout's own (bypass_mode); 1 update per rollout batch: clipping can act",
+        ),
+        # 1024 prompts in four parts of one mini-batch, each a step of the trainer.
+        (
+            {V1: "separate_async", "trainer.v1.separate_async.parameter_sync_step": 4},
+            "the weights that the rollout last got; 1 update per rollout batch: clipping can act",
+        ),
+        (
+            {"async_training": {"require_batches": 2}},
+            "the weights that the rollout last got; 2 updates per rollout batch: clipping can act",
+        ),
+        ({"data.train_batch_size": None}, f"{FIRST} an unknown number of updates per rollout batch"),
+    ],
+)
+def test_where_old_log_probs_come_from_and_whether_clipping_can_act(values, expected):
+    assert expected in line_of("+clipx=grpo", **values)
+
+
+def test_lopti_s_second_pass_starts_away_from_ratio_1():
+    line = line_of("+clipx=grpo", "+clipx/update=lopti", **{"data.train_batch_size": 256})
+    assert line.endswith("1 update per rollout batch and pass of Lopti: clipping can act")
+
+
+def test_without_a_trainer_s_name_nothing_is_claimed_of_old_log_probs():
+    policy_loss = actor_of(merged(["+clipx=grpo"])).policy_loss
+    unknown = SimpleNamespace(clipx=policy_loss.clipx, run=RunFacts())
+    assert "old_log_probs are the trainer's; an unknown number" in announcement(unknown)
+
+
+@pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
+def test_rank_0_of_the_workers_prints_the_driver_s_line(capsys, monkeypatch, rank, times):
+    monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
+    config = merged(["+clipx=dapo"], {f"{ACTOR}.clip_ratio_low": 0.1})
+    line = decide(config, group="dapo").line
+    given = []
+    verl_s = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
+    worker = type("Worker", (ClipxTraining, verl_s), {})()
+    worker.rank = rank
+    worker.engine = SimpleNamespace(optimizer_step=None, infer_batch=None, module=None)
+    worker.set_loss_fn(partial(ppo_loss, config=actor_of(config)))
+    assert given and capsys.readouterr().out.splitlines().count(line) == times

@@ -1,0 +1,180 @@
+"""What verl's clip keys are to each method: taken over as its bounds, or refused by name.
+
+Covers: by overrides on verl's configuration, as the driver decides and as driver and workers then build it: what each
+key becomes, when it counts, what is refused, that deciding twice changes nothing; GRPO with verl's keys against verl's
+own vanilla. Not covered: verl's example scripts (tests/verl_examples), the start of a run (test_start.py).
+"""
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from verl.workers.config.actor import ActorConfig
+
+from tests.claims.configuration import actor_of, built, hydra_s, merged
+from verl_clipx.methods import METHODS
+from verl_clipx.training.clip_keys import ACTOR, VERL_S_DEFAULTS
+from verl_clipx.training.start import decide, named_keys
+
+from .golden_runs import registered_loss
+
+
+def decided(group, *overrides):
+    """The configuration of a run with these overrides once the driver has decided, and its decision."""
+    values = {}
+    for override in overrides:
+        key, _, value = override.partition("=")
+        values[key] = OmegaConf.from_dotlist([f"value={value}"]).value
+    config = merged([group], values)
+    return config, decide(config, named=named_keys(overrides))
+
+
+def verl_s(**keys):
+    return [f"{ACTOR}.{key}={value}" for key, value in keys.items()]
+
+
+def test_the_defaults_are_those_of_verl():
+    actor = hydra_s().actor_rollout_ref.actor
+    for key, value in VERL_S_DEFAULTS.items():
+        assert actor[key] == ActorConfig.__dataclass_fields__[key].default == value
+
+
+@pytest.mark.parametrize(
+    ("group", "keys", "expected"),
+    [
+        ("grpo", dict(clip_ratio_high=0.28), dict(clip_low=0.8, clip_high=1.28, dual_clip=3.0)),
+        (
+            "grpo",
+            dict(clip_ratio_low=0.1, clip_ratio_high=0.3, clip_ratio_c=10),
+            dict(clip_low=0.9, clip_high=1.3, dual_clip=10.0),
+        ),
+        # Its own keys stand before the common one, as in verl.
+        ("grpo", dict(clip_ratio=0.4, clip_ratio_high=0.28), dict(clip_low=0.6, clip_high=1.28)),
+        ("grpo", dict(clip_ratio=0.1, clip_ratio_low="null"), dict(clip_low=0.9, clip_high=1.1)),
+        # Said twice, the same.
+        ("dapo", dict(clip_ratio_low=0.2, clip_ratio_high=0.28, clip_ratio_c=3), dict(clip_low=0.8, clip_high=1.28)),
+        ("dapo", dict(clip_ratio_low=0.3), dict(clip_low=0.7, clip_high=1.28)),
+        ("cispo", dict(clip_ratio_high=5), dict(clip_low=0.8, clip_high=6.0)),
+        # verl's CISPO script: a lower bound of -9 is none.
+        ("cispo_minimax", dict(clip_ratio_low=10, clip_ratio_high=0.28), dict(clip_low=None)),
+        ("dgpo", dict(clip_ratio_low=0.3), dict(clip_low=0.7, clip_high=1.2)),
+        ("ce_gppo", dict(clip_ratio_c=3), dict(dual_clip=3.0)),
+        # Of the sequence's ratio.
+        ("gspo", dict(clip_ratio_low=4e-4, clip_ratio_high=6e-4), dict(clip_low=0.9996, clip_high=1.0006)),
+        ("gspo", dict(clip_ratio_low=3e-4, clip_ratio_high=4e-4), dict(clip_low=0.9997, clip_high=1.0004)),
+        # Divergences, and the truncation, as in verl's dppo losses.
+        (
+            "dppo",
+            dict(clip_ratio_low=0.15, clip_ratio_high=0.1, clip_ratio_c=20),
+            dict(threshold_low=0.15, threshold_high=0.1, weight_high=20.0),
+        ),
+        ("acpo", dict(clip_ratio_c=10), dict(dual_clip=10.0, epsilon_base=0.2)),
+        # verl's defaults, written out, mean nothing to bounds that adapt, and are no loss either.
+        ("acpo", dict(clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2), dict(epsilon_base=0.2, dual_clip=None)),
+        # But to GSPO they do.
+        ("gspo", dict(clip_ratio_low=0.2), dict(clip_low=0.8, clip_high=1.0004)),
+    ],
+)
+def test_verl_s_key_becomes_the_method_s(group, keys, expected):
+    config, decision = decided(f"+clipx={group}", *verl_s(**keys))
+    # Written down for verl's own print of the configuration, and for the workers, who know no command line.
+    assert {name: config.clipx.get(name) for name in expected} == expected
+    method = actor_of(config).policy_loss.clipx.method
+    assert {name: getattr(method, name) for name in expected} == expected
+    assert decide(config).taken == {}
+    for parameter, taken in decision.taken.items():
+        assert getattr(method, parameter) == taken.value and taken.key in keys
+
+
+def test_a_configuration_that_no_run_started_with_takes_over_the_same():
+    actor = actor_of(merged(["+clipx=grpo"], {f"{ACTOR}.clip_ratio_high": 0.28}))
+    assert actor.policy_loss.clipx.method.clip_high == 1.28
+
+
+def test_without_verl_s_keys_nothing_is_taken_over():
+    for name in METHODS:
+        if (group := f"+clipx={name}") != "+clipx=custom" and METHODS[name].__module__.startswith("verl_clipx."):
+            assert decided(group)[1].taken == {}
+
+
+@pytest.mark.parametrize(
+    ("group", "overrides", "message"),
+    [
+        # Ours is set too: by the user, even to its default, or by the group.
+        (
+            "grpo",
+            ["clipx.clip_high=1.3", *verl_s(clip_ratio_high=0.28)],
+            r"actor\.clip_ratio_high=0\.28 would be clipx\.clip_high=1\.28, but .* says clipx\.clip_high=1\.3: remove",
+        ),
+        ("grpo", ["clipx.clip_high=1.2", *verl_s(clip_ratio_high=0.28)], r"clip_high=1\.28, but .*clip_high=1\.2: rem"),
+        ("grpo", ["clipx.dual_clip=null", *verl_s(clip_ratio_c=10)], r"dual_clip=10, but .*clipx\.dual_clip=null: rem"),
+        ("dapo", verl_s(clip_ratio_high=0.3), r"clipx\.clip_high=1\.3, but .* says clipx\.clip_high=1\.28: remove one"),
+        (
+            "grpo",
+            ["clipx.clip_low=0.7", *verl_s(clip_ratio=0.2)],
+            r"actor\.clip_ratio=0\.2 would be clipx\.clip_low=0\.8",
+        ),
+        # It cannot mean this.
+        (
+            "grpo",
+            verl_s(clip_ratio_low=1),
+            r"clip_ratio_low=1 would be clipx\.clip_low=0, which bounds no ratio: remove",
+        ),
+        ("cispo", verl_s(clip_ratio_low=10), r"clip_ratio_low=10 would be clipx\.clip_low=-9, which bounds no ratio"),
+        (
+            "grpo",
+            verl_s(clip_ratio_low=3e-4),
+            r"clip_ratio_low=0\.0003 .*clip_low=0\.9997: a width under 0\.01 is one for",
+        ),
+        (
+            "dapo",
+            verl_s(clip_ratio_low=3e-4),
+            r"clip_low=0\.9997: a width under 0\.01 .* grpo bounds that of a token",
+        ),
+        ("grpo", verl_s(clip_ratio_high=0), r"clip_ratio_high=0 would be clipx\.clip_high=1: a width under"),
+        ("grpo", verl_s(clip_ratio_high=-0.1), r"clip_ratio_high=-0\.1 would be clipx\.clip_high=0\.9"),
+        (
+            "grpo",
+            verl_s(clip_ratio_c=1),
+            r"clip_ratio_c=1 would be clipx\.dual_clip=1, which must be a number \(above 1",
+        ),
+        (
+            "gspo",
+            verl_s(clip_ratio_low=-0.1),
+            r"clip_ratio_low=-0\.1 would be clipx\.clip_low=1\.1, which must be .*at most 1",
+        ),
+        ("grpo", verl_s(clip_ratio_high="high"), r"actor\.clip_ratio_high=high: must be a number"),
+        # It would be ignored.
+        (
+            "acpo",
+            verl_s(clip_ratio_high=0.28),
+            r"clip_ratio_high=0\.28 with clipx\.method=acpo, which has no fixed bound",
+        ),
+        ("bapo", verl_s(clip_ratio=0.1), r"clip_ratio=0\.1 with clipx\.method=bapo.*: remove .*actor\.clip_ratio\. "),
+        ("sapo", verl_s(clip_ratio_low=0.1), r"clip_ratio_low=0\.1 with clipx\.method=sapo, which has no fixed bound"),
+        ("gspo", verl_s(clip_ratio_c=10), r"clip_ratio_c=10 with clipx\.method=gspo, which has no dual clip"),
+        ("acpo_reference", verl_s(clip_ratio_c=10), r"clipx\.dual_clip=10, but .* says clipx\.dual_clip=3: remove"),
+    ],
+)
+def test_what_cannot_be_taken_over_stops_with_both_keys(group, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        decided(f"+clipx={group}", *overrides)
+
+
+def test_a_narrow_bound_stands_where_ours_says_it_too():
+    config, _ = decided("+clipx=grpo", "clipx.clip_low=0.9997", *verl_s(clip_ratio_low=3e-4))
+    assert config.clipx.clip_low == 0.9997
+
+
+def test_observe_leaves_verl_s_keys_alone():
+    config, decision = decided("+clipx=observe", *verl_s(clip_ratio_low=10, clip_ratio_high=3e-4, clip_ratio_c=1))
+    assert decision.taken == {} and "clip_low" not in config.clipx
+
+
+@pytest.mark.parametrize(
+    "keys", [dict(clip_ratio_low=0.1, clip_ratio_high=0.05, clip_ratio_c=1.2), dict(clip_ratio_c=9)]
+)
+def test_grpo_with_verl_s_keys_is_verl_s_vanilla(keys, tensors):
+    config, _ = decided("+clipx=grpo", *verl_s(**keys))
+    ours = registered_loss(actor_of(config), tensors)
+    vanilla = registered_loss(built(hydra_s(*verl_s(**keys))), tensors)
+    torch.testing.assert_close(ours[:2], vanilla[:2])

@@ -1,0 +1,104 @@
+"""The line that says what runs: loss, scope, what differs from the group, old_log_probs, whether clipping can act.
+
+Driver and workers make it from the same configuration.
+"""
+
+import dataclasses
+from typing import Any
+
+from verl_clipx.listing import group_settings
+from verl_clipx.training.clip_keys import ACTOR, given, meanings
+from verl_clipx.training.config import Observe, Settings
+from verl_clipx.training.hydra_nodes import ClipxPolicyLossConfig, RunFacts
+
+
+def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
+    """What a run trains, in one line.
+
+    Args:
+        policy_loss: verl's policy-loss node as driver and workers build it.
+    """
+    settings, run = policy_loss.clipx, policy_loss.run
+    if isinstance(settings, Observe):
+        loss, lopti = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx=observe)", False
+    else:
+        chosen = f" (+clipx={run.group})" if run.group else ""
+        scope = f"scope {settings.scope}" if settings.adaptive else "fixed bounds"
+        differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
+        loss, lopti = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}", settings.update is not None
+    return f"clipx: {loss}; old_log_probs {source_of_old_log_probs(run)}; {updates(run, twice=lopti)}"
+
+
+def differences(settings: Settings, run: RunFacts) -> list[str]:
+    """Parameters whose value is not the group's, with both values and, where it is verl's, the key it comes from."""
+    group = settings_of(run.group or settings.method.name)
+    found = []
+    for name, value, default in values_of(settings):
+        usual = group.get(name, default)
+        if value != usual:
+            source = verl_s_key(settings, run, name, value)
+            found.append(f"{name}={shown(value)} (group: {shown(usual)}{source})")
+    return found
+
+
+def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
+    """Name, value and default of each parameter of a clipx node."""
+    return [
+        (field.name, getattr(owner, field.name), field.default)
+        for owner in (settings.method, settings)
+        for field in dataclasses.fields(owner)
+        if field.name != "method"
+    ]
+
+
+def settings_of(group: str) -> dict[str, Any]:
+    """What a group of the plugin's sets; nothing for somebody's own, whose parameters are held against the defaults."""
+    try:
+        return group_settings(group)
+    except FileNotFoundError:
+        return {}
+
+
+def verl_s_key(settings: Settings, run: RunFacts, name: str, value: Any) -> str:
+    """Of which of verl's clip keys a parameter has its value, for `differences`; empty if of none."""
+    for key, meaning in meanings(settings.method).items():
+        source, verl_s = given(key, run.clip_keys, ()) or (None, None)
+        if meaning.parameter == name and source is not None and meaning.value(verl_s) == value:
+            return f"; from {ACTOR}.{source}={verl_s}"
+    return ""
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line; a modifier with its parameters."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if dataclasses.is_dataclass(value):
+        fields = (f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def source_of_old_log_probs(run: RunFacts) -> str:
+    """Where verl's trainer has old_log_probs from."""
+    if run.bypass:
+        return "are the rollout's own (bypass_mode)"
+    if run.old_policy_starts_the_update:
+        return "are recomputed with the weights that a rollout batch's first update starts from"
+    if run.mini_batches_at_once or run.trainer_mode == "separate_async":
+        return "are recomputed with the weights that the rollout last got"
+    return "are the trainer's"
+
+
+def updates(run: RunFacts, *, twice: bool) -> str:
+    """Updates per rollout batch, and whether clipping can act in them.
+
+    Args:
+        run: facts of the run.
+        twice: whether Lopti makes two passes, of which the second starts away from ratio 1.
+    """
+    if run.updates is None:
+        return "an unknown number of updates per rollout batch"
+    number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"
+    if run.makes_one_update and not twice:
+        return f"{number}, at ratio 1: clipping cannot act"
+    return f"{number}: clipping can act"

@@ -1,0 +1,154 @@
+"""What the driver decides when a run of verl starts, before Ray does: which loss, with which bounds, on what machine.
+
+Each of verl's entry modules calls verl.utils.device.auto_set_device with its configuration first, and nothing else
+does, so that this is where a run starts: composing a configuration, in a notebook or by `clipx explain`, is no start.
+"""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_clipx.methods import METHODS
+from verl_clipx.methods.method import NODE
+from verl_clipx.training.announcement import announcement
+from verl_clipx.training.clip_keys import ACTOR, VERL_S_DEFAULTS, Taken, taken_over
+from verl_clipx.training.config import Settings
+from verl_clipx.training.hydra_nodes import another_loss
+
+RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+
+
+class Decision(NamedTuple):
+    """What a run will train.
+
+    Attributes:
+        line: what is printed about it.
+        taken: parameters of the method to what they take over from verl's clip keys.
+    """
+
+    line: str
+    taken: dict[str, Taken]
+
+
+def start(config: DictConfig) -> None:
+    """Decides, says so in one line, and stops a run that cannot be what its configuration says.
+
+    Args:
+        config: verl's whole configuration; verl's clip keys that become a method's bounds are written into it.
+
+    Raises:
+        ValueError: as `decide`.
+        RuntimeError: as `require_accelerator`.
+    """
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    decision = decide(
+        config,
+        named=named_keys(hydra.overrides.task) if hydra else (),
+        group=hydra.runtime.choices.get(NODE) if hydra else None,
+    )
+    if decision is not None:
+        address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+        require_accelerator(address, OmegaConf.select(config, "trainer.device"))
+        print(decision.line, flush=True)
+
+
+def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
+    """Which loss a configuration trains.
+
+    Args:
+        config: as for `start`.
+        named: full keys that the command line names.
+        group: the group that +clipx= names, or None if unknown.
+
+    Returns:
+        The decision; None where the plugin has no part in the run.
+
+    Raises:
+        ValueError: a loss_mode of the plugin's without its group, or against it; a clip key of verl's that means
+            nothing to the method; what a method needs and the run lacks.
+    """
+    node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
+    if node is None:
+        return None
+    if NODE not in node:
+        refuse_without_group(node.loss_mode)
+        return None
+    settings, taken = instantiated(node[NODE]), {}
+    if isinstance(settings, Settings):
+        refused = [another_loss(node.loss_mode, settings)]
+        actor = OmegaConf.select(config, ACTOR)
+        verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
+        try:
+            taken = taken_over(settings.method, verl_s, named)
+        except ValueError as error:
+            refused.append(str(error))
+        if any(refused):
+            raise ValueError("\n".join(filter(None, refused)))
+    with open_dict(config):
+        node[NODE].update({parameter: of.value for parameter, of in taken.items()})
+        node.run.group = group
+    return Decision(announcement(instantiated(node)), taken)
+
+
+def instantiated(node: Any) -> Any:
+    """What a node's `_target_` makes, with the target's own message where it refuses."""
+    try:
+        return instantiate(node, _convert_="partial")
+    except Exception as error:
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from None
+        raise
+
+
+def named_keys(overrides: Collection[str]) -> set[str]:
+    """The keys that overrides of a command line name: `+clipx.alpha=2` names clipx.alpha."""
+    return {override.lstrip("+~").split("=")[0] for override in overrides}
+
+
+def refuse_without_group(loss_mode: Any) -> None:
+    """Raises ValueError for a loss of the plugin's that no group goes with: nothing would make it exact."""
+    name = str(loss_mode).removeprefix("clipx_")
+    if name == str(loss_mode):
+        return
+    group = name if name in METHODS and METHODS[name].__module__.startswith("verl_clipx.") else "custom"
+    function = f" {NODE}.function=package.module:name" if group == "custom" else ""
+    raise ValueError(
+        f"{ACTOR}.policy_loss.loss_mode={loss_mode} without its group: it would train with default parameters and, "
+        f"where bounds adapt, with statistics of a micro-batch. Replace it by the group: +{NODE}={group}{function}."
+    )
+
+
+def require_accelerator(ray_address: str | None, device: str | None = None) -> None:
+    """Raises if this process would start a Ray cluster of its own on a machine without an accelerator.
+
+    A driver without a GPU is normal where it joins a cluster, so nothing is said if one is named, running, or joined.
+
+    Args:
+        ray_address: the configuration's ray_kwargs.ray_init.address, or None.
+        device: the configuration's trainer.device, or None if unknown.
+
+    Raises:
+        RuntimeError: says which switches start the run on the CPU.
+    """
+    import ray
+    from verl.plugin.platform import get_platform
+
+    if get_platform().device_name == "cpu" and device not in (None, "cpu"):
+        raise RuntimeError(
+            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which carries what a CPU run needs, "
+            "or unset VERL_PLATFORM."
+        )
+    if ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists():
+        return
+    if get_platform().is_available():
+        return
+    raise RuntimeError(
+        "No GPU here, and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM=cpu and add +hardware=cpu:\n"
+        "    VERL_PLATFORM=cpu python -m verl.trainer.main_ppo +hardware=cpu …\n"
+        "To join a cluster, set RAY_ADDRESS or +ray_kwargs.ray_init.address."
+    )
