@@ -33,7 +33,8 @@ def test_hydra_gives_what_putting_the_keys_together_gives(example):
 
 
 def test_no_script_keeps_another_loss_or_loses_a_bound():
-    # By what the script says, without the plugin: (its name for) another loss, or a width that is not verl's default.
+    # By what the script says, without the plugin: (its name for) another loss, a width that is not verl's default, or
+    # weights that bypass mode would leave out.
     for example in COMPOSING:
         said = dict(word.split("=", 1) for word in example.arguments if "=" in word)
         for group in GROUPS:
@@ -46,4 +47,4 @@ def test_no_script_keeps_another_loss_or_loses_a_bound():
                     ("0.28", "refused: clip_ratio_high"),
                 }
             else:
-                assert "refused" not in outcome
+                assert ("refused" in outcome) == ("algorithm.rollout_correction.bypass_mode" in said)

@@ -178,11 +178,7 @@ class ClipxTraining:
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
         else:
-            self.planner = StepPlanner(
-                settings,
-                observe=self._observe,
-                all_reduce=self._all_reduce,
-            )
+            self.planner = StepPlanner(settings, observe=self._observe, all_reduce=self._all_reduce)
             if settings.observes:
                 refuse_dropout(self.engine.module)
             self.parameter_sync_step = run.parameter_sync_step or 1

@@ -90,7 +90,7 @@ def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
     try:
         decide(config, named=named_keys(list(overrides)), group=group)
     except ValueError as error:
-        keys = [re.match(r"actor_rollout_ref\.actor\.([\w.]+)=", line) for line in str(error).splitlines()]
+        keys = [re.match(r"(?:actor_rollout_ref\.actor\.)?([\w.]+)=", line) for line in str(error).splitlines()]
         return f"refused: {', '.join(key[1] if key else str(error) for key in keys)}"
     return ", ".join(f"{name}={shown(config.clipx.get(name))}" for name in SHOWN[group])
 
