@@ -77,6 +77,41 @@ def doctor(
     raise typer.Exit(1 if errors else 0)
 
 
+@app.command("gpu-check")
+def gpu_check(
+    gpus: Annotated[int, typer.Option(help="GPUs to use, or processes on a CPU; two can share sequences.")] = 2,
+    device: Annotated[str, typer.Option(help="cuda, or cpu for what a CPU can run of it.")] = "cuda",
+    json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
+) -> None:
+    """Check updates under verl's options on GPUs: about fifteen minutes, nothing is downloaded.
+
+    Exit code 0 if a check passed and none failed; a check that could not run is skipped, with the reason.
+    """
+    from verl_clipx.gpu_check.machine import described, this_machine
+    from verl_clipx.gpu_check.report import as_json, exit_code, last_line, table_of
+    from verl_clipx.gpu_check.run import results
+
+    try:
+        machine = this_machine(device, gpus)
+    except ValueError as error:
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+        raise typer.Exit(2) from None
+    found = []
+    with console.status("checking") as status:
+        for result in results(machine):
+            found.append(result)
+            status.update(f"{last_line(found)}; last: {escape(result.name)}")
+    console.print(table_of(found, f"clipx gpu-check: {machine.ranks} x {machine.device}"))
+    for result in found:
+        if result.log:
+            console.print(f"[bold]{escape(result.name)}[/], the end of its log:")
+            console.print("\n".join(result.log), markup=False, highlight=False, soft_wrap=True)
+    console.print(last_line(found), highlight=False)
+    if json is not None:
+        json.write_text(as_json(found, described(machine)))
+    raise typer.Exit(exit_code(found))
+
+
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, or observe, for its parameters.")] = None,

@@ -1,0 +1,408 @@
+"""The checks that run on the ranks: an update under one of verl's options against what it should be.
+
+Each gets a bench and returns what it measured; an exception is a failure too. `CHECKS` says in which order they run and
+what keeps one from running.
+"""
+
+import math
+import tempfile
+import warnings
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, ROLLOUT, Bench, attention, precision, update
+from verl_clipx.gpu_check.machine import Machine
+from verl_clipx.gpu_check.report import Measured
+from verl_clipx.gpu_check.sample import Row, save_model
+
+GRPO = ("+clipx=grpo",)
+PACKING = f"{MODEL}.use_remove_padding=True"
+HALF = precision("bf16")
+
+# Of the same arithmetic in another order, float32.
+SAME = 1e-5
+# Of a float32 update and the float64 one.
+ROUNDING = 1e-4
+# Of an update computed in bfloat16, with 8 bits a number, and the float64 one: a token that attends to wrong ones is
+# beyond it (tests/end_to_end/test_gpu_check.py shows it).
+ROUNDING_HALF = 0.1
+# Of bounds, relative to the largest of them: what training itself tolerates.
+BOUNDS = 0.01
+# Most host syncs of a loss call with all its metrics.
+SYNCS = 1
+# The peak of a GPU's tensors over the planned one: above, a run that is planned to fit would not; far below, the plan
+# turns runs away that would fit.
+MEMORY = (0.5, 1.1)
+
+
+def relative_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
+    """Norm of the difference of two gradients over the norm of the expected one, of the weights that it names."""
+    differences = [found[name].double() - value for name, value in expected.items()]
+    return norm(differences) / norm(expected.values())
+
+
+def norm(tensors: Iterable[Tensor]) -> float:
+    """The Euclidean norm of all numbers of all tensors."""
+    return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
+
+
+def against_float64(bench: Bench, *overrides: str, tolerance: float, tied: bool = False) -> Measured:
+    """GRPO's update under overrides against the float64 one.
+
+    Args:
+        bench: to update with.
+        overrides: what the check is about.
+        tolerance: of the gradient's and the loss's relative difference.
+        tied: which of the two models.
+    """
+    sample = bench.sample(tied=tied)
+    found = bench.update(*GRPO, *overrides, tied=tied)
+    return compared(
+        relative_difference(found.change, sample.gradients),
+        abs(found.loss - sample.loss) / sample.loss_scale,
+        tolerance,
+        "float64 without verl",
+    )
+
+
+def compared(gradient: float, loss: float, tolerance: float, reference: str) -> Measured:
+    """The verdict on relative differences of gradient and loss."""
+    return Measured(
+        # Written so that a NaN does not pass.
+        gradient <= tolerance and loss <= tolerance,
+        f"gradient {gradient:.1e} and loss {loss:.1e} from {reference}, at most {tolerance:g}",
+        {"gradient_difference": gradient, "loss_difference": loss, "tolerance": tolerance},
+    )
+
+
+def vanilla_and_grpo(bench: Bench) -> Measured:
+    """verl's vanilla and our GRPO, whose bounds are the same by default."""
+    vanilla, grpo, sample = bench.update(), bench.update(*GRPO), bench.sample()
+    found = compared(
+        relative_difference(grpo.change, vanilla.change),
+        abs(grpo.loss - vanilla.loss) / sample.loss_scale,
+        SAME,
+        "verl's vanilla",
+    )
+    return Measured(
+        found.passed and sample.clipped > 0,
+        f"{found.found}; {sample.clipped:.0%} of the tokens are clipped",
+        {**found.numbers, "clipped": sample.clipped},
+    )
+
+
+def fsdp2(bench: Bench) -> Measured:
+    """FSDP2, padded."""
+    return against_float64(bench, tolerance=ROUNDING)
+
+
+def fsdp1(bench: Bench) -> Measured:
+    """FSDP1, padded."""
+    return against_float64(bench, f"{ACTOR}.strategy=fsdp", tolerance=ROUNDING)
+
+
+def packing(bench: Bench) -> Measured:
+    """Sequences packed without padding, torch's attention."""
+    return against_float64(bench, PACKING, tolerance=ROUNDING)
+
+
+def flash_attention(bench: Bench) -> Measured:
+    """Packed, flash attention, bfloat16: what runs on GPUs use."""
+    return against_float64(bench, PACKING, attention("flash_attention_2"), *HALF, tolerance=ROUNDING_HALF)
+
+
+def ulysses(bench: Bench) -> Measured:
+    """Each sequence shared by two ranks, flash attention, bfloat16."""
+    sharing = f"{ACTOR}.ulysses_sequence_parallel_size=2"
+    return against_float64(bench, PACKING, attention("flash_attention_2"), *HALF, sharing, tolerance=ROUNDING_HALF)
+
+
+def offload(bench: Bench) -> Measured:
+    """Parameters and optimizer state on the host between updates, against a run that keeps them on the device."""
+    offloading = (f"{ENGINE}.param_offload=True", f"{ENGINE}.optimizer_offload=True")
+    resident, found = bench.update(*GRPO, updates=2), bench.update(*GRPO, *offloading, updates=2)
+    difference = relative_difference(found.change, resident.change)
+    there = ", ".join(sorted(found.state_on))
+    return Measured(
+        difference <= SAME and found.state_on == {"cpu"},
+        f"two updates {difference:.1e} from those without, at most {SAME:g}; state afterwards on: {there}",
+        {"change_difference": difference, "tolerance": SAME},
+    )
+
+
+def fused_kernels(bench: Bench) -> Measured:
+    """verl's fused log-probabilities, torch's back end, with tied embeddings.
+
+    With an output embedding of its own, FSDP2 keeps that in parts, which verl 0.9.1's fused forward pass cannot use.
+    """
+    fused = (f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch")
+    return against_float64(bench, *fused, tolerance=ROUNDING, tied=True)
+
+
+def bounds_in_bfloat16(bench: Bench) -> Measured:
+    """ACPO's bounds from the pass without gradient, against those from the tokens as they were trained on."""
+    # Nothing moves, so that both see the same weights; the first update's bounds take no pass.
+    still = ("+clipx=acpo", f"{ACTOR}.optim.lr=0", *HALF)
+    observed = bench.update(*still, "clipx.scope=mini_batch", updates=2).bounds["update_1"]
+    trained = bench.update(*still, "clipx.scope=lagged", updates=2).bounds["update_1"]
+    difference = float((observed - trained).abs().max() / trained.abs().max())
+    largest = float(trained.abs().max())
+    return Measured(
+        difference <= BOUNDS,
+        f"observed and training pass {difference:.1e} apart, at most {BOUNDS:g}; largest bound {largest:.3f}",
+        {"bounds_difference": difference, "largest": largest, "tolerance": BOUNDS},
+    )
+
+
+def example_tokens(device: str) -> dict[str, Tensor]:
+    """A micro-batch by the names of verl's policy-loss signature, (16, 96)."""
+    generator = torch.Generator().manual_seed(0)
+    old = -4 * torch.rand(16, 96, generator=generator)
+    tokens = {
+        "old_log_prob": old,
+        "log_prob": old + 0.3 * torch.randn(16, 96, generator=generator),
+        "advantages": torch.randn(16, 1, generator=generator).expand(-1, 96).contiguous(),
+        "response_mask": torch.rand(16, 96, generator=generator) > 0.1,
+    }
+    return {name: values.to(device) for name, values in tokens.items()}
+
+
+def loss_call(actor, device: str) -> Callable[[], tuple[float, Tensor]]:
+    """A function that calls the registered loss of a configuration, forward and backward.
+
+    Args:
+        actor: verl's ActorConfig.
+        device: of the tokens.
+
+    Returns:
+        A function that returns the loss and its gradient on log_prob.
+    """
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    tokens, function = example_tokens(device), get_policy_loss_fn(actor.policy_loss.loss_mode)
+
+    def call() -> tuple[float, Tensor]:
+        log_prob = tokens["log_prob"].clone().requires_grad_(True)
+        loss, _ = function(**{**tokens, "log_prob": log_prob}, loss_agg_mode="token-mean", config=actor)
+        loss.backward()
+        return loss.detach(), log_prob.grad
+
+    return call
+
+
+def compiled(bench: Bench) -> Measured:
+    """ACPO's loss with its statistics, compiled against uncompiled, on the first rank."""
+    device = bench.machine.device
+    actors = [bench.actor("+clipx=acpo", f"clipx.compile={value}") for value in ("false", "true")]
+    if bench.rank:
+        return Measured(True, "not compared here")
+    (loss, gradient), (loss_compiled, gradient_compiled) = (loss_call(actor, device)() for actor in actors)
+    found = compared(
+        relative_difference({"": gradient_compiled}, {"": gradient}),
+        float((loss_compiled - loss).abs() / loss.abs()),
+        SAME,
+        "the uncompiled loss",
+    )
+    # Where the compiler fails a warning says so, and the loss stays as it is.
+    if not actors[1].policy_loss.clipx.functions(device).compiled:
+        return Measured(False, "the compiler failed, so the loss stayed uncompiled: the log of a run says why")
+    return found
+
+
+def syncs_and_kernels(bench: Bench) -> Measured:
+    """Host syncs and kernels of a call of verl's vanilla and of ACPO's loss, forward and backward."""
+    losses = {
+        "vanilla": (),
+        "uncompiled": ("+clipx=acpo", "clipx.compile=false"),
+        "compiled": ("+clipx=acpo", "clipx.compile=true"),
+    }
+    numbers = {}
+    for name, overrides in losses.items():
+        call = loss_call(bench.actor(*overrides), bench.machine.device)
+        # The first call compiles.
+        call()
+        numbers[f"syncs_{name}"], numbers[f"kernels_{name}"] = counted_syncs(call), counted_kernels(call)
+    passed = numbers["syncs_compiled"] <= SYNCS and numbers["syncs_uncompiled"] <= SYNCS
+    found = ", ".join(f"{name} {numbers[f'syncs_{name}']} and {numbers[f'kernels_{name}']}" for name in losses)
+    return Measured(
+        passed and numbers["kernels_compiled"] < numbers["kernels_uncompiled"],
+        f"host syncs and kernels: {found}; at most {SYNCS} sync, compiled fewer kernels than uncompiled",
+        numbers,
+    )
+
+
+def counted_syncs(call: Callable[[], object]) -> int:
+    """How often a call makes the host wait for the GPU, by torch's own debug mode."""
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            call()
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    return sum("synchronizing" in str(warning.message) for warning in heard)
+
+
+def counted_kernels(call: Callable[[], object]) -> int:
+    """Kernels that a call launches, copies and fills of memory not counted."""
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    events = [event for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
+    return sum(event.count for event in events if not event.key.startswith(("Memcpy", "Memset")))
+
+
+# Of a model whose tensors outweigh what the libraries take.
+MEMORY_MODEL = {"hidden_size": 1024, "layers": 8, "vocabulary": 32_000}
+MEMORY_PROMPT, MEMORY_RESPONSE = 512, 1536
+
+
+def memory_overrides(machine: Machine) -> tuple[str, ...]:
+    """The run whose memory is planned and measured: AdamW, packing, flash attention, bfloat16."""
+    return (
+        *GRPO,
+        PACKING,
+        attention("flash_attention_2"),
+        *HALF,
+        f"{ACTOR}.optim.optimizer=AdamW",
+        f"{ACTOR}.optim.lr=1e-6",
+        f"{ACTOR}.optim.override_optimizer_config=null",
+        f"data.max_prompt_length={MEMORY_PROMPT}",
+        f"data.max_response_length={MEMORY_RESPONSE}",
+        f"data.train_batch_size={2 * MEMORY_ROWS * machine.ranks}",
+        f"{ACTOR}.ppo_mini_batch_size={MEMORY_ROWS * machine.ranks}",
+        f"{ROLLOUT}.n=1",
+        "trainer.v1.trainer_mode=sync",
+        "algorithm.adv_estimator=grpo",
+    )
+
+
+MEMORY_ROWS = 4
+
+
+def planned_bytes(config, gpu_bytes: float) -> float:
+    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server.
+
+    Args:
+        config: verl's whole configuration.
+        gpu_bytes: memory of the GPU.
+    """
+    from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions
+    from verl_clipx.reproduction.cost.memory import memory_phases, rollout_of
+    from verl_clipx.reproduction.divisibility import layout_of
+    from verl_clipx.reproduction.models import shape_of
+
+    shape = shape_of(config.actor_rollout_ref.model.path)
+    layout, assumptions = layout_of(config, shape), Assumptions()
+    # Memory does not depend on speed.
+    gpu = GPU("this one", gpu_bytes, flops=math.inf, bandwidth=math.inf)
+    rollout = rollout_of(config, shape, layout, gpu, assumptions)
+    phases = memory_phases(config, shape, layout, gpu, rollout, assumptions)
+    outside = ("process", "rollout server")
+    tensors = {
+        phase.name: sum(size for part, size in phase.parts.items() if not any(name in part for name in outside))
+        for phase in phases
+    }
+    return max(tensors["actor update"], tensors["optimizer step"])
+
+
+def memory(bench: Bench) -> Measured:
+    """The peak of a GPU's tensors in an update against `clipx recipe plan`'s formula for the same model."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = [Path(own)]
+        torch.distributed.broadcast_object_list(folder, src=0)
+        if bench.rank == 0:
+            save_model(folder[0], tied=False, **MEMORY_MODEL)
+        torch.distributed.barrier()
+        config = bench.configuration(*memory_overrides(bench.machine), model=folder[0])
+        planned = planned_bytes(config, torch.cuda.get_device_properties(0).total_memory)
+        measured = update(config, long_rows(MEMORY_ROWS * bench.machine.ranks), updates=1).peak_bytes
+        torch.distributed.barrier()
+    share = measured / planned
+    low, high = MEMORY
+    return Measured(
+        low <= share <= high,
+        f"{measured / 2**30:.2f} GiB of {planned / 2**30:.2f} planned: {share:.2f}, within {low:g} to {high:g}",
+        {"measured_bytes": measured, "planned_bytes": planned, "share": share},
+    )
+
+
+def long_rows(count: int) -> list[Row]:
+    """Rows of the longest prompt and response."""
+    generator = torch.Generator().manual_seed(0)
+    length = MEMORY_PROMPT + MEMORY_RESPONSE
+    return [
+        Row(
+            torch.randint(MEMORY_MODEL["vocabulary"], (length,), generator=generator),
+            MEMORY_PROMPT,
+            torch.full((MEMORY_RESPONSE,), -10.0),
+            torch.ones(MEMORY_RESPONSE, dtype=torch.int64),
+            1.0,
+        )
+        for _ in range(count)
+    ]
+
+
+def needs_gpu(machine: Machine) -> str | None:
+    """Why a check that needs a GPU cannot run."""
+    return "counts what a GPU does" if machine.device == "cpu" else None
+
+
+def needs_flash_attention(machine: Machine) -> str | None:
+    """Why a check that needs flash attention cannot run."""
+    if machine.device == "cpu":
+        return "flash attention runs on GPUs alone"
+    return None if machine.flash_attention else "flash-attn is not installed"
+
+
+def needs_two_with_flash_attention(machine: Machine) -> str | None:
+    """Why two ranks cannot share a sequence."""
+    if machine.ranks < 2:
+        return "needs two GPUs: --gpus 2"
+    return needs_flash_attention(machine)
+
+
+def needs_fsdp1(machine: Machine) -> str | None:
+    """Why FSDP1 cannot run."""
+    return "FSDP1 cannot start from CPU parameters" if machine.device == "cpu" else None
+
+
+def needs_nothing(machine: Machine) -> str | None:
+    """None: the check runs everywhere."""
+    return None
+
+
+@dataclass(frozen=True)
+class Check:
+    """A check on the ranks.
+
+    Args:
+        name: in the report.
+        run: what each rank does; the first rank's result counts.
+        why_not: why it cannot run on a machine, or None if it can.
+    """
+
+    name: str
+    run: Callable[[Bench], Measured]
+    why_not: Callable[[Machine], str | None] = needs_nothing
+
+
+CHECKS = (
+    Check("vanilla and grpo", vanilla_and_grpo),
+    Check("FSDP2", fsdp2),
+    Check("FSDP1", fsdp1, needs_fsdp1),
+    Check("packing", packing),
+    Check("flash attention", flash_attention, needs_flash_attention),
+    Check("Ulysses 2", ulysses, needs_two_with_flash_attention),
+    Check("offload", offload),
+    Check("fused kernels", fused_kernels),
+    Check("bounds in bfloat16", bounds_in_bfloat16),
+    Check("compiled", compiled),
+    Check("syncs and kernels", syncs_and_kernels, needs_gpu),
+    Check("memory", memory, needs_flash_attention),
+)

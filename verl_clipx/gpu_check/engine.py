@@ -1,0 +1,283 @@
+"""One update by verl's own worker and engine, in a rank of a process group without Ray.
+
+This module alone knows verl's internals: the environment of a worker process, its configuration, its worker, the layout
+of a rollout batch.
+"""
+
+import gc
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.gpu_check.machine import Machine, sample_folder
+from verl_clipx.gpu_check.sample import ROWS, Row, Sample
+
+ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
+ENGINE = f"{ACTOR}.fsdp_config"
+MICRO_BATCH = 4
+
+
+def precision(dtype: str) -> tuple[str, ...]:
+    """Overrides for what FSDP computes in; parameters, reductions and buffers stay float32."""
+    types = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
+    return tuple(f"++{ENGINE}.mixed_precision.{key}={value}" for key, value in types.items())
+
+
+def attention(name: str) -> str:
+    """The override for transformers' attention."""
+    return f"++{MODEL}.override_config.attn_implementation={name}"
+
+
+# What every check has in common unless it says otherwise: nothing that a GPU and a CPU do differently.
+COMMON = (
+    f"{ACTOR}.strategy=fsdp2",
+    f"{ACTOR}.use_torch_compile=False",
+    f"{ENGINE}.use_torch_compile=False",
+    f"{ENGINE}.model_dtype=fp32",
+    *precision("fp32"),
+    attention("sdpa"),
+    f"{MODEL}.use_remove_padding=False",
+    f"{MODEL}.enable_gradient_checkpointing=False",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu={MICRO_BATCH}",
+    f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={MICRO_BATCH}",
+    # One of two updates, so that nothing warns of a ratio of 1.
+    f"data.train_batch_size={2 * ROWS}",
+    f"{ACTOR}.ppo_mini_batch_size={ROWS}",
+    # With a rate of 1 a weight's change is its gradient, on every rank and however verl cuts the weights into parts.
+    # Momentum gives the optimizer a state that can be offloaded.
+    f"{ACTOR}.optim.optimizer=SGD",
+    f"{ACTOR}.optim.lr=1",
+    f"{ACTOR}.optim.weight_decay=0",
+    f"{ACTOR}.optim.clip_grad=1e9",
+    f"{ACTOR}.optim.override_optimizer_config={{momentum:0.9}}",
+)
+
+
+def rank_environment(machine: Machine, rank: int, folder: Path) -> dict[str, str]:
+    """Environment variables of a rank's process.
+
+    Args:
+        machine: what it runs on.
+        rank: number of the rank.
+        folder: where the ranks meet.
+    """
+    environment = {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(machine.ranks),
+        "LOCAL_WORLD_SIZE": str(machine.ranks),
+        # As under Ray, every process sees one GPU alone.
+        "LOCAL_RANK": "0",
+        # verl reads both; nobody listens.
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": "0",
+        "DIST_INIT_METHOD": f"file://{folder / 'meeting'}",
+        # No cluster is joined: this keeps the driver's look-out for a GPU from stopping a rank.
+        "RAY_ADDRESS": "127.0.0.1:6379",
+        "HF_HUB_OFFLINE": "1",
+        "VERL_LOGGING_LEVEL": "ERROR",
+    }
+    if machine.device == "cpu":
+        return environment | {"VERL_PLATFORM": "cpu", "OMP_NUM_THREADS": "1"}
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES") or ",".join(map(str, range(machine.ranks)))
+    return environment | {"CUDA_VISIBLE_DEVICES": visible.split(",")[rank]}
+
+
+@dataclass(frozen=True)
+class Update:
+    """What an update did.
+
+    Args:
+        loss: the policy loss; of the first mini-batch where there were several. NaN on ranks without outputs.
+        change: by the weight's name, what it was before less what it is now, float32, on the CPU. With one update by
+            the optimizer of `COMMON` this is the gradient.
+        bounds: what an adaptive method decided, by the update's position.
+        metrics: what the update logged, a value an update.
+        state_on: devices of the parameters and the optimizer's state after it.
+        peak_bytes: most memory that tensors took on this GPU meanwhile; 0 on a CPU.
+    """
+
+    loss: float
+    change: dict[str, Tensor]
+    bounds: dict[str, Tensor]
+    metrics: dict[str, list[float]]
+    state_on: frozenset[str]
+    peak_bytes: int
+
+
+class Bench:
+    """What a check on the ranks works with.
+
+    Args:
+        machine: what it runs on.
+        folder: where the models and samples lie.
+    """
+
+    def __init__(self, machine: Machine, folder: Path):
+        import verl  # noqa: F401  (loads the plugin)
+        from verl.utils.distributed import initialize_global_process_group_ray
+
+        self.machine, self.folder = machine, folder
+        initialize_global_process_group_ray(backend="gloo" if machine.device == "cpu" else None)
+        self.rank = torch.distributed.get_rank()
+
+    def sample(self, *, tied: bool = False) -> Sample:
+        """The rows and what their update should be."""
+        return torch.load(sample_folder(self.folder, tied) / "sample.pt", weights_only=False)
+
+    def configuration(self, *overrides: str, model: Path | None = None) -> Any:
+        """verl's whole configuration under Hydra overrides after `COMMON`, as its driver composes it.
+
+        Args:
+            overrides: what the check is about.
+            model: the model's folder; None: the untied one of the checks.
+        """
+        found: list[Any] = [None]
+        if self.rank == 0:
+            found = [composed(self.machine, model or sample_folder(self.folder, False), overrides)]
+        # Composing takes longer than an update.
+        torch.distributed.broadcast_object_list(found, src=0)
+        return found[0]
+
+    def actor(self, *overrides: str) -> Any:
+        """verl's ActorConfig under Hydra overrides."""
+        from verl.utils.config import omega_conf_to_dataclass
+
+        return omega_conf_to_dataclass(self.configuration(*overrides).actor_rollout_ref.actor)
+
+    def update(self, *overrides: str, updates: int = 1, tied: bool = False) -> Update:
+        """Trains from the saved weights on the sample.
+
+        Args:
+            overrides: as for `configuration`.
+            updates: mini-batches that the rows are cut into.
+            tied: which of the two models.
+        """
+        config = self.configuration(*overrides, model=sample_folder(self.folder, tied))
+        return update(config, self.sample(tied=tied).rows, updates=updates)
+
+
+def composed(machine: Machine, model: Path, overrides: Sequence[str]) -> Any:
+    """verl's whole configuration.
+
+    Args:
+        machine: whose device and number of ranks it is for.
+        model: the model's folder.
+        overrides: after those of `COMMON`.
+    """
+    from hydra import compose, initialize_config_module
+
+    hardware = ["+hardware=cpu"] if machine.device == "cpu" else []
+    given = [f"{MODEL}.path={model}", f"trainer.n_gpus_per_node={machine.ranks}", "trainer.nnodes=1"]
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", [*hardware, *given, *COMMON, *overrides])
+
+
+def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
+    """Builds verl's worker and updates its actor on rows.
+
+    Args:
+        config: verl's whole configuration.
+        rows: of all ranks; each data-parallel rank takes its share.
+        updates: mini-batches that they are cut into.
+    """
+    from verl.utils import tensordict_utils as tu
+    from verl.workers.engine_workers import ActorRolloutRefWorker
+
+    with unpatched_model():
+        worker = ActorRolloutRefWorker(config.actor_rollout_ref, role="actor")
+        worker.init_model()
+        engine = worker.actor.engine
+        before = weights(engine)
+        ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
+        share = rows[rank * len(rows) // ranks : (rank + 1) * len(rows) // ranks]
+        on_gpu = torch.cuda.is_available()
+        if on_gpu:
+            torch.cuda.reset_peak_memory_stats()
+        output = worker.update_actor(rollout_batch(share, mini_batch=len(rows) // updates))
+        peak = torch.cuda.max_memory_allocated() if on_gpu else 0
+        state_on = devices_of(engine)
+        after = weights(engine)
+    metrics = {} if output is None else tu.get(output, "metrics")
+    planner, bounds = worker.actor.planner, {}
+    if planner is not None and planner.settings.adaptive:
+        planner.flush()
+        bounds = {position: planner.method.decide(found) for position, found in planner.state.statistics.items()}
+    del worker, engine, planner
+    gc.collect()
+    return Update(
+        loss=metrics.get("actor/pg_loss", [float("nan")])[0],
+        change={name: value - after[name] for name, value in before.items()},
+        bounds={position: found.cpu() for position, found in bounds.items()},
+        metrics=metrics,
+        state_on=state_on,
+        peak_bytes=peak,
+    )
+
+
+@contextmanager
+def unpatched_model() -> Iterator[None]:
+    """Leaves transformers' model as it is after verl's fused kernels have replaced its forward pass."""
+    from transformers import Qwen2ForCausalLM
+
+    original = Qwen2ForCausalLM.forward
+    try:
+        yield
+    finally:
+        Qwen2ForCausalLM.forward = original
+
+
+def weights(engine: Any) -> dict[str, Tensor]:
+    """Every whole weight by its name in the model's checkpoint, float32, on the CPU; as the rollout gets them."""
+    named, _ = engine.get_per_tensor_param()
+    return {name: value.detach().float().cpu().clone() for name, value in named}
+
+
+def devices_of(engine: Any) -> frozenset[str]:
+    """Kinds of device that the parameters and the optimizer's state lie on."""
+    states = [value for state in engine.optimizer.state.values() for value in state.values()]
+    tensors = [*engine.module.parameters(), *(value for value in states if isinstance(value, Tensor))]
+    return frozenset(tensor.device.type for tensor in tensors)
+
+
+def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
+    """Rows in verl's layout of a rollout batch.
+
+    Args:
+        rows: of this rank.
+        mini_batch: rows of an optimizer step, over all ranks.
+    """
+    from tensordict import TensorDict
+    from verl.utils import tensordict_utils as tu
+
+    def jagged(values: list[Tensor]) -> Tensor:
+        return torch.nested.as_nested_tensor(values, layout=torch.jagged)
+
+    fields = {
+        "input_ids": [row.ids for row in rows],
+        "position_ids": [torch.arange(len(row.ids)) for row in rows],
+        "prompts": [row.ids[: row.prompt] for row in rows],
+        "responses": [row.ids[row.prompt :] for row in rows],
+        "old_log_probs": [row.old_log_prob for row in rows],
+        # Not the old policy's own, which would mean that the rollout's stand in for them.
+        "rollout_log_probs": [row.old_log_prob - 0.01 for row in rows],
+        "response_mask": [row.mask for row in rows],
+        "loss_mask": [row.mask for row in rows],
+        "advantages": [torch.full((len(row.old_log_prob),), row.advantage) for row in rows],
+    }
+    data = TensorDict({name: jagged(values) for name, values in fields.items()}, batch_size=[len(rows)])
+    tu.assign_non_tensor(
+        data,
+        global_batch_size=mini_batch,
+        mini_batch_size=mini_batch,
+        temperature=1.0,
+        dataloader_kwargs={"shuffle": False},
+        epochs=1,
+        seed=1,
+    )
+    return data

@@ -1,0 +1,71 @@
+"""What checks run on."""
+
+import importlib.util
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What checks run on.
+
+    Args:
+        device: cuda, or cpu with gloo in NCCL's place.
+        ranks: processes that train together, a GPU each.
+        flash_attention: whether flash-attn is installed.
+        vllm: whether vLLM is installed.
+
+    Raises:
+        ValueError: the device or the number of ranks is none.
+    """
+
+    device: str
+    ranks: int
+    flash_attention: bool = False
+    vllm: bool = False
+
+    def __post_init__(self) -> None:
+        if self.device not in ("cuda", "cpu"):
+            raise ValueError(f"--device {self.device}: must be cuda or cpu")
+        if self.ranks < 1:
+            raise ValueError(f"--gpus {self.ranks}: must be at least 1")
+
+
+def this_machine(device: str, ranks: int) -> Machine:
+    """This machine, as far as checks are to use it.
+
+    Args:
+        device: cuda or cpu.
+        ranks: GPUs, or processes on a CPU.
+
+    Raises:
+        ValueError: it has fewer GPUs; the message names the option.
+    """
+    import torch
+
+    machine = Machine(device, ranks, *(importlib.util.find_spec(name) is not None for name in ("flash_attn", "vllm")))
+    there = torch.cuda.device_count()
+    if device == "cuda" and there < ranks:
+        raise ValueError(f"--gpus {ranks}: torch sees {there} GPUs here. Lower it, or run what a CPU can: --device cpu")
+    return machine
+
+
+def described(machine: Machine) -> dict[str, object]:
+    """What a report says of the machine."""
+    import importlib.metadata
+
+    import torch
+
+    packages = {}
+    for name in ("torch", "verl", "transformers", "vllm", "flash-attn"):
+        try:
+            packages[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            packages[name] = None
+    names = [torch.cuda.get_device_name(index) for index in range(machine.ranks)] if machine.device == "cuda" else []
+    return {"device": machine.device, "ranks": machine.ranks, "gpus": names, "packages": packages}
+
+
+def sample_folder(folder: Path, tied: bool) -> Path:
+    """Where the checks' model and its sample lie, in the folder of a run of checks."""
+    return folder / ("tied" if tied else "policy")

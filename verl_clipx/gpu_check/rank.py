@@ -1,0 +1,81 @@
+"""A rank's process: `python -m verl_clipx.gpu_check.rank FOLDER`, with the environment of `engine.rank_environment`.
+
+It runs the checks that FOLDER/task.json names, in order, and leaves a file for each. The first exception ends it: the
+other ranks may wait for this one for ever, so that the parent ends them.
+"""
+
+import json
+import os
+import sys
+import traceback
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from verl_clipx.gpu_check.machine import Machine
+
+TASK = "task.json"
+
+
+def write_task(folder: Path, machine: Machine, models: Path, names: Sequence[str]) -> None:
+    """Writes what the ranks are to do.
+
+    Args:
+        folder: that the ranks are given.
+        machine: what they run on.
+        models: folder of the models and samples.
+        names: checks, in order.
+    """
+    task = {"machine": asdict(machine), "models": str(models), "names": list(names)}
+    (folder / TASK).write_text(json.dumps(task))
+
+
+def file_of(folder: Path, name: str, rank: int | str) -> Path:
+    """Where a rank leaves what a check has found."""
+    return folder / f"{name}.{rank}.json"
+
+
+def leave(path: Path, found: dict[str, Any]) -> None:
+    """Writes what was found, so that a reader sees all of it or nothing."""
+    partial = path.with_suffix(".partial")
+    partial.write_text(json.dumps(found))
+    partial.rename(path)
+
+
+def main(folder: Path) -> int:
+    """Runs the checks of a task; returns the exit code."""
+    task = json.loads((folder / TASK).read_text())
+    machine, names, rank = Machine(**task["machine"]), task["names"], int(os.environ["RANK"])
+    name = names[0]
+    try:
+        import torch
+
+        if machine.device == "cpu":
+            torch.set_num_threads(1)
+        from verl_clipx.gpu_check.checks import CHECKS
+        from verl_clipx.gpu_check.engine import Bench
+
+        checks = {check.name: check for check in CHECKS}
+        bench = Bench(machine, Path(task["models"]))
+        for name in names:
+            print(f"== {name}", flush=True)
+            measured = checks[name].run(bench)
+            # No rank is behind when the first one's result is read.
+            torch.distributed.barrier()
+            if rank == 0:
+                leave(file_of(folder, name, rank), asdict(measured))
+    except Exception as error:
+        traceback.print_exc()
+        leave(file_of(folder, name, rank), {"error": f"rank {rank}: {type(error).__name__}: {error}"})
+        return 1
+    torch.distributed.destroy_process_group()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main(Path(sys.argv[1]))
+    sys.stdout.flush()
+    if code:
+        # An orderly end would wait for the threads of a broken process group.
+        os._exit(code)

@@ -1,0 +1,121 @@
+"""Starts the ranks, collects what they find, and starts them anew after a check that ended them."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from verl_clipx.gpu_check.engine import rank_environment
+from verl_clipx.gpu_check.machine import Machine
+from verl_clipx.gpu_check.rank import file_of, write_task
+from verl_clipx.gpu_check.report import Measured, Result, result_of
+
+PROGRAM = (sys.executable, "-m", "verl_clipx.gpu_check.rank")
+# For one check; the first one's is for the ranks' start too.
+SECONDS = 300
+POLL_SECONDS = 0.05
+LOG_LINES = 30
+
+
+class Ranks:
+    """The ranks' processes, ended when the block ends.
+
+    Args:
+        machine: what they run on.
+        models: folder of the models and samples.
+        names: checks that they are to run, in order.
+    """
+
+    def __init__(self, machine: Machine, models: Path, names: Sequence[str]):
+        self._folder = tempfile.TemporaryDirectory(prefix="clipx-gpu-check-")
+        self._processes: list[subprocess.Popen] = []
+        self.folder = Path(self._folder.name)
+        write_task(self.folder, machine, models, names)
+        for rank in range(machine.ranks):
+            with self._log(rank).open("wb") as log:
+                self._processes.append(
+                    subprocess.Popen(
+                        [*PROGRAM, str(self.folder)],
+                        env=os.environ | rank_environment(machine, rank, self.folder),
+                        stdout=log,
+                        stderr=subprocess.STDOUT,
+                        # A group of its own, so that what a rank has started ends with it.
+                        start_new_session=True,
+                    )
+                )
+
+    def __enter__(self) -> "Ranks":
+        return self
+
+    def __exit__(self, *_) -> None:
+        for process in self._processes:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+        self._folder.cleanup()
+
+    def result_of(self, name: str, seconds: float) -> tuple[Result, bool]:
+        """Waits for a check.
+
+        Args:
+            name: the check.
+            seconds: how long to wait.
+
+        Returns:
+            Its result, and whether the ranks go on to the next.
+        """
+        started = time.monotonic()
+        while True:
+            ended = [process.poll() for process in self._processes]
+            found = [json.loads(path.read_text()) for path in self.folder.glob(file_of(Path(), name, "*").name)]
+            passed = time.monotonic() - started
+            errors = [one["error"] for one in found if "error" in one]
+            if found and not errors:
+                return result_of(name, Measured(**found[0]), passed), True
+            codes = [code for code in ended if code]
+            if not errors and codes:
+                errors = [f"a rank ended with exit code {codes[0]}"]
+            if not errors and passed > seconds:
+                errors = [f"no answer within {seconds:.0f} s"]
+            if errors:
+                return Result(name, "fail", sorted(errors)[0], seconds=passed, log=self._last_lines()), False
+            time.sleep(POLL_SECONDS)
+
+    def _log(self, rank: int) -> Path:
+        return self.folder / f"rank{rank}.log"
+
+    def _last_lines(self) -> tuple[str, ...]:
+        lines = []
+        for rank in range(len(self._processes)):
+            text = self._log(rank).read_text(errors="replace")
+            lines += [f"rank {rank}: {line}" for line in text.splitlines()[-LOG_LINES:]]
+        return tuple(lines)
+
+
+def results_on_ranks(
+    machine: Machine, models: Path, names: Sequence[str], seconds: float = SECONDS
+) -> Iterator[Result]:
+    """Runs checks on the ranks, one after the other.
+
+    Args:
+        machine: what they run on.
+        models: folder of the models and samples.
+        names: the checks, in order.
+        seconds: most for one of them.
+
+    Yields:
+        The result of each, as soon as it is there.
+    """
+    waiting = list(names)
+    while waiting:
+        with Ranks(machine, models, waiting) as ranks:
+            going = True
+            while waiting and going:
+                result, going = ranks.result_of(waiting.pop(0), seconds)
+                yield result

@@ -1,0 +1,95 @@
+"""What checks found: results, the table, the last line, the exit code, JSON."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from rich.markup import escape
+from rich.table import Table
+
+Outcome = Literal["pass", "fail", "skip"]
+
+COLOURS = {"pass": "green", "fail": "red", "skip": "yellow"}
+WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped"}
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a check that ran has found.
+
+    Args:
+        passed: whether it is as it should be.
+        found: in a sentence, with the tolerance.
+        numbers: what was measured, by name.
+    """
+
+    passed: bool
+    found: str
+    numbers: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Result:
+    """The outcome of a check.
+
+    Args:
+        name: the check.
+        outcome: pass, fail, or skip where it could not run here.
+        found: what was found, the error, or why it was skipped.
+        numbers: what was measured, by name.
+        seconds: how long it took, the start of its processes included.
+        log: the last lines of its processes, where they failed.
+    """
+
+    name: str
+    outcome: Outcome
+    found: str
+    numbers: dict[str, float] = field(default_factory=dict)
+    seconds: float = 0.0
+    log: tuple[str, ...] = ()
+
+
+def result_of(name: str, measured: Measured, seconds: float) -> Result:
+    """The result of a check that ran to its end."""
+    return Result(name, "pass" if measured.passed else "fail", measured.found, measured.numbers, seconds)
+
+
+def counts(results: Sequence[Result]) -> dict[Outcome, int]:
+    """How many checks had each outcome."""
+    return {outcome: sum(result.outcome == outcome for result in results) for outcome in WORDS}
+
+
+def exit_code(results: Sequence[Result]) -> int:
+    """0 if a check passed and none failed, otherwise 1: where all were skipped nothing is known."""
+    found = counts(results)
+    return 0 if found["pass"] and not found["fail"] else 1
+
+
+def last_line(results: Sequence[Result]) -> str:
+    """How many passed, failed and were skipped."""
+    found = counts(results)
+    line = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in found.items())
+    return f"{line}: nothing is known of what was skipped" if found["skip"] else line
+
+
+def table_of(results: Sequence[Result], title: str) -> Table:
+    """The results as a table, a row a check."""
+    table = Table(title=title)
+    for heading in ("", "check", "found", "s"):
+        table.add_column(heading, overflow="fold", justify="right" if heading == "s" else "left")
+    for result in results:
+        mark = f"[{COLOURS[result.outcome]}]{result.outcome}[/]"
+        table.add_row(mark, escape(result.name), escape(result.found), f"{result.seconds:.0f}")
+    return table
+
+
+def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
+    """The results and what they were found on, as indented JSON.
+
+    Args:
+        results: of all checks.
+        machine: what to say of the machine.
+    """
+    document = {"machine": machine, "counts": counts(results), "checks": [asdict(result) for result in results]}
+    return json.dumps(document, indent=2) + "\n"

@@ -1,0 +1,161 @@
+"""A tiny model, rows for one update of it, and the loss and gradient that the update should have.
+
+The expected values are computed here in float64 on the CPU, sequence by sequence, without padding and without verl.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+# verl's and GRPO's defaults.
+CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.2, 3.0
+
+ROWS = 16
+SEED = 3
+# Standard deviation of the log-ratio: about half of the tokens leave the bounds.
+DRIFT = 0.3
+
+
+@dataclass(frozen=True)
+class Row:
+    """A prompt with its response.
+
+    Args:
+        ids: int64, (length,).
+        prompt: tokens of the prompt.
+        old_log_prob: float32, (response length,).
+        mask: 0 or 1, int64, (response length,).
+        advantage: of the response.
+    """
+
+    ids: Tensor
+    prompt: int
+    old_log_prob: Tensor
+    mask: Tensor
+    advantage: float
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Rows, and what GRPO's update on all of them should be.
+
+    Args:
+        rows: of one mini-batch.
+        loss: mean over the tokens in the mask.
+        loss_scale: mean of the tokens' absolute loss: what differences of the loss are measured against.
+        gradients: by the parameter's name, float64.
+        clipped: share of the tokens without a gradient.
+    """
+
+    rows: tuple[Row, ...]
+    loss: float
+    loss_scale: float
+    gradients: dict[str, Tensor]
+    clipped: float
+
+
+def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabulary: int | None = None, tied: bool):
+    """Saves a random Qwen2, sharp enough that its choices differ, and its tokenizer.
+
+    Args:
+        folder: where to.
+        hidden_size: width, a multiple of 128: two query heads of 64 share a key-value head.
+        layers: number of layers.
+        vocabulary: rows of the embeddings; None: as many as the tokenizer has tokens.
+        tied: whether input and output embedding are one matrix.
+
+    Returns:
+        The model, in float32.
+    """
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
+
+    tokenizer = build_tokenizer()
+    config = Qwen2Config(
+        vocab_size=vocabulary or len(tokenizer),
+        hidden_size=hidden_size,
+        intermediate_size=3 * hidden_size,
+        num_hidden_layers=layers,
+        num_attention_heads=hidden_size // 64,
+        num_key_value_heads=hidden_size // 128,
+        max_position_embeddings=4096,
+        initializer_range=0.15,
+        tie_word_embeddings=tied,
+        bos_token_id=None,
+        eos_token_id=tokenizer.eos_token_id,
+        pad_token_id=tokenizer.pad_token_id,
+        dtype="float32",
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(SEED)
+        model = Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model
+
+
+def make_sample(folder: Path, *, tied: bool) -> Sample:
+    """Saves a model and, beside it, a sample for it.
+
+    Args:
+        folder: where to.
+        tied: whether the model's input and output embedding are one matrix.
+    """
+    model = save_model(folder, tied=tied).double()
+    generator = torch.Generator().manual_seed(SEED)
+    rows = tuple(make_row(model, generator) for _ in range(ROWS))
+    sample = expected(model, rows)
+    torch.save(sample, folder / "sample.pt")
+    return sample
+
+
+def make_row(model: torch.nn.Module, generator: torch.Generator) -> Row:
+    """A row of random tokens whose old log-probabilities are some way from the model's own."""
+    prompt, response = (int(torch.randint(*ends, (1,), generator=generator)) for ends in ((3, 9), (4, 25)))
+    ids = torch.randint(model.config.vocab_size, (prompt + response,), generator=generator)
+    with torch.no_grad():
+        own = log_probs(model, ids, prompt)
+    old = own + DRIFT * torch.randn(response, generator=generator, dtype=torch.float64)
+    mask = (torch.rand(response, generator=generator) > 0.1).long()
+    advantage = float(torch.randn(1, generator=generator))
+    return Row(ids, prompt, old.clamp(max=-1e-3).float(), mask, advantage)
+
+
+def log_probs(model: torch.nn.Module, ids: Tensor, prompt: int) -> Tensor:
+    """Log-probabilities of a response's tokens, (response length,)."""
+    found = model(ids[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
+    return found.gather(1, ids[prompt:, None])[:, 0]
+
+
+def expected(model: torch.nn.Module, rows: tuple[Row, ...]) -> Sample:
+    """Loss and gradient of GRPO over all rows, by PPO's formula as printed.
+
+    Args:
+        model: in float64.
+        rows: of the mini-batch.
+    """
+    losses, weights = [], []
+    for row in rows:
+        log_prob = log_probs(model, row.ids, row.prompt)
+        ratio = (log_prob - row.old_log_prob.double()).exp()
+        loss = torch.maximum(-row.advantage * ratio, -row.advantage * ratio.clamp(CLIP_LOW, CLIP_HIGH))
+        if row.advantage < 0:
+            loss = loss.clamp(max=-row.advantage * DUAL_CLIP)
+        losses.append(loss[row.mask.bool()])
+        high, low = row.advantage > 0, row.advantage < 0
+        outside = (ratio > CLIP_HIGH) & high | ((ratio < CLIP_LOW) | (ratio > DUAL_CLIP)) & low
+        weights.append(outside[row.mask.bool()])
+    tokens = torch.cat(losses)
+    model.zero_grad()
+    tokens.mean().backward()
+    gradients = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+    return Sample(
+        rows,
+        float(tokens.detach().mean()),
+        float(tokens.detach().abs().mean()),
+        gradients,
+        float(torch.cat(weights).double().mean()),
+    )
