@@ -1,8 +1,8 @@
 """The ranks' processes: what they find is collected, and one that ends takes no other check with it.
 
-Covers, with a stand-in for the ranks' program: results in order; an error of one rank while the other waits; a rank that
-dies without a word; one that answers never; the rest of the checks in ranks that are started anew; nothing is left
-running. Not covered: the program itself (tests/end_to_end/test_gpu_check.py).
+Covers, with a stand-in for the ranks' program: results in order; an error of one rank while the other waits; a rank
+that dies without a word; one that answers never; the rest of the checks in ranks that are started anew; nothing is
+left running. Not covered: the program itself (tests/end_to_end/test_gpu_check.py).
 """
 
 import sys

@@ -97,7 +97,6 @@ class Update:
         change: by the weight's name, what it was before less what it is now, float32, on the CPU. With one update by
             the optimizer of `COMMON` this is the gradient.
         bounds: what an adaptive method decided, by the update's position.
-        metrics: what the update logged, a value an update.
         state_on: devices of the parameters and the optimizer's state after it.
         peak_bytes: most memory that tensors took on this GPU meanwhile; 0 on a CPU.
     """
@@ -105,7 +104,6 @@ class Update:
     loss: float
     change: dict[str, Tensor]
     bounds: dict[str, Tensor]
-    metrics: dict[str, list[float]]
     state_on: frozenset[str]
     peak_bytes: int
 
@@ -211,10 +209,9 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
     del worker, engine, planner
     gc.collect()
     return Update(
-        loss=metrics.get("actor/pg_loss", [float("nan")])[0],
+        loss=float(metrics.get("actor/pg_loss", [float("nan")])[0]),
         change={name: value - after[name] for name, value in before.items()},
         bounds={position: found.cpu() for position, found in bounds.items()},
-        metrics=metrics,
         state_on=state_on,
         peak_bytes=peak,
     )
