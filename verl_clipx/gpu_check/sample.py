@@ -14,8 +14,9 @@ CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.2, 3.0
 
 ROWS = 16
 SEED = 3
-# Standard deviation of the log-ratio: about half of the tokens leave the bounds.
-DRIFT = 0.3
+# Log-ratios, each as often as the others: within the bounds, outside them, and none so near to one that rounding to
+# bfloat16 takes a token across.
+LOG_RATIOS = (-0.6, -0.05, 0.0, 0.05, 0.6)
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
         num_attention_heads=hidden_size // 64,
         num_key_value_heads=hidden_size // 128,
         max_position_embeddings=4096,
-        initializer_range=0.15,
+        initializer_range=0.08,
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
@@ -118,7 +119,8 @@ def make_row(model: torch.nn.Module, generator: torch.Generator) -> Row:
     ids = torch.randint(model.config.vocab_size, (prompt + response,), generator=generator)
     with torch.no_grad():
         own = log_probs(model, ids, prompt)
-    old = own + DRIFT * torch.randn(response, generator=generator, dtype=torch.float64)
+    chosen = torch.randint(len(LOG_RATIOS), (response,), generator=generator)
+    old = own - torch.tensor(LOG_RATIOS, dtype=torch.float64)[chosen]
     mask = (torch.rand(response, generator=generator) > 0.1).long()
     advantage = float(torch.randn(1, generator=generator))
     return Row(ids, prompt, old.clamp(max=-1e-3).float(), mask, advantage)
