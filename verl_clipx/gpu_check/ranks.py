@@ -2,17 +2,16 @@
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
 from verl_clipx.gpu_check.engine import rank_environment
 from verl_clipx.gpu_check.machine import Machine
+from verl_clipx.gpu_check.processes import end
 from verl_clipx.gpu_check.rank import file_of, write_task
 from verl_clipx.gpu_check.report import Measured, Result, result_of
 
@@ -45,8 +44,6 @@ class Ranks:
                         env=os.environ | rank_environment(machine, rank, self.folder),
                         stdout=log,
                         stderr=subprocess.STDOUT,
-                        # A group of its own, so that what a rank has started ends with it.
-                        start_new_session=True,
                     )
                 )
 
@@ -55,9 +52,7 @@ class Ranks:
 
     def __exit__(self, *_) -> None:
         for process in self._processes:
-            with suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
+            end(process)
         self._folder.cleanup()
 
     def result_of(self, name: str, seconds: float) -> tuple[Result, bool]:
