@@ -42,7 +42,7 @@ NOT_OF_VERL = {module for module, distribution in TOOLS.items() if distribution 
 WITHOUT_WHAT_VERL_LACKS = {
     "methods acpo": (0, "parameters: clipx.<parameter>"),
     "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
-    "gpu-check --gpus 0": (2, "--gpus 0: must be at least 1\n"),
+    "gpu-check --gpus 0": (2, "--gpus 0: must be one of 1, 2, 4\n"),
     "doctor --no-ray": (0, "pip install 'verl-clipx[tools]'"),
     "bounds metrics.jsonl": (1, "metrics.jsonl: no such log"),
     "watch . --steps 1 -- true": (0, ""),

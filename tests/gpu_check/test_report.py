@@ -7,6 +7,7 @@ Not covered: the checks (test_checks.py), their processes (test_ranks.py, tests/
 import json
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
@@ -79,11 +80,18 @@ def test_the_command_shows_every_result_and_a_failure_s_log(check):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--gpus", "0"], "--gpus 0: must be at least 1"),
+        (["--gpus", "0"], "--gpus 0: must be one of 1, 2, 4"),
         (["--device", "tpu"], "--device tpu: must be cuda or cpu"),
-        (["--gpus", "4096"], "--gpus 4096: torch sees"),
+        (["--gpus", "3"], "--gpus 3: must be one of 1, 2, 4"),
     ],
 )
 def test_a_machine_that_is_not_there_is_refused_by_its_option(words, said):
     done = CliRunner().invoke(app, ["gpu-check", *words])
     assert done.exit_code == 2 and said in done.stdout
+
+
+def test_more_gpus_than_there_are_is_refused_with_what_a_cpu_can_do(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    done = CliRunner().invoke(app, ["gpu-check", "--gpus", "2"])
+    assert done.exit_code == 2
+    assert "--gpus 2: torch sees 1 GPUs here" in done.stdout and "--device cpu" in done.stdout

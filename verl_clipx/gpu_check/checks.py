@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, ROLLOUT, Bench, attention, precision, update
+from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, ROLLOUT, Bench, attention, loss_call, precision, update
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.report import Measured
 from verl_clipx.gpu_check.sample import Row, save_model
@@ -177,36 +177,15 @@ def example_tokens(device: str) -> dict[str, Tensor]:
     return {name: values.to(device) for name, values in tokens.items()}
 
 
-def loss_call(actor, device: str) -> Callable[[], tuple[float, Tensor]]:
-    """A function that calls the registered loss of a configuration, forward and backward.
-
-    Args:
-        actor: verl's ActorConfig.
-        device: of the tokens.
-
-    Returns:
-        A function that returns the loss and its gradient on log_prob.
-    """
-    from verl.trainer.ppo.core_algos import get_policy_loss_fn
-
-    tokens, function = example_tokens(device), get_policy_loss_fn(actor.policy_loss.loss_mode)
-
-    def call() -> tuple[float, Tensor]:
-        log_prob = tokens["log_prob"].clone().requires_grad_(True)
-        loss, _ = function(**{**tokens, "log_prob": log_prob}, loss_agg_mode="token-mean", config=actor)
-        loss.backward()
-        return loss.detach(), log_prob.grad
-
-    return call
-
-
 def compiled(bench: Bench) -> Measured:
     """ACPO's loss with its statistics, compiled against uncompiled, on the first rank."""
     device = bench.machine.device
     actors = [bench.actor("+clipx=acpo", f"clipx.compile={value}") for value in ("false", "true")]
     if bench.rank:
         return Measured(True, "not compared here")
-    (loss, gradient), (loss_compiled, gradient_compiled) = (loss_call(actor, device)() for actor in actors)
+    (loss, gradient), (loss_compiled, gradient_compiled) = (
+        loss_call(actor, example_tokens(device))() for actor in actors
+    )
     found = compared(
         relative_difference({"": gradient_compiled}, {"": gradient}),
         float((loss_compiled - loss).abs() / loss.abs()),
@@ -228,7 +207,7 @@ def syncs_and_kernels(bench: Bench) -> Measured:
     }
     numbers = {}
     for name, overrides in losses.items():
-        call = loss_call(bench.actor(*overrides), bench.machine.device)
+        call = loss_call(bench.actor(*overrides), example_tokens(bench.machine.device))
         # The first call compiles.
         call()
         numbers[f"syncs_{name}"], numbers[f"kernels_{name}"] = counted_syncs(call), counted_kernels(call)

@@ -6,7 +6,7 @@ of a rollout batch.
 
 import gc
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,8 @@ from verl_clipx.gpu_check.sample import ROWS, Row, Sample
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 ENGINE = f"{ACTOR}.fsdp_config"
-MICRO_BATCH = 4
+# Divides a rank's mini-batch for each number of ranks and both numbers of updates.
+MICRO_BATCH = 2
 
 
 def precision(dtype: str) -> tuple[str, ...]:
@@ -77,8 +78,6 @@ def rank_environment(machine: Machine, rank: int, folder: Path) -> dict[str, str
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
         "DIST_INIT_METHOD": f"file://{folder / 'meeting'}",
-        # No cluster is joined: this keeps the driver's look-out for a GPU from stopping a rank.
-        "RAY_ADDRESS": "127.0.0.1:6379",
         "HF_HUB_OFFLINE": "1",
         "VERL_LOGGING_LEVEL": "ERROR",
     }
@@ -194,7 +193,7 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         before = weights(engine)
         ranks, rank = engine.get_data_parallel_size(), engine.get_data_parallel_rank()
         share = rows[rank * len(rows) // ranks : (rank + 1) * len(rows) // ranks]
-        on_gpu = torch.cuda.is_available()
+        on_gpu = config.trainer.device == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
         output = worker.update_actor(rollout_batch(share, mini_batch=len(rows) // updates))
@@ -278,3 +277,26 @@ def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
         seed=1,
     )
     return data
+
+
+def loss_call(actor: Any, tokens: dict[str, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
+    """A function that calls the registered loss of a configuration, forward and backward.
+
+    Args:
+        actor: verl's ActorConfig.
+        tokens: old_log_prob, log_prob, advantages and response_mask, (sequences, response length).
+
+    Returns:
+        A function that returns the loss, 0-d, and its gradient on log_prob.
+    """
+    from verl.trainer.ppo.core_algos import get_policy_loss_fn
+
+    function = get_policy_loss_fn(actor.policy_loss.loss_mode)
+
+    def call() -> tuple[Tensor, Tensor]:
+        log_prob = tokens["log_prob"].clone().requires_grad_(True)
+        loss, _ = function(**{**tokens, "log_prob": log_prob}, loss_agg_mode="token-mean", config=actor)
+        loss.backward()
+        return loss.detach(), log_prob.grad
+
+    return call

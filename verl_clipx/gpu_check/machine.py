@@ -4,6 +4,9 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+# What the rows of the sample divide over.
+RANKS = (1, 2, 4)
+
 
 @dataclass(frozen=True)
 class Machine:
@@ -27,8 +30,8 @@ class Machine:
     def __post_init__(self) -> None:
         if self.device not in ("cuda", "cpu"):
             raise ValueError(f"--device {self.device}: must be cuda or cpu")
-        if self.ranks < 1:
-            raise ValueError(f"--gpus {self.ranks}: must be at least 1")
+        if self.ranks not in RANKS:
+            raise ValueError(f"--gpus {self.ranks}: must be one of {', '.join(map(str, RANKS))}")
 
 
 def this_machine(device: str, ranks: int) -> Machine:

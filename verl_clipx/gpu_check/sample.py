@@ -3,6 +3,8 @@
 The expected values are computed here in float64 on the CPU, sequence by sequence, without padding and without verl.
 """
 
+import contextlib
+import io
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -93,7 +95,9 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
         model = Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa").float().eval()
-    model.save_pretrained(folder)
+    # transformers shows a progress bar for a file.
+    with contextlib.redirect_stderr(io.StringIO()):
+        model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return model
 
