@@ -8,6 +8,7 @@ gradient by hand; the plan's bytes without process and server; the run with vLLM
 
 import dataclasses
 import math
+import warnings
 
 import pandas
 import pytest
@@ -15,7 +16,7 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
-from verl_clipx.gpu_check import checks, rollout
+from verl_clipx.gpu_check import checks, memory, rollout
 from verl_clipx.gpu_check.engine import Update, composed
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.sample import Row, Sample, expected, save_model
@@ -149,13 +150,33 @@ def test_the_expected_update_is_ppo_s_by_hand():
 
 def test_the_plan_s_bytes_are_those_of_the_tensors(tmp_path):
     save_model(tmp_path, tied=False)
-    config = composed(GPUS, tmp_path, checks.memory_overrides(GPUS))
-    planned = checks.planned_bytes(config, 80e9)
+    planned = memory.planned_bytes(composed(GPUS, tmp_path, memory.overrides(GPUS)), 80e9)
     parameters = shape_of(str(tmp_path)).parameters
     # AdamW's step: parameters, gradients, two states and one more tensor, float32, over two GPUs.
     assert planned > 5 * 4 * parameters / 2
-    # No process or server, which take gigabytes; the logits of 8192 tokens are the largest part.
+    # No process or server, which take gigabytes.
     assert planned < 1e9
+
+
+@pytest.mark.parametrize(
+    ("measured", "passed"), [(49, False), (51, True), (109, True), (111, False), (math.nan, False)]
+)
+def test_a_peak_far_from_the_plan_fails(measured, passed):
+    assert memory.verdict(measured, 100).passed is passed
+
+
+def test_every_sync_of_a_call_is_counted(monkeypatch):
+    modes = []
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
+
+    def call():
+        for _ in range(3):
+            warnings.warn("called a synchronizing CUDA operation", stacklevel=1)
+        warnings.warn("something else", stacklevel=1)
+
+    assert checks.counted_syncs(call) == 3
+    assert modes == ["warn", "default"]
 
 
 def test_the_run_with_vllm_composes_with_a_reward_that_varies(tmp_path):

@@ -5,6 +5,7 @@ Not covered: the checks (test_checks.py), their processes (test_ranks.py, tests/
 """
 
 import json
+import math
 
 import pytest
 import torch
@@ -75,6 +76,11 @@ def test_the_command_shows_every_result_and_a_failure_s_log(check):
     found = {one["name"]: one for one in document["checks"]}
     assert found["packing"]["numbers"] == {"gradient_difference": 1e-6} and found["packing"]["seconds"] == 2.4
     assert found["FSDP1"]["found"].startswith("FSDP1 cannot") and found["Ulysses 2"]["log"][0].endswith("Traceback")
+
+
+def test_a_number_that_is_none_is_null_in_the_json(check):
+    _, _, document = check(result_of("packing", Measured(False, "nan", {"gradient_difference": math.nan}), 1.0))
+    assert document["checks"][0]["numbers"] == {"gradient_difference": None}
 
 
 @pytest.mark.parametrize(

@@ -5,19 +5,17 @@ what keeps one from running.
 """
 
 import math
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
-from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, ROLLOUT, Bench, attention, loss_call, precision, update
+from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, Bench, attention, loss_call, precision
 from verl_clipx.gpu_check.machine import Machine
+from verl_clipx.gpu_check.memory import memory
 from verl_clipx.gpu_check.report import Measured
-from verl_clipx.gpu_check.sample import Row, save_model
 
 GRPO = ("+clipx=grpo",)
 PACKING = f"{MODEL}.use_remove_padding=True"
@@ -34,9 +32,6 @@ ROUNDING_HALF = 0.1
 BOUNDS = 0.01
 # Most host syncs of a loss call with all its metrics.
 SYNCS = 1
-# The peak of a GPU's tensors over the planned one: above, a run that is planned to fit would not; far below, the plan
-# turns runs away that would fit.
-MEMORY = (0.5, 1.1)
 
 
 def relative_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -240,97 +235,6 @@ def counted_kernels(call: Callable[[], object]) -> int:
         torch.cuda.synchronize()
     events = [event for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
     return sum(event.count for event in events if not event.key.startswith(("Memcpy", "Memset")))
-
-
-# Of a model whose tensors outweigh what the libraries take.
-MEMORY_MODEL = {"hidden_size": 1024, "layers": 8, "vocabulary": 32_000}
-MEMORY_PROMPT, MEMORY_RESPONSE = 512, 1536
-
-
-def memory_overrides(machine: Machine) -> tuple[str, ...]:
-    """The run whose memory is planned and measured: AdamW, packing, flash attention, bfloat16."""
-    return (
-        *GRPO,
-        PACKING,
-        attention("flash_attention_2"),
-        *HALF,
-        f"{ACTOR}.optim.optimizer=AdamW",
-        f"{ACTOR}.optim.lr=1e-6",
-        f"{ACTOR}.optim.override_optimizer_config=null",
-        f"data.max_prompt_length={MEMORY_PROMPT}",
-        f"data.max_response_length={MEMORY_RESPONSE}",
-        f"data.train_batch_size={2 * MEMORY_ROWS * machine.ranks}",
-        f"{ACTOR}.ppo_mini_batch_size={MEMORY_ROWS * machine.ranks}",
-        f"{ROLLOUT}.n=1",
-        "trainer.v1.trainer_mode=sync",
-        "algorithm.adv_estimator=grpo",
-    )
-
-
-MEMORY_ROWS = 4
-
-
-def planned_bytes(config, gpu_bytes: float) -> float:
-    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server.
-
-    Args:
-        config: verl's whole configuration.
-        gpu_bytes: memory of the GPU.
-    """
-    from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions
-    from verl_clipx.reproduction.cost.memory import memory_phases, rollout_of
-    from verl_clipx.reproduction.divisibility import layout_of
-    from verl_clipx.reproduction.models import shape_of
-
-    shape = shape_of(config.actor_rollout_ref.model.path)
-    layout, assumptions = layout_of(config, shape), Assumptions()
-    # Memory does not depend on speed.
-    gpu = GPU("this one", gpu_bytes, flops=math.inf, bandwidth=math.inf)
-    rollout = rollout_of(config, shape, layout, gpu, assumptions)
-    phases = memory_phases(config, shape, layout, gpu, rollout, assumptions)
-    outside = ("process", "rollout server")
-    tensors = {
-        phase.name: sum(size for part, size in phase.parts.items() if not any(name in part for name in outside))
-        for phase in phases
-    }
-    return max(tensors["actor update"], tensors["optimizer step"])
-
-
-def memory(bench: Bench) -> Measured:
-    """The peak of a GPU's tensors in an update against `clipx recipe plan`'s formula for the same model."""
-    with tempfile.TemporaryDirectory() as own:
-        folder = [Path(own)]
-        torch.distributed.broadcast_object_list(folder, src=0)
-        if bench.rank == 0:
-            save_model(folder[0], tied=False, **MEMORY_MODEL)
-        torch.distributed.barrier()
-        config = bench.configuration(*memory_overrides(bench.machine), model=folder[0])
-        planned = planned_bytes(config, torch.cuda.get_device_properties(0).total_memory)
-        measured = update(config, long_rows(MEMORY_ROWS * bench.machine.ranks), updates=1).peak_bytes
-        torch.distributed.barrier()
-    share = measured / planned
-    low, high = MEMORY
-    return Measured(
-        low <= share <= high,
-        f"{measured / 2**30:.2f} GiB of {planned / 2**30:.2f} planned: {share:.2f}, within {low:g} to {high:g}",
-        {"measured_bytes": measured, "planned_bytes": planned, "share": share},
-    )
-
-
-def long_rows(count: int) -> list[Row]:
-    """Rows of the longest prompt and response."""
-    generator = torch.Generator().manual_seed(0)
-    length = MEMORY_PROMPT + MEMORY_RESPONSE
-    return [
-        Row(
-            torch.randint(MEMORY_MODEL["vocabulary"], (length,), generator=generator),
-            MEMORY_PROMPT,
-            torch.full((MEMORY_RESPONSE,), -10.0),
-            torch.ones(MEMORY_RESPONSE, dtype=torch.int64),
-            1.0,
-        )
-        for _ in range(count)
-    ]
 
 
 def needs_gpu(machine: Machine) -> str | None:

@@ -1,6 +1,7 @@
 """What checks found: results, the table, the last line, the exit code, JSON."""
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
@@ -91,5 +92,10 @@ def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
         results: of all checks.
         machine: what to say of the machine.
     """
-    document = {"machine": machine, "counts": counts(results), "checks": [asdict(result) for result in results]}
-    return json.dumps(document, indent=2) + "\n"
+    checks = [asdict(result) | {"numbers": finite(result.numbers)} for result in results]
+    return json.dumps({"machine": machine, "counts": counts(results), "checks": checks}, indent=2) + "\n"
+
+
+def finite(numbers: dict[str, float]) -> dict[str, float | None]:
+    """The numbers, with None for those that JSON does not have: NaN and infinity."""
+    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

@@ -1,0 +1,108 @@
+"""The memory of an update against what `clipx recipe plan` says of the same run."""
+
+import math
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from verl_clipx.gpu_check.engine import ACTOR, MODEL, ROLLOUT, Bench, attention, precision, update
+from verl_clipx.gpu_check.machine import Machine
+from verl_clipx.gpu_check.report import Measured
+from verl_clipx.gpu_check.sample import Row, save_model
+
+# The measured peak over the planned one: above, a run that is planned to fit would not; far below, the plan turns runs
+# away that would fit.
+LOWEST, HIGHEST = 0.5, 1.1
+
+# Of a model whose tensors outweigh what the libraries take.
+SIZES = {"hidden_size": 1024, "layers": 8, "vocabulary": 32_000}
+PROMPT, RESPONSE = 512, 1536
+ROWS_PER_RANK = 4
+
+
+def memory(bench: Bench) -> Measured:
+    """The peak of a GPU's tensors in an update against the planner's formula for the same model."""
+    with tempfile.TemporaryDirectory() as own:
+        folder = [Path(own)]
+        torch.distributed.broadcast_object_list(folder, src=0)
+        if bench.rank == 0:
+            save_model(folder[0], tied=False, **SIZES)
+        torch.distributed.barrier()
+        config = bench.configuration(*overrides(bench.machine), model=folder[0])
+        planned = planned_bytes(config, torch.cuda.get_device_properties(0).total_memory)
+        measured = update(config, long_rows(ROWS_PER_RANK * bench.machine.ranks)).peak_bytes
+        torch.distributed.barrier()
+    return verdict(measured, planned)
+
+
+def verdict(measured: float, planned: float) -> Measured:
+    """Whether a measured peak is near enough to the planned one; both in bytes."""
+    share = measured / planned
+    return Measured(
+        LOWEST <= share <= HIGHEST,
+        f"{measured / 2**30:.2f} GiB of {planned / 2**30:.2f} planned: {share:.2f}, within {LOWEST:g} to {HIGHEST:g}",
+        {"measured_bytes": measured, "planned_bytes": planned, "share": share},
+    )
+
+
+def overrides(machine: Machine) -> tuple[str, ...]:
+    """The run that is planned and measured: AdamW, packing, flash attention, bfloat16."""
+    mini_batch = ROWS_PER_RANK * machine.ranks
+    return (
+        "+clipx=grpo",
+        f"{MODEL}.use_remove_padding=True",
+        attention("flash_attention_2"),
+        *precision("bf16"),
+        f"{ACTOR}.optim.optimizer=AdamW",
+        f"{ACTOR}.optim.lr=1e-6",
+        f"{ACTOR}.optim.override_optimizer_config=null",
+        f"data.max_prompt_length={PROMPT}",
+        f"data.max_response_length={RESPONSE}",
+        f"data.train_batch_size={2 * mini_batch}",
+        f"{ACTOR}.ppo_mini_batch_size={mini_batch}",
+        f"{ROLLOUT}.n=1",
+        "algorithm.adv_estimator=grpo",
+    )
+
+
+def planned_bytes(config: Any, gpu_bytes: float) -> float:
+    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server.
+
+    Args:
+        config: verl's whole configuration.
+        gpu_bytes: memory of the GPU.
+    """
+    from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions
+    from verl_clipx.reproduction.cost.memory import memory_phases, rollout_of
+    from verl_clipx.reproduction.divisibility import layout_of
+    from verl_clipx.reproduction.models import shape_of
+
+    shape = shape_of(config.actor_rollout_ref.model.path)
+    layout, assumptions = layout_of(config, shape), Assumptions()
+    # Memory does not depend on speed.
+    gpu = GPU("this one", gpu_bytes, flops=math.inf, bandwidth=math.inf)
+    rollout = rollout_of(config, shape, layout, gpu, assumptions)
+    phases = memory_phases(config, shape, layout, gpu, rollout, assumptions)
+    outside = ("process", "rollout server")
+    tensors = {
+        phase.name: sum(size for part, size in phase.parts.items() if not any(name in part for name in outside))
+        for phase in phases
+    }
+    return max(tensors["actor update"], tensors["optimizer step"])
+
+
+def long_rows(count: int) -> list[Row]:
+    """Rows of the longest prompt and response."""
+    generator = torch.Generator().manual_seed(0)
+    return [
+        Row(
+            torch.randint(SIZES["vocabulary"], (PROMPT + RESPONSE,), generator=generator),
+            PROMPT,
+            torch.full((RESPONSE,), -10.0),
+            torch.ones(RESPONSE, dtype=torch.int64),
+            1.0,
+        )
+        for _ in range(count)
+    ]
