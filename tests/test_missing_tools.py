@@ -44,7 +44,10 @@ WITHOUT_WHAT_VERL_LACKS = {
     "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
     "gpu-check --gpus 0": (2, "--gpus 0: must be one of 1, 2, 4\n"),
     "doctor --no-ray": (0, "pip install 'verl-clipx[tools]'"),
-    "explain -- actor_rollout_ref.actor.use_dynamic_bsz=True +clipx=grpo": (0, "clipx_grpo"),
+    "explain -- algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_dynamic_bsz=True +clipx=grpo": (
+        0,
+        "clipx_grpo",
+    ),
     "bounds metrics.jsonl": (1, "metrics.jsonl: no such log"),
     "watch . --steps 1 -- true": (0, ""),
     "data list": (0, "clipx data build NAME"),
