@@ -190,21 +190,21 @@ def check_loss(
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="The run's folder: metrics.jsonl, validation/ in it.")],
-    title: Annotated[str | None, typer.Option(help="What was run; the folder's name by default.")] = None,
+    runs: Annotated[list[Path], typer.Argument(help="Of each run, its folder or the file of its log.")],
+    out: Annotated[Path, typer.Option(help="The folder for report.html, figures and numbers.")],
+    title: Annotated[str | None, typer.Option(help="Above the page; by default it names what is compared.")] = None,
 ) -> None:
-    """Summarise a run: held-out reward before and after, what clipping did, a figure."""
-    from rich.markdown import Markdown
-
-    from verl_clipx.diagnostics.report import write_report
-    from verl_clipx.diagnostics.run_log import RunFolder
+    """Compare runs: one page with what their clipping did, its figures and its numbers."""
+    from verl_clipx.diagnostics.report import PAGE, write_report
 
     try:
-        text = write_report(RunFolder(folder), title or folder.name)
-    except FileNotFoundError as error:
+        findings = write_report(runs, out, title)
+    except (FileNotFoundError, ValueError) as error:
         console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
-    console.print(Markdown(text))
+    for finding in findings:
+        console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
+    console.print(f"{out / PAGE}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command()

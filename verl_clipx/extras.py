@@ -3,6 +3,7 @@
 # The name that is imported, and the one that is installed.
 TOOLS = {
     "datasets": "datasets",
+    "jinja2": "jinja2",
     "math_verify": "math-verify",
     "matplotlib": "matplotlib",
     "pandas": "pandas",

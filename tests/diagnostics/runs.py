@@ -1,9 +1,22 @@
-"""A run folder for tests: three steps of BAPO, validated before and after."""
+"""Runs for tests: made-up tokens whose statistics, bounds, weights and metrics are the plugin's own."""
 
+import hashlib
 import json
 from pathlib import Path
 
+import torch
+from torch import Tensor
+
 from verl_clipx.diagnostics.run_log import RunFolder
+from verl_clipx.diagnostics.run_start import write_record
+from verl_clipx.diagnostics.traces import Shard, write_shard
+from verl_clipx.loss import Inputs, tokens_in, token_loss
+from verl_clipx.methods import method_named
+from verl_clipx.metrics import REGIONS, TOKENS, token_metrics
+
+PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
+WORDS = ("<answer>", " 12", " +", " 7", " -", " 3", " 16", "</answer>", "\n", " ", "so", "<|end|>")
+UNSAFE = "</script><img src=x onerror=document.title='unsafe'>"
 
 
 def log_line(step: int, **data: float) -> str:
@@ -11,25 +24,120 @@ def log_line(step: int, **data: float) -> str:
     return json.dumps({"step": step, "data": data}) + "\n"
 
 
-def write_run(folder: Path) -> RunFolder:
-    """Writes metrics, the last line of them cut short, and validations of two problems with two samples each."""
+def write_log(path: Path, rows: list[dict[str, float]], first: int = 1) -> Path:
+    """Writes a log of one row a step."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("".join(log_line(step, **row) for step, row in enumerate(rows, first)))
+    return path
+
+
+def write_validation(folder: Path, scores: dict[int, list[tuple[float, ...]]]) -> None:
+    """Writes validations: by step, the scores of each problem's samples."""
     folder.mkdir(parents=True, exist_ok=True)
-    run = RunFolder(folder)
-    bounds = [(1.2, 0.6), (1.5, 0.7), (3.0, 0.9)]
-    lines = [log_line(0, **{"val-core/countdown/acc/mean@2": 0.25})]
-    for step, (high, low) in enumerate(bounds, start=1):
-        data = {"critic/score/mean": 0.1 * step, "actor/clipx/c_high": high, "actor/clipx/c_low": low}
-        data |= {f"actor/clipx/gradient_mass/{name}": 0.0 for name in ("LN", "HP", "LP")}
-        data |= {"actor/clipx/gradient_mass/HN": 0.1, "actor/clipx/gradient_mass/M": 0.3, "actor/entropy": 1.0}
-        data |= {"actor/clipx/clip_fraction_low": 0.02, "actor/clipx/clip_fraction_high": 0.01}
-        lines.append(log_line(step, **data))
-    run.metrics.write_text("".join(lines) + '{"step": 4, "data": {"half wri')
-    run.validation.mkdir()
-    for step, scores in ((0, [(1, 0), (0, 0)]), (3, [(1, 1), (1, 0)])):
+    for step, problems in scores.items():
         lines = [
             json.dumps({"input": f"problem {index}", "score": score})
-            for index, pair in enumerate(scores)
-            for score in pair
+            for index, samples in enumerate(problems)
+            for score in samples
         ]
-        (run.validation / f"{step}.jsonl").write_text("\n".join(lines))
-    return run
+        (folder / f"{step}.jsonl").write_text("\n".join(lines))
+
+
+def write_run(folder: Path, method: str, *, seed: int = 1, steps: int = 6, traced: bool = True, **parameters) -> Path:
+    """Writes a run: log, record, and traces of every other step.
+
+    Args:
+        folder: of the run.
+        method: a method of the plugin's.
+        seed: of the made-up tokens.
+        steps: training steps.
+        traced: whether it wrote traces.
+        parameters: of the method.
+    """
+    run, built = RunFolder(folder), method_named(method)(**parameters)
+    generator = torch.Generator().manual_seed(seed)
+    rows = []
+    for step in range(1, steps + 1):
+        batch = _rollout(generator, step)
+        updates = [_update(built, batch, update, generator) for update in range(UPDATES)]
+        found = {name: sum(metrics[name] for metrics, _ in updates) / UPDATES for name in updates[0][0]}
+        reward = float(batch["score"][:, 0].mean())
+        rows.append(found | {"critic/score/mean": reward, "actor/entropy": 0.9 - 0.05 * step})
+        if traced and step % 2 == 0:
+            for update, (_, tokens) in enumerate(updates):
+                write_shard(run.traces, Shard(step, update, 0), _columns(batch, update, tokens))
+    write_log(run.metrics, rows)
+    clipx = {"method": method, **built.parameters}
+    write_record(run.metrics, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})
+    return folder
+
+
+def _rollout(generator: torch.Generator, step: int) -> dict[str, Tensor]:
+    shape = (PROMPTS * SAMPLES, LENGTH)
+    score = (torch.rand(PROMPTS, SAMPLES, generator=generator) < 0.15 + 0.08 * step).float()
+    score[0] = 0.0
+    spread = score.std(1, keepdim=True).clamp(min=1e-6)
+    advantage = ((score - score.mean(1, keepdim=True)) / spread).view(-1, 1).expand(shape).contiguous()
+    probability = torch.rand(shape, generator=generator) ** 0.4
+    words = torch.randint(len(WORDS), shape, generator=generator)
+    return {
+        "old": probability.clamp(min=1e-3).log(),
+        "advantage": advantage,
+        "score": score.view(-1, 1).expand(shape),
+        "words": words,
+    }
+
+
+def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Generator):
+    """Metrics as verl logs them, and the tokens' fields of a trace, of a mini-batch that has moved from the old one."""
+    rows = slice(update * len(batch["old"]) // UPDATES, (update + 1) * len(batch["old"]) // UPDATES)
+    old, advantage = batch["old"][rows], batch["advantage"][rows]
+    noise = torch.randn(old.shape, generator=generator)
+    current = (old + 0.13 * update * noise * (1.1 - old.exp())).clamp(max=0)
+    inputs = Inputs(current, old, advantage, torch.ones_like(old, dtype=torch.bool))
+    tokens = tokens_in(method, None, inputs)
+    statistics = method.statistics(tokens)
+    decision = method.decide(statistics)
+    bounds, found = method.bounds(tokens, decision), token_loss(method, None, inputs, decision)
+    metrics = {name: float(value) for name, value in token_metrics(found.sums).items()}
+    count = metrics.pop(TOKENS)
+    own = {name: float(value) for name, value in method.metrics(statistics, decision).items()}
+    logged = {name if name.startswith("actor/") else f"actor/{name}": value / count for name, value in metrics.items()}
+    logged |= {f"actor/clipx/{name}": value for name, value in own.items()}
+    low, high = (torch.as_tensor(bound, dtype=old.dtype).expand(old.shape) for bound in bounds)
+    bounded = method.bounded(tokens)
+    region = torch.full(old.shape, REGIONS.index("M"))
+    for name, side, sign in (("LN", bounded < low, -1), ("HP", bounded > high, 1), ("LP", bounded < low, 1)):
+        region[side & (advantage.sign() == sign)] = REGIONS.index(name)
+    region[(bounded > high) & (advantage < 0)] = REGIONS.index("HN")
+    weight = method.gradient_weight(tokens, bounds)
+    return logged, {
+        "log_prob": current,
+        "old_log_prob": old,
+        "ratio": tokens.ratio,
+        "advantage": advantage,
+        "bounded": bounded,
+        "low": low,
+        "high": high,
+        "weight": weight,
+        "region": region,
+    }
+
+
+def _columns(batch: dict[str, Tensor], update: int, fields: dict[str, Tensor]) -> dict[str, list]:
+    count, length = fields["ratio"].shape
+    start = update * count
+    columns = {name: values.flatten().tolist() for name, values in fields.items()}
+    columns["region"] = [REGIONS[index] for index in columns["region"]]
+    places = [(row, position) for row in range(start, start + count) for position in range(length)]
+    words = [int(batch["words"][place]) for place in places]
+    prompts = [f"problem {row // SAMPLES}" for row, _ in places]
+    return columns | {
+        "prompt": [hashlib.sha256(prompt.encode()).hexdigest()[:16] for prompt in prompts],
+        "prompt_text": prompts,
+        "sample": [row % SAMPLES for row, _ in places],
+        "score": [float(batch["score"][place]) for place in places],
+        "position": [position for _, position in places],
+        "token_id": words,
+        "text": [UNSAFE if place == (start, 0) else WORDS[word] for place, word in zip(places, words, strict=True)],
+    }

@@ -1,1 +1,1 @@
-"""What a run did: its log as a table, figures, a report. Reads files that verl writes; knows no trainer."""
+"""What runs did: their logs and traces, a page that compares them. Reads files that verl writes; knows no trainer."""

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
-from scipy import stats
+
+from verl_clipx.diagnostics.intervals import Interval, mean_interval
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class HeldOutReward:
     samples: int
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return str(Interval(self.mean, self.low, self.high))
 
 
 def held_out_rewards(folder: Path) -> list[HeldOutReward]:
@@ -55,10 +56,6 @@ def held_out_reward(path: Path) -> HeldOutReward:
     for line in path.read_bytes().splitlines():
         entry = json.loads(line)
         scores.setdefault(entry["input"], []).append(float(entry["score"]))
-    means = numpy.array([numpy.mean(values) for values in scores.values()])
-    half = 0.0
-    if len(means) > 1:
-        half = float(stats.t.ppf(0.975, len(means) - 1) * means.std(ddof=1) / numpy.sqrt(len(means)))
-    mean = float(means.mean())
+    found = mean_interval([float(numpy.mean(values)) for values in scores.values()])
     samples = sum(map(len, scores.values()))
-    return HeldOutReward(int(path.stem), mean, max(0.0, mean - half), min(1.0, mean + half), len(means), samples)
+    return HeldOutReward(int(path.stem), *found, len(scores), samples)

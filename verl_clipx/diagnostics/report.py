@@ -1,76 +1,138 @@
-"""A run's summary for people: reward before and after, what clipping did, where everything is."""
+"""`clipx report`: one page about the runs that it is given, its figures and its numbers."""
+
+import shutil
+from pathlib import Path
+from typing import Any
 
 import pandas
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
-from verl_clipx.diagnostics.figures import run_figure
-from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
-from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
+from verl_clipx.diagnostics import keys, palette
+from verl_clipx.diagnostics.drawing import inline, save, style
+from verl_clipx.diagnostics.findings import Finding, findings, number, percent
+from verl_clipx.diagnostics.log_figures import Plate, log_plates
+from verl_clipx.diagnostics.runs import Run, Setting, differences, read_run, settings_of
+from verl_clipx.diagnostics.token_view import token_sections
+from verl_clipx.diagnostics.trace_figures import trace_plates
+from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
 
+PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
-def change(before: HeldOutReward, after: HeldOutReward) -> str:
-    """How the reward changed, and whether the intervals overlap."""
-    verdict = "the intervals do not overlap"
-    if before.low <= after.high and after.low <= before.high:
-        verdict = "the intervals overlap: no clear change"
-    return f"{after.mean - before.mean:+.3f} ({verdict})"
+# A page with more rows of differences is no longer read.
+MOST_DIFFERENCES = 25
 
-
-def what_clipping_did(log: pandas.DataFrame) -> list[str]:
-    """Sentences on clip fractions, gradient mass outside the bounds, and adaptive bounds."""
-
-    def mean(column: str) -> float | None:
-        return float(log[column].mean()) if column in log and log[column].notna().any() else None
-
-    lines = []
-    low, high = mean("actor/clipx/clip_fraction_low"), mean("actor/clipx/clip_fraction_high")
-    if low is not None and high is not None:
-        lines.append(f"tokens below the lower bound with A < 0: {low:.2%}; above the upper with A > 0: {high:.2%}")
-    masses = {name: mean(f"actor/clipx/gradient_mass/{name}") for name in ("LN", "HP", "LP", "HN", "M")}
-    if None not in masses.values() and sum(masses.values()) > 0:
-        outside = 1 - masses["M"] / sum(masses.values())
-        lines.append(f"gradient mass |F*A| outside the bounds: {outside:.2%}")
-    if "actor/clipx/c_high" in log:
-        for side, column in (("upper", "actor/clipx/c_high"), ("lower", "actor/clipx/c_low")):
-            bound = log[column].dropna()
-            lines.append(f"{side} bound: mean {bound.mean():.3f}, from {bound.min():.3f} to {bound.max():.3f}")
-    epsilons = sorted(column for column in log if column.startswith("actor/clipx/epsilon/bin_"))
-    if epsilons:
-        means = ", ".join(f"{log[column].mean():.3f}" for column in epsilons)
-        lines.append(f"mean epsilon per probability bin, improbable tokens first: {means}")
-    return lines
+environment = Environment(
+    loader=PackageLoader("verl_clipx.diagnostics"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
 
 
-def write_report(folder: RunFolder, title: str) -> str:
-    """Draws the figure and writes the summary of a run.
+def write_report(paths: list[Path], out: Path, title: str | None = None) -> list[Finding]:
+    """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
 
     Args:
-        folder: where the run wrote.
-        title: what was run.
+        paths: of each run, its folder or the file of its log; at least one.
+        out: the folder to write to; made if it is not there, and what a report left there is replaced.
+        title: above the page; by default it names what is compared.
 
     Returns:
-        The summary as Markdown, also written to `report.md`.
+        The sentences that the page begins with.
 
     Raises:
-        FileNotFoundError: the run logged nothing.
+        FileNotFoundError: a run has no log.
+        ValueError: a log or a trace cannot be read, two runs are the same, or there are too many settings.
     """
-    log = read_run_log(folder.metrics)
-    held_out = held_out_rewards(folder.validation)
-    run_figure(log, held_out, title, folder.figure)
-    lines = [f"# {title}", ""]
-    if held_out:
-        before, after = held_out[0], held_out[-1]
-        lines.append(f"Held-out reward, mean and 95 % interval over {after.problems} problems:")
-        lines.append(f"- before (step {before.step}): {before}")
-        lines.append(f"- after (step {after.step}): {after}")
-        if len(held_out) > 1:
-            lines.append(f"- change: {change(before, after)}")
-        lines.append("")
-    lines.append("What clipping did, over all updates:")
-    lines += [f"- {line}" for line in what_clipping_did(log)] or ["- nothing was logged: the loss is not of the plugin"]
-    lines += ["", "Files:"]
-    named = {"figure": folder.figure, "metrics of every step": folder.metrics}
-    named |= {"held-out generations": folder.validation, "checkpoint": folder.checkpoints}
-    lines += [f"- {name}: {path}" for name, path in named.items() if path.exists()]
-    text = "\n".join(lines) + "\n"
-    folder.report.write_text(text)
-    return text
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError("a run is named twice: name each once.")
+    runs = [read_run(path) for path in paths]
+    settings = settings_of(runs)
+    updates = traced_updates(settings)
+    told = findings(settings)
+    with style():
+        plates = [*log_plates(settings), *trace_plates(updates)]
+        drawings = _write_figures(plates, out / FIGURES)
+    _metrics(settings).to_csv(out / METRICS, index=False)
+    if updates:
+        _traced(updates).to_csv(out / TOKENS, index=False)
+    else:
+        (out / TOKENS).unlink(missing_ok=True)
+    sections = token_sections(updates)
+    page = environment.get_template("report.html").render(
+        title=title or " against ".join(setting.label for setting in settings) + ": what clipping did to the tokens",
+        settings=settings,
+        findings=told,
+        differences=_differences(settings),
+        unknown=[run.name for run in runs if not run.configuration],
+        versions=_versions(runs),
+        steps={run.name: _steps(run) for run in runs},
+        plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
+        updates=updates,
+        sections=sections,
+        data=[section.numbers for section in sections],
+        palette=palette,
+        distance=_distance(),
+        number=number,
+        percent=percent,
+        files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
+    )
+    (out / PAGE).write_text(page, encoding="utf-8")
+    return told
+
+
+def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
+    """Saves every panel and returns it for the page, by name."""
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    drawings = {}
+    for panel in (panel for plate in plates for panel in plate.panels):
+        save(panel.drawing, folder, panel.name)
+        drawings[panel.name] = inline(folder / f"{panel.name}.svg", panel.name, panel.description)
+    return drawings
+
+
+def _metrics(settings: list[Setting]) -> pandas.DataFrame:
+    """The metrics that the figures show, a row a run and step."""
+    tables = []
+    for setting, run in ((setting, run) for setting in settings for run in setting.runs):
+        columns = [name for name in run.log if name in keys.SHOWN or name.startswith(keys.ADAPTIVE)]
+        named = {"run": run.name, "setting": setting.label, "seed": run.seed}
+        tables.append(run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]])
+    return pandas.concat(tables, ignore_index=True)
+
+
+def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
+    tables = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
+    return pandas.concat(tables, ignore_index=True).drop(columns="prompt_text")
+
+
+def _differences(settings: list[Setting]) -> dict[str, list[str]]:
+    found = differences([setting.runs[0] for setting in settings])
+    ordered = sorted(found, key=lambda key: (not key.startswith("clipx."), key))
+    return {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in ordered}
+
+
+def _versions(runs: list[Run]) -> dict[str, list[str]]:
+    """Distribution to the versions that the runs had, each once."""
+    names = {name: None for run in runs for name in run.versions}
+    return {name: sorted({run.versions[name] for run in runs if name in run.versions}) for name in names}
+
+
+def _steps(run: Run) -> str:
+    trained = [step for step in run.log.index if step > 0]
+    if not trained:
+        return "no training step"
+    missing = trained[-1] - trained[0] + 1 - len(trained)
+    text = f"{trained[0]} to {trained[-1]}" if len(trained) > 1 else str(trained[0])
+    return f"{text}, {missing} missing" if missing else text
+
+
+def _distance() -> dict[str, Any]:
+    """The closest pair of the page's colours, under the vision that sees them closest."""
+    colours = (*palette.SETTINGS, palette.CLIPPED_LOW, palette.CLIPPED_HIGH)
+    found = {vision: palette.smallest_distance(colours, vision) for vision in palette.VISIONS}
+    vision = min(found, key=found.get)
+    return {"vision": vision, "value": round(found[vision])}

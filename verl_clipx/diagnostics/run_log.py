@@ -1,4 +1,4 @@
-"""A run's files, and verl's file logger as a table."""
+"""A run's files, and verl's file log as a table."""
 
 import json
 from dataclasses import dataclass
@@ -28,19 +28,9 @@ class RunFolder:
         return self.path / "validation"
 
     @property
-    def checkpoints(self) -> Path:
-        """trainer.default_local_dir."""
-        return self.path / "checkpoints"
-
-    @property
-    def figure(self) -> Path:
-        """The figure that `write_report` draws."""
-        return self.path / "figure.png"
-
-    @property
-    def report(self) -> Path:
-        """The text that `write_report` writes."""
-        return self.path / "report.md"
+    def traces(self) -> Path:
+        """Where the loss's traces are; see `traces.py`."""
+        return self.path / "traces"
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
@@ -51,31 +41,59 @@ def read_run_log(path: Path) -> pandas.DataFrame:
 
     Returns:
         A row a training step (index `step`), a column a metric. A step that was logged twice, as the first one is by
-        the validation before training, becomes one row. A last line that is still being written is left out.
+        the validation before training, becomes one row.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
+        ValueError: the file is empty, cut short or of something else; names the line.
     """
     if not path.is_file():
         raise FileNotFoundError(
             f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
         )
-    rows: dict[int, dict[str, float]] = {}
-    for line in path.read_bytes().splitlines():
-        try:
-            entry = json.loads(line)
-        except json.JSONDecodeError:
-            continue
-        numbers = {key: value for key, value in entry["data"].items() if isinstance(value, int | float)}
-        rows.setdefault(entry["step"], {}).update(numbers)
-    table = pandas.DataFrame.from_dict(rows, orient="index").sort_index()
-    table.index.name = "step"
-    return table
+    text = path.read_bytes()
+    if not text.strip():
+        raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
+    return _table(text, path)
+
+
+def read_growing_log(path: Path) -> pandas.DataFrame:
+    """Reads the log of a run that goes on or was killed: without the line that is not whole.
+
+    Args:
+        path: as for `read_run_log`.
+
+    Returns:
+        The same table; without rows while there is no whole line, or no file.
+
+    Raises:
+        ValueError: a whole line is of something else.
+    """
+    text = path.read_bytes() if path.is_file() else b""
+    return _table(text[: text.rfind(b"\n") + 1], path)
 
 
 def last_step(path: Path) -> int:
     """The last step in a log; 0 if there is no log yet."""
-    if not path.is_file():
-        return 0
-    table = read_run_log(path)
+    table = read_growing_log(path)
     return 0 if table.empty else int(table.index[-1])
+
+
+def _table(text: bytes, path: Path) -> pandas.DataFrame:
+    rows: dict[int, dict[str, float]] = {}
+    lines = text.splitlines()
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            step, data = int(entry["step"]), dict(entry["data"])
+        except (ValueError, TypeError, KeyError):
+            if number == len(lines) > 1 and not text.endswith(b"\n"):
+                message = f"cut short: the log is whole up to line {number - 1}. Remove the rest to read it"
+            else:
+                message = 'not a line {"step": …, "data": {…}} of verl\'s file logger'
+            raise ValueError(f"{path}, line {number}: {message}: {line[:60].decode(errors='replace')!r}") from None
+        numbers = {key: value for key, value in data.items() if isinstance(value, int | float)}
+        rows.setdefault(step, {}).update(numbers)
+    table = pandas.DataFrame.from_dict(rows, orient="index").sort_index()
+    table.index.name = "step"
+    return table

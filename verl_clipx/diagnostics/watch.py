@@ -11,7 +11,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.diagnostics.run_log import last_step, read_run_log
+from verl_clipx.diagnostics.run_log import last_step, read_growing_log
 
 SECONDS_TO_END = 15
 
@@ -120,6 +120,6 @@ def show(progress: Progress, task, metrics: Path, label: str) -> None:
     step = last_step(metrics)
     if step == 0:
         return
-    rewards = read_run_log(metrics).get("critic/score/mean")
+    rewards = read_growing_log(metrics).get("critic/score/mean")
     recent = "" if rewards is None else f", reward {rewards.dropna().tail(10).mean():.2f}"
     progress.update(task, completed=step, description=f"{label}{recent}")

@@ -1,0 +1,112 @@
+"""Matplotlib figures for the page: drawn for their width in CSS pixels, with text as text."""
+
+import re
+from pathlib import Path
+
+import matplotlib
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from verl_clipx.diagnostics.palette import HAIR, INK, SOFT
+
+# Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
+WIDTH = 348
+
+STYLE = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "clipx",
+    "font.family": "sans-serif",
+    "font.sans-serif": ["Liberation Sans", "DejaVu Sans"],
+    "font.size": 11,
+    "axes.titlesize": 11,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlecolor": INK,
+    "axes.labelcolor": SOFT,
+    "axes.edgecolor": HAIR,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "xtick.color": HAIR,
+    "ytick.color": HAIR,
+    "xtick.labelcolor": SOFT,
+    "ytick.labelcolor": SOFT,
+    "lines.linewidth": 1.6,
+    "text.color": INK,
+}
+
+
+def figure(
+    height: float, *, rows: int = 1, columns: int = 1, left: float = 44, top: float = 24, bottom: float = 38, **shared
+) -> tuple[Figure, list[Axes]]:
+    """An empty figure of the page's width.
+
+    Args:
+        height: in CSS pixels, like the margins.
+        rows, columns: of panels.
+        left, top, bottom: margins.
+        shared: sharex, sharey.
+    """
+    drawing = Figure(figsize=(WIDTH / 72, height / 72))
+    panels = drawing.subplots(rows, columns, squeeze=False, **shared)
+    drawing.subplots_adjust(
+        left=left / WIDTH, right=1 - 12 / WIDTH, top=1 - top / height, bottom=bottom / height, hspace=0.42, wspace=0.16
+    )
+    return drawing, list(panels.flat)
+
+
+def style():
+    """A context in which figures are made and saved in the page's style."""
+    return matplotlib.rc_context(STYLE)
+
+
+def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
+    """Labels lines at their right ends, apart from each other.
+
+    Args:
+        axes: with its final limits.
+        items: x, y, text and colour of each.
+    """
+    low, high = axes.get_ylim()
+    apart, heights = (high - low) * 0.075, []
+    for _, y, _, _ in sorted(items, key=lambda item: item[1]):
+        heights.append(max(y, heights[-1] + apart) if heights else y)
+    for (x, _, text, colour), y in zip(sorted(items, key=lambda item: item[1]), heights, strict=True):
+        axes.annotate(
+            text, (x, y), (5, 0), textcoords="offset points", color=colour, va="center", weight="bold", clip_on=False
+        )
+
+
+def save(drawing: Figure, folder: Path, name: str) -> None:
+    """Writes a figure as SVG and PNG."""
+    drawing.savefig(folder / f"{name}.svg", metadata={"Date": None})
+    drawing.savefig(folder / f"{name}.png", dpi=144)
+
+
+def inline(path: Path, name: str, description: str) -> Markup:
+    """An SVG file for the page: ids of its own, no metadata, the page's type, a text for those who can't see it.
+
+    Args:
+        path: from `save`.
+        name: unlike that of every other figure on the page.
+        description: what the figure shows.
+    """
+    text = path.read_text(encoding="utf-8")
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
+    text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
+    text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
+    text = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]+", _font, text)
+    text = re.sub(r"(-?\d+\.\d{2})\d+", r"\1", text)
+    width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
+    head = Markup(
+        '<svg viewBox="0 0 {} {}" style="max-width:{}px" role="img" aria-label="{}" '
+        'xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg">'
+    ).format(width, height, width, description)
+    return head + Markup(text[text.index(">") + 1 :])
+
+
+def _font(found: re.Match) -> str:
+    bold = "; font-weight: 700" if "bold" in found[1] or "700" in found[1] else ""
+    return f"font-size: {found[2]}{bold}"

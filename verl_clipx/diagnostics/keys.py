@@ -1,0 +1,30 @@
+"""The metrics that a report reads, as verl logs them."""
+
+REWARD = "critic/score/mean"
+# Over prompts, of the mean above; not every run logs it.
+REWARD_ERROR = "critic/score/standard_error"
+ENTROPY = "actor/entropy"
+KL = "actor/ppo_kl"
+RATIO = "actor/clipx/ratio_mean"
+CLIPPED_LOW = "actor/clipx/clip_fraction_low"
+CLIPPED_HIGH = "actor/clipx/clip_fraction_high"
+BOUND_LOW, BOUND_HIGH = "actor/clipx/c_low", "actor/clipx/c_high"
+SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/positive_share_after"
+EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
+MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP", "LP", "HN", "M")}
+
+# Of these the table of numbers has no others.
+SHOWN = (REWARD, REWARD_ERROR, ENTROPY, KL, RATIO, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values())
+ADAPTIVE = ("actor/clipx/epsilon", "actor/clipx/sigma", "actor/clipx/count", "actor/clipx/c_", "actor/clipx/positive_")
+
+
+def of_bins(name: str, columns) -> list[str]:
+    """The keys of a metric that ACPO logs per probability bin, in order of bins.
+
+    Args:
+        name: epsilon, sigma or count.
+        columns: of a log.
+    """
+    prefix = f"actor/clipx/{name}/bin_"
+    found = [column for column in columns if column.startswith(prefix) and column.removeprefix(prefix).isdecimal()]
+    return sorted(found, key=lambda column: int(column.removeprefix(prefix)))

@@ -1,0 +1,279 @@
+"""Figures of the runs' logs: nothing smoothed, up is above the upper bound, down is below the lower."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from math import ceil
+
+import numpy
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.drawing import end_labels, figure
+from verl_clipx.diagnostics.findings import (
+    HARDLY,
+    Finding,
+    clipped,
+    mass_shares,
+    percent,
+    rewards,
+    what_bounds_did,
+)
+from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, HAIR, INK, SETTINGS, SOFT
+from verl_clipx.diagnostics.runs import Setting
+from verl_clipx.diagnostics.traced import GRPO_HIGH, GRPO_LOW
+
+GRPO_COLOUR = SETTINGS[0]
+MOST_BARS = 60
+MOST_BINS = 9
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure of the page's width.
+
+    Args:
+        name: of its files.
+        title: above it.
+        description: for those who can't see it.
+        drawing: the figure.
+    """
+
+    name: str
+    title: str
+    description: str
+    drawing: Figure
+
+
+@dataclass(frozen=True)
+class Plate:
+    """What stands under one heading.
+
+    Args:
+        heading: what the figures show of these runs.
+        look: what to look for.
+        note: on method.
+        panels: at least one.
+    """
+
+    heading: str
+    look: str
+    note: str
+    panels: list[Panel]
+
+
+def log_plates(settings: list[Setting]) -> list[Plate]:
+    """The figures that the logs allow: outcome first, then mechanism."""
+    plates = (outcome(settings), bounds(settings), fractions(settings), masses(settings))
+    return [plate for plate in plates if plate.panels]
+
+
+def outcome(settings: list[Setting]) -> Plate:
+    """Reward, entropy and KL over steps."""
+    measures = (("reward", "Reward", keys.REWARD), ("entropy", "Entropy, nats a token", keys.ENTROPY))
+    measures += (("kl", "KL from the old policy, nats a token", keys.KL),)
+    panels = [
+        Panel(name, title, f"{title} over training steps.", _lines(settings, key, with_rewards=key == keys.REWARD))
+        for name, title, key in measures
+        if any(len(setting.mean(key)) for setting in settings)
+    ]
+    told = rewards(settings)
+    note = "Each point is a step, nothing is smoothed. "
+    if any(len(setting.runs) > 1 for setting in settings):
+        note += "Bands span the seeds of a setting, from the lowest to the highest; lines are their means. "
+    if any(run.held_out for setting in settings for run in setting.runs):
+        note += "Diamonds: held-out problems, with 95\u202f% intervals over problems. "
+    if any(len(run.values(keys.REWARD_ERROR)) for setting in settings for run in setting.runs):
+        note += "Vertical lines: 1.96 standard errors over prompts."
+    elif panels:
+        note += "These logs have no standard error of a step’s reward over prompts, so its points have no intervals."
+    heading = told[0].head.rstrip(".") if told else "Reward, entropy and KL"
+    return Plate(heading, "a gap between settings that lasts and is wider than bands and intervals.", note, panels)
+
+
+def _lines(settings: list[Setting], key: str, *, with_rewards: bool) -> Figure:
+    drawing, (axes,) = figure(236, left=48, top=12)
+    ends = []
+    for setting in settings:
+        table = setting.table(key)
+        if table.empty:
+            continue
+        mean = table.mean(axis=1)
+        if table.shape[1] > 1:
+            axes.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=setting.colour, alpha=0.15, lw=0)
+        elif with_rewards and len(error := setting.mean(keys.REWARD_ERROR).reindex(mean.index).dropna()):
+            axes.vlines(error.index, (mean - 1.96 * error).dropna(), (mean + 1.96 * error).dropna(), setting.colour, lw=1)
+        marker = "o" if len(mean) <= MOST_BARS else None
+        axes.plot(mean.index, mean, color=setting.colour, marker=marker, markersize=3)
+        if with_rewards and len(setting.runs) == 1:
+            for point in setting.runs[0].held_out:
+                axes.vlines(point.step, point.low, point.high, color=setting.colour, lw=1)
+                axes.plot(point.step, point.mean, "D", color="white", mec=setting.colour, ms=6, mew=1.4)
+        ends.append((mean.index[-1], mean.iloc[-1], setting.label, setting.colour))
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0, low), high)
+    _steps(axes)
+    if len(settings) > 1:
+        longest = max(len(label) for _, _, label, _ in ends)
+        drawing.subplots_adjust(right=1 - min(0.4, (12 + 6.6 * longest) / 348))
+        end_labels(axes, ends)
+    return drawing
+
+
+def bounds(settings: list[Setting]) -> Plate:
+    """The bounds that each setting used, over steps."""
+    drawn: list[tuple[Setting, Callable[[], Figure]]] = []
+    for setting in settings:
+        names = keys.of_bins("epsilon", setting.runs[0].log)
+        if names:
+            drawn.append((setting, lambda setting=setting, names=names: _bin_bounds(setting, names)))
+        elif len(setting.mean(keys.BOUND_HIGH)):
+            drawn.append((setting, lambda setting=setting: _searched_bounds(setting)))
+    panels = [
+        Panel(f"bounds_{index}", setting.label, f"Bounds of {setting.label} over steps, against 0.8 to 1.2.", draw())
+        for index, (setting, draw) in enumerate(drawn)
+    ]
+    told = [finding.head.rstrip(".") for setting, _ in drawn if (finding := what_bounds_did(setting))]
+    return Plate(
+        told[0] if len(told) == 1 else "How the bounds moved",
+        "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
+        "gradient that GRPO would clip.",
+        "Means over a step’s updates, the first of which has ratio 1; a single update’s bounds can lie much further "
+        "out. A lower bound at 0 is none. As in BAPO’s Figures 5 and 9, ACPO’s Figure 7.",
+        panels,
+    )
+
+
+def _bin_bounds(setting: Setting, names: list[str]) -> Figure:
+    shown = [names[i] for i in sorted(set(numpy.linspace(0, len(names) - 1, min(len(names), MOST_BINS)).astype(int)))]
+    rows = ceil(len(shown) / 3)
+    drawing, panels = figure(46 + 132 * rows, rows=rows, columns=3, left=30, sharex=True, sharey=True)
+    highest = max(1 + setting.mean(name).max() for name in names)
+    for axes, name in zip(panels, shown, strict=False):
+        epsilon, bin = setting.mean(name), int(name.rpartition("_")[2])
+        _band(axes, epsilon.index, (1 - epsilon).clip(lower=0), 1 + epsilon, setting.colour)
+        edges = f"{bin / len(names):.2g}–{(bin + 1) / len(names):.2g}"
+        axes.set_title(f"p  {edges}" if bin == 0 else edges, fontsize=11, pad=4)
+        axes.set_ylim(0, max(2.0, 1.08 * highest))
+    for axes in panels[len(shown) :]:
+        axes.axis("off")
+    for axes in panels[max(0, len(shown) - 3) : len(shown)]:
+        axes.tick_params(labelbottom=True)
+        _steps(axes, label=False)
+    return drawing
+
+
+def _searched_bounds(setting: Setting) -> Figure:
+    share = setting.mean(keys.SHARE_BEFORE)
+    drawing, panels = figure(330 if len(share) else 220, rows=2 if len(share) else 1, sharex=True)
+    low, high = setting.mean(keys.BOUND_LOW), setting.mean(keys.BOUND_HIGH)
+    _band(panels[0], low.index, low, high, setting.colour)
+    panels[0].set_title("bounds on the ratio", fontsize=11)
+    if len(share):
+        axes, after = panels[1], setting.mean(keys.SHARE_AFTER)
+        axes.plot(share.index, share, color=setting.colour, lw=1, ls=(0, (3, 2)))
+        axes.plot(after.index, after, color=setting.colour)
+        axes.axhline(setting.parameter("target", 0.4), color=INK, lw=0.7)
+        axes.set_title("positive share: before (dashed), after, target", fontsize=11)
+        axes.set_ylim(0, 1)
+    _steps(panels[-1])
+    return drawing
+
+
+def _band(axes: Axes, steps: pandas.Index, low: pandas.Series, high: pandas.Series, colour: str) -> None:
+    axes.fill_between(steps, low, high, color=colour, alpha=0.14, lw=0)
+    axes.plot(steps, low, color=colour)
+    axes.plot(steps, high, color=colour)
+    for bound in (GRPO_LOW, GRPO_HIGH):
+        axes.axhline(bound, color=GRPO_COLOUR, lw=1)
+
+
+def fractions(settings: list[Setting]) -> Plate:
+    """The clipped share of tokens over steps."""
+    known = [setting for setting in settings if len(clipped(setting))]
+    highest = max([setting.mean(keys.CLIPPED_HIGH).max() for setting in known], default=0)
+    lowest = max([setting.mean(keys.CLIPPED_LOW).max() for setting in known], default=0)
+    panels = []
+    for index, setting in enumerate(known):
+        drawing, (axes,) = figure(220, left=52)
+        high, low = setting.mean(keys.CLIPPED_HIGH), setting.mean(keys.CLIPPED_LOW)
+        _bars(axes, high, 0 * high, CLIPPED_HIGH)
+        _bars(axes, -low, 0 * low, CLIPPED_LOW)
+        _share_axis(axes, lowest, highest)
+        most = clipped(setting)
+        text = f"most: {percent(most.max())}, step {most.idxmax()}" if most.max() > 0 else "none"
+        axes.set_title(text, fontsize=11, fontweight="normal")
+        description = f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
+        panels.append(Panel(f"fractions_{index}", setting.label, description, drawing))
+    return Plate(
+        _most_clipping(known).head,
+        "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
+        "(orange) below the lower with A < 0.",
+        "Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods with a soft clip keep a "
+        "part of their gradient. Every panel has the same axes. Dual clip is not in it.",
+        panels,
+    )
+
+
+def _most_clipping(settings: list[Setting]) -> Finding:
+    shares = {setting.label: clipped(setting).mean() for setting in settings}
+    if len(shares) < 2 or max(shares.values()) == min(shares.values()):
+        return Finding("How many tokens are outside the bounds", "")
+    most = max(shares, key=shares.get)
+    others = max(value for label, value in shares.items() if label != most)
+    by = "Only " if others == 0 else ""
+    ending = "clips" if others == 0 else "clips most" + ("; the rest hardly" if others < HARDLY / 2 else "")
+    return Finding(f"{by}{most} {ending}", "")
+
+
+def masses(settings: list[Setting]) -> Plate:
+    """The share of the gradient's mass outside the bounds, by region, over steps."""
+    known = {setting.label: (setting, shares) for setting in settings if len(shares := mass_shares(setting))}
+    highest = max([(shares.HP + shares.HN).max() for _, shares in known.values()], default=0)
+    lowest = max([(shares.LN + shares.LP).max() for _, shares in known.values()], default=0)
+    panels = []
+    for index, (label, (_, shares)) in enumerate(known.items()):
+        drawing, (axes,) = figure(220, left=52)
+        _bars(axes, shares.HN, 0 * shares.HN, "white", hatch="////")
+        _bars(axes, shares.HN + shares.HP, shares.HN, CLIPPED_HIGH)
+        _bars(axes, -shares.LP, 0 * shares.LP, "white", hatch="////")
+        _bars(axes, -shares.LP - shares.LN, -shares.LP, CLIPPED_LOW)
+        _share_axis(axes, lowest, highest)
+        outside = 1 - shares.M
+        axes.set_title(f"outside the bounds: {percent(outside.mean())} on average", fontsize=11, fontweight="normal")
+        description = f"Bars of the share of the gradient mass of {label} outside its bounds, by region, in each step."
+        panels.append(Panel(f"mass_{index}", label, description, drawing))
+    return Plate(
+        "Where the gradient’s mass lies",
+        "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: mass "
+        "outside the bounds that no clip removes (HN up, LP down).",
+        "Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
+        panels,
+    )
+
+
+def _bars(axes: Axes, to: pandas.Series, start: pandas.Series, colour: str, hatch: str | None = None) -> None:
+    if len(to) <= MOST_BARS:
+        edge = {"edgecolor": SOFT, "linewidth": 0.5} if hatch else {}
+        axes.bar(to.index, to - start, bottom=start, width=0.7, color=colour, hatch=hatch, **edge)
+    else:
+        edge = {"edgecolor": SOFT, "linewidth": 0.3} if hatch else {"linewidth": 0}
+        axes.fill_between(to.index, start, to, step="mid", facecolor=colour, hatch=hatch, **edge)
+
+
+def _share_axis(axes: Axes, lowest: float, highest: float) -> None:
+    # Room for a bar of nothing, so that an axis is never empty.
+    room = 1.08 * max(lowest, highest, 1e-4)
+    axes.set_ylim(-max(1.08 * lowest, 0.15 * room), max(1.08 * highest, 0.15 * room))
+    axes.axhline(0, color=HAIR, lw=0.7)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(100 * value):.3g}\u202f%" if value else "0"))
+    _steps(axes)
+
+
+def _steps(axes: Axes, *, label: bool = True) -> None:
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    if label:
+        axes.set_xlabel("training step")

@@ -1,0 +1,102 @@
+"""What the plugin does when verl opens its file log: keep the lines that a resumed run builds on, write down the run.
+
+verl's file logger starts an empty file, so that a run that was killed at step 7 and resumed would show step 8 alone.
+"""
+
+import json
+import os
+import re
+from importlib import metadata
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from wrapt import wrap_function_wrapper
+
+LATEST = "latest_checkpointed_iteration.txt"
+VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
+
+
+def install(tracking: ModuleType) -> None:
+    """Wraps verl.utils.tracking's `Tracking`, which opens the logs of a run, in the process of the trainer."""
+    wrap_function_wrapper(tracking, "Tracking.__init__", _with_what_stood_before)
+
+
+def _with_what_stood_before(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
+    project, experiment, backends, config = _arguments(*positional, **named)
+    if "file" not in ([backends] if isinstance(backends, str) else backends):
+        wrapped(*positional, **named)
+        return
+    path = log_path(project, experiment)
+    kept = kept_lines(path, resumed_step((config or {}).get("trainer", {})))
+    wrapped(*positional, **named)
+    tracking.logger["file"].fp.write(kept)
+    write_record(path, config or {})
+
+
+def _arguments(project_name, experiment_name, default_backend="console", config=None):
+    return project_name, experiment_name, default_backend, config
+
+
+def log_path(project: str, experiment: str) -> Path:
+    """Where verl's file logger writes, by the environment variables that it reads."""
+    if "VERL_FILE_LOGGER_PATH" in os.environ:
+        return Path(os.environ["VERL_FILE_LOGGER_PATH"])
+    root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
+    return root / project / f"{experiment}.jsonl"
+
+
+def resumed_step(trainer: dict[str, Any]) -> int:
+    """The step of the checkpoint that a run goes on from, 0 for none.
+
+    Args:
+        trainer: verl's node of that name.
+    """
+    mode = trainer.get("resume_mode", "disable")
+    if mode == "resume_path":
+        found = re.search(r"global_step_(\d+)", str(trainer.get("resume_from_path")))
+        return int(found[1]) if found else 0
+    latest = Path(str(trainer.get("default_local_dir"))) / LATEST
+    return int(latest.read_text()) if mode == "auto" and latest.is_file() else 0
+
+
+def kept_lines(path: Path, step: int) -> bytes:
+    """The lines of a log up to a step; what else stands in the file is left out.
+
+    Args:
+        path: of the log; need not exist.
+        step: the last one to keep; 0: none, as there is no run to go on with.
+    """
+    kept = b""
+    for line in path.read_bytes().splitlines(keepends=True) if step and path.is_file() else []:
+        try:
+            kept += line if json.loads(line)["step"] <= step else b""
+        except (ValueError, TypeError, KeyError):
+            continue
+    return kept
+
+
+def record_path(log: Path) -> Path:
+    """Where the record of a log's run stands: beside it."""
+    return log.with_suffix(".run.json")
+
+
+def write_record(log: Path, config: dict[str, Any]) -> None:
+    """Writes a run's configuration and versions beside its log. `ray_kwargs` is left out: it may hold credentials.
+
+    Args:
+        log: of verl's file logger.
+        config: as verl resolved it.
+    """
+    record = {
+        "versions": {name: version for name in VERSIONED if (version := _version(name))},
+        "configuration": {key: value for key, value in config.items() if key != "ray_kwargs"},
+    }
+    record_path(log).write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None

@@ -1,0 +1,210 @@
+"""The runs that a report compares: their logs, configurations and traces, grouped by setting."""
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import pandas
+
+from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
+from verl_clipx.diagnostics.palette import SETTINGS
+from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
+from verl_clipx.diagnostics.run_start import record_path
+from verl_clipx.diagnostics.traces import Shard, shards_in
+
+# A run's name as the recipes make it: the setting, then its seed.
+_NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
+
+# What may differ between runs of one setting: seeds, names, places, and copies of what stands elsewhere.
+_SEEDS = re.compile(r"(^|[._])seed$")
+_NOT_OF_THE_SETTING = re.compile(
+    r"^(hydra|ray_kwargs|trainer\.(experiment_name|project_name|logger|resume_\w+|\w+_dir|(max_)?\w+_to_keep))\b"
+    r"|policy_loss\.(clipx|run)\b|_target_$"
+)
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run.
+
+    Args:
+        name: of its folder, or of its log.
+        log: from `read_run_log`.
+        configuration: dotted key to value; empty where none was written down.
+        versions: distribution to version; empty where none were written down.
+        held_out: rewards of its validations.
+        traces: the folder where its traces are, if it wrote any.
+    """
+
+    name: str
+    log: pandas.DataFrame
+    configuration: Mapping[str, Any]
+    versions: Mapping[str, str]
+    held_out: list[HeldOutReward]
+    traces: Path
+
+    @cached_property
+    def shards(self) -> list[Shard]:
+        """The files of its traces."""
+        return shards_in(self.traces)
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the training; None where nothing says it."""
+        found = self.configuration.get("data.seed")
+        named = _NAME.fullmatch(self.name)
+        return found if found is not None else int(named["seed"]) if named else None
+
+    @property
+    def method(self) -> str:
+        """The loss: a method of the plugin's, verl's loss_mode, or, where nothing says it, the run's name."""
+        named = _NAME.fullmatch(self.name)
+        of_verl = self.configuration.get("actor_rollout_ref.actor.policy_loss.loss_mode")
+        method = self.configuration.get("clipx.method") or of_verl or (named["setting"] if named else self.name)
+        return str(method).removeprefix("clipx_")
+
+    @cached_property
+    def significant(self) -> dict[str, str]:
+        """What makes its setting: dotted key to value, seeds, names and places left out."""
+        return {
+            key: json.dumps(value, default=str)
+            for key, value in sorted(self.configuration.items())
+            if not (_NOT_OF_THE_SETTING.search(key) or _SEEDS.search(key))
+        }
+
+    def values(self, key: str) -> pandas.Series:
+        """A metric by step, without steps that lack it."""
+        return self.log[key].dropna() if key in self.log else pandas.Series(dtype=float)
+
+
+@dataclass(frozen=True)
+class Setting:
+    """The runs that differ in seeds and places alone.
+
+    Args:
+        label: of the page: the method, with what else sets it apart.
+        colour: its own in every figure.
+        runs: at least one.
+    """
+
+    label: str
+    colour: str
+    runs: list[Run] = field(default_factory=list)
+
+    def table(self, key: str) -> pandas.DataFrame:
+        """A metric: a row a step that all its runs have, a column a run; without columns where no run logs it."""
+        found = [run.values(key) for run in self.runs]
+        return pandas.concat(found, axis=1, join="inner", keys=range(len(found))) if all(map(len, found)) else _NONE
+
+    def mean(self, key: str) -> pandas.Series:
+        """A metric by step, its mean over runs; empty where no run logs it."""
+        return self.table(key).mean(axis=1)
+
+    def parameter(self, name: str, otherwise: Any = None) -> Any:
+        """A parameter of its method, from its configuration."""
+        return self.runs[0].configuration.get(f"clipx.{name}", otherwise)
+
+
+_NONE = pandas.DataFrame(dtype=float)
+
+
+def read_run(path: Path) -> Run:
+    """Reads what a run left.
+
+    Args:
+        path: its folder, or the file of its log.
+
+    Raises:
+        FileNotFoundError: there is no log.
+        ValueError: the log is empty, cut short, or of no policy's training; says so.
+    """
+    log_path = RunFolder(path).metrics if path.is_dir() else path
+    log = read_run_log(log_path)
+    if not any(name.startswith("actor/") for name in log):
+        raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
+    folder = RunFolder(log_path.parent)
+    held_out = held_out_rewards(folder.validation) if path.is_dir() else []
+    name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
+    record = _record(log_path)
+    configuration = flat(record.get("configuration") or _hydra_s(folder.path))
+    return Run(name.removesuffix(".jsonl"), log, configuration, record.get("versions", {}), held_out, folder.traces)
+
+
+def _record(log: Path) -> dict[str, Any]:
+    """What `run_start` wrote down, and what `clipx table plan` did for a run without that."""
+    for path in (record_path(log), log.with_name("run.json")):
+        if path.is_file():
+            return json.loads(path.read_text(encoding="utf-8"))
+    return {}
+
+
+def _hydra_s(folder: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    path = folder / ".hydra" / "config.yaml"
+    return OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else {}
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration's leaves by dotted key; a list is a leaf."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    found: dict[str, Any] = {}
+    for key, value in node.items():
+        found |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return found
+
+
+def differences(runs: list[Run]) -> dict[str, list[str | None]]:
+    """What sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
+
+    Args:
+        runs: those without a configuration are left out of what decides, and have None.
+    """
+    known = [run.significant for run in runs if run.configuration]
+    keys = sorted({key for found in known for key in found})
+    return {
+        key: [run.significant.get(key) for run in runs] for key in keys if len({found.get(key) for found in known}) > 1
+    }
+
+
+def settings_of(runs: list[Run]) -> list[Setting]:
+    """Groups runs by setting, in the order in which each setting was first named.
+
+    Args:
+        runs: at least one. Those without a configuration belong together by what their names say before `-seed`.
+
+    Raises:
+        ValueError: there are more settings than the page can keep apart.
+    """
+    groups: dict[str, list[Run]] = {}
+    for run in runs:
+        key = json.dumps(run.significant) if run.configuration else f"{run.method}"
+        groups.setdefault(key, []).append(run)
+    if len(groups) > len(SETTINGS):
+        raise ValueError(
+            f"{len(groups)} settings: a report tells {len(SETTINGS)} apart. Name fewer runs; those that differ in "
+            "their seeds alone are one setting."
+        )
+    labels = _labels([members[0] for members in groups.values()])
+    return [
+        Setting(label, colour, members)
+        for label, colour, members in zip(labels, SETTINGS, groups.values(), strict=False)
+    ]
+
+
+def _labels(runs: list[Run]) -> list[str]:
+    """The method of each, with a value that sets it apart where methods repeat, or else a number."""
+    methods = [run.method.upper().replace("_", " ") for run in runs]
+    labels = []
+    for index, (run, method) in enumerate(zip(runs, methods, strict=True)):
+        rivals = [other for other, same in zip(runs, methods, strict=True) if same == method]
+        apart = {} if len(rivals) == 1 else differences(rivals)
+        keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))[:2]
+        values = [f"{key.rpartition('.')[2]} {run.significant.get(key, 'unset')}" for key in keys]
+        labels.append(", ".join([method, *values]) if values else method if len(rivals) == 1 else f"{method} {index}")
+    return labels

@@ -1,0 +1,119 @@
+"""Which tokens a report shows one by one, as data for its page."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import pandas
+
+from verl_clipx.diagnostics.traced import EVENTS, HIGH, LOW, TracedUpdate
+
+MOST_COMPLETIONS = 64
+MOST_TOKENS = 512
+_VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+
+
+@dataclass(frozen=True)
+class Line:
+    """A completion.
+
+    Args:
+        sample: its number among those to the prompt, from 1.
+        score: its reward, or None.
+        advantage: of its first token.
+        tokens: text, event under its own method and event under GRPO, a triple a token.
+        left_out: number of tokens after those.
+    """
+
+    sample: int
+    score: float | None
+    advantage: float
+    tokens: list[tuple[str, str, str]]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt under one setting.
+
+    Args:
+        prompt: its text, or its hash where the trace has none.
+        lines: at least one.
+    """
+
+    prompt: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is shown of one setting's update.
+
+    Args:
+        update: the update.
+        groups: its prompts, those with the most clipped tokens first.
+        clipped, clipped_under_grpo: numbers of clipped tokens among those shown, by the setting's own rule and by
+            GRPO's.
+        total: number of tokens that are shown.
+        numbers: for the page's script: a list a field, a value a token in the page's order.
+    """
+
+    update: TracedUpdate
+    groups: list[Group]
+    clipped: int
+    clipped_under_grpo: int
+    total: int
+    numbers: dict[str, list]
+
+
+def visible(text: str) -> str:
+    """A token's text with its white space to be seen."""
+    return text.translate(_VISIBLE) if text.strip() else text.translate(_VISIBLE).replace(" ", "␣") or "∅"
+
+
+def token_sections(updates: list[TracedUpdate]) -> list[Section]:
+    """Up to MOST_COMPLETIONS completions in all, the same number a setting, whole prompts first."""
+    return [_section(update, MOST_COMPLETIONS // len(updates)) for update in updates]
+
+
+def _section(update: TracedUpdate, most: int) -> Section:
+    tokens = update.tokens.sort_values(["prompt", "sample", "position"], kind="stable")
+    clipped = tokens.event.isin([LOW, HIGH]).groupby(tokens.prompt).sum()
+    prompts = clipped.sort_index().sort_values(ascending=False, kind="stable").index
+    groups, kept, left = [], [], most
+    for prompt in prompts:
+        samples = list(tokens[tokens.prompt == prompt].groupby("sample"))[:left]
+        left -= len(samples)
+        if samples:
+            shown = [rows.iloc[:MOST_TOKENS] for _, rows in samples]
+            lines = [_line(rows, len(all_rows) - len(rows)) for rows, (_, all_rows) in zip(shown, samples, strict=True)]
+            groups.append(Group(str(samples[0][1].prompt_text.iloc[0] or prompt), lines))
+            kept += shown
+    together = pandas.concat(kept)
+    return Section(
+        update,
+        groups,
+        int(together.event.isin([LOW, HIGH]).sum()),
+        int(together.under_grpo.isin([LOW, HIGH]).sum()),
+        len(together),
+        _numbers(together),
+    )
+
+
+def _line(rows: pandas.DataFrame, left_out: int) -> Line:
+    first = rows.iloc[0]
+    score = None if pandas.isna(first.score) else float(first.score)
+    triples = list(zip(map(visible, rows.text), rows.event, rows.under_grpo, strict=True))
+    return Line(int(first["sample"]) + 1, score, float(first.advantage), triples, left_out)
+
+
+def _numbers(rows: pandas.DataFrame) -> dict[str, list[Any]]:
+    def rounded(values: pandas.Series) -> list[float | None]:
+        return [float(f"{value:.4g}") if isfinite(value) else None for value in map(float, values)]
+
+    fields = ("ratio", "low", "high", "weight", "advantage", "old_log_prob", "log_prob")
+    numbers: dict[str, list[Any]] = {name: rounded(rows[name]) for name in fields}
+    numbers["region"] = list(rows.region)
+    numbers["event"] = [EVENTS.index(event) for event in rows.event]
+    numbers["under_grpo"] = [EVENTS.index(event) for event in rows.under_grpo]
+    return numbers

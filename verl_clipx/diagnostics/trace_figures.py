@@ -1,0 +1,292 @@
+"""Figures of traced tokens: dots rather than densities."""
+
+from math import sin
+
+import numpy
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from verl_clipx.diagnostics.drawing import WIDTH, figure
+from verl_clipx.diagnostics.findings import number, percent
+from verl_clipx.diagnostics.log_figures import Panel, Plate
+from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, INK, SETTINGS, SOFT
+from verl_clipx.diagnostics.traced import (
+    ABOVE,
+    BELOW,
+    GRPO_HIGH,
+    GRPO_LOW,
+    HIGH,
+    KEPT,
+    LOW,
+    NONE,
+    TracedUpdate,
+)
+
+BINS = 5
+QUARTERS = 4
+MOST_DOTS = 500
+MOST_CLIPPED = 250
+# Below this many tokens a share of them says little.
+FEW = 20
+
+
+def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
+    """The figures of traced tokens, a panel a setting; without traces none."""
+    return [spread(updates), where_clipped(updates), contributions(updates), weights(updates)] if updates else []
+
+
+def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
+    """At most MOST_DOTS tokens: clipped ones before others, evenly spaced in the order of the trace."""
+
+    def thinned(rows: pandas.DataFrame, most: int) -> pandas.DataFrame:
+        return rows if len(rows) <= most else rows.iloc[numpy.linspace(0, len(rows) - 1, most).astype(int)]
+
+    is_clipped = tokens.event.isin([LOW, HIGH])
+    clipped = thinned(tokens[is_clipped], MOST_CLIPPED)
+    return pandas.concat([thinned(tokens[~is_clipped], MOST_DOTS - len(clipped)), clipped]).sort_index()
+
+
+def how_many(update: TracedUpdate) -> str:
+    """Which tokens a panel shows."""
+    all_of_them = len(update.tokens)
+    drawn = len(shown(update.tokens))
+    of = f"{all_of_them} tokens" if drawn == all_of_them else f"{drawn} of {all_of_them} tokens"
+    return f"{update.setting.label}, {of}"
+
+
+def probabilities(tokens: pandas.DataFrame) -> pandas.Series:
+    """The probability of each token under the old policy."""
+    return numpy.exp(tokens.old_log_prob).clip(0, 1)
+
+
+def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
+    """The probability bin of each token, equal widths, the last one closed."""
+    return (probabilities(tokens) * bins).astype(int).clip(0, bins - 1)
+
+
+def on_ratio(tokens: pandas.DataFrame) -> bool:
+    """Whether the bounds act on the ratio itself."""
+    return bool(numpy.isclose(tokens.bounded, tokens.ratio, rtol=1e-5, atol=1e-6).all())
+
+
+def spread(updates: list[TracedUpdate]) -> Plate:
+    """The ratio by probability bin, with each setting's bounds."""
+    deviations = [update.tokens.ratio.groupby(bin_of(update.tokens, BINS)).std() for update in updates]
+    wide = all(
+        deviation.dropna().iloc[0] > 1.5 * deviation.dropna().iloc[-1]
+        for deviation in deviations
+        if len(deviation.dropna()) > 1
+    )
+    heading = "The ratio spreads where the probability is low" if wide else "The ratio by probability"
+    right = max(1.5, *(float(update.tokens.ratio.quantile(0.998)) * 1.05 for update in updates))
+    panels = [
+        Panel(f"spread_{index}", how_many(update), _spread_text(update), _spread(update, min(right, 3.0)))
+        for index, update in enumerate(updates)
+    ]
+    return Plate(
+        heading,
+        "dots outside the grey lines (0.8 and 1.2, GRPO’s bounds), and whether the setting’s own bounds, the coloured "
+        "box, follow the spread.",
+        "A dot a token of the last traced update, by its probability when it was sampled. Boxes: median bounds of the "
+        "bin’s tokens. Ratios beyond the right edge are drawn on it. As in ACPO’s Figure 2a.",
+        panels,
+    )
+
+
+def _spread_text(update: TracedUpdate) -> str:
+    found = update.tokens.ratio.groupby(bin_of(update.tokens, BINS)).agg(["std", "size"])
+    rows = [
+        f"{bin / BINS:g} to {(bin + 1) / BINS:g}: {row['size']:.0f} tokens, spread {row['std']:.2f}"
+        for bin, row in found.iterrows()
+    ]
+    return f"Ratios of {update.setting.label} by probability: {'; '.join(rows)}."
+
+
+def _spread(update: TracedUpdate, right: float) -> Figure:
+    row, tokens = 58, shown(update.tokens)
+    drawing, (axes,) = figure(30 + BINS * row + 38, top=10)
+    bins, of_all = bin_of(tokens, BINS), update.tokens.groupby(bin_of(update.tokens, BINS))
+    medians = of_all[["low", "high"]].median() if on_ratio(update.tokens) else None
+    scale = (WIDTH - 56) / right
+    for bin in range(BINS):
+        y = bin * row + row / 2
+        if medians is not None and bin in medians.index:
+            low, high = max(0.0, medians.low[bin]), min(medians.high[bin], right)
+            axes.fill_between([low, high], y - 24, y + 24, color=update.setting.colour, alpha=0.12, lw=0)
+            axes.vlines([low, high], y - 24, y + 24, color=update.setting.colour, lw=1.5)
+        ratios = tokens.ratio[bins == bin].clip(upper=right).to_numpy()
+        axes.scatter(ratios, y + swarm(ratios * scale, 1.7, 21), s=7, color=INK, alpha=0.6, lw=0)
+    for bound in (GRPO_LOW, GRPO_HIGH):
+        axes.axvline(bound, color=SETTINGS[0], lw=1)
+    axes.set_ylim(BINS * row, 0)
+    axes.set_xlim(0, right)
+    axes.set_yticks([bin * row + row / 2 for bin in range(BINS)])
+    axes.set_yticklabels([f"{bin / BINS:g}–{(bin + 1) / BINS:g}" for bin in range(BINS)])
+    axes.tick_params(axis="y", length=0)
+    axes.set_xlabel("ratio r = probability now / when sampled")
+    return drawing
+
+
+def swarm(positions: numpy.ndarray, radius: float, half: float) -> numpy.ndarray:
+    """Offsets across a line that keep its dots apart.
+
+    Args:
+        positions: along the line, in pixels.
+        radius: of a dot.
+        half: the largest offset; where the line is full, dots overlap.
+    """
+    placed: list[tuple[float, float]] = []
+    offsets = numpy.zeros(len(positions))
+    levels = sorted({sign * k * radius for k in range(int(half / radius) + 1) for sign in (1, -1)}, key=abs)
+    for index in numpy.argsort(positions, kind="stable"):
+        x = positions[index]
+        near = [(px, py) for px, py in placed if abs(px - x) < 2 * radius]
+        free = (y for y in levels if all((px - x) ** 2 + (py - y) ** 2 >= 3.4 * radius**2 for px, py in near))
+        # Any fixed scattering will do where no place is free.
+        y = next(free, half * sin(index * 12.9898))
+        placed.append((x, y))
+        offsets[index] = y
+    return offsets
+
+
+MARKS = {
+    NONE: ("o", 10, "white", "#a8a8a8"),
+    KEPT: ("o", 11, INK, "none"),
+    ABOVE: ("o", 20, "white", INK),
+    BELOW: ("o", 20, "white", INK),
+    LOW: ("v", 38, CLIPPED_LOW, "white"),
+    HIGH: ("^", 38, CLIPPED_HIGH, "white"),
+}
+
+
+def _marked(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series) -> None:
+    for order, (event, (marker, size, face, edge)) in enumerate(MARKS.items()):
+        rows = events == event
+        alpha = 0.5 if event == KEPT else 1
+        axes.scatter(
+            x[rows], y[rows], marker=marker, s=size, facecolor=face, edgecolor=edge, alpha=alpha, lw=0.8, zorder=3 + order
+        )
+
+
+def where_clipped(updates: list[TracedUpdate]) -> Plate:
+    """Probability against ratio, marked by what happened to each token."""
+    counts = [int(update.tokens.event.isin([LOW, HIGH]).sum()) for update in updates]
+    below = [probabilities(update.tokens)[update.tokens.event.isin([LOW, HIGH])] for update in updates]
+    together = pandas.concat(below)
+    if len(together) == 0:
+        heading = "None of these tokens is clipped"
+    elif len(together) >= FEW and (together < 0.5).mean() > 0.5:
+        heading = f"{percent((together < 0.5).mean())} of the clipped tokens had a probability below one half"
+    elif len(updates) > 1:
+        each = [f"{update.setting.label} clips {count}" for update, count in zip(updates, counts, strict=True)]
+        heading = "Of these tokens " + ", ".join(each)
+    else:
+        heading = f"{counts[0]} of these {len(updates[0].tokens)} tokens are clipped"
+    top = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
+    panels = [
+        Panel(f"clipped_{index}", how_many(update), _clipped_text(update), _where_clipped(update, top))
+        for index, update in enumerate(updates)
+    ]
+    return Plate(
+        heading,
+        "triangles: tokens without a gradient, ▲ clipped high, ▼ clipped low. Which probabilities do they have?",
+        "Open circles are outside the bounds and kept; grey rings have no advantage, as all responses to their prompt "
+        "scored alike. Ratios beyond the top are drawn on it. As in ACPO’s Figure 2c and BAPO’s Figure 10.",
+        panels,
+    )
+
+
+def _clipped_text(update: TracedUpdate) -> str:
+    counts = update.tokens.event.value_counts()
+    return (
+        f"Probability against ratio under {update.setting.label}: {counts.get(HIGH, 0)} tokens clipped high, "
+        f"{counts.get(LOW, 0)} low, {counts.get(ABOVE, 0) + counts.get(BELOW, 0)} outside the bounds and kept."
+    )
+
+
+def _where_clipped(update: TracedUpdate, top: float) -> Figure:
+    drawing, (axes,) = figure(280, top=26)
+    tokens = shown(update.tokens)
+    _marked(axes, probabilities(tokens), tokens.ratio.clip(upper=top), tokens.event)
+    for bound in (GRPO_LOW, GRPO_HIGH):
+        axes.axhline(bound, color=SETTINGS[0], lw=1)
+    axes.set(xlim=(-0.03, 1.03), ylim=(0, top * 1.03), xlabel="probability when sampled", ylabel="ratio r")
+    counts = update.tokens.event.value_counts()
+    for kind, mark, colour, x in ((HIGH, "▲", CLIPPED_HIGH, 0.0), (LOW, "▼", CLIPPED_LOW, 0.27)):
+        axes.annotate(f"{mark} {counts.get(kind, 0)}", (x, 1.03), xycoords="axes fraction", color=colour, weight="bold")
+    outside = counts.get(ABOVE, 0) + counts.get(BELOW, 0)
+    axes.annotate(f"○ {outside} outside, kept", (1, 1.03), xycoords="axes fraction", color=SOFT, ha="right")
+    return drawing
+
+
+def contributions(updates: list[TracedUpdate]) -> Plate:
+    """Positive and negative gradient mass by quarter of the probability."""
+    panels, low_share = [], []
+    parts = [_mass_by_quarter(update.tokens) for update in updates]
+    top = max(float(part[["positive", "negative"]].to_numpy().max()) for part in parts) or 1.0
+    for index, (update, part) in enumerate(zip(updates, parts, strict=True)):
+        drawing, (axes,) = figure(236, left=52)
+        axes.bar(part.index, part.positive, width=0.6, color=update.setting.colour)
+        axes.bar(part.index, -part.negative, width=0.6, color="white", edgecolor=update.setting.colour, lw=1.2)
+        axes.plot(part.index, part.tokens, "_", color=INK, ms=26, mew=1.6)
+        axes.axhline(0, color=SOFT, lw=0.7)
+        axes.set_xticks(range(QUARTERS), ["0–0.25", "0.25–0.5", "0.5–0.75", "0.75–1"])
+        limit = 1.1 * max(top, *(float(each.tokens.max()) for each in parts))
+        axes.set_ylim(-1.1 * top, limit)
+        axes.yaxis.set_major_formatter(lambda value, _: f"{abs(100 * value):.0f}\u202f%")
+        axes.set_xlabel("probability when sampled")
+        low_share.append(float(part.positive[0] + part.negative[0]) - float(part.tokens[0]))
+        text = "; ".join(
+            f"{row.positive:.2f} positive and {row.negative:.2f} negative mass, {row.tokens:.2f} of the tokens"
+            for row in part.itertuples()
+        )
+        panels.append(Panel(f"mass_by_probability_{index}", update.setting.label, f"By quarter: {text}.", drawing))
+    dominate = all(share > 0 for share in low_share)
+    return Plate(
+        "Unlikely tokens pull harder than their number" if dominate else "Gradient mass by probability",
+        "bars against the black dash, the share of the tokens: a bar longer than its dash pulls harder than its number. "
+        "Filled upwards: A > 0; open downwards: A < 0.",
+        "Shares of Σ|F·A| over the traced update, which leaves out the gradient of log p itself. As in AR-Lopti’s "
+        "Figure 1 and BAPO’s Figures 4 and 8.",
+        panels,
+    )
+
+
+def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
+    """Shares of the positive mass, the negative mass and the tokens, a row a quarter of the probability."""
+    quarter, mass = bin_of(tokens, QUARTERS), (tokens.weight * tokens.advantage).abs()
+    total = mass.sum() or 1.0
+    columns = {
+        "positive": mass.where(tokens.advantage > 0, 0.0).groupby(quarter).sum() / total,
+        "negative": mass.where(tokens.advantage < 0, 0.0).groupby(quarter).sum() / total,
+        "tokens": quarter.groupby(quarter).size() / len(tokens),
+    }
+    return pandas.DataFrame(columns).reindex(range(QUARTERS), fill_value=0.0).fillna(0.0)
+
+
+def weights(updates: list[TracedUpdate]) -> Plate:
+    """The gradient weight F over the ratio."""
+    # Up to rounding: a weight that is the ratio wherever it isn't 0 is PPO's clip.
+    hard = all(
+        numpy.isclose(update.tokens.weight, update.tokens.ratio, rtol=1e-4)[update.tokens.weight != 0].all()
+        for update in updates
+    )
+    right = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
+    panels = []
+    for index, update in enumerate(updates):
+        drawing, (axes,) = figure(250, top=10)
+        tokens = shown(update.tokens)
+        _marked(axes, tokens.ratio.clip(upper=right), tokens.weight.clip(upper=right), tokens.event)
+        axes.plot([0, right], [0, right], color=SOFT, lw=0.7, ls=(0, (3, 2)), zorder=1)
+        axes.set(xlim=(0, right * 1.03), ylim=(-0.05 * right, right * 1.05), xlabel="ratio r", ylabel="gradient weight F")
+        zero = int((update.tokens.weight == 0).sum())
+        text = f"Gradient weight over ratio under {update.setting.label}; {zero} tokens have weight 0."
+        panels.append(Panel(f"weight_{index}", how_many(update), text, drawing))
+    heading = "A token’s weight is its ratio, or 0" if hard else "The gradient weight leaves the ratio outside the bounds"
+    return Plate(
+        heading,
+        "dots off the dashed line F = r: on 0 they are clipped, in between their gradient is damped.",
+        f"F·A is a token’s gradient. Both axes end at {number(right, 1)}. As in DGPO’s Figure 4b.",
+        panels,
+    )

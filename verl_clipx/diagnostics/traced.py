@@ -1,0 +1,98 @@
+"""The traced tokens that a report shows: one update of one run a setting, and what happened to each token."""
+
+from dataclasses import dataclass
+
+import numpy
+import pandas
+
+from verl_clipx.diagnostics.runs import Run, Setting
+from verl_clipx.diagnostics.traces import Shard, read_shards
+
+# What happened to a token. Clipped: its gradient weight is 0 although its advantage is not.
+NONE, KEPT, ABOVE, BELOW, LOW, HIGH = "none", "kept", "above", "below", "low", "high"
+EVENTS = (NONE, KEPT, ABOVE, BELOW, LOW, HIGH)
+
+# GRPO's bounds, the yardstick of every figure and of the token view.
+GRPO_LOW, GRPO_HIGH = 0.8, 1.2
+
+
+@dataclass(frozen=True)
+class TracedUpdate:
+    """The tokens of one optimizer update that a run traced.
+
+    Args:
+        setting: whose.
+        run: the first of its runs that wrote traces.
+        step, update: which update.
+        tokens: a row a token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
+            `under_grpo`, what would have happened at its ratio with the bounds 0.8 and 1.2; both of EVENTS.
+    """
+
+    setting: Setting
+    run: Run
+    step: int
+    update: int
+    tokens: pandas.DataFrame
+
+
+def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
+    """The last update of the last step that every traced setting traced; of its own last step where they share none.
+
+    Args:
+        settings: those without traces are left out.
+
+    Raises:
+        ValueError: a trace cannot be read.
+    """
+    traced = [(setting, run) for setting in settings for run in setting.runs if run.shards]
+    first = {setting.label: (setting, run) for setting, run in reversed(traced)}
+    chosen = [first[setting.label] for setting in settings if setting.label in first]
+    shared = set.intersection(*({shard.step for shard in run.shards} for _, run in chosen)) if chosen else set()
+    updates = []
+    for setting, run in chosen:
+        step = max(shared) if shared else run.shards[-1].step
+        update = max(shard.update for shard in run.shards if shard.step == step)
+        shards = [shard for shard in run.shards if (shard.step, shard.update) == (step, update)]
+        updates.append(TracedUpdate(setting, run, step, update, _tokens(run, shards)))
+    return [update for update in updates if len(update.tokens)]
+
+
+def _tokens(run: Run, shards: list[Shard]) -> pandas.DataFrame:
+    tokens = read_shards(run.traces, shards).to_pandas()
+    tokens["event"] = events(tokens.advantage, tokens.region, tokens.weight, tokens.ratio)
+    regions, weights = under_grpo(tokens.ratio, tokens.advantage)
+    tokens["under_grpo"] = events(tokens.advantage, regions, weights, tokens.ratio)
+    return tokens
+
+
+def events(
+    advantages: pandas.Series, regions: pandas.Series, weights: pandas.Series, ratios: pandas.Series
+) -> pandas.Series:
+    """What happened to each token, one of EVENTS; the dual clip counts as clipped high.
+
+    Args:
+        advantages, regions, weights, ratios: a value a token.
+    """
+    clipped = weights == 0
+    conditions = [
+        advantages == 0,
+        clipped & (regions != "HP") & (ratios < 1),
+        clipped,
+        regions.isin(["HN", "HP"]),
+        regions.isin(["LN", "LP"]),
+    ]
+    return pandas.Series(numpy.select(conditions, [NONE, LOW, HIGH, ABOVE, BELOW], KEPT), index=advantages.index)
+
+
+def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> tuple[pandas.Series, pandas.Series]:
+    """Region and gradient weight that GRPO would give at the same ratio with bounds 0.8 and 1.2, without dual clip.
+
+    Args:
+        ratios, advantages: a value a token.
+    """
+    high, low = ratios > GRPO_HIGH, ratios < GRPO_LOW
+    positive, negative = advantages > 0, advantages < 0
+    choices = ["HP", "LN", "HN", "LP"]
+    regions = numpy.select([high & positive, low & negative, high & negative, low & positive], choices, "M")
+    weights = ratios.where(~numpy.isin(regions, ["HP", "LN"]), 0.0)
+    return pandas.Series(regions, index=ratios.index), weights

@@ -1,0 +1,126 @@
+"""Traces: what the loss knew of every token of some responses, as Parquet files in a run's folder `traces`."""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+
+VERSION = 1
+_VERSION_KEY = b"clipx_trace_version"
+_NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
+
+
+def _field(name: str, kind: pyarrow.DataType, meaning: str, *, nullable: bool = False) -> pyarrow.Field:
+    return pyarrow.field(name, kind, nullable, {"meaning": meaning})
+
+
+# A row a token, whole responses, the tokens of a response in order and next to each other. Each field says what it is.
+SCHEMA = pyarrow.schema(
+    [
+        _field("step", pyarrow.int32(), "training step, counted from 1 as verl logs it"),
+        _field("update", pyarrow.int32(), "optimizer update within the step, from 0; a Lopti pass counts as one"),
+        _field("rank", pyarrow.int32(), "data-parallel rank"),
+        _field("prompt", pyarrow.string(), "the same for one prompt in every run: its hash"),
+        _field("prompt_text", pyarrow.string(), "the prompt, decoded", nullable=True),
+        _field("sample", pyarrow.int32(), "number of the response among those to the prompt in this step, from 0"),
+        _field("score", pyarrow.float32(), "reward of the response, where the worker knows it", nullable=True),
+        _field("position", pyarrow.int32(), "of the token in the response, from 0"),
+        _field("token_id", pyarrow.int32(), "in the policy's vocabulary"),
+        _field("text", pyarrow.string(), "the token, decoded when it was written"),
+        _field("log_prob", pyarrow.float32(), "under the current policy, in nats"),
+        _field("old_log_prob", pyarrow.float32(), "under the old policy, in nats"),
+        _field("rollout_log_prob", pyarrow.float32(), "under the policy that sampled, in nats", nullable=True),
+        _field("ratio", pyarrow.float32(), "current over old probability"),
+        _field("advantage", pyarrow.float32(), "after shaping"),
+        _field("bounded", pyarrow.float32(), "what the bounds act on: the ratio in most methods"),
+        _field("low", pyarrow.float32(), "lower bound on it; 0 or less on a ratio: none"),
+        _field("high", pyarrow.float32(), "upper bound on it; inf: none"),
+        _field("weight", pyarrow.float32(), "gradient weight F: the gradient of the objective is F * advantage"),
+        _field("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
+        _field("entropy", pyarrow.float32(), "of the current policy, in nats, where computed", nullable=True),
+        _field("age", pyarrow.int32(), "weight versions since it was sampled, where known", nullable=True),
+    ],
+    metadata={_VERSION_KEY: str(VERSION).encode()},
+)
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """One file of a trace: what one rank saw in one update.
+
+    Args:
+        step: training step.
+        update: optimizer update within the step, from 0.
+        rank: data-parallel rank.
+    """
+
+    step: int
+    update: int
+    rank: int
+
+    def path_in(self, folder: Path) -> Path:
+        """The file's place in a run's folder of traces."""
+        return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
+
+
+def write_shard(folder: Path, shard: Shard, columns: dict[str, list]) -> Path:
+    """Writes one file of a trace, whole or not at all.
+
+    Args:
+        folder: the run's folder of traces; made if it is not there.
+        shard: which update and rank the tokens are of.
+        columns: field of SCHEMA to values, a value a token; `step`, `update` and `rank` follow from the shard, and a
+            nullable field may be missing.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: a field is missing or no field of SCHEMA.
+        OSError: the disk's own.
+    """
+    length = len(columns.get("token_id", ()))
+    given = {**columns, **{name: [getattr(shard, name)] * length for name in ("step", "update", "rank")}}
+    unknown = [name for name in given if name not in SCHEMA.names]
+    missing = [field.name for field in SCHEMA if not field.nullable and field.name not in given]
+    if unknown or missing:
+        raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
+    table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = shard.path_in(folder)
+    unfinished = path.with_suffix(".unfinished")
+    pyarrow.parquet.write_table(table, unfinished, compression="zstd")
+    os.replace(unfinished, path)
+    return path
+
+
+def shards_in(folder: Path) -> list[Shard]:
+    """The files of a run's trace, by step, update and rank; empty if the run wrote none."""
+    numbers = [path.stem.split("_")[1::2] for path in folder.glob("step_*_update_*_rank_*.parquet")]
+    return sorted(Shard(*map(int, found)) for found in numbers)
+
+
+def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
+    """The tokens of some files of a trace, a row a token, as SCHEMA says.
+
+    Args:
+        folder: the run's folder of traces.
+        shards: from `shards_in`.
+
+    Raises:
+        ValueError: a file is no trace, or one of another version.
+    """
+    return pyarrow.concat_tables([_read(shard.path_in(folder)) for shard in shards] or [SCHEMA.empty_table()])
+
+
+def _read(path: Path) -> pyarrow.Table:
+    try:
+        table = pyarrow.parquet.read_table(path, partitioning=None)
+    except pyarrow.ArrowInvalid as error:
+        raise ValueError(f"{path}: no Parquet file, or cut short: {error}. Remove it to go on without it.") from error
+    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
+    if version != str(VERSION):
+        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads version {VERSION}.")
+    return table
