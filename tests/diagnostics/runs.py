@@ -10,7 +10,7 @@ from torch import Tensor
 from verl_clipx.diagnostics.run_log import RunFolder
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.traces import Shard, write_shard
-from verl_clipx.loss import Inputs, tokens_in, token_loss
+from verl_clipx.loss import Inputs, token_loss, tokens_in
 from verl_clipx.methods import method_named
 from verl_clipx.metrics import REGIONS, TOKENS, token_metrics
 
@@ -74,7 +74,7 @@ def write_run(folder: Path, method: str, *, seed: int = 1, steps: int = 6, trace
 
 def _rollout(generator: torch.Generator, step: int) -> dict[str, Tensor]:
     shape = (PROMPTS * SAMPLES, LENGTH)
-    score = (torch.rand(PROMPTS, SAMPLES, generator=generator) < 0.15 + 0.08 * step).float()
+    score = (torch.rand(PROMPTS, SAMPLES, generator=generator) < 0.2 + 0.03 * step).float()
     score[0] = 0.0
     spread = score.std(1, keepdim=True).clamp(min=1e-6)
     advantage = ((score - score.mean(1, keepdim=True)) / spread).view(-1, 1).expand(shape).contiguous()

@@ -74,7 +74,14 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
         heights.append(max(y, heights[-1] + apart) if heights else y)
     for (x, _, text, colour), y in zip(sorted(items, key=lambda item: item[1]), heights, strict=True):
         axes.annotate(
-            text, (x, y), (5, 0), textcoords="offset points", color=colour, va="center", weight="bold", clip_on=False
+            text,
+            (x, y),
+            (5, 0),
+            textcoords="offset points",
+            color=colour,
+            va="center",
+            weight="bold",
+            annotation_clip=False,
         )
 
 
@@ -98,13 +105,17 @@ def inline(path: Path, name: str, description: str) -> Markup:
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]+", _font, text)
-    text = re.sub(r"(-?\d+\.\d{2})\d+", r"\1", text)
+    # Coordinates alone: a tick's label is text.
+    text = re.sub(r'\b(d|x|y|transform)="[^"]*"', lambda found: _LONG.sub(r"\1", found[0]), text)
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
     head = Markup(
         '<svg viewBox="0 0 {} {}" style="max-width:{}px" role="img" aria-label="{}" '
         'xmlns:xlink="http://www.w3.org/1999/xlink" xmlns="http://www.w3.org/2000/svg">'
     ).format(width, height, width, description)
     return head + Markup(text[text.index(">") + 1 :])
+
+
+_LONG = re.compile(r"(-?\d+\.\d{2})\d+")
 
 
 def _font(found: re.Match) -> str:

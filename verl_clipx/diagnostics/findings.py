@@ -64,7 +64,7 @@ def what_clipping_did(setting: Setting) -> Finding:
     if share.empty:
         return Finding(
             f"What {label} clips is not known.",
-            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl's own.",
+            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
         )
     if share.max() == 0:
         ratio = setting.mean(keys.RATIO)
@@ -86,7 +86,9 @@ def what_clipping_did(setting: Setting) -> Finding:
     kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
     if kept > 0:
         head = f"{label} keeps a gradient outside its bounds."
-        text += f" Those tokens have {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they would have none."
+        text += (
+            f" Those tokens have {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they would have none."
+        )
     return Finding(head, text)
 
 
@@ -114,7 +116,9 @@ def _of_search(setting: Setting) -> Finding:
     at_starts = None in starts or numpy.allclose([low.iloc[0], high.iloc[0]], starts, rtol=0, atol=1e-6)
     if is_share and at_starts and len(before) and before.min() >= target:
         head = f"{setting.label}’s search never started."
-        text = f"The share of positive tokens was {between(before)}, at or above the target of {target:g} in every step."
+        text = (
+            f"The share of positive tokens was {between(before)}, at or above the target of {target:g} in every step."
+        )
         return Finding(head, f"{text} {bounds}.")
     return Finding(f"{setting.label}’s bounds stood still.", f"{bounds} in all {len(low)} steps.")
 
@@ -143,11 +147,11 @@ def small_bins(setting: Setting) -> Finding | None:
     few = [count for count in counts if 0 < count <= alpha**2 + 1]
     if not few:
         return None
+    held = f"{between(pandas.Series(few), 0)} token{'' if max(few) < 1.5 else 's'}"
     return Finding(
-        f"{len(few)} of {setting.label}’s {len(counts)} bins are too small to clip anything.",
-        f"Among n tokens none lies further than σ√(n − 1) from their mean, so with n ≤ {alpha**2 + 1:g} none exceeds "
-        f"{alpha:g}σ. These bins held {min(few):.0f} to {max(few):.0f} tokens a mini-batch on average: larger "
-        "mini-batches may show another picture.",
+        f"{len(few)} of {setting.label}’s {len(counts)} bins {'is' if len(few) == 1 else 'are'} too small to clip.",
+        f"Among n tokens none lies further than σ⁠√(n − 1) from their mean, so with n ≤ {alpha**2 + 1:g} none "
+        f"exceeds {alpha:g}σ. On average a mini-batch had {held} there: larger ones may show another picture.",
     )
 
 
@@ -169,12 +173,16 @@ def _compared(one: Setting, two: Setting, level: float) -> Finding | None:
     first, second = first.loc[steps], second.loc[steps]
     means = f"The mean over {len(steps)} steps is {number(first.to_numpy().mean())} with {one.label} and "
     means += f"{number(second.to_numpy().mean())} with {two.label}"
+    if first.shape == second.shape and (first.to_numpy() == second.to_numpy()).all():
+        return Finding(
+            f"The rewards of {one.label} and {two.label} are equal.", f"They are so in all {len(steps)} steps."
+        )
     if min(first.shape[1], second.shape[1]) > 1:
         found = difference_interval(first.mean(), second.mean(), level)
         basis = f"over {first.shape[1]} and {second.shape[1]} seeds"
     else:
         found = mean_interval(second.mean(axis=1) - first.mean(axis=1), level)
-        basis = "over steps, as if they were independent; one run each, so no interval covers the seeds"
+        basis = "over steps, as if they were independent; to cover seeds takes two runs of each setting"
     interval = f"(difference {signed(found)}, {100 * level:.3g}\u202f% interval {basis})"
     if found.low <= 0 <= found.high:
         return Finding(f"The rewards of {one.label} and {two.label} cannot be told apart.", f"{means} {interval}.")
@@ -206,15 +214,15 @@ def _rise(setting: Setting) -> Finding | None:
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
     """A warning where runs of one seed were not fed the same samples: the first batch is drawn before any update."""
-    for one, two in itertools.combinations([run for setting in settings for run in setting.runs], 2):
-        first, second = one.values(keys.REWARD).loc[1:1], two.values(keys.REWARD).loc[1:1]
-        if None not in (one.seed, two.seed) and one.seed == two.seed and len(first) and len(second):
-            if abs(first.iloc[0] - second.iloc[0]) > ROUNDING:
-                return Finding(
-                    "The seed did not fix the samples.",
-                    f"Step 1 is sampled before any update, yet scores {number(first.iloc[0])} in {one.name} and "
-                    f"{number(second.iloc[0])} in {two.name}. +clipx/rollout=seeded makes them equal.",
-                )
+    runs = [run for setting in settings for run in setting.runs if run.seed is not None]
+    for one, two in itertools.combinations(runs, 2):
+        first, second = (run.values(keys.REWARD).get(1) for run in (one, two))
+        if one.seed == two.seed and None not in (first, second) and abs(first - second) > ROUNDING:
+            return Finding(
+                "The seed did not fix the samples.",
+                f"Step 1 is sampled before any update, yet scores {number(first)} in {one.name} and {number(second)} in "
+                f"{two.name}. +clipx/rollout=seeded makes them equal.",
+            )
     return None
 
 

@@ -14,18 +14,16 @@ from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.drawing import end_labels, figure
 from verl_clipx.diagnostics.findings import (
     HARDLY,
-    Finding,
     clipped,
     mass_shares,
     percent,
     rewards,
     what_bounds_did,
 )
-from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, HAIR, INK, SETTINGS, SOFT
+from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT
 from verl_clipx.diagnostics.runs import Setting
 from verl_clipx.diagnostics.traced import GRPO_HIGH, GRPO_LOW
 
-GRPO_COLOUR = SETTINGS[0]
 MOST_BARS = 60
 MOST_BINS = 9
 
@@ -104,7 +102,9 @@ def _lines(settings: list[Setting], key: str, *, with_rewards: bool) -> Figure:
         if table.shape[1] > 1:
             axes.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=setting.colour, alpha=0.15, lw=0)
         elif with_rewards and len(error := setting.mean(keys.REWARD_ERROR).reindex(mean.index).dropna()):
-            axes.vlines(error.index, (mean - 1.96 * error).dropna(), (mean + 1.96 * error).dropna(), setting.colour, lw=1)
+            axes.vlines(
+                error.index, (mean - 1.96 * error).dropna(), (mean + 1.96 * error).dropna(), setting.colour, lw=1
+            )
         marker = "o" if len(mean) <= MOST_BARS else None
         axes.plot(mean.index, mean, color=setting.colour, marker=marker, markersize=3)
         if with_rewards and len(setting.runs) == 1:
@@ -187,7 +187,7 @@ def _band(axes: Axes, steps: pandas.Index, low: pandas.Series, high: pandas.Seri
     axes.plot(steps, low, color=colour)
     axes.plot(steps, high, color=colour)
     for bound in (GRPO_LOW, GRPO_HIGH):
-        axes.axhline(bound, color=GRPO_COLOUR, lw=1)
+        axes.axhline(bound, color=GRPO, lw=1)
 
 
 def fractions(settings: list[Setting]) -> Plate:
@@ -205,27 +205,33 @@ def fractions(settings: list[Setting]) -> Plate:
         most = clipped(setting)
         text = f"most: {percent(most.max())}, step {most.idxmax()}" if most.max() > 0 else "none"
         axes.set_title(text, fontsize=11, fontweight="normal")
-        description = f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
+        description = (
+            f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
+        )
         panels.append(Panel(f"fractions_{index}", setting.label, description, drawing))
     return Plate(
-        _most_clipping(known).head,
+        _most_clipping(known),
         "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
         "(orange) below the lower with A < 0.",
-        "Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods with a soft clip keep a "
-        "part of their gradient. Every panel has the same axes. Dual clip is not in it.",
+        "Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods with a soft clip keep "
+        "a part of their gradient. Every panel has the same axes. Dual clip is not in it.",
         panels,
     )
 
 
-def _most_clipping(settings: list[Setting]) -> Finding:
+def _most_clipping(settings: list[Setting]) -> str:
     shares = {setting.label: clipped(setting).mean() for setting in settings}
-    if len(shares) < 2 or max(shares.values()) == min(shares.values()):
-        return Finding("How many tokens are outside the bounds", "")
-    most = max(shares, key=shares.get)
-    others = max(value for label, value in shares.items() if label != most)
-    by = "Only " if others == 0 else ""
-    ending = "clips" if others == 0 else "clips most" + ("; the rest hardly" if others < HARDLY / 2 else "")
-    return Finding(f"{by}{most} {ending}", "")
+    ranked = sorted(shares, key=shares.get, reverse=True)
+    if len(ranked) < 2 or shares[ranked[0]] == shares[ranked[1]]:
+        return "How many tokens are outside the bounds"
+    most, others = ranked[0], ranked[1:]
+    if shares[most] < HARDLY:
+        return "Hardly any token is outside the bounds"
+    if shares[others[0]] >= HARDLY:
+        return f"{most} has the most tokens outside its bounds"
+    if shares[others[0]]:
+        return f"{most} has tokens outside its bounds, {' and '.join(others)} hardly any"
+    return f"Only {most} has tokens outside its bounds"
 
 
 def masses(settings: list[Setting]) -> Plate:
@@ -234,8 +240,10 @@ def masses(settings: list[Setting]) -> Plate:
     highest = max([(shares.HP + shares.HN).max() for _, shares in known.values()], default=0)
     lowest = max([(shares.LN + shares.LP).max() for _, shares in known.values()], default=0)
     panels = []
-    for index, (label, (_, shares)) in enumerate(known.items()):
+    for index, (label, (setting, shares)) in enumerate(known.items()):
         drawing, (axes,) = figure(220, left=52)
+        # Steps without any mass stay on the axis.
+        shares = shares.reindex(setting.mean(keys.MASS["M"]).index)
         _bars(axes, shares.HN, 0 * shares.HN, "white", hatch="////")
         _bars(axes, shares.HN + shares.HP, shares.HN, CLIPPED_HIGH)
         _bars(axes, -shares.LP, 0 * shares.LP, "white", hatch="////")
@@ -245,10 +253,16 @@ def masses(settings: list[Setting]) -> Plate:
         axes.set_title(f"outside the bounds: {percent(outside.mean())} on average", fontsize=11, fontweight="normal")
         description = f"Bars of the share of the gradient mass of {label} outside its bounds, by region, in each step."
         panels.append(Panel(f"mass_{index}", label, description, drawing))
+    kept = {label: float((shares.HP + shares.LN).mean()) for label, (_, shares) in known.items()}
+    outside = max([float((1 - shares.M).max()) for _, shares in known.values()], default=0.0)
+    most = max(kept, key=kept.get, default="")
+    soft = kept and kept[most] > 0
     return Plate(
-        "Where the gradient’s mass lies",
-        "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: mass "
-        "outside the bounds that no clip removes (HN up, LP down).",
+        f"{most} keeps {percent(kept[most])} of the gradient’s mass where PPO’s clip would drop it"
+        if soft
+        else f"At most {percent(outside)} of a step’s gradient mass lies outside the bounds",
+        "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
+        "mass outside the bounds that no clip removes (HN up, LP down).",
         "Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
         panels,
     )

@@ -5,10 +5,12 @@ import itertools
 import numpy
 from numpy.typing import NDArray
 
-# Settings that are compared, in the order in which they were named: GRPO is mostly the first.
-SETTINGS = ("#404040", "#1f66e5", "#00a36d", "#57330f")
+# GRPO and its bounds, the yardstick; then the other settings that are compared, in the order in which they were named.
+GRPO = "#404040"
+OTHERS = ("#1f66e5", "#00a36d", "#57330f")
 # What happened to a token: clipped at the lower bound, at the upper bound. Kept tokens are ink and differ by shape.
 CLIPPED_LOW, CLIPPED_HIGH = "#d1450f", "#a3268c"
+COLOURS = (GRPO, *OTHERS, CLIPPED_LOW, CLIPPED_HIGH)
 INK, SOFT, HAIR = "#1a1a1a", "#636363", "#9a9a9a"
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.

@@ -19,9 +19,6 @@ from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
-# A page with more rows of differences is no longer read.
-MOST_DIFFERENCES = 25
-
 environment = Environment(
     loader=PackageLoader("verl_clipx.diagnostics"),
     autoescape=True,
@@ -62,7 +59,7 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
         (out / TOKENS).unlink(missing_ok=True)
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
-        title=title or " against ".join(setting.label for setting in settings) + ": what clipping did to the tokens",
+        title=title or _title(settings),
         settings=settings,
         findings=told,
         differences=_differences(settings),
@@ -94,14 +91,21 @@ def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
     return drawings
 
 
+def _title(settings: list[Setting]) -> str:
+    labels = [setting.label for setting in settings]
+    names = " against ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return f"{names}: what clipping did to the tokens"
+
+
 def _metrics(settings: list[Setting]) -> pandas.DataFrame:
     """The metrics that the figures show, a row a run and step."""
-    tables = []
-    for setting, run in ((setting, run) for setting in settings for run in setting.runs):
-        columns = [name for name in run.log if name in keys.SHOWN or name.startswith(keys.ADAPTIVE)]
-        named = {"run": run.name, "setting": setting.label, "seed": run.seed}
-        tables.append(run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]])
-    return pandas.concat(tables, ignore_index=True)
+    return pandas.concat([_shown(one, run) for one in settings for run in one.runs], ignore_index=True)
+
+
+def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
+    columns = [name for name in run.log if name in keys.SHOWN or name.startswith(keys.ADAPTIVE)]
+    named = {"run": run.name, "setting": setting.label, "seed": run.seed}
+    return run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]]
 
 
 def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
@@ -110,9 +114,18 @@ def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
 
 
 def _differences(settings: list[Setting]) -> dict[str, list[str]]:
+    """What sets the settings apart, those of the plugin first; parameters that not every method has share a row."""
     found = differences([setting.runs[0] for setting in settings])
-    ordered = sorted(found, key=lambda key: (not key.startswith("clipx."), key))
-    return {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in ordered}
+    of_some = [key for key in found if key.startswith("clipx.") and None in found[key]]
+    rows = {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in found}
+    own = [
+        ", ".join(
+            f"{key.removeprefix('clipx.')} {rows[key][index]}" for key in of_some if found[key][index] is not None
+        )
+        for index in range(len(settings))
+    ]
+    ordered = sorted(set(rows) - set(of_some), key=lambda key: (not key.startswith("clipx."), key))
+    return {key: rows[key] for key in ordered} | ({"the method’s own": own} if of_some else {})
 
 
 def _versions(runs: list[Run]) -> dict[str, list[str]]:
@@ -132,7 +145,6 @@ def _steps(run: Run) -> str:
 
 def _distance() -> dict[str, Any]:
     """The closest pair of the page's colours, under the vision that sees them closest."""
-    colours = (*palette.SETTINGS, palette.CLIPPED_LOW, palette.CLIPPED_HIGH)
-    found = {vision: palette.smallest_distance(colours, vision) for vision in palette.VISIONS}
+    found = {vision: palette.smallest_distance(palette.COLOURS, vision) for vision in palette.VISIONS}
     vision = min(found, key=found.get)
     return {"vision": vision, "value": round(found[vision])}

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
-from verl_clipx.diagnostics.palette import SETTINGS
+from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
 from verl_clipx.diagnostics.run_start import record_path
 from verl_clipx.diagnostics.traces import Shard, shards_in
@@ -185,16 +185,16 @@ def settings_of(runs: list[Run]) -> list[Setting]:
     for run in runs:
         key = json.dumps(run.significant) if run.configuration else f"{run.method}"
         groups.setdefault(key, []).append(run)
-    if len(groups) > len(SETTINGS):
+    firsts = [members[0] for members in groups.values()]
+    yardstick = next((run for run in firsts if run.method == "grpo"), None)
+    others = iter(OTHERS)
+    colours = [GRPO if run is yardstick else next(others, None) for run in firsts]
+    if None in colours:
         raise ValueError(
-            f"{len(groups)} settings: a report tells {len(SETTINGS)} apart. Name fewer runs; those that differ in "
-            "their seeds alone are one setting."
+            f"{len(groups)} settings: a report tells {len(OTHERS)} besides GRPO apart. Name fewer runs; those that "
+            "differ in their seeds alone are one setting."
         )
-    labels = _labels([members[0] for members in groups.values()])
-    return [
-        Setting(label, colour, members)
-        for label, colour, members in zip(labels, SETTINGS, groups.values(), strict=False)
-    ]
+    return [Setting(*parts) for parts in zip(_labels(firsts), colours, groups.values(), strict=True)]
 
 
 def _labels(runs: list[Run]) -> list[str]:

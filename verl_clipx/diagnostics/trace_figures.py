@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from verl_clipx.diagnostics.drawing import WIDTH, figure
 from verl_clipx.diagnostics.findings import number, percent
 from verl_clipx.diagnostics.log_figures import Panel, Plate
-from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, INK, SETTINGS, SOFT
+from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
 from verl_clipx.diagnostics.traced import (
     ABOVE,
     BELOW,
@@ -72,12 +72,7 @@ def on_ratio(tokens: pandas.DataFrame) -> bool:
 
 def spread(updates: list[TracedUpdate]) -> Plate:
     """The ratio by probability bin, with each setting's bounds."""
-    deviations = [update.tokens.ratio.groupby(bin_of(update.tokens, BINS)).std() for update in updates]
-    wide = all(
-        deviation.dropna().iloc[0] > 1.5 * deviation.dropna().iloc[-1]
-        for deviation in deviations
-        if len(deviation.dropna()) > 1
-    )
+    wide = all(_narrows(update.tokens) for update in updates)
     heading = "The ratio spreads where the probability is low" if wide else "The ratio by probability"
     right = max(1.5, *(float(update.tokens.ratio.quantile(0.998)) * 1.05 for update in updates))
     panels = [
@@ -92,6 +87,13 @@ def spread(updates: list[TracedUpdate]) -> Plate:
         "bin’s tokens. Ratios beyond the right edge are drawn on it. As in ACPO’s Figure 2a.",
         panels,
     )
+
+
+def _narrows(tokens: pandas.DataFrame) -> bool:
+    """Whether the ratio's spread is much larger in the lowest than in the highest bin, of those with enough tokens."""
+    found = tokens.ratio.groupby(bin_of(tokens, BINS)).agg(["std", "size"])
+    spreads = found["std"][found["size"] >= FEW]
+    return len(spreads) > 1 and spreads.iloc[0] > 1.5 * spreads.iloc[-1]
 
 
 def _spread_text(update: TracedUpdate) -> str:
@@ -118,7 +120,7 @@ def _spread(update: TracedUpdate, right: float) -> Figure:
         ratios = tokens.ratio[bins == bin].clip(upper=right).to_numpy()
         axes.scatter(ratios, y + swarm(ratios * scale, 1.7, 21), s=7, color=INK, alpha=0.6, lw=0)
     for bound in (GRPO_LOW, GRPO_HIGH):
-        axes.axvline(bound, color=SETTINGS[0], lw=1)
+        axes.axvline(bound, color=GRPO, lw=1)
     axes.set_ylim(BINS * row, 0)
     axes.set_xlim(0, right)
     axes.set_yticks([bin * row + row / 2 for bin in range(BINS)])
@@ -165,7 +167,15 @@ def _marked(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Serie
         rows = events == event
         alpha = 0.5 if event == KEPT else 1
         axes.scatter(
-            x[rows], y[rows], marker=marker, s=size, facecolor=face, edgecolor=edge, alpha=alpha, lw=0.8, zorder=3 + order
+            x[rows],
+            y[rows],
+            marker=marker,
+            s=size,
+            facecolor=face,
+            edgecolor=edge,
+            alpha=alpha,
+            lw=0.8,
+            zorder=3 + order,
         )
 
 
@@ -210,7 +220,7 @@ def _where_clipped(update: TracedUpdate, top: float) -> Figure:
     tokens = shown(update.tokens)
     _marked(axes, probabilities(tokens), tokens.ratio.clip(upper=top), tokens.event)
     for bound in (GRPO_LOW, GRPO_HIGH):
-        axes.axhline(bound, color=SETTINGS[0], lw=1)
+        axes.axhline(bound, color=GRPO, lw=1)
     axes.set(xlim=(-0.03, 1.03), ylim=(0, top * 1.03), xlabel="probability when sampled", ylabel="ratio r")
     counts = update.tokens.event.value_counts()
     for kind, mark, colour, x in ((HIGH, "▲", CLIPPED_HIGH, 0.0), (LOW, "▼", CLIPPED_LOW, 0.27)):
@@ -222,47 +232,42 @@ def _where_clipped(update: TracedUpdate, top: float) -> Figure:
 
 def contributions(updates: list[TracedUpdate]) -> Plate:
     """Positive and negative gradient mass by quarter of the probability."""
-    panels, low_share = [], []
     parts = [_mass_by_quarter(update.tokens) for update in updates]
-    top = max(float(part[["positive", "negative"]].to_numpy().max()) for part in parts) or 1.0
+    top = 1.1 * max(float(part.to_numpy().max()) for part in parts) or 1.0
+    panels = []
     for index, (update, part) in enumerate(zip(updates, parts, strict=True)):
-        drawing, (axes,) = figure(236, left=52)
+        drawing, (axes,) = figure(236, left=52, top=10)
         axes.bar(part.index, part.positive, width=0.6, color=update.setting.colour)
         axes.bar(part.index, -part.negative, width=0.6, color="white", edgecolor=update.setting.colour, lw=1.2)
-        axes.plot(part.index, part.tokens, "_", color=INK, ms=26, mew=1.6)
+        for tokens in (part.positive_tokens, -part.negative_tokens):
+            axes.hlines(tokens, part.index - 0.42, part.index + 0.42, color=INK, lw=1.6, zorder=3)
         axes.axhline(0, color=SOFT, lw=0.7)
         axes.set_xticks(range(QUARTERS), ["0–0.25", "0.25–0.5", "0.5–0.75", "0.75–1"])
-        limit = 1.1 * max(top, *(float(each.tokens.max()) for each in parts))
-        axes.set_ylim(-1.1 * top, limit)
+        axes.set_ylim(-top, top)
         axes.yaxis.set_major_formatter(lambda value, _: f"{abs(100 * value):.0f}\u202f%")
         axes.set_xlabel("probability when sampled")
-        low_share.append(float(part.positive[0] + part.negative[0]) - float(part.tokens[0]))
-        text = "; ".join(
-            f"{row.positive:.2f} positive and {row.negative:.2f} negative mass, {row.tokens:.2f} of the tokens"
-            for row in part.itertuples()
-        )
-        panels.append(Panel(f"mass_by_probability_{index}", update.setting.label, f"By quarter: {text}.", drawing))
-    dominate = all(share > 0 for share in low_share)
+        text = "; ".join(f"{row.positive:.2f} positive, {row.negative:.2f} negative" for row in part.itertuples())
+        panels.append(Panel(f"mass_by_probability_{index}", update.setting.label, f"Mass by quarter: {text}.", drawing))
+    lowest = [part.loc[0] for part in parts]
+    pulls = all(row.positive + row.negative > 1.1 * (row.positive_tokens + row.negative_tokens) > 0 for row in lowest)
     return Plate(
-        "Unlikely tokens pull harder than their number" if dominate else "Gradient mass by probability",
-        "bars against the black dash, the share of the tokens: a bar longer than its dash pulls harder than its number. "
-        "Filled upwards: A > 0; open downwards: A < 0.",
-        "Shares of Σ|F·A| over the traced update, which leaves out the gradient of log p itself. As in AR-Lopti’s "
-        "Figure 1 and BAPO’s Figures 4 and 8.",
+        "Unlikely tokens pull harder than their number" if pulls else "Gradient mass by probability",
+        "bars against the black lines, the share of the tokens: a bar that passes its line pulls harder than its "
+        "number. Filled upwards: A > 0; open downwards: A < 0.",
+        "Shares of Σ|F·A|, and of the tokens with an advantage, over the traced update; the gradient of log p itself "
+        "is not in it. As in AR-Lopti’s Figure 1 and BAPO’s Figures 4 and 8.",
         panels,
     )
 
 
 def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Shares of the positive mass, the negative mass and the tokens, a row a quarter of the probability."""
+    """Shares of mass and of tokens, split by the advantage's sign, a row a quarter of the probability."""
     quarter, mass = bin_of(tokens, QUARTERS), (tokens.weight * tokens.advantage).abs()
-    total = mass.sum() or 1.0
-    columns = {
-        "positive": mass.where(tokens.advantage > 0, 0.0).groupby(quarter).sum() / total,
-        "negative": mass.where(tokens.advantage < 0, 0.0).groupby(quarter).sum() / total,
-        "tokens": quarter.groupby(quarter).size() / len(tokens),
-    }
-    return pandas.DataFrame(columns).reindex(range(QUARTERS), fill_value=0.0).fillna(0.0)
+    columns = {}
+    for name, sided in (("positive", tokens.advantage > 0), ("negative", tokens.advantage < 0)):
+        columns[name] = mass.where(sided, 0.0).groupby(quarter).sum() / (mass.sum() or 1.0)
+        columns[f"{name}_tokens"] = sided.groupby(quarter).sum() / max(1, (tokens.advantage != 0).sum())
+    return pandas.DataFrame(columns).reindex(range(QUARTERS), fill_value=0.0)
 
 
 def weights(updates: list[TracedUpdate]) -> Plate:
@@ -279,11 +284,15 @@ def weights(updates: list[TracedUpdate]) -> Plate:
         tokens = shown(update.tokens)
         _marked(axes, tokens.ratio.clip(upper=right), tokens.weight.clip(upper=right), tokens.event)
         axes.plot([0, right], [0, right], color=SOFT, lw=0.7, ls=(0, (3, 2)), zorder=1)
-        axes.set(xlim=(0, right * 1.03), ylim=(-0.05 * right, right * 1.05), xlabel="ratio r", ylabel="gradient weight F")
+        axes.set(
+            xlim=(0, right * 1.03), ylim=(-0.05 * right, right * 1.05), xlabel="ratio r", ylabel="gradient weight F"
+        )
         zero = int((update.tokens.weight == 0).sum())
         text = f"Gradient weight over ratio under {update.setting.label}; {zero} tokens have weight 0."
         panels.append(Panel(f"weight_{index}", how_many(update), text, drawing))
-    heading = "A token’s weight is its ratio, or 0" if hard else "The gradient weight leaves the ratio outside the bounds"
+    heading = (
+        "A token’s weight is its ratio, or 0" if hard else "The gradient weight leaves the ratio outside the bounds"
+    )
     return Plate(
         heading,
         "dots off the dashed line F = r: on 0 they are clipped, in between their gradient is damped.",

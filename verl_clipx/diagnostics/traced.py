@@ -36,7 +36,9 @@ class TracedUpdate:
 
 
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
-    """The last update of the last step that every traced setting traced; of its own last step where they share none.
+    """One update a setting: the last one that all traced settings traced and in which all have an advantage.
+
+    Without such an update, the last one that all traced, and where they share none, each setting's last one.
 
     Args:
         settings: those without traces are left out.
@@ -44,21 +46,31 @@ def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     Raises:
         ValueError: a trace cannot be read.
     """
-    traced = [(setting, run) for setting in settings for run in setting.runs if run.shards]
-    first = {setting.label: (setting, run) for setting, run in reversed(traced)}
-    chosen = [first[setting.label] for setting in settings if setting.label in first]
-    shared = set.intersection(*({shard.step for shard in run.shards} for _, run in chosen)) if chosen else set()
+    chosen = [
+        (setting, run) for setting in settings if (run := next((run for run in setting.runs if run.shards), None))
+    ]
+    places = [{(shard.step, shard.update) for shard in run.shards} for _, run in chosen]
+    shared = sorted(set.intersection(*places)) if places else []
+    learning = (place for place in reversed(shared) if all(_learns(run, place) for _, run in chosen))
+    place = next(learning, shared[-1] if shared else None)
     updates = []
     for setting, run in chosen:
-        step = max(shared) if shared else run.shards[-1].step
-        update = max(shard.update for shard in run.shards if shard.step == step)
-        shards = [shard for shard in run.shards if (shard.step, shard.update) == (step, update)]
-        updates.append(TracedUpdate(setting, run, step, update, _tokens(run, shards)))
-    return [update for update in updates if len(update.tokens)]
+        step, update = place or max((shard.step, shard.update) for shard in run.shards)
+        updates.append(TracedUpdate(setting, run, step, update, _tokens(run, (step, update))))
+    return updates
 
 
-def _tokens(run: Run, shards: list[Shard]) -> pandas.DataFrame:
-    tokens = read_shards(run.traces, shards).to_pandas()
+def _shards(run: Run, place: tuple[int, int]) -> list[Shard]:
+    return [shard for shard in run.shards if (shard.step, shard.update) == place]
+
+
+def _learns(run: Run, place: tuple[int, int]) -> bool:
+    advantages = read_shards(run.traces, _shards(run, place)).column("advantage").to_numpy()
+    return bool((advantages != 0).any())
+
+
+def _tokens(run: Run, place: tuple[int, int]) -> pandas.DataFrame:
+    tokens = read_shards(run.traces, _shards(run, place)).to_pandas()
     tokens["event"] = events(tokens.advantage, tokens.region, tokens.weight, tokens.ratio)
     regions, weights = under_grpo(tokens.ratio, tokens.advantage)
     tokens["under_grpo"] = events(tokens.advantage, regions, weights, tokens.ratio)
