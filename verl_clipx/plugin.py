@@ -14,6 +14,7 @@ from wrapt import when_imported
 CORE_ALGOS = "verl.trainer.ppo.core_algos"
 ENGINE_WORKERS = "verl.workers.engine_workers"
 DEVICE = "verl.utils.device"
+TRACKING = "verl.utils.tracking"
 SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
@@ -37,6 +38,12 @@ def _install_worker(engine_workers: ModuleType) -> None:
 def _register_agent_loop(_: ModuleType) -> None:
     # verl's registry is filled by importing the agent loop's module.
     import verl_clipx.seeded.agent_loop  # noqa: F401
+
+
+def _keep_the_log(tracking: ModuleType) -> None:
+    from verl_clipx.diagnostics import run_start
+
+    run_start.install(tracking)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -73,6 +80,7 @@ def install() -> None:
     when_imported(ENGINE_WORKERS)(_loud(_install_worker))
     when_imported(DEVICE)(_loud(_decide_at_the_start))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
+    when_imported(TRACKING)(_loud(_keep_the_log))
     when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()
 

@@ -1,1 +1,1 @@
-"""What runs did: their logs and traces, a page that compares them. Reads files that verl writes; knows no trainer."""
+"""What runs did: their logs and traces, a page that compares them. Knows files that verl writes, and no trainer."""

@@ -220,8 +220,8 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
         if one.seed == two.seed and None not in (first, second) and abs(first - second) > ROUNDING:
             return Finding(
                 "The seed did not fix the samples.",
-                f"Step 1 is sampled before any update, yet scores {number(first)} in {one.name} and {number(second)} in "
-                f"{two.name}. +clipx/rollout=seeded makes them equal.",
+                f"Step 1 is sampled before any update, yet scores {number(first)} in {one.name} and {number(second)} "
+                f"in {two.name}. +clipx/rollout=seeded makes them equal.",
             )
     return None
 
