@@ -127,11 +127,5 @@ launch() {
     fi
 
     mkdir -p "$run_folder"
-    # verl's file logger starts an empty file at each start: keep the lines of earlier starts, put them back at the end.
-    local metrics=$run_folder/metrics.jsonl earlier=$run_folder/metrics.earlier.jsonl
-    python3 "$RECIPES/merge_metrics.py" "$earlier" "$earlier" "$metrics"
-    local code=0
-    "${command[@]}" || code=$?
-    python3 "$RECIPES/merge_metrics.py" "$metrics" "$earlier" "$metrics"
-    return "$code"
+    "${command[@]}"
 }

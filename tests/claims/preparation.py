@@ -27,7 +27,7 @@ def clipx(*words: str) -> None:
 
 def finished_run(folder: Path) -> None:
     """The run of docs/cluster.md."""
-    write_run(folder / "runs/acpo/orz_7b_acpo_near-seed1")
+    write_run(folder / "runs/acpo/orz_7b_acpo_near-seed1", "acpo")
 
 
 def two_evaluations(folder: Path) -> None:

@@ -1,7 +1,7 @@
 """What stays of a log when verl opens it again, and what is written beside it.
 
-Covers: verl's own `Tracking` in a process with the plugin: a resumed run, a fresh one in the same folder, a resume from a
-path; the record. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py), other trackers.
+Covers: verl's own `Tracking` in a process with the plugin: a resumed run, a fresh one in the same folder, a resume from
+a path; the record. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py), other trackers.
 """
 
 import json

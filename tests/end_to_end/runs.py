@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 
-from verl_clipx.diagnostics.run_log import last_step, read_run_log
+from verl_clipx.diagnostics.run_log import last_step, read_growing_log, read_run_log
 
 from .process_tree import kill_tree
 
@@ -83,7 +83,7 @@ def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], b
     code = process.wait()
     assert code == -signal.SIGKILL, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
     assert when(folder), output_of(folder)[-6000:]
-    return Run(read_run_log(metrics_of(folder)), output_of(folder), folder)
+    return Run(read_growing_log(metrics_of(folder)), output_of(folder), folder)
 
 
 def step_is_logged(step: int) -> Callable[[Path], bool]:
@@ -140,7 +140,7 @@ def launch(
 
 
 def metrics_of(folder: Path) -> Path:
-    """The log of metrics of the run in a folder. verl truncates it when a run starts."""
+    """The log of metrics of the run in a folder. A run that resumes none starts it anew."""
     return folder / "metrics.jsonl"
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.diagnostics.run_log import read_growing_log, read_run_log
 from verl_clipx.user_method import load_method
 
 from .process_tree import kill_tree
@@ -191,7 +191,7 @@ def rehearsal(request, task, tmp_path_factory):
         kept.mkdir()
         for path in (metrics_of(folder), folder / "run.log", *folder.glob("rank_*.json")):
             shutil.move(path, kept)
-        killed = Run(read_run_log(metrics_of(kept)), output_of(kept), kept)
+        killed = Run(read_growing_log(metrics_of(kept)), output_of(kept), kept)
         saved = (folder / "checkpoints" / LATEST).read_text()
 
         cluster.start(lost)

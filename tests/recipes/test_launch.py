@@ -1,10 +1,9 @@
 """What a recipe does before, around and after verl, which is a stand-in here.
 
-Covers: the checks come first and stop the run, the exit code is verl's, metrics survive a second start. Not covered:
-the checks themselves, verl.
+Covers: the checks come first and stop the run, the exit code is verl's. Not covered: the checks themselves,
+verl.
 """
 
-import json
 import sys
 
 import pytest
@@ -13,10 +12,9 @@ from .shell import RECIPES, Machine
 
 RECIPE = RECIPES / "acpo/run_qwen2.5_3b_fsdp.sh"
 
-# Everything but verl is the real Python. verl's stand-in starts metrics.jsonl anew, as verl's file logger does.
+# Everything but verl is the real Python.
 PYTHON = f"""
 if [[ $1 == -m ]]; then
-    echo "$METRICS" >"$VERL_FILE_LOGGER_PATH"
     exit "${{VERL_EXIT:-0}}"
 fi
 exec {sys.executable} "$@"
@@ -28,9 +26,8 @@ def machine(tmp_path):
     return Machine(tmp_path / "machine", python3=PYTHON, clipx='[[ $1 != "${CLIPX_FAILS:-}" ]]')
 
 
-def launch(machine, folder, *words, step=1, **variables):
-    metrics = json.dumps({"step": step, "data": {"loss": float(step)}})
-    return machine.run(RECIPE, *words, RUN_FOLDER=str(folder), METRICS=metrics, **variables)
+def launch(machine, folder, *words, **variables):
+    return machine.run(RECIPE, *words, RUN_FOLDER=str(folder), **variables)
 
 
 def trained(machine):
@@ -40,7 +37,7 @@ def trained(machine):
 def test_doctor_and_plan_come_before_verl_and_see_what_verl_sees(machine, tmp_path):
     done = launch(machine, tmp_path / "run", "clipx.scope=lagged", HARDWARE_MODEL="14b", NNODES="2")
     assert done.returncode == 0, done.stderr
-    names = [call[:3] for call in machine.calls if "merge_metrics.py" not in call[1]]
+    names = [call[:3] for call in machine.calls]
     assert names[0] == ["clipx", "doctor", "--no-ray"]
     assert names[1] == ["clipx", "recipe", "plan"]
     assert names[2] == ["python3", "-m", "verl.trainer.main_ppo"]
@@ -73,21 +70,3 @@ def test_the_plan_is_left_out_where_it_knows_nothing(machine, tmp_path):
 
 def test_the_exit_code_is_verls(machine, tmp_path):
     assert launch(machine, tmp_path / "run", VERL_EXIT="3").returncode == 3
-
-
-def test_metrics_of_an_earlier_start_come_back(machine, tmp_path):
-    folder = tmp_path / "run"
-    launch(machine, folder, step=1, VERL_EXIT="137")
-    launch(machine, folder, step=2)
-    steps = [json.loads(line)["step"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert steps == [1, 2]
-
-
-def test_metrics_of_a_killed_recipe_are_kept_by_the_next_start(machine, tmp_path):
-    folder = tmp_path / "run"
-    folder.mkdir()
-    # As a killed node leaves it: nothing was put together at the end.
-    (folder / "metrics.jsonl").write_text('{"step": 1, "data": {"loss": 1.0}}\n{"step": 2, "da')
-    launch(machine, folder, step=2)
-    entries = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    assert [entry["step"] for entry in entries] == [1, 2]

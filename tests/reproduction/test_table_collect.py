@@ -233,17 +233,14 @@ def test_an_evaluation_of_an_earlier_checkpoint_is_refused(tmp_path, make_run, p
     assert refused["reasons"] == ["evaluation/b: checkpoints: step 20 is the last, evaluated [10]"]
 
 
-def test_best_validation_over_all_starts_of_a_run(tmp_path, make_run, preset_values, monkeypatch):
+def test_best_validation_of_a_log_whose_last_line_was_cut_off(tmp_path, make_run, preset_values, monkeypatch):
     table = definition(
         columns=[{"name": "best", "measure": {"validation": "countdown", "samples": 4}}],
         rows=[{"name": "GRPO", "preset": GRPO}],
     )
     folder = make_run(GRPO, 1, None, None)
     accuracy = "val-core/countdown/acc/mean@4"
-    early = {0: {accuracy: 0.1}, 10: {accuracy: 0.7}, 11: {accuracy: 0.9}}
-    write_metrics(monkeypatch, folder, early, "metrics.earlier.jsonl")
-    # The later start made step 11 again; its last line was cut off.
-    write_metrics(monkeypatch, folder, {11: {accuracy: 0.5}, 20: {accuracy: 0.6}})
+    write_metrics(monkeypatch, folder, {0: {accuracy: 0.1}, 10: {accuracy: 0.7}, 20: {accuracy: 0.6}})
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step":21,"data":{"val')
     results = collect(table, tmp_path, preset_values)

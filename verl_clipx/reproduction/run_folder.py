@@ -47,18 +47,16 @@ class RunFolder:
     def metrics(self) -> dict[int, dict[str, float]]:
         """By step, what verl's file logger wrote.
 
-        A resumed run starts metrics.jsonl anew; the recipes keep the lines of earlier starts in metrics.earlier.jsonl.
-        The values of a later start win. A last line that a killed process left unfinished is left out.
+        A last line that a killed process left unfinished is left out.
         """
         steps: dict[int, dict[str, float]] = {}
-        for name in ("metrics.earlier.jsonl", "metrics.jsonl"):
-            path = self.path / name
-            for line in path.read_bytes().splitlines() if path.is_file() else []:
-                try:
-                    entry = json.loads(line)
-                except json.JSONDecodeError:
-                    continue
-                steps.setdefault(entry["step"], {}).update(entry["data"])
+        path = self.path / "metrics.jsonl"
+        for line in path.read_bytes().splitlines() if path.is_file() else []:
+            try:
+                entry = json.loads(line)
+            except json.JSONDecodeError:
+                continue
+            steps.setdefault(entry["step"], {}).update(entry["data"])
         return dict(sorted(steps.items()))
 
     @property
