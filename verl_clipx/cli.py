@@ -9,6 +9,7 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
+from verl_clipx.configs_folder import configs_folder
 from verl_clipx.evaluation.commands import evaluation_app
 from verl_clipx.extras import missing_tool
 from verl_clipx.reproduction.recipe_commands import recipe_app
@@ -115,14 +116,22 @@ def gpu_check(
 @app.command()
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, or observe, for its parameters.")] = None,
+    parameters: Annotated[list[str] | None, typer.Argument(help="With --plot, clipx.<parameter>=… .")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that README has.")] = False,
+    plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
 ) -> None:
-    """List the methods, or the parameters of one."""
+    """List the methods, or the parameters of one, or draw one."""
     from verl_clipx.listing import described_by, markdown_table, method_rows, parameter_rows
 
     if markdown:
         print(markdown_table())
         return
+    if plot is not None:
+        draw_method(name, parameters or [], plot)
+        return
+    if parameters:
+        console.print(f"[red]{escape(parameters[0])}:[/] parameters go with --plot FILE.")
+        raise typer.Exit(2)
     if name is None:
         table = Table(title="methods: +clipx=<group>")
         for heading in ("method", "what it does", "source", "groups"):
@@ -143,6 +152,35 @@ def methods(
     for row in parameter_rows(name, groups):
         table.add_row(*row)
     console.print(table)
+
+
+def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
+    """Draws the gradient weight of a method.
+
+    Args:
+        name: of the method, or of a Hydra group that chooses one.
+        parameters: Hydra overrides of the node clipx, such as clipx.alpha=2.
+        path: of the figure.
+    """
+    from omegaconf import OmegaConf
+
+    from verl_clipx.diagnostics.weight_figure import draw_weights
+    from verl_clipx.listing import group_settings
+    from verl_clipx.training.config import Observe, build
+
+    try:
+        given = OmegaConf.to_container(OmegaConf.from_dotlist(parameters))
+        if set(given) - {"clipx"}:
+            raise ValueError(f"{sorted(set(given) - {'clipx'})[0]}: write clipx.<parameter>=<value>.")
+        of_group = group_settings(name) if (configs_folder() / "clipx" / f"{name}.yaml").is_file() else {"method": name}
+        settings = build(**{**of_group, **given.get("clipx", {})})
+        if isinstance(settings, Observe):
+            raise ValueError(f"{name}: has no gradient weight of its own.")
+        draw_weights(settings.method, path)
+    except ValueError as error:
+        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+        raise typer.Exit(1) from None
+    console.print(f"{path}", markup=False, highlight=False, soft_wrap=True)
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})

@@ -1,58 +1,140 @@
-"""Run log, held-out reward, figure and report.
-
-Covers: the numbers, by hand; files that are half written. Not covered: how a figure looks.
-"""
+"""`clipx report`: what it writes, what it says, and wrong input. Covers: seeds, one run, runs without traces or with
+verl's own loss, many steps, size. Not covered: the page in a browser (test_report_page.py), how it looks."""
 
 import json
+import time
 
+import pandas
 import pytest
+from typer.testing import CliRunner
 
-from tests.diagnostics.runs import write_run
-from verl_clipx.diagnostics.held_out import held_out_rewards
-from verl_clipx.diagnostics.report import write_report
-from verl_clipx.diagnostics.run_log import last_step, read_run_log
+from tests.diagnostics.runs import log_line, write_log, write_run
+from verl_clipx.cli import app
+from verl_clipx.diagnostics.traces import Shard, read_shards, shards_in, write_shard
 
-
-@pytest.fixture
-def folder(tmp_path):
-    return write_run(tmp_path)
+MOST_BYTES = 5_000_000
 
 
-def test_a_half_written_line_is_left_out(folder):
-    log = read_run_log(folder.metrics)
-    assert list(log.index) == [0, 1, 2, 3]
-    assert last_step(folder.metrics) == 3
+def report(*words):
+    return CliRunner().invoke(app, ["report", *map(str, words)])
 
 
-def test_a_missing_log_says_how_to_get_one(tmp_path):
-    assert last_step(tmp_path / "none.jsonl") == 0
-    with pytest.raises(FileNotFoundError, match=r"trainer\.logger"):
-        read_run_log(tmp_path / "none.jsonl")
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    for method, seed in (("grpo", 1), ("grpo", 2), ("acpo", 1), ("bapo", 1)):
+        write_run(folder / f"{method}-seed{seed}", method, seed=seed)
+    return folder
 
 
-def test_the_interval_is_over_problems_not_samples(folder):
-    before, after = held_out_rewards(folder.validation)
-    assert (before.step, before.mean, before.problems, before.samples) == (0, 0.25, 2, 4)
-    assert after.mean == 0.75
-    # Two problems with means 0.5 and 0: s/sqrt(2) = 0.25, t(0.975, 1) = 12.7062; the interval is cut to [0, 1].
-    assert (before.low, before.high) == (0.0, 1.0)
+@pytest.fixture(scope="module")
+def written(runs):
+    out = runs / "out"
+    result = report(runs / "grpo-seed1", runs / "grpo-seed2", runs / "acpo-seed1", "--out", out, "--title", "a < b")
+    assert result.exit_code == 0, result.output
+    return out, (out / "report.html").read_text(), result.output
 
 
-def test_the_interval_by_hand(tmp_path):
-    scores = [1, 0, 1, 1, 0, 1, 0, 1, 1]
-    lines = [json.dumps({"input": str(index), "score": score}) for index, score in enumerate(scores)]
-    (tmp_path / "7.jsonl").write_text("\n".join(lines))
-    (reward,) = held_out_rewards(tmp_path)
-    # mean 2/3, s = 0.5, s/3 = 1/6, t(0.975, 8) = 2.306004
-    assert reward.low == pytest.approx(2 / 3 - 2.306004 / 6, abs=1e-6)
-    assert reward.high == 1.0
+def test_the_page_names_what_was_compared(written):
+    _, page, output = written
+    assert "<h1>a &lt; b</h1>" in page
+    assert "3 runs · 2 settings" in page and "verl 0.9." in page
+    assert "<td>clipx.method</td><td>grpo</td><td>acpo</td>" in page
+    assert "alpha 3.0" in page and "Bands span the seeds" in page
+    assert "GRPO clips" in output.replace("\n", " ") and "report.html" in output
 
 
-def test_the_report_says_what_happened(folder):
-    text = write_report(folder, "a run")
-    assert "before (step 0): 0.250" in text and "after (step 3): 0.750" in text
-    assert "+0.500 (the intervals overlap: no clear change)" in text
-    assert "gradient mass |F*A| outside the bounds: 25.00%" in text
-    assert "upper bound: mean 1.900, from 1.200 to 3.000" in text
-    assert folder.figure.stat().st_size > 10_000
-    assert str(folder.figure) in text
+def test_it_needs_no_network(written):
+    _, page, _ = written
+    links = [part.split('"')[0] for part in page.split('src="')[1:] + page.split('href="')[1:]]
+    assert all(link.startswith(("#", "data:,", "metrics.csv", "tokens.csv", "figures")) for link in links)
+    assert "@import" not in page and "url(http" not in page
+
+
+def test_every_figure_is_a_file_too(written):
+    out, page, _ = written
+    names = {path.stem for path in (out / "figures").iterdir()}
+    assert {path.suffix for path in (out / "figures").iterdir()} == {".svg", ".png"}
+    assert len(names) == page.count('role="img"') == 16
+    ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
+    assert len(ids) == len(set(ids))
+
+
+def test_the_numbers_are_those_of_the_log(written, runs):
+    table = pandas.read_csv(written[0] / "metrics.csv")
+    assert list(table["run"].unique()) == ["grpo-seed1", "grpo-seed2", "acpo-seed1"]
+    line = json.loads((runs / "acpo-seed1" / "metrics.jsonl").read_text().splitlines()[2])
+    row = table[(table["run"] == "acpo-seed1") & (table["step"] == 3)].iloc[0]
+    assert row["actor/clipx/epsilon/bin_0"] == pytest.approx(line["data"]["actor/clipx/epsilon/bin_0"])
+    tokens = pandas.read_csv(written[0] / "tokens.csv")
+    assert set(tokens["setting"]) == {"GRPO", "ACPO"} and {"ratio", "low", "high", "weight"} <= set(tokens)
+
+
+def test_without_traces_it_says_how_to_get_them(tmp_path):
+    run = write_run(tmp_path / "bapo-seed1", "bapo", traced=False)
+    assert report(run / "metrics.jsonl", "--out", tmp_path / "out").exit_code == 0
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert "clipx.trace" in page and "<script" not in page
+    assert not (tmp_path / "out" / "tokens.csv").exists()
+
+
+def test_a_loss_of_verl_s_own_and_a_thousand_steps(tmp_path):
+    rows = [{"actor/entropy": 1.0, "critic/score/mean": 0.5 + 0.4 * (step % 2)} for step in range(1000)]
+    write_log(tmp_path / "metrics.jsonl", rows)
+    result = report(tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 0 and "is not known" in result.output.replace("\n", " ")
+    assert "1 to 1000" in (tmp_path / "out" / "report.html").read_text()
+
+
+def test_a_report_is_replaced(runs, tmp_path):
+    for names in (("grpo-seed1", "acpo-seed1"), ("bapo-seed1",)):
+        assert report(*(runs / name for name in names), "--out", tmp_path).exit_code == 0
+    assert not (tmp_path / "figures" / "fractions_1.svg").exists()
+    assert "<title>BAPO: what clipping did" in (tmp_path / "report.html").read_text()
+
+
+def test_the_largest_page_is_small_enough_and_quick(tmp_path):
+    """64 completions of more than 512 tokens."""
+    run = write_run(tmp_path / "run", "acpo", steps=2)
+    shard = shards_in(run / "traces")[-1]
+    columns = read_shards(run / "traces", [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
+    long = {name: [value for value in values[:192:3] for _ in range(600)] for name, values in columns.items()}
+    long |= {"sample": [i // 600 for i in range(64 * 600)], "position": [i % 600 for i in range(64 * 600)]}
+    long["advantage"] = [0.5] * len(long["sample"])
+    write_shard(run / "traces", Shard(shard.step, shard.update + 1, 0), {**long, "prompt": ["p"] * len(long["sample"])})
+    started = time.process_time()
+    assert report(run, "--out", tmp_path / "out").exit_code == 0
+    assert time.process_time() - started < 30
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert page.count('class="line"') == 64 and page.count("88 more") == 64
+    assert len(page.encode()) < MOST_BYTES
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("metrics.jsonl", "", "empty: the run has not logged its first step yet"),
+        ("metrics.jsonl", log_line(1, **{"actor/x": 1.0}) + '{"step": 2, "da', "cut short"),
+        ("metrics.jsonl", "step,loss\n1,2\n", "not a line"),
+        ("metrics.jsonl", log_line(1, **{"train/loss": 1.0}), "not the log of a policy's training by verl"),
+        ("other.txt", "", "no such log"),
+    ],
+)
+def test_what_is_no_log_is_an_error(tmp_path, name, text, message):
+    (tmp_path / name).write_text(text)
+    result = report(tmp_path, "--out", tmp_path / "out")
+    assert result.exit_code == 1 and message in result.output.replace("\n", " ")
+    assert "Traceback" not in result.output and not (tmp_path / "out").exists()
+
+
+def test_a_run_that_is_named_twice_is_an_error(runs, tmp_path):
+    result = report(runs / "acpo-seed1", runs / "acpo-seed1", "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "named twice" in result.output
+
+
+def test_a_trace_that_is_cut_short_is_an_error(tmp_path):
+    run = write_run(tmp_path / "run", "acpo", steps=2)
+    path = shards_in(run / "traces")[-1].path_in(run / "traces")
+    path.write_bytes(path.read_bytes()[:50])
+    result = report(run, "--out", tmp_path / "out")
+    assert result.exit_code == 1 and "cut short" in result.output.replace("\n", " ")

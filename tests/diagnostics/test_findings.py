@@ -1,0 +1,174 @@
+"""Sentences: each is said of made-up logs that it is true of, and not of those that it isn't. Numbers by hand.
+
+Not covered: real runs.
+"""
+
+import pandas
+import pytest
+
+from tests.diagnostics.runs import write_validation
+from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.findings import (
+    findings,
+    rewards,
+    small_bins,
+    unequal_starts,
+    what_bounds_did,
+    what_clipping_did,
+)
+from verl_clipx.diagnostics.held_out import held_out_rewards
+from verl_clipx.diagnostics.runs import Run, Setting
+
+
+def run(columns, configuration=None, held_out=(), name="run", traces=None):
+    length = max(map(len, columns.values()))
+    log = pandas.DataFrame(columns, index=pandas.RangeIndex(1, length + 1, name="step"))
+    return Run(name, log, configuration or {}, {}, list(held_out), traces)
+
+
+def setting(*runs, label="M"):
+    return Setting(label, "#404040", list(runs))
+
+
+def of(columns, **clipx):
+    return setting(run(columns, {f"clipx.{name}": value for name, value in clipx.items()}))
+
+
+def clip(low, high, **more):
+    return {keys.CLIPPED_LOW: low, keys.CLIPPED_HIGH: high, **more}
+
+
+def test_one_update_a_batch_explains_why_nothing_is_clipped():
+    found = what_clipping_did(of(clip([0, 0], [0, 0], **{keys.RATIO: [1.0, 1.0], keys.KL: [0.0, 0.0]})))
+    assert found.head == "M clipped nothing." and "ppo_mini_batch_size" in found.text
+    found = what_clipping_did(of(clip([0, 0], [0, 0], **{keys.RATIO: [1.0, 1.01], keys.KL: [0.0, 0.1]})))
+    assert found.head == "M clipped nothing." and "ppo_mini_batch_size" not in found.text
+
+
+def test_how_much_is_clipped():
+    found = what_clipping_did(of(clip([0.02, 0.06], [0.01, 0.03])))
+    assert found.head == "M clips 6.0\u202f% of the tokens."
+    assert "4.0\u202f% of the tokens lay below" in found.text and "most in step 2, 9.0\u202f%" in found.text
+    assert what_clipping_did(of(clip([0.001, 0.002], [0, 0]))).head == "M hardly clips."
+
+
+def test_a_soft_clip_keeps_a_gradient():
+    masses = {keys.MASS["LN"]: [0.1], keys.MASS["HP"]: [0.1], keys.MASS["LP"]: [0.0], keys.MASS["HN"]: [0.0]}
+    masses[keys.MASS["M"]] = [0.8]
+    found = what_clipping_did(of(clip([0.02], [0.02], **masses)))
+    assert found.head == "M keeps a gradient outside its bounds." and "20.0\u202f%" in found.text
+
+
+def test_a_loss_that_is_not_the_plugin_s_is_not_diagnosed():
+    found = what_clipping_did(of({keys.ENTROPY: [1.0]}))
+    assert "not known" in found.head and "+clipx=observe" in found.text
+
+
+BAPO = {"contribution": "share", "target": 0.4, "lower_start": 0.6, "upper_start": 1.2}
+
+
+def searched(low, high, before):
+    after = {keys.SHARE_AFTER: before}
+    return {keys.BOUND_LOW: low, keys.BOUND_HIGH: high, keys.SHARE_BEFORE: before, **after}
+
+
+def test_a_search_that_never_started_says_why():
+    found = what_bounds_did(of(searched([0.6, 0.6], [1.2, 1.2], [0.5, 0.57]), **BAPO))
+    assert found.head == "M’s search never started."
+    assert "0.50 to 0.57, at or above the target of 0.4" in found.text
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "before", "clipx"),
+    [
+        # Below the target in one step; at the end of the range; another criterion, whose target is no share.
+        ([0.6, 0.6], [1.2, 1.2], [0.5, 0.3], BAPO),
+        ([0.9, 0.9], [3.0, 3.0], [0.5, 0.5], BAPO),
+        ([0.6, 0.6], [1.2, 1.2], [0.5, 0.5], BAPO | {"contribution": "ratio"}),
+    ],
+)
+def test_bounds_that_stood_still_for_another_reason(low, high, before, clipx):
+    assert what_bounds_did(of(searched(low, high, before), **clipx)).head == "M’s bounds stood still."
+
+
+def test_a_search_that_moved():
+    found = what_bounds_did(of(searched([0.6, 0.6], [1.2, 3.0], [0.3, 0.2]), **BAPO))
+    assert found.head == "M moves its upper bound." and "the upper 1.20 to 3.00" in found.text
+
+
+def bins(first, last):
+    return {"actor/clipx/epsilon/bin_0": first, "actor/clipx/epsilon/bin_1": last}
+
+
+def test_bounds_by_probability():
+    found = what_bounds_did(of(bins([0.5, 1.7], [0.2, 0.3])))
+    assert "wide where the policy is unsure" in found.head
+    assert "0.50 to 1.70 for tokens of probability below 0.5 and 0.20 to 0.30 above" in found.text
+    assert "hardly differ" in what_bounds_did(of(bins([0.3, 0.4], [0.3, 0.3]))).head
+    assert "stood still" in what_bounds_did(of(bins([0.2, 0.2], [0.2, 0.2]))).head
+    assert what_bounds_did(of(clip([0.1], [0.1]))) is None
+
+
+def test_small_bins_are_warned_of():
+    counts = {"actor/clipx/count/bin_0": [8.0, 10.0], "actor/clipx/count/bin_1": [100.0, 100.0]}
+    found = small_bins(of(counts, alpha=3.0))
+    assert found.head.startswith("1 of M’s 2 bins is too small") and "9 tokens" in found.text
+    assert small_bins(of(counts, alpha=2.0)) is None
+
+
+def rewarded(*runs, label="M"):
+    return setting(
+        *(run({keys.REWARD: values}, name=f"{label}{index}") for index, values in enumerate(runs)), label=label
+    )
+
+
+def test_rewards_that_overlap_cannot_be_told_apart():
+    one, two = rewarded([0.1, 0.3, 0.5], label="A"), rewarded([0.3, 0.2, 0.6], label="B")
+    (found,) = rewards([one, two])
+    assert found.head == "The rewards of A and B cannot be told apart." and "two runs of each" in found.text
+
+
+def test_rewards_that_differ_are_told_apart():
+    one, two = rewarded([0.1, 0.3, 0.5], label="A"), rewarded([0.31, 0.5, 0.71], label="B")
+    assert rewards([one, two])[0].head == "B collected more reward than A."
+    assert rewards([two, one])[0].head == "B collected more reward than A."
+    assert rewards([one, one])[0].head == "The rewards of A and A are equal."
+
+
+def test_seeds_decide_where_there_are_two():
+    # Over steps the difference is the same in each: steps alone would tell them apart, seeds don't.
+    one = rewarded([0.1, 0.1, 0.1], [0.5, 0.5, 0.5], label="A")
+    two = rewarded([0.2, 0.2, 0.21], [0.6, 0.6, 0.61], label="B")
+    (found,) = rewards([one, two])
+    assert "cannot be told apart" in found.head and "over 2 and 2 seeds" in found.text
+
+
+def test_more_comparisons_make_wider_intervals():
+    settings = [rewarded([0.1, 0.3, 0.5], label=label) for label in "ABC"]
+    shifted = rewarded([0.2, 0.35, 0.62], label="D")
+    levels = [found.text for found in rewards([settings[0], shifted, rewarded([0.1, 0.2, 0.5], label="E")])]
+    assert all("97.5\u202f% interval" in text for text in levels)
+
+
+def test_a_run_alone_is_compared_with_its_start(tmp_path):
+    write_validation(tmp_path, {0: [(0.0,)] * 9 + [(1.0,)], 5: [(1.0,)] * 9 + [(0.0,)]})
+    alone = setting(run({keys.REWARD: [0.1, 0.2]}, held_out=held_out_rewards(tmp_path)))
+    assert rewards([alone])[0].head == "The held-out reward rose."
+    write_validation(tmp_path, {5: [(0.0,)] * 8 + [(1.0,)] * 2})
+    alone = setting(run({keys.REWARD: [0.1, 0.2]}, held_out=held_out_rewards(tmp_path)))
+    assert rewards([alone])[0].head == "The held-out reward did not clearly change."
+    assert rewards([rewarded([0.1, 0.2])]) == []
+
+
+def test_a_seed_that_did_not_fix_the_samples():
+    first, second = ({"data.seed": 1}, {"data.seed": 2})
+    one = setting(run({keys.REWARD: [0.188, 0.3]}, first, name="one"))
+    two = setting(run({keys.REWARD: [0.117, 0.3]}, first, name="two"))
+    assert "0.188 in one and 0.117 in two" in unequal_starts([one, two]).text
+    assert unequal_starts([one, one]) is None
+    assert unequal_starts([one, setting(run({keys.REWARD: [0.117]}, second))]) is None
+
+
+def test_tokens_come_before_rewards():
+    heads = [found.head for found in findings([of(clip([0.1], [0.1], **{keys.REWARD: [0.1]}))])]
+    assert heads[0].startswith("M clips")

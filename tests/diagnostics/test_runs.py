@@ -1,0 +1,98 @@
+"""Runs as settings: what groups them, names them and sets them apart. Covers: configurations from a record, from Hydra
+and none; seeds; colours. Not covered: the page."""
+
+import json
+
+import pytest
+
+from tests.diagnostics.runs import write_log
+from verl_clipx.diagnostics.palette import GRPO, OTHERS
+from verl_clipx.diagnostics.run_start import write_record
+from verl_clipx.diagnostics.runs import differences, read_run, settings_of
+
+ROWS = [{"actor/entropy": 1.0, "critic/score/mean": 0.5}]
+
+
+@pytest.fixture
+def make(tmp_path):
+    def run(name, seed=1, lr=1e-6, **clipx):
+        log = write_log(tmp_path / name / "metrics.jsonl", ROWS)
+        write_record(
+            log,
+            {
+                "clipx": clipx,
+                "data": {"seed": seed},
+                "trainer": {"default_local_dir": f"/runs/{name}", "experiment_name": name, "total_epochs": 3},
+                "actor_rollout_ref": {
+                    "actor": {"optim": {"lr": lr}, "data_loader_seed": seed, "policy_loss": {"clipx": clipx}}
+                },
+            },
+        )
+        return read_run(tmp_path / name)
+
+    return run
+
+
+def test_seeds_names_and_places_do_not_make_a_setting(make):
+    runs = [make("a", 1, method="acpo"), make("b", 2, method="acpo"), make("c", 1, method="grpo")]
+    settings = settings_of(runs)
+    assert [(one.label, [run.name for run in one.runs]) for one in settings] == [("ACPO", ["a", "b"]), ("GRPO", ["c"])]
+    assert differences([one.runs[0] for one in settings]) == {"clipx.method": ['"acpo"', '"grpo"']}
+
+
+def test_settings_of_one_method_are_named_by_what_sets_them_apart(make):
+    settings = settings_of([make("a", method="acpo", alpha=3.0), make("b", method="acpo", alpha=2.0)])
+    assert [one.label for one in settings] == ["ACPO, alpha 3.0", "ACPO, alpha 2.0"]
+    settings = settings_of([make("a", method="acpo"), make("b", method="acpo", lr=1e-5)])
+    assert [one.label for one in settings] == ["ACPO, lr 1e-06", "ACPO, lr 1e-05"]
+
+
+def test_the_colour_of_grpo_is_its_own(make):
+    settings = settings_of([make("a", method="acpo"), make("b", method="bapo")])
+    assert [one.colour for one in settings] == list(OTHERS[:2])
+    settings = settings_of(
+        [make("a", method="acpo"), make("b", method="grpo"), make("c", method="grpo", clip_high=1.3)]
+    )
+    assert [one.colour for one in settings] == [OTHERS[0], GRPO, OTHERS[1]]
+
+
+def test_more_settings_than_colours_are_refused(make):
+    runs = [make(name, method=name) for name in ("acpo", "bapo", "dgpo", "gppo")]
+    with pytest.raises(ValueError, match="4 settings: a report tells 3 besides GRPO apart"):
+        settings_of(runs)
+
+
+def test_hydra_s_configuration_serves_where_there_is_no_record(tmp_path):
+    write_log(tmp_path / "x" / "metrics.jsonl", ROWS)
+    (tmp_path / "x" / ".hydra").mkdir()
+    (tmp_path / "x" / ".hydra" / "config.yaml").write_text("clipx: {method: bapo}\ndata: {seed: 7, x: '${nowhere}'}\n")
+    (tmp_path / "x" / "run.json").write_text(json.dumps({"commit": "c", "versions": {"verl": "0.9.1"}}))
+    run = read_run(tmp_path / "x")
+    assert (run.method, run.seed, run.versions) == ("bapo", 7, {"verl": "0.9.1"})
+
+
+def test_without_a_configuration_the_name_says_setting_and_seed(tmp_path):
+    for name in ("acpo-seed1", "acpo-seed12", "grpo-seed1"):
+        write_log(tmp_path / name / "metrics.jsonl", ROWS)
+    runs = [read_run(tmp_path / name) for name in ("acpo-seed1", "acpo-seed12", "grpo-seed1")]
+    assert [run.seed for run in runs] == [1, 12, 1]
+    assert [(one.label, len(one.runs)) for one in settings_of(runs)] == [("ACPO", 2), ("GRPO", 1)]
+
+
+def test_a_log_is_named_by_its_folder_or_itself(tmp_path):
+    assert read_run(write_log(tmp_path / "mine" / "metrics.jsonl", ROWS)).name == "mine"
+    assert read_run(write_log(tmp_path / "project" / "experiment.jsonl", ROWS)).name == "experiment"
+
+
+def test_only_steps_that_all_runs_of_a_setting_have_count(tmp_path):
+    write_log(tmp_path / "a-seed1" / "metrics.jsonl", [{"actor/x": 1.0}, {"actor/x": 2.0}])
+    write_log(tmp_path / "a-seed2" / "metrics.jsonl", [{"actor/x": 4.0}, {"actor/x": 6.0}], first=2)
+    (setting,) = settings_of([read_run(tmp_path / name) for name in ("a-seed1", "a-seed2")])
+    assert setting.mean("actor/x").to_dict() == {2: 3.0}
+    assert setting.mean("actor/y").empty
+
+
+def test_a_log_of_no_policy_is_refused(tmp_path):
+    path = write_log(tmp_path / "metrics.jsonl", [{"train/loss": 1.0}])
+    with pytest.raises(ValueError, match="not the log of a policy's training by verl"):
+        read_run(path)

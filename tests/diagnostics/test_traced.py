@@ -1,0 +1,102 @@
+"""What happened to traced tokens, under their own rule and under GRPO's, and which update is shown. By hand.
+
+Not covered: the figures' looks; reading (test_traces.py).
+"""
+
+import numpy
+import pandas
+import pytest
+
+from tests.diagnostics.runs import write_run
+from verl_clipx.diagnostics.runs import read_run, settings_of
+from verl_clipx.diagnostics.token_view import MOST_COMPLETIONS, token_sections, visible
+from verl_clipx.diagnostics.trace_figures import BINS, bin_of, shown, swarm
+from verl_clipx.diagnostics.traced import events, traced_updates, under_grpo
+from verl_clipx.diagnostics.traces import Shard, read_shards, write_shard
+
+# ratio, advantage, region, F, what happened, what GRPO would have done
+TOKENS = [
+    (1.5, 1.0, "HP", 0.0, "high", "high"),
+    (0.5, -1.0, "LN", 0.0, "low", "low"),
+    (1.5, -1.0, "HN", 1.5, "above", "above"),
+    (0.5, 1.0, "LP", 0.5, "below", "below"),
+    (1.5, 1.0, "M", 1.5, "kept", "high"),
+    (0.5, -1.0, "M", 0.5, "kept", "low"),
+    (1.5, 1.0, "HP", 1.2, "above", "high"),
+    (1.5, 0.0, "M", 1.5, "none", "none"),
+    (1.2, 1.0, "M", 1.2, "kept", "kept"),
+    (0.8, -1.0, "M", 0.8, "kept", "kept"),
+    # Beyond the dual clip.
+    (12.0, -1.0, "HN", 0.0, "high", "above"),
+    # A mask that drops whole tokens, wherever their ratio is.
+    (1.0, 1.0, "M", 0.0, "high", "kept"),
+]
+
+
+@pytest.fixture
+def table():
+    return pandas.DataFrame(TOKENS, columns=["ratio", "advantage", "region", "weight", "own", "grpo"])
+
+
+def test_events_by_hand(table):
+    found = events(table.advantage, table.region, table.weight, table.ratio)
+    assert list(found) == list(table.own)
+
+
+def test_the_same_under_grpo(table):
+    regions, weights = under_grpo(table.ratio, table.advantage)
+    assert list(events(table.advantage, regions, weights, table.ratio)) == list(table.grpo)
+    assert list(weights[regions.isin(["HP", "LN"])]) == [0.0] * 5
+
+
+def test_the_last_update_with_an_advantage_is_shown(tmp_path):
+    runs = [read_run(write_run(tmp_path / name, name, steps=4)) for name in ("grpo", "acpo")]
+    assert [(one.step, one.update) for one in traced_updates(settings_of(runs))] == [(4, 3), (4, 3)]
+    shard = Shard(4, 3, 0)
+    columns = read_shards(runs[1].traces, [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
+    write_shard(runs[1].traces, shard, {**columns, "advantage": [0.0] * len(columns["ratio"])})
+    assert [(one.step, one.update) for one in traced_updates(settings_of(runs))] == [(4, 2), (4, 2)]
+
+
+def test_settings_without_traces_are_left_out(tmp_path):
+    runs = [read_run(write_run(tmp_path / name, name, steps=2, traced=name == "acpo")) for name in ("grpo", "acpo")]
+    assert [one.setting.label for one in traced_updates(settings_of(runs))] == ["ACPO"]
+    assert traced_updates(settings_of(runs[:1])) == []
+
+
+def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
+    (update,) = traced_updates(settings_of([read_run(write_run(tmp_path / "grpo", "grpo", steps=2))]))
+    (section,) = token_sections([update])
+    lines = [line for group in section.groups for line in group.lines]
+    assert len(lines) <= MOST_COMPLETIONS
+    texts = [text for line in lines for text, _, _ in line.tokens]
+    assert len(texts) == section.total == len(section.numbers["ratio"]) == len(update.tokens)
+    first = update.tokens[update.tokens.prompt_text == section.groups[0].prompt].sort_values(["sample", "position"])
+    assert texts[: len(first)] == [visible(text) for text in first.text]
+    assert section.numbers["ratio"][: len(first)] == pytest.approx(first.ratio.tolist(), rel=1e-3)
+    counts = [sum(event in ("low", "high") for _, event, _ in line.tokens) for line in section.groups[0].lines]
+    assert sum(counts) == max(
+        sum(event in ("low", "high") for line in group.lines for _, event, _ in line.tokens) for group in section.groups
+    )
+
+
+def test_white_space_is_to_be_seen():
+    assert [visible(text) for text in ("\n", " ", " a b", "", "a\tb")] == ["⏎", "␣", " a b", "∅", "a⇥b"]
+
+
+def test_bins_of_probability():
+    tokens = pandas.DataFrame({"old_log_prob": numpy.log([0.1, 0.2, 0.5, 0.99, 1.0])})
+    assert list(bin_of(tokens, BINS)) == [0, 1, 2, 4, 4]
+
+
+def test_clipped_tokens_are_shown_before_others():
+    tokens = pandas.DataFrame({"event": ["kept"] * 5000 + ["low"] * 10})
+    found = shown(tokens)
+    assert len(found) == 500 and (found.event == "low").sum() == 10
+
+
+def test_dots_do_not_overlap_while_there_is_room():
+    positions = numpy.array([10.0, 10.0, 10.5, 30.0])
+    points = list(zip(positions, swarm(positions, 2.0, 20.0), strict=True))
+    apart = [numpy.hypot(a[0] - b[0], a[1] - b[1]) for i, a in enumerate(points) for b in points[:i]]
+    assert min(apart) > 3.6
