@@ -80,10 +80,11 @@ clipx watch "$RUN_FOLDER" --steps "$TOTAL_STEPS" --label "$METHOD" -- \
     bash recipes/quickstart/run_countdown_tiny_cpu.sh "$@"
 
 say "5/5 report"
-clipx report "$RUN_FOLDER" --title "Countdown with +clipx=$METHOD, seed $SEED"
+clipx report "$RUN_FOLDER" --out "$RUN_FOLDER/report" --title "Countdown with +clipx=$METHOD, seed $SEED"
 cat <<END
 What next:
-  look at the figure           $RUN_FOLDER/figure.png
+  open the page                $RUN_FOLDER/report/report.html
+  two runs on one page         $VENV/bin/clipx report $RUN_FOLDER OTHER_FOLDER --out report
   another method               bash scripts/quickstart.sh dgpo
   another parameter            bash scripts/quickstart.sh acpo clipx.alpha=2
   the methods                  $VENV/bin/clipx methods

@@ -25,6 +25,22 @@ END_TO_END_VLLM=${END_TO_END_VLLM:-1}
 
 say() { printf '\n[test] %s: %s\n' "$(date +%T)" "$*"; }
 
+# A test opens a report in a browser.
+browser() { command -v chromium || command -v chromium-browser || command -v google-chrome; }
+if ! browser >/dev/null; then
+    say "Chromium, by Debian's package (log: .chromium.log)"
+    install='apt-get install -y --no-install-recommends chromium'
+    if [[ $(id -u) != 0 ]]; then
+        say "no Chromium, and only root may install it: sudo $install"
+        exit 1
+    fi
+    if ! { apt-get update && DEBIAN_FRONTEND=noninteractive $install; } >.chromium.log 2>&1 || ! browser >/dev/null; then
+        tail -n 5 .chromium.log >&2
+        say "no Chromium; install it: $install"
+        exit 1
+    fi
+fi
+
 say "environment"
 bash scripts/environment.sh cpu dev
 VENV=${VENV:-.venv}

@@ -57,7 +57,7 @@ WITHOUT_WHAT_VERL_LACKS = {
     "recipe show cpu/countdown_acpo_off": (0, "the command"),
     "recipe plan acpo/countdown_3b_acpo_off": (0, "GPU-hours"),
     "table list": (0, "clipx table plan NAME"),
-    "report .": (1, "clipx report needs matplotlib: pip install 'verl-clipx[tools]'\n"),
+    "report . --out out": (1, "clipx report needs jinja2: pip install 'verl-clipx[tools]'\n"),
     "table plan acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table collect acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table render acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),

@@ -30,6 +30,12 @@ def finished_run(folder: Path) -> None:
     write_run(folder / "runs/acpo/orz_7b_acpo_near-seed1", "acpo")
 
 
+def two_runs(folder: Path) -> None:
+    """The runs of docs/report.md."""
+    for method in ("grpo", "acpo"):
+        write_run(folder / f"runs/{method}-seed1", method)
+
+
 def two_evaluations(folder: Path) -> None:
     """Evaluations of two random policies on the same questions, by the default reward."""
     questions = save_questions(folder / "prepared", 6)
@@ -71,6 +77,7 @@ def deepscaler_file(folder: Path) -> None:
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, puzzles, puzzle_policy],
+    "docs/report.md": [two_runs],
     "docs/tasks/hitab.md": [hitab_release],
     "docs/tasks/knights_and_knaves.md": [puzzle_policy],
     "docs/tasks/math.md": [deepscaler_file],

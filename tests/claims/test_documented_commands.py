@@ -248,7 +248,7 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("clipx data list --all"), "No such option: --all"),
         (page("clipx table list && clipx table lisst"), "clipx table has no lisst"),
         (page("clipx data build countdown"), "Missing option '--out'"),
-        (page("clipx report runs/nowhere"), "exit code 1"),
+        (page("clipx report runs/nowhere --out report"), "exit code 1"),
         (page("clipx methods \\", "    nothing"), "nothing"),
         (page("clipx recipe show acpo/nothing"), "no such preset"),
         (page("clipx report …"), "print the whole command"),

@@ -36,7 +36,7 @@ def chromium() -> str:
     Raises:
         AssertionError: there is none; says how to install it.
     """
-    found = shutil.which("chromium")
+    found = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
     assert found, "the page's test needs Debian's Chromium: apt-get install --no-install-recommends chromium"
     return found
 
