@@ -1,14 +1,18 @@
 """What stays of a log when verl opens it again, and what is written beside it.
 
 Covers: verl's own `Tracking` in a process with the plugin: a resumed run, a fresh one in the same folder, a resume from
-a path; the record. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py), other trackers.
+a path; the record; TensorBoard's layout. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py).
 """
 
 import json
+import re
 
 import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from tensorboard.plugins.custom_scalar import layout_pb2
 from verl.utils.tracking import Tracking
 
+from tests.diagnostics.runs import write_run
 from verl_clipx.diagnostics.run_log import read_run_log
 from verl_clipx.diagnostics.run_start import record_path
 
@@ -70,6 +74,22 @@ def test_the_record_has_configuration_and_versions_and_no_credentials(start, tmp
     assert record["configuration"]["clipx"] == {"method": "acpo"}
     assert record["versions"]["verl"].startswith("0.9.")
     assert "secret" not in json.dumps(record)
+
+
+def test_tensorboard_shows_keys_together(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "events"))
+    Tracking("project", "run", ["tensorboard"], config={}).logger["tensorboard"].finish()
+    events = EventAccumulator(str(tmp_path / "events"), {"tensors": 0}).Reload()
+    (event,) = events.Tensors("custom_scalars__config__")
+    layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
+    (category,) = layout.category
+    charts = {chart.title: list(chart.multiline.tag) for chart in category.chart}
+    logged = [read_run_log(write_run(tmp_path / name, name, steps=1) / "metrics.jsonl") for name in ("acpo", "bapo")]
+    keys = {key for log in logged for key in log}
+    shown = {title: {key for key in keys if any(re.match(tag, key) for tag in tags)} for title, tags in charts.items()}
+    assert shown["clipped tokens"] == {"actor/clipx/clip_fraction_low", "actor/clipx/clip_fraction_high"}
+    assert len(shown["bounds"]) == 5 + 2 and len(shown["gradient mass"]) == 5
+    assert all(shown.values())
 
 
 def test_a_run_without_the_file_log_is_verl_s(tmp_path, monkeypatch):

@@ -1,4 +1,5 @@
-"""What the plugin does when verl opens its file log: keep the lines that a resumed run builds on, write down the run.
+"""What the plugin does when verl opens its logs: keep the lines that a resumed run builds on, write down the run, and
+group its keys in TensorBoard.
 
 verl's file logger starts an empty file, so that a run that was killed at step 7 and resumed would show step 8 alone.
 """
@@ -14,24 +15,34 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 LATEST = "latest_checkpointed_iteration.txt"
+
+# Charts of TensorBoard's tab Custom Scalars, by the regular expressions of their keys.
+TENSORBOARD = {
+    "clipped tokens": ["Multiline", [r"actor/clipx/clip_fraction_(low|high)$"]],
+    "bounds": ["Multiline", [r"actor/clipx/(c_low|c_high|epsilon/bin_\d+)$"]],
+    "gradient mass": ["Multiline", [r"actor/clipx/gradient_mass/\w+$"]],
+    "tokens by region": ["Multiline", [r"actor/clipx/region_fraction/\w+$"]],
+    "positive share": ["Multiline", [r"actor/clipx/positive_share_(before|after)$"]],
+}
+
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
 
 def install(tracking: ModuleType) -> None:
     """Wraps verl.utils.tracking's `Tracking`, which opens the logs of a run, in the process of the trainer."""
-    wrap_function_wrapper(tracking, "Tracking.__init__", _with_what_stood_before)
+    wrap_function_wrapper(tracking, "Tracking.__init__", _with_ours)
 
 
-def _with_what_stood_before(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
-    project, experiment, backends, config = _arguments(*positional, **named)
-    if "file" not in ([backends] if isinstance(backends, str) else backends):
-        wrapped(*positional, **named)
-        return
-    path = log_path(project, experiment)
-    kept = kept_lines(path, resumed_step((config or {}).get("trainer", {})))
+def _with_ours(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
+    project, experiment, _, config = _arguments(*positional, **named)
+    path, config = log_path(project, experiment), config or {}
+    kept = kept_lines(path, resumed_step(config.get("trainer", {})))
     wrapped(*positional, **named)
-    tracking.logger["file"].fp.write(kept)
-    write_record(path, config or {})
+    if "file" in tracking.logger:
+        tracking.logger["file"].fp.write(kept)
+        write_record(path, config)
+    if "tensorboard" in tracking.logger:
+        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": TENSORBOARD})
 
 
 def _arguments(project_name, experiment_name, default_backend="console", config=None):
