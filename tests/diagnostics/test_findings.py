@@ -112,7 +112,7 @@ def test_bounds_by_probability():
 def test_small_bins_are_warned_of():
     counts = {"actor/clipx/count/bin_0": [8.0, 10.0], "actor/clipx/count/bin_1": [100.0, 100.0]}
     found = small_bins(of(counts, alpha=3.0))
-    assert found.head.startswith("1 of M’s 2 bins is too small") and "9 tokens" in found.text
+    assert found.head.startswith("1 of M’s 2 bins has too few tokens") and "9 tokens" in found.text
     assert small_bins(of(counts, alpha=2.0)) is None
 
 

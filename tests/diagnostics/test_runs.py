@@ -47,6 +47,13 @@ def test_settings_of_one_method_are_named_by_what_sets_them_apart(make):
     assert [one.label for one in settings] == ["ACPO, lr 1e-06", "ACPO, lr 1e-05"]
 
 
+def test_an_observed_loss_is_named_as_verl_names_it(tmp_path):
+    log = write_log(tmp_path / "x" / "metrics.jsonl", ROWS)
+    of_verl = {"actor_rollout_ref": {"actor": {"policy_loss": {"loss_mode": "gspo"}}}}
+    write_record(log, {"clipx": {"method": "observe"}, **of_verl})
+    assert read_run(tmp_path / "x").method == "gspo"
+
+
 def test_the_colour_of_grpo_is_its_own(make):
     settings = settings_of([make("a", method="acpo"), make("b", method="bapo")])
     assert [one.colour for one in settings] == list(OTHERS[:2])

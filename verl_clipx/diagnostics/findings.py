@@ -96,7 +96,7 @@ def what_bounds_did(setting: Setting) -> Finding | None:
     """How adaptive bounds moved, or why they did not; None for bounds that do not adapt."""
     if not setting.mean(keys.BOUND_HIGH).empty:
         return _of_search(setting)
-    names = keys.of_bins("epsilon", setting.runs[0].log)
+    names = setting.bins("epsilon")
     return _of_bins(setting, names) if names else None
 
 
@@ -142,14 +142,14 @@ def _of_bins(setting: Setting, names: list[str]) -> Finding:
 
 def small_bins(setting: Setting) -> Finding | None:
     """A warning where ACPO's bins hold so few tokens that none can be clipped."""
-    counts = [setting.mean(name).mean() for name in keys.of_bins("count", setting.runs[0].log)]
+    counts = [setting.mean(name).mean() for name in setting.bins("count")]
     alpha = setting.parameter("alpha", 3.0)
     few = [count for count in counts if 0 < count <= alpha**2 + 1]
     if not few:
         return None
     held = f"{between(pandas.Series(few), 0)} token{'' if max(few) < 1.5 else 's'}"
     return Finding(
-        f"{len(few)} of {setting.label}’s {len(counts)} bins {'is' if len(few) == 1 else 'are'} too small to clip.",
+        f"{len(few)} of {setting.label}’s {len(counts)} bins {'has' if len(few) == 1 else 'have'} too few tokens to clip.",
         f"Among n tokens none lies further than σ⁠√(n − 1) from their mean, so with n ≤ {alpha**2 + 1:g} none "
         f"exceeds {alpha:g}σ. On average a mini-batch had {held} there: larger ones may show another picture.",
     )

@@ -1,5 +1,7 @@
 """The metrics that a report reads, as verl logs them."""
 
+from collections.abc import Iterable
+
 REWARD = "critic/score/mean"
 # Over prompts, of the mean above; not every run logs it.
 REWARD_ERROR = "critic/score/standard_error"
@@ -13,12 +15,12 @@ SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/po
 EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
 MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP", "LP", "HN", "M")}
 
-# Of these the table of numbers has no others.
+# What the figures show, and so the table of numbers: these, and those that begin with the names of adaptive bounds.
 SHOWN = (REWARD, REWARD_ERROR, ENTROPY, KL, RATIO, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values())
 ADAPTIVE = ("actor/clipx/epsilon", "actor/clipx/sigma", "actor/clipx/count", "actor/clipx/c_", "actor/clipx/positive_")
 
 
-def of_bins(name: str, columns) -> list[str]:
+def of_bins(name: str, columns: Iterable[str]) -> list[str]:
     """The keys of a metric that ACPO logs per probability bin, in order of bins.
 
     Args:

@@ -126,7 +126,7 @@ def bounds(settings: list[Setting]) -> Plate:
     """The bounds that each setting used, over steps."""
     drawn: list[tuple[Setting, Callable[[], Figure]]] = []
     for setting in settings:
-        names = keys.of_bins("epsilon", setting.runs[0].log)
+        names = setting.bins("epsilon")
         if names:
             drawn.append((setting, lambda setting=setting, names=names: _bin_bounds(setting, names)))
         elif len(setting.mean(keys.BOUND_HIGH)):

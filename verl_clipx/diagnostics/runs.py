@@ -10,6 +10,7 @@ from typing import Any
 
 import pandas
 
+from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
@@ -64,8 +65,9 @@ class Run:
         """The loss: a method of the plugin's, verl's loss_mode, or, where nothing says it, the run's name."""
         named = _NAME.fullmatch(self.name)
         of_verl = self.configuration.get("actor_rollout_ref.actor.policy_loss.loss_mode")
-        method = self.configuration.get("clipx.method") or of_verl or (named["setting"] if named else self.name)
-        return str(method).removeprefix("clipx_")
+        ours = self.configuration.get("clipx.method")
+        method = of_verl if ours in (None, "observe") else ours
+        return str(method or (named["setting"] if named else self.name)).removeprefix("clipx_")
 
     @cached_property
     def significant(self) -> dict[str, str]:
@@ -99,6 +101,12 @@ class Setting:
         """A metric: a row a step that all its runs have, a column a run; without columns where no run logs it."""
         found = [run.values(key) for run in self.runs]
         return pandas.concat(found, axis=1, join="inner", keys=range(len(found))) if all(map(len, found)) else _NONE
+
+    def bins(self, name: str) -> list[str]:
+        """The keys of a metric of probability bins that all its runs log; see `keys.of_bins`."""
+        return keys.of_bins(
+            name, [column for column in self.runs[0].log if all(column in run.log for run in self.runs)]
+        )
 
     def mean(self, key: str) -> pandas.Series:
         """A metric by step, its mean over runs; empty where no run logs it."""

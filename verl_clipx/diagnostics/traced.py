@@ -57,7 +57,7 @@ def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     for setting, run in chosen:
         step, update = place or max((shard.step, shard.update) for shard in run.shards)
         updates.append(TracedUpdate(setting, run, step, update, _tokens(run, (step, update))))
-    return updates
+    return [update for update in updates if len(update.tokens)]
 
 
 def _shards(run: Run, place: tuple[int, int]) -> list[Shard]:
