@@ -10,9 +10,10 @@ from torch import Tensor
 from verl_clipx.diagnostics.run_log import RunFolder
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.traces import Shard, write_shard
-from verl_clipx.loss import Inputs, token_loss, tokens_in
+from verl_clipx.loss import token_loss, tokens_in
 from verl_clipx.methods import method_named
 from verl_clipx.metrics import REGIONS, TOKENS, token_metrics
+from verl_clipx.tokens import Inputs
 
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
 WORDS = ("<answer>", " 12", " +", " 7", " -", " 3", " 16", "</answer>", "\n", " ", "so", "<|end|>")

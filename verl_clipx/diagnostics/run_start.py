@@ -14,6 +14,8 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
+from verl_clipx.files import replacing
+
 LATEST = "latest_checkpointed_iteration.txt"
 
 # Charts of TensorBoard's tab Custom Scalars, by the regular expressions of their keys.
@@ -103,7 +105,8 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": {key: value for key, value in config.items() if key != "ray_kwargs"},
     }
-    record_path(log).write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    with replacing(record_path(log)) as partial:
+        partial.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
 
 
 def _version(distribution: str) -> str | None:

@@ -1,11 +1,12 @@
 """Traces: what the loss knew of every token of some responses, as Parquet files in a run's folder `traces`."""
 
-import os
 from dataclasses import dataclass
 from pathlib import Path
 
 import pyarrow
 import pyarrow.parquet
+
+from verl_clipx.files import replacing
 
 VERSION = 1
 _VERSION_KEY = b"clipx_trace_version"
@@ -88,11 +89,9 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, list]) -> Path:
     if unknown or missing:
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
     table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
-    folder.mkdir(parents=True, exist_ok=True)
     path = shard.path_in(folder)
-    unfinished = path.with_suffix(".unfinished")
-    pyarrow.parquet.write_table(table, unfinished, compression="zstd")
-    os.replace(unfinished, path)
+    with replacing(path) as partial:
+        pyarrow.parquet.write_table(table, partial, compression="zstd")
     return path
 
 

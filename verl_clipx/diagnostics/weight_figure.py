@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from verl_clipx.diagnostics.drawing import STYLE
 from verl_clipx.diagnostics.palette import INK, OTHERS, SOFT
 from verl_clipx.methods.method import Method
-from verl_clipx.tokens import tokens_of
+from verl_clipx.tokens import Inputs, tokens_of
 
 HIGHEST_RATIO = 2.5
 # Under the old policy; at the highest ratio the current one is still a probability.
@@ -29,19 +29,16 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
     """
     ratio = torch.linspace(1e-3, HIGHEST_RATIO, POINTS, dtype=torch.float64)[:, None]
     old = torch.full_like(ratio, probability).log()
-    optional = {
-        "rollout_log_prob": old,
-        "entropy": torch.ones_like(old),
-        "group": torch.arange(POINTS),
-    }
-    tokens = tokens_of(
+    inputs = Inputs(
         log_prob=old + ratio.log(),
         old_log_prob=old,
         advantages=torch.full_like(ratio, advantage),
         mask=torch.ones_like(ratio, dtype=torch.bool),
-        log_ratio_clamp=method.log_ratio_clamp,
-        **{name: optional[name] for name in method.asks_for},
+        rollout_log_prob=old,
+        entropy=torch.ones_like(old),
+        group=torch.arange(POINTS),
     )
+    tokens = tokens_of(inputs, method.log_ratio_clamp)
     decision = method.decide(torch.zeros(method.statistics_size, dtype=torch.float64))
     return ratio[:, 0], method.gradient_weight(tokens, method.bounds(tokens, decision))[:, 0]
 
