@@ -138,6 +138,7 @@ def _columns(batch: dict[str, Tensor], update: int, fields: dict[str, Tensor]) -
         "prompt_text": prompts,
         "sample": [row % SAMPLES for row, _ in places],
         "score": [float(batch["score"][place]) for place in places],
+        "entropy": [float(1.5 - fields["old_log_prob"][row - start, position].exp()) for row, position in places],
         "position": [position for _, position in places],
         "token_id": words,
         "text": [UNSAFE if place == (start, 0) else WORDS[word] for place, word in zip(places, words, strict=True)],

@@ -55,7 +55,7 @@ def test_every_figure_is_a_file_too(written):
     out, page, _ = written
     names = {path.stem for path in (out / "figures").iterdir()}
     assert {path.suffix for path in (out / "figures").iterdir()} == {".svg", ".png"}
-    assert len(names) == page.count('role="img"') == 16
+    assert len(names) == page.count('role="img"') == 18
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
 

@@ -68,8 +68,8 @@ def test_the_console_stays_empty(opened):
 
 def test_every_figure_is_there_and_nothing_sticks_out(opened):
     found, width = opened[0].found, opened[1]
-    # Three outcomes, ACPO's bounds, and six figures of two settings each.
-    assert found["figures"] == 3 + 1 + 6 * 2
+    # Three outcomes, ACPO's bounds, and seven figures of two settings each.
+    assert found["figures"] == 3 + 1 + 7 * 2
     assert found["wide"] <= width
     assert found["small"] >= 9
 

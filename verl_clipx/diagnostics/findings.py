@@ -148,8 +148,9 @@ def small_bins(setting: Setting) -> Finding | None:
     if not few:
         return None
     held = f"{between(pandas.Series(few), 0)} token{'' if max(few) < 1.5 else 's'}"
+    have = "has" if len(few) == 1 else "have"
     return Finding(
-        f"{len(few)} of {setting.label}’s {len(counts)} bins {'has' if len(few) == 1 else 'have'} too few tokens to clip.",
+        f"{len(few)} of {setting.label}’s {len(counts)} bins {have} too few tokens to clip.",
         f"Among n tokens none lies further than σ√(n − 1) from their mean, so with n ≤ {alpha**2 + 1:g} none "
         f"exceeds {alpha:g}σ. On average a mini-batch had {held} there: larger ones may show another picture.",
     )

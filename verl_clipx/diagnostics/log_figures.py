@@ -78,7 +78,7 @@ def outcome(settings: list[Setting]) -> Plate:
         if any(len(setting.mean(key)) for setting in settings)
     ]
     told = rewards(settings)
-    note = "Each point is a step, nothing is smoothed. "
+    note = "Each point is a step, nothing is smoothed. As in BAPO’s Figure 9. "
     if any(len(setting.runs) > 1 for setting in settings):
         note += "Bands span the seeds of a setting, from the lowest to the highest; lines are their means. "
     if any(run.held_out for setting in settings for run in setting.runs):
@@ -141,7 +141,7 @@ def bounds(settings: list[Setting]) -> Plate:
         "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
         "gradient that GRPO would clip.",
         "Means over a step’s updates, the first of which has ratio 1; a single update’s bounds can lie much further "
-        "out. A lower bound at 0 is none. As in BAPO’s Figures 5 and 9, ACPO’s Figure 7.",
+        "out. A lower bound at 0 is none. As in BAPO’s Figure 8.",
         panels,
     )
 

@@ -33,7 +33,11 @@ FEW = 20
 
 def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
     """The figures of traced tokens, a panel a setting; without traces none."""
-    return [spread(updates), where_clipped(updates), contributions(updates), weights(updates)] if updates else []
+    if not updates:
+        return []
+    with_entropy = [update for update in updates if update.tokens.entropy.notna().any()]
+    plates = [spread(updates), where_clipped(updates), contributions(updates), weights(updates)]
+    return [*plates[:2], *([entropies(with_entropy)] if with_entropy else []), *plates[2:]]
 
 
 def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
@@ -202,7 +206,7 @@ def where_clipped(updates: list[TracedUpdate]) -> Plate:
         heading,
         "triangles: tokens without a gradient, ▲ clipped high, ▼ clipped low. Which probabilities do they have?",
         "Open circles are outside the bounds and kept; grey rings have no advantage, as all responses to their prompt "
-        "scored alike. Ratios beyond the top are drawn on it. As in ACPO’s Figure 2c and BAPO’s Figure 10.",
+        "scored alike. Ratios beyond the top are drawn on it. As in BAPO’s Figure 5.",
         panels,
     )
 
@@ -230,6 +234,36 @@ def _where_clipped(update: TracedUpdate, top: float) -> Figure:
     return drawing
 
 
+def entropies(updates: list[TracedUpdate]) -> Plate:
+    """Probability against the policy's entropy, marked by what happened to each token."""
+    together = pandas.concat([update.tokens for update in updates])
+    correlation = float(probabilities(together).rank().corr(together.entropy.rank()))
+    clipped = together[together.event.isin([LOW, HIGH])]
+    share = float((probabilities(clipped) < 0.5).mul(clipped.entropy < together.entropy.median()).mean())
+    if len(clipped) >= FEW and share > 0.5:
+        heading = f"{percent(share)} of the clipped tokens have a low probability and a low entropy"
+    elif correlation < -0.5:
+        heading = "Unlikely tokens stand where the policy is unsure"
+    else:
+        heading = "Entropy by probability"
+    panels = []
+    for index, update in enumerate(updates):
+        drawing, (axes,) = figure(250, top=10)
+        tokens = shown(update.tokens)
+        _marked(axes, probabilities(tokens), tokens.entropy, tokens.event)
+        axes.set(xlim=(-0.03, 1.03), xlabel="probability when sampled", ylabel="entropy, nats")
+        axes.set_ylim(bottom=0)
+        text = f"Probability against entropy under {update.setting.label}."
+        panels.append(Panel(f"entropy_by_probability_{index}", how_many(update), text, drawing))
+    return Plate(
+        heading,
+        "where the triangles are: low means that the policy was sure of another token, high that it was unsure.",
+        f"Entropy of the current policy at the token; Spearman’s correlation with probability: {number(correlation, 2)}. "
+        "As in ACPO’s Figure 2c and BAPO’s Figure 10.",
+        panels,
+    )
+
+
 def contributions(updates: list[TracedUpdate]) -> Plate:
     """Positive and negative gradient mass by quarter of the probability."""
     parts = [_mass_by_quarter(update.tokens) for update in updates]
@@ -255,7 +289,7 @@ def contributions(updates: list[TracedUpdate]) -> Plate:
         "bars against the black lines, the share of the tokens: a bar that passes its line pulls harder than its "
         "number. Filled upwards: A > 0; open downwards: A < 0.",
         "Shares of Σ|F·A|, and of the tokens with an advantage, over the traced update; the gradient of log p itself "
-        "is not in it. As in AR-Lopti’s Figure 1 and BAPO’s Figures 4 and 8.",
+        "is not in it. As in AR-Lopti’s Figures 1a and 1b and BAPO’s Figure 4.",
         panels,
     )
 
