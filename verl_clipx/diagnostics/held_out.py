@@ -43,7 +43,8 @@ def held_out_rewards(folder: Path) -> list[HeldOutReward]:
     Returns:
         One entry a validation, in order of steps; empty if there is none.
     """
-    return [held_out_reward(path) for path in sorted(folder.glob("*.jsonl"), key=lambda path: int(path.stem))]
+    found = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
+    return [held_out_reward(path) for path in sorted(found, key=lambda path: int(path.stem))]
 
 
 def held_out_reward(path: Path) -> HeldOutReward:

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 # GRPO and its bounds, the yardstick; then the other settings that are compared, in the order in which they were named.
 GRPO = "#404040"
-OTHERS = ("#1f66e5", "#00a36d", "#57330f")
+OTHERS = ("#1f66e5", "#1d723f", "#5c2c00")
 # What happened to a token: clipped at the lower bound, at the upper bound. Kept tokens are ink and differ by shape.
 CLIPPED_LOW, CLIPPED_HIGH = "#d1450f", "#a3268c"
 COLOURS = (GRPO, *OTHERS, CLIPPED_LOW, CLIPPED_HIGH)
