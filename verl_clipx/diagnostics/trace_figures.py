@@ -258,7 +258,7 @@ def entropies(updates: list[TracedUpdate]) -> Plate:
     return Plate(
         heading,
         "where the triangles are: low means that the policy was sure of another token, high that it was unsure.",
-        f"Entropy of the current policy at the token; Spearman’s correlation with probability: {number(correlation, 2)}."
+        f"Entropy of the current policy at a token; Spearman’s correlation with probability: {number(correlation, 2)}."
         " As in ACPO’s Figure 2c and BAPO’s Figure 10.",
         panels,
     )
