@@ -93,6 +93,14 @@ def test_a_report_is_replaced(runs, tmp_path):
     assert "<title>BAPO: what clipping did" in (tmp_path / "report.html").read_text()
 
 
+def test_what_no_report_made_is_not_replaced(runs, tmp_path):
+    (tmp_path / "figures").mkdir()
+    (tmp_path / "figures" / "mine.svg").touch()
+    result = report(runs / "acpo-seed1", "--out", tmp_path)
+    assert result.exit_code == 1 and "no report made it" in result.output.replace("\n", " ")
+    assert (tmp_path / "figures" / "mine.svg").exists()
+
+
 def test_the_largest_page_is_small_enough_and_quick(tmp_path):
     """64 completions of more than 512 tokens."""
     run = write_run(tmp_path / "run", "acpo", steps=2)

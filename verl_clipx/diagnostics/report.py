@@ -41,10 +41,13 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
 
     Raises:
         FileNotFoundError: a run has no log.
-        ValueError: a log or a trace cannot be read, two runs are the same, or there are too many settings.
+        ValueError: a log or a trace cannot be read, a run is named twice, there are too many settings, or figures stand
+            in the folder that are no report's.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError("a run is named twice: name each once.")
+    if (out / FIGURES).exists() and not (out / PAGE).exists():
+        raise ValueError(f"{out / FIGURES}: no report made it, and this one would replace it. Choose another --out.")
     runs = [read_run(path) for path in paths]
     settings = settings_of(runs)
     updates = traced_updates(settings)
