@@ -10,7 +10,7 @@ from markupsafe import Markup
 
 from verl_clipx.diagnostics import keys, palette
 from verl_clipx.diagnostics.drawing import inline, save, style
-from verl_clipx.diagnostics.findings import Finding, findings, number, percent
+from verl_clipx.diagnostics.findings import Finding, findings, number
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
 from verl_clipx.diagnostics.runs import Run, Setting, differences, read_run, settings_of
 from verl_clipx.diagnostics.token_view import token_sections
@@ -70,13 +70,11 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
         versions=_versions(runs),
         steps={run.name: _steps(run) for run in runs},
         plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
-        updates=updates,
         sections=sections,
         data=[section.numbers for section in sections],
         palette=palette,
         distance=_distance(),
         number=number,
-        percent=percent,
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
     (out / PAGE).write_text(page, encoding="utf-8")
