@@ -1,6 +1,6 @@
-"""The engine in verl's registry, and the reference model's way around pinned memory.
+"""The engines in verl's registry, and the reference model's way around pinned memory.
 
-The registry tests fail first if another verl version changes the interfaces that the engine relies on.
+The registry tests fail first if another verl version changes the interfaces that the engines rely on.
 Not covered: training (end-to-end runs).
 """
 
@@ -9,7 +9,7 @@ import inspect
 import pytest
 from verl.workers.config import FSDPEngineConfig
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 from verl_clipx.cpu import engine
 
@@ -27,14 +27,16 @@ def registry(monkeypatch):
 
 
 @pytest.mark.parametrize("backend", ["fsdp", "fsdp2"])
-def test_verl_finds_the_engine_for_the_cpu(registry, backend):
+def test_verl_finds_the_engines_for_the_cpu(registry, backend):
     assert registry.get_engine_cls("language_model", backend) is engine.CPUFSDPEngineWithLMHead
+    assert registry.get_engine_cls("value_model", backend) is engine.CPUFSDPEngineWithValueHead
 
 
 def test_registering_twice_is_harmless_and_other_devices_keep_theirs(registry, monkeypatch):
     engine.register()
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cuda")
     assert registry.get_engine_cls("language_model", "fsdp2") is FSDPEngineWithLMHead
+    assert registry.get_engine_cls("value_model", "fsdp2") is FSDPEngineWithValueHead
 
 
 def test_what_it_overrides_is_still_there():
@@ -47,10 +49,13 @@ def test_what_it_overrides_is_still_there():
     )
 
 
-def test_fsdp1_is_refused_with_the_key_to_set(registry):
+@pytest.mark.parametrize(
+    ("model_type", "key"), [("language_model", r"actor_rollout_ref\.actor"), ("value_model", "critic")]
+)
+def test_fsdp1_is_refused_with_the_key_to_set(registry, model_type, key):
     config = FSDPEngineConfig(strategy="fsdp")
-    with pytest.raises(ValueError, match=r"actor_rollout_ref\.actor\.strategy=fsdp2"):
-        registry.new("language_model", "fsdp", None, config, None, None)
+    with pytest.raises(ValueError, match=rf"{key}\.strategy=fsdp2"):
+        registry.new(model_type, "fsdp", None, config, None, None)
 
 
 @pytest.mark.parametrize("fails", [False, True])

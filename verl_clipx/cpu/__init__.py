@@ -1,4 +1,4 @@
-"""verl on a machine without an accelerator: platform, FSDP2 engine over gloo, rollout.
+"""verl on a machine without an accelerator: platform, FSDP2 engine over gloo, rollout, checkpoint engine.
 
 Everything here enters verl through its public registries. Nothing is active unless ``VERL_PLATFORM=cpu``.
 """
@@ -14,11 +14,11 @@ def is_active() -> bool:
 
 
 def register() -> None:
-    """Make verl know the platform, the engine and the rollout named ``cpu``. Idempotent.
+    """Make verl know the platform, the engines and the rollout named ``cpu``. Idempotent.
 
     Called in every process that imports verl, so it must cost nothing on a machine with an accelerator: the
-    platform and the rollout are names in a registry, and the engine, whose module imports FSDP, waits for a post-import
-    hook and is only installed under ``VERL_PLATFORM=cpu``.
+    platform and the rollout are names in a registry, and the engines, whose modules import torch, wait for post-import
+    hooks and are only installed under ``VERL_PLATFORM=cpu``.
     """
     global _registered
     if _registered:
@@ -34,12 +34,19 @@ def register() -> None:
     when_imported("verl.workers.rollout.replica")(_register_replica)
     if is_active():
         when_imported("verl.workers.engine.fsdp.transformer_impl")(_register_engine)
+        when_imported("verl.checkpoint_engine.base")(_register_checkpoint_engine)
 
 
 def _register_engine(_module) -> None:
     from verl_clipx.cpu import engine
 
     engine.register()
+
+
+def _register_checkpoint_engine(_module) -> None:
+    from verl_clipx.cpu import checkpoint_engine
+
+    checkpoint_engine.register()
 
 
 def _register_adapter(module) -> None:

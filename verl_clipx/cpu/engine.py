@@ -1,22 +1,21 @@
-"""verl's FSDP engine on host memory."""
+"""verl's FSDP engines on host memory: the policy's and the critic's."""
 
 import copy
 
 from verl.workers.engine.base import EngineRegistry
-from verl.workers.engine.fsdp.transformer_impl import FSDPEngineWithLMHead
+from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 DEVICE = "cpu"
-MODEL_TYPE = "language_model"
 
 
-class CPUFSDPEngineWithLMHead(FSDPEngineWithLMHead):
+class OnHostMemory(FSDPEngine):
     """FSDP2 over gloo. FSDP1 cannot broadcast its initial state between CPU parameters, so it is refused."""
 
     def __init__(self, model_config, engine_config, optimizer_config, checkpoint_config):
         if engine_config.strategy != "fsdp2":
             raise ValueError(
-                f"actor_rollout_ref.actor.strategy={engine_config.strategy} cannot run on a CPU: "
-                "set actor_rollout_ref.actor.strategy=fsdp2 (the reference model follows the actor)"
+                f"strategy={engine_config.strategy} cannot run on a CPU: set actor_rollout_ref.actor.strategy=fsdp2 "
+                "(the reference model follows the actor) and, with a critic, critic.strategy=fsdp2"
             )
         super().__init__(model_config, engine_config, optimizer_config, checkpoint_config)
 
@@ -35,8 +34,20 @@ class CPUFSDPEngineWithLMHead(FSDPEngineWithLMHead):
             self.engine_config = engine_config
 
 
+class CPUFSDPEngineWithLMHead(OnHostMemory, FSDPEngineWithLMHead):
+    """The policy's."""
+
+
+class CPUFSDPEngineWithValueHead(OnHostMemory, FSDPEngineWithValueHead):
+    """The critic's."""
+
+
+ENGINES = {"language_model": CPUFSDPEngineWithLMHead, "value_model": CPUFSDPEngineWithValueHead}
+
+
 def register() -> None:
-    """Add the engine to verl's registry for device ``cpu``, under both FSDP backends."""
-    registered = EngineRegistry._engines.get(MODEL_TYPE, {})
-    backends = [name for name in ("fsdp", "fsdp2") if DEVICE not in registered.get(name, {})]
-    EngineRegistry.register(model_type=MODEL_TYPE, backend=backends, device=DEVICE)(CPUFSDPEngineWithLMHead)
+    """Add the engines to verl's registry for device ``cpu``, under both FSDP backends."""
+    for model_type, engine in ENGINES.items():
+        registered = EngineRegistry._engines.get(model_type, {})
+        backends = [name for name in ("fsdp", "fsdp2") if DEVICE not in registered.get(name, {})]
+        EngineRegistry.register(model_type=model_type, backend=backends, device=DEVICE)(engine)

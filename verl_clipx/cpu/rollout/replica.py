@@ -2,7 +2,7 @@
 
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
-from verl.workers.rollout.replica import RolloutMode, RolloutReplica
+from verl.workers.rollout.replica import RolloutReplica
 
 from verl_clipx.cpu.rollout.server import CPUServer, server_name
 
@@ -17,15 +17,10 @@ class CPUReplica(RolloutReplica):
         """Start the server on the node of the replica's first worker and wait until it can generate.
 
         Raises:
-            ValueError: the server would serve a reward or teacher model, or stand apart from the trainer.
+            ValueError: the server would serve a reward or teacher model.
         """
         if self.is_reward_model or self.is_teacher_model:
             raise ValueError("rollout.name=cpu serves the policy only: use a rule-based reward and no teacher model")
-        if self.rollout_mode != RolloutMode.HYBRID:
-            raise ValueError(
-                "rollout.name=cpu shares its machine with the trainer: "
-                "set trainer.v1.trainer_mode=sync or colocate_async, not separate_async"
-            )
         node_id, address = await self.workers[0].__ray_call__.remote(_location)
         name = server_name(self.replica_rank)
         server = (
