@@ -66,7 +66,8 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     def options(*, _root_):
         from verl_clipx.training.support import READ
 
-        return {key: omegaconf.OmegaConf.select(_root_, key) for key in READ}
+        # A node and not a dictionary: verl resolves its configuration in place, which takes no other container.
+        return omegaconf.OmegaConf.create({key: omegaconf.OmegaConf.select(_root_, key) for key in READ})
 
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
     omegaconf.OmegaConf.register_new_resolver("clipx_options", options, replace=True)

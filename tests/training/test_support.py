@@ -1,8 +1,8 @@
 """Which of verl's options the driver refuses, and what of them only a worker can see.
 
 Covers: every refusal through a composed configuration, with the nearest run that is served; the attention of a real
-model under sequence parallelism; which rank writes the state; README's table. Not covered: that what is said to run
-does (the tests that the table names).
+model under sequence parallelism; which rank writes the state; README's table; that verl can resolve what the refusals
+read. Not covered: that what is said to run does (the tests that the table names).
 """
 
 import re
@@ -13,6 +13,7 @@ import pytest
 import torch
 from hydra.errors import InstantiationException
 from hydra.utils import instantiate
+from omegaconf import OmegaConf
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
 
@@ -116,6 +117,14 @@ def test_what_is_not_served_stops_in_the_driver(actor, name):
 @pytest.mark.parametrize("name", SERVED)
 def test_what_is_served_goes_on(actor, name):
     assert actor(*SERVED[name]).policy_loss.run.options
+
+
+def test_verl_resolves_the_configuration_in_place_and_the_options_stay(composed):
+    config = composed("+clipx=acpo", f"{CORRECTION}.rollout_is=token")
+    # verl's task runners do this before anything else.
+    OmegaConf.resolve(config)
+    options = instantiate(config.actor_rollout_ref.actor.policy_loss, _convert_="partial").run.options
+    assert options[f"{CORRECTION}.rollout_is"] == "token" and options[f"{ACTOR}.strategy"] == "fsdp"
 
 
 def test_every_refused_row_is_refused_above(composed):
