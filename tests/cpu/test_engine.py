@@ -5,8 +5,14 @@ Not covered: training (end-to-end runs).
 """
 
 import inspect
+from types import SimpleNamespace
 
 import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForTokenClassification
+from verl.experimental.separation.engine_workers import DetachActorWorker
+from verl.utils import fsdp_utils
+from verl.utils import model as verl_models
 from verl.workers.config import FSDPEngineConfig
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
@@ -22,6 +28,8 @@ def registry(monkeypatch):
     }
     monkeypatch.setattr(EngineRegistry, "_engines", copy)
     monkeypatch.setenv("VERL_ENGINE_DEVICE", "cpu")
+    monkeypatch.setattr(verl_models, "load_valuehead_model", verl_models.load_valuehead_model)
+    monkeypatch.setattr(fsdp_utils, "fsdp2_sharded_save_to_cpu", fsdp_utils.fsdp2_sharded_save_to_cpu)
     engine.register()
     return EngineRegistry
 
@@ -47,6 +55,48 @@ def test_what_it_overrides_is_still_there():
     assert (
         "offload_policy or self.engine_config.forward_only" in source and "CPUOffloadPolicy(pin_memory=True)" in source
     )
+
+
+def test_verl_loads_a_critic_by_the_loader_that_is_replaced():
+    parameters = list(inspect.signature(verl_models.load_valuehead_model).parameters)
+    assert parameters == list(inspect.signature(engine.load_critic).parameters)
+    assert 'attn_implementation="flash_attention_2"' in inspect.getsource(verl_models.load_valuehead_model)
+    # Looked up at the call, and by keyword.
+    source = inspect.getsource(FSDPEngine._build_module)
+    assert "from verl.utils.model import load_valuehead_model" in source and "local_path=" in source
+
+
+def test_a_critic_has_the_attention_of_its_configuration(registry, tmp_path):
+    config = Qwen2Config(
+        **dict(vocab_size=11, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1),
+        num_key_value_heads=1,
+        num_labels=1,
+        attn_implementation="sdpa",
+    )
+    Qwen2ForTokenClassification(config).save_pretrained(tmp_path)
+    critic = verl_models.load_valuehead_model(
+        local_path=tmp_path, torch_dtype=torch.float32, model_config=config, trust_remote_code=False
+    )
+    assert critic.config._attn_implementation == "sdpa"
+    assert critic(torch.tensor([[1, 2, 3]])).logits.shape == (1, 3, 1)
+
+
+def test_saved_weights_are_a_copy_that_an_update_leaves_alone(registry, monkeypatch):
+    # Stands for FSDP2's wrapping, which needs a process group: verl takes a parameter's shard as it lies.
+    monkeypatch.setattr(engine, "SHARDS_TO_CPU", lambda model: ({"weight": (model.weight.detach().cpu(), None)}, None))
+    model = torch.nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    worker = SimpleNamespace(config=SimpleNamespace(actor=SimpleNamespace(strategy="fsdp2")), _strategy_handlers=None)
+    save, _ = DetachActorWorker._get_strategy_handlers(worker)
+    shards, _ = save(model)
+    with torch.no_grad():
+        model.weight.add_(1)
+    assert torch.equal(shards["weight"][0], before)
+
+
+def test_verl_saves_shards_without_a_copy_on_a_cpu():
+    source = inspect.getsource(engine.SHARDS_TO_CPU)
+    assert "local_gpu_tensor.detach().cpu()" in source and "return cpu_sharded_state, global_spec" in source
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from verl_clipx.diagnostics.run_log import last_step, read_growing_log, read_run
 from .process_tree import kill_tree
 
 SECONDS = 600
+MAIN = "verl.trainer.main_ppo"
 REPOSITORY = Path(__file__).parents[2]
 
 
@@ -39,7 +40,14 @@ class Run:
         return self.log[metric].tolist()
 
 
-def train(task, folder: Path, *overrides: str, steps: int = 2, environment: dict[str, str] | None = None) -> Run:
+def train(
+    task,
+    folder: Path,
+    *overrides: str,
+    steps: int = 2,
+    environment: dict[str, str] | None = None,
+    entry: str = MAIN,
+) -> Run:
     """Trains for a few steps and returns what happened.
 
     Args:
@@ -48,11 +56,12 @@ def train(task, folder: Path, *overrides: str, steps: int = 2, environment: dict
         overrides: Hydra overrides after the common ones.
         steps: training steps.
         environment: further environment variables.
+        entry: verl's module that is run.
 
     Raises:
         AssertionError: the run failed or did not end in time; the message holds the end of its output.
     """
-    process = launch(task, folder, *overrides, steps=steps, environment=environment)
+    process = launch(task, folder, *overrides, steps=steps, environment=environment, entry=entry)
     try:
         code = process.wait(SECONDS)
     except subprocess.TimeoutExpired:
@@ -98,6 +107,7 @@ def launch(
     steps: int,
     environment: dict[str, str] | None = None,
     before: Sequence[str] = (),
+    entry: str = MAIN,
 ) -> subprocess.Popen:
     """Starts a run that logs to the folder; arguments as for `train`, and words to put before the command."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -105,7 +115,7 @@ def launch(
         *before,
         sys.executable,
         "-m",
-        "verl.trainer.main_ppo",
+        entry,
         "+hardware=cpu",
         "algorithm.adv_estimator=grpo",
         f"data.train_files={task.train}",

@@ -1,11 +1,17 @@
 """verl's FSDP engines on host memory: the policy's and the critic's."""
 
 import copy
+from typing import Any
 
+import torch
+from transformers import AutoModelForTokenClassification, PretrainedConfig, PreTrainedModel
+from verl.utils import fsdp_utils
+from verl.utils import model as verl_models
 from verl.workers.engine.base import EngineRegistry
 from verl.workers.engine.fsdp.transformer_impl import FSDPEngine, FSDPEngineWithLMHead, FSDPEngineWithValueHead
 
 DEVICE = "cpu"
+SHARDS_TO_CPU = fsdp_utils.fsdp2_sharded_save_to_cpu
 
 
 class OnHostMemory(FSDPEngine):
@@ -45,8 +51,42 @@ class CPUFSDPEngineWithValueHead(OnHostMemory, FSDPEngineWithValueHead):
 ENGINES = {"language_model": CPUFSDPEngineWithLMHead, "value_model": CPUFSDPEngineWithValueHead}
 
 
+def load_critic(
+    local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
+) -> PreTrainedModel:
+    """The critic, with its configuration's attention: verl's own loader demands flash attention, whatever that says.
+
+    Args:
+        local_path: folder of the checkpoint.
+        torch_dtype: dtype of the parameters.
+        model_config: configuration with one label, which is the value.
+        trust_remote_code: whether the checkpoint's own code may run.
+    """
+    return AutoModelForTokenClassification.from_pretrained(
+        local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
+    )
+
+
+def copied_shards(model: torch.nn.Module) -> tuple[dict[str, tuple[torch.Tensor, Any]], Any]:
+    """verl's fsdp2_sharded_save_to_cpu, as a copy: of weights on the CPU verl keeps the weights themselves.
+
+    The trainers that generate apart keep so the weights that old_log_probs are recomputed with. Without a copy they are
+    those of the update under way, and every ratio is 1.
+
+    Args:
+        model: wrapped by FSDP2.
+
+    Returns:
+        As verl's: a name's own shard and its layout, and the layout of them all.
+    """
+    shards, layout = SHARDS_TO_CPU(model)
+    return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, layout
+
+
 def register() -> None:
-    """Add the engines to verl's registry for device ``cpu``, under both FSDP backends."""
+    """Add the engines to verl's registry for device ``cpu``, under both FSDP backends, and what they need of verl."""
+    verl_models.load_valuehead_model = load_critic
+    fsdp_utils.fsdp2_sharded_save_to_cpu = copied_shards
     for model_type, engine in ENGINES.items():
         registered = EngineRegistry._engines.get(model_type, {})
         backends = [name for name in ("fsdp", "fsdp2") if DEVICE not in registered.get(name, {})]
