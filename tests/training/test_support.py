@@ -25,6 +25,7 @@ from verl_clipx.training.worker import ClipxTraining
 REPOSITORY = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
+CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
 SDPA = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
 FLASH = "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_3"
@@ -71,9 +72,9 @@ REFUSED = {
         ("+clipx=grpo", f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
         r"rollout_rs=seq_mean_k3 with .*bypass_mode=True",
     ),
-    "bypass mode in the older trainer": (
-        ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", "trainer.use_v1=False"),
-        r"bypass_mode=True with trainer\.use_v1=False: .*loss_mode=clipx_acpo",
+    "weights on a ratio to the sampler": (
+        ("+clipx=m2po", CALCULATED, f"{CORRECTION}.rollout_is=token"),
+        r"rollout_is=token with clipx\.behaviour=rollout: .*second time.*rollout_is=null, or clipx\.behaviour=old",
     ),
     "VeOmni's routers in the observation": (("+clipx=acpo", VEOMNI, R2), r"router_replay\.mode=R2 with .*acpo"),
     "VeOmni's routers under selection": (
@@ -90,6 +91,11 @@ SERVED = {
     "Ulysses with verl's default attention": ("+clipx=acpo", ULYSSES, PACKED),
     "sdpa without Ulysses": ("+clipx=acpo", SDPA),
     "bypass mode": ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True"),
+    "bypass mode in the older trainer": ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", "trainer.use_v1=False"),
+    "weights on a ratio to the old policy": (
+        *("+clipx=m2po", "clipx.behaviour=old", CALCULATED, f"{CORRECTION}.rollout_is=token"),
+    ),
+    "rejection under a ratio to the sampler": ("+clipx=m2po", CALCULATED, f"{CORRECTION}.rollout_rs=seq_mean_k3"),
     "weights without bypass mode": ("+clipx=acpo", f"{CORRECTION}.rollout_is=token"),
     "verl's own loss in bypass mode": (
         "+clipx=observe",

@@ -2,17 +2,27 @@
 
 Covers: the extension points and internal names that verl_clipx/training uses. Not covered: those of verl_clipx/cpu
 (tests/cpu has them).
+
+`PYTHONPATH=<a checkout of verl> python -m pytest tests/training/test_verl_contract.py` asks that checkout instead of the
+installed verl, and a warning says whether it is older or newer than 0.9.1.
 """
 
 import inspect
-from importlib.metadata import version
+import pickle
+import warnings
+from types import SimpleNamespace
 
 import pytest
+import verl
 from packaging.specifiers import SpecifierSet
-from verl.trainer.ppo import core_algos
+from packaging.version import Version
+from verl.trainer import main_ppo_v0
+from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
+from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
 from verl.workers import engine_workers
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+from verl.workers.config.engine import FSDPEngineConfig
 from verl.workers.engine import BaseEngine
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
@@ -24,8 +34,19 @@ def parameters(function):
     return set(inspect.signature(function).parameters)
 
 
-def test_verl_s_version_is_in_the_tested_range():
-    assert SpecifierSet(str(VERL_RANGE)).contains(version("verl"))
+def compared_with_0_9_1():
+    """older, newer or the same: by content first, since development versions before 0.9.1 call themselves 0.10.0.dev."""
+    if "use_no_sync_for_gradient_accumulation" not in FSDPEngineConfig.__dataclass_fields__:
+        return "older"
+    return "newer" if Version(verl.__version__) > Version("0.9.1") else "the same"
+
+
+def test_verl_is_in_the_tested_range():
+    found = compared_with_0_9_1()
+    said = f"verl {verl.__version__} in {verl.__path__[0]}, compared with 0.9.1: {found}"
+    if found != "the same":
+        warnings.warn(said, stacklevel=1)
+    assert found != "older" and SpecifierSet(str(VERL_RANGE)).contains(verl.__version__, prereleases=True), said
 
 
 def test_the_registry_takes_a_name_and_keeps_the_function():
@@ -94,3 +115,20 @@ def test_metrics_are_summed_over_micro_batches_and_averaged_over_ranks(aggregati
     for rank, second in zip(ranks, (2.0, 4.0), strict=True):
         rank.append(second)
     assert Metric.aggregate_dp(ranks) == expected
+
+
+def test_bypass_mode_names_verl_s_loss_on_the_driver_alone(composed):
+    config = composed("+clipx=grpo", "algorithm.rollout_correction.bypass_mode=True", "trainer.use_v1=False")
+    start = inspect.getsource(main_ppo_v0)
+    assert start.index("trainer.init_workers()") < start.index("trainer.fit()")
+    trainer = inspect.getsource(ray_trainer.RayPPOTrainer)
+    assert "config=self.config.actor_rollout_ref," in trainer and "actor_rollout_wg.set_loss_fn" not in trainer
+    # What Ray pickles for the workers, before the first step.
+    of_worker = pickle.loads(pickle.dumps(config.actor_rollout_ref))
+    rollout = SimpleNamespace(batch={"rollout_log_probs": "the sampler's"})
+    rollout_corr_helper.apply_bypass_mode(
+        rollout, config.algorithm.rollout_correction, config.actor_rollout_ref.actor.policy_loss
+    )
+    assert rollout.batch["old_log_probs"] == "the sampler's"
+    assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "bypass_mode"
+    assert omega_conf_to_dataclass(of_worker.actor).policy_loss.loss_mode == "clipx_grpo"

@@ -13,7 +13,6 @@ ACTOR = "actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
 ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
-USE_V1 = "trainer.use_v1"
 STRATEGY = f"{ACTOR}.strategy"
 ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
@@ -32,7 +31,7 @@ SEQUENCE_PARALLEL = {
 
 # Keys of the run's configuration that refusals depend on.
 READ = (
-    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT),
+    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT),
     *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()]),
 )
 
@@ -82,13 +81,15 @@ def correction_in_bypass_mode(options: Options, node: Settings | Observe) -> str
     return None
 
 
-def bypass_in_the_older_trainer(options: Options, node: Settings | Observe) -> str | None:
-    """Bypass mode where the trainer names another loss."""
-    if isinstance(node, Observe) or not options.get(BYPASS) or options.get(USE_V1) is not False:
+def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
+    """verl's weights from the rollout policy to the old one, on a ratio that starts at the rollout policy already."""
+    weights = options.get(ROLLOUT_IS)
+    if isinstance(node, Observe) or weights is None or getattr(node.method, "behaviour", None) != "rollout":
         return None
     return (
-        f"{BYPASS}=True with {USE_V1}=False: verl's older trainer then replaces loss_mode=clipx_{node.method.name} by "
-        f"its own bypass loss. Use the v1 trainer ({USE_V1}=True), or set {BYPASS}=False."
+        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of clipx.method={node.method.name} is to the "
+        "policy that sampled, and verl's weights would correct for that policy a second time. Set "
+        f"{ROLLOUT_IS}=null, or clipx.behaviour=old."
     )
 
 
@@ -196,12 +197,18 @@ ROWS = (
         "algorithm.rollout_correction.rollout_is=token",
         remark="its weights in the loss: tests/training/test_policy_loss.py",
     ),
+    Row(
+        "rollout correction of M2PO's ratio to the rollout policy",
+        f"clipx.behaviour=rollout {ROLLOUT_IS}=token",
+        remark="it would be corrected twice",
+        refusal=corrected_twice,
+    ),
     Row("bypass mode", f"{BYPASS}=True", TRAINING, "v1 trainer, colocate_async"),
     Row(
         "bypass mode, v0 trainer",
         f"{BYPASS}=True trainer.use_v1=False",
-        remark="verl names another loss",
-        refusal=bypass_in_the_older_trainer,
+        remark="verl names its own loss on the driver alone, after the workers were built: "
+        "tests/training/test_verl_contract.py",
     ),
     Row(
         "rollout correction in bypass mode",
