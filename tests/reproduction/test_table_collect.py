@@ -9,6 +9,8 @@ hand.
 import json
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
@@ -32,7 +34,7 @@ def definition(**changes):
         f"""
         seeds: [1, 2]
         evaluation: {{protocol: sampled, samples: 8, temperature: 1.0, max_tokens: 16}}
-        benchmarks: {{b: {{file: b/test.parquet}}, c: {{file: c/test.parquet}}}}
+        benchmarks: {{b: {{file: b/test.parquet, questions: 4}}, c: {{file: c/test.parquet, questions: 4}}}}
         columns:
           - {{name: B, measure: {{benchmark: b, metric: avg@8}}}}
           - {{name: C, measure: {{benchmark: c, metric: avg@8}}}}
@@ -93,7 +95,9 @@ def write_metrics(monkeypatch, folder: Path, steps: dict, name: str = "metrics.j
     logger.finish()
 
 
-def write_results(folder: Path, benchmark: str, mean: float, model: str, step: int | None, **sampling) -> None:
+def write_results(
+    folder: Path, benchmark: str, mean: float, model: str, step: int | None, questions: int = 4, **sampling
+) -> None:
     out = folder / "evaluation" / benchmark
     out.mkdir(parents=True, exist_ok=True)
     settings = {"samples": 8, "max_tokens": 16, "temperature": 1.0, "top_p": 1.0, "top_k": 0, "seed": 0} | sampling
@@ -102,7 +106,7 @@ def write_results(folder: Path, benchmark: str, mean: float, model: str, step: i
         "checkpoints": {"last": {"source": model, "step": step}},
         "protocol": "sampled",
         "sampling": settings,
-        "benchmarks": {benchmark: {"questions": 4, "limit": None}},
+        "benchmarks": {benchmark: {"questions": questions, "limit": None}},
         "versions": VERSIONS,
     }
     result = {f"avg@{settings['samples']}": {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}}
@@ -235,6 +239,7 @@ def test_an_evaluation_of_an_earlier_checkpoint_is_refused(tmp_path, make_run, p
 
 def test_best_validation_of_a_log_whose_last_line_was_cut_off(tmp_path, make_run, preset_values, monkeypatch):
     table = definition(
+        benchmarks={"countdown": {"file": "countdown/test.parquet", "questions": 256}},
         columns=[{"name": "best", "measure": {"validation": "countdown", "samples": 4}}],
         rows=[{"name": "GRPO", "preset": GRPO}],
     )
@@ -250,6 +255,7 @@ def test_best_validation_of_a_log_whose_last_line_was_cut_off(tmp_path, make_run
 
 def test_a_validation_with_another_number_of_samples_is_missing(tmp_path, make_run, preset_values, monkeypatch):
     table = definition(
+        benchmarks={"countdown": {"file": "countdown/test.parquet", "questions": 256}},
         columns=[{"name": "best", "measure": {"validation": "countdown", "samples": 4}}],
         rows=[{"name": "GRPO", "preset": GRPO}],
     )
@@ -257,6 +263,28 @@ def test_a_validation_with_another_number_of_samples_is_missing(tmp_path, make_r
     write_metrics(monkeypatch, folder, {20: {"val-core/countdown/acc/mean@8": 0.5}})
     missing = collect(table, tmp_path, preset_values)["missing"]
     assert any("no val-core/countdown/acc/mean@4 in metrics.jsonl" in line for line in missing)
+
+
+def test_another_number_of_questions_is_refused(tmp_path, make_run, preset_values):
+    folder = make_run(GRPO, 1, None, 0.60)
+    write_results(folder, "b", 0.4, "checkpoints", 20, questions=5)
+    (refused,) = collect(definition(), tmp_path, preset_values)["refused"]
+    assert refused["reasons"] == ["evaluation/b: questions: table 4, evaluation 5"]
+
+
+def test_a_validation_on_another_number_of_questions_is_refused(tmp_path, make_run, preset_values, monkeypatch):
+    table = definition(
+        columns=[{"name": "best", "measure": {"validation": "b", "samples": 4}}],
+        rows=[{"name": "GRPO", "preset": GRPO}],
+    )
+    validation = tmp_path / "test.parquet"
+    pq.write_table(pa.table({"data_source": ["b"] * 5 + ["c"] * 4}), validation)
+    folder = make_run(GRPO, 1, None, None, **{"data.val_files": str(validation)})
+    write_metrics(monkeypatch, folder, {20: {"val-core/b/acc/mean@4": 0.5}})
+    (refused,) = collect(table, tmp_path, preset_values)["refused"]
+    assert refused["reasons"] == ["data.val_files: table 4 questions of b, the files have 5"]
+    pq.write_table(pa.table({"data_source": ["b"] * 4}), validation)
+    assert cells_of(collect(table, tmp_path, preset_values))["GRPO", "best"]["mean"] == pytest.approx(50.0)
 
 
 def test_times_are_means_over_steps_in_seconds(tmp_path, make_run, preset_values, monkeypatch):

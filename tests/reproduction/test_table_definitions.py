@@ -151,7 +151,7 @@ def small(**changes):
     return small_table(
         """
         evaluation: {protocol: sampled, samples: 2, temperature: 1.0, max_tokens: 16}
-        benchmarks: {b: {file: b/test.parquet}, c: {file: c/test.parquet, max_tokens: 32}}
+        benchmarks: {b: {file: b/test.parquet, questions: 4}, c: {file: c/test.parquet, questions: 4, max_tokens: 32}}
         columns:
           - {name: near, run: near, measure: {benchmark: b, metric: avg@2}}
           - {name: off, run: off, measure: {benchmark: c, metric: avg@2}}
@@ -188,6 +188,11 @@ NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
     [
         ({"unit": "points"}, "unit 'points'"),
         ({"colour": "red"}, "no colour"),
+        ({"benchmarks": {"b": {"file": "b/test.parquet"}}}, "benchmark b: questions=None: give how many its file has"),
+        (
+            {"columns": [{"name": "near", "measure": {"validation": "d", "samples": 4}}], "rows": [X]},
+            "no benchmark d",
+        ),
         ({"rows": [X, X]}, "two rows are called x"),
         ({"rows": [{**X, "expected": [1.0]}]}, "1 expected numbers for 2 columns"),
         ({"rows": [{**X, "notes": ["a"]}]}, "x: no footnote a"),

@@ -18,7 +18,7 @@ TABLE = small_table(
     metric: accuracy
     unit: percent
     digits: 1
-    benchmarks: {b: {file: b.parquet}}
+    benchmarks: {b: {file: b.parquet, questions: 4}}
     columns:
       - {name: one, measure: {benchmark: b, metric: avg@8}}
       - {name: two_2, measure: {benchmark: b, metric: avg@8}, notes: [a]}

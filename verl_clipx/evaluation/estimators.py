@@ -95,6 +95,27 @@ def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
     return 1.0 - all_wrong.prod(axis=1)
 
 
+def best_at_k(correct: np.ndarray, k: int) -> np.ndarray:
+    """best@k of every question: the chance that k draws with replacement from its n samples hold a right one.
+
+    1 - (1 - c / n)^k with c right samples: what verl's validation estimates as `best@k/mean` by 1,000 random draws.
+    At k = n it lies below pass@k by up to 0.37, since draws repeat samples.
+
+    Args:
+        correct: ``[questions, n]`` bool.
+        k: number of draws, at least 1.
+
+    Returns:
+        ``[questions]`` float64 in [0, 1].
+
+    Raises:
+        ValueError: k is below 1.
+    """
+    if k < 1:
+        raise ValueError(f"k={k}: best@k needs at least one draw")
+    return 1.0 - (1.0 - average_at_k(correct)) ** k
+
+
 def powers_of_two(largest: int) -> list[int]:
     """1, 2, 4, … up to `largest`."""
     return [1 << exponent for exponent in range(largest.bit_length())]

@@ -8,6 +8,7 @@ import pandas
 from verl_clipx.evaluation.estimators import (
     Estimate,
     average_at_k,
+    best_at_k,
     majority_at_k,
     mean_over_questions,
     pass_at_k,
@@ -55,7 +56,7 @@ def question_values(
 
     Returns:
         By metric, ``[questions]`` float64:
-        `avg@k`, share of right samples; `pass@j` for every power of two up to k; `maj@k`;
+        `avg@k`, share of right samples; `pass@j` and `best@j` for every power of two up to k; `maj@k`;
         `length`, mean tokens of a response; `truncated`, share of responses that reached the limit;
         `format`, share of responses whose part `format` is positive, if the reward has that part;
         `reward/<part>`, the mean of each part.
@@ -76,6 +77,7 @@ def question_values(
     answers = [[None if pandas.isna(one) else one for one in row] for row in by_question(scores["answer"])]
     values = {f"avg@{k}": average_at_k(correct)}
     values |= {f"pass@{draws}": pass_at_k(correct, draws) for draws in powers_of_two(k)}
+    values |= {f"best@{draws}": best_at_k(correct, draws) for draws in powers_of_two(k)}
     values[f"maj@{k}"] = majority_at_k(answers, correct)
     values["length"] = average_at_k(by_question(samples["length"]))
     values["truncated"] = average_at_k(by_question(samples["truncated"]))

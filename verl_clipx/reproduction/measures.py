@@ -1,9 +1,12 @@
 """From a run's folder to the numbers of a table's cells."""
 
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
+from omegaconf import OmegaConf
 from scipy import stats
 
 from verl_clipx.reproduction.run_folder import RunFolder
@@ -47,6 +50,7 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     if TIMING in how:
         return mean_time(run, how[TIMING], *how["steps"])
     if VALIDATION in how and not (row.model or row.models):
+        check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
     metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
     found = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
@@ -74,6 +78,27 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
     if not found:
         raise NotThere(f"no val-core/{name} in metrics.jsonl; is actor_rollout_ref.rollout.val_kwargs.n {samples}?")
     return max(found)
+
+
+def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
+    """Refuse a run whose validation file, where it is here, has another number of a data source's rows.
+
+    Args:
+        run: its folder.
+        data_source: of the validation's rows.
+        questions: what the table says.
+
+    Raises:
+        ValueError: the numbers differ.
+    """
+    named = OmegaConf.select(run.config, "data.val_files")
+    paths = [Path(path) for path in ([named] if isinstance(named, str) else named or [])]
+    if not paths or not all(path.is_file() for path in paths):
+        return
+    sources = (source for path in paths for source in pq.read_table(path, columns=["data_source"])[0].to_pylist())
+    found = sum(source == data_source for source in sources)
+    if found != questions:
+        raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {found}")
 
 
 def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:
@@ -131,9 +156,9 @@ def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any
     """What an evaluation did otherwise than the table says, a line each."""
     settings = table.benchmarks[benchmark]
     wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0), "limit": None}
-    wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens")}
+    wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens", "questions")}
     sampling, entry = config["sampling"], config["benchmarks"].get(benchmark, {})
-    found = {"protocol": config["protocol"], "limit": entry.get("limit")}
+    found = {"protocol": config["protocol"], "limit": entry.get("limit"), "questions": entry.get("questions")}
     found |= {key: sampling[key] for key in ("samples", "temperature", "max_tokens", "top_p")}
     if row.model and "{data}" not in row.model:
         wanted["model"], found["model"] = row.model, config["model"]

@@ -167,6 +167,8 @@ def collect(
     from verl_clipx.reproduction.collect import collect as collect_table
 
     table = _load(name)
+    # The runs' validation files are looked for there.
+    os.environ.setdefault("CLIPX_DATA", table.data)
     try:
         with progress_console.status("composing presets, reading runs"):
             results = collect_table(table, runs)

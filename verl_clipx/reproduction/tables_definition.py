@@ -126,7 +126,7 @@ class Table:
     """`makes`: a file below the data folder; `command`: what makes it."""
 
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By name: `file` below the data folder, and the options of `clipx eval run`."""
+    """By name: `file` below the data folder, its number of `questions`, and the options of `clipx eval run`."""
 
     evaluation_options: str = ""
     """More options of every `clipx eval run`."""
@@ -140,6 +140,10 @@ class Table:
             twice = sorted({name for name in names if names.count(name) > 1})
             if twice:
                 self._refuse(f"two {kind}s are called {', '.join(twice)}")
+        for name, settings in self.benchmarks.items():
+            questions = settings.get("questions")
+            if not isinstance(questions, int) or questions < 1:
+                self._refuse(f"benchmark {name}: questions={questions!r}: give how many its file has, at least 1")
         for part in (*self.columns, *self.rows):
             unknown = [mark for mark in part.notes if mark not in self.footnotes]
             if unknown:
@@ -168,7 +172,7 @@ class Table:
         if len(kinds) != 1:
             ways = ", ".join((*READ_FROM_RUN, *FROM_COLUMNS))
             self._refuse(f"{row.name}, {column.name}: needs exactly one of {ways}")
-        for benchmark in self.benchmarks_of(row, column):
+        for benchmark in (*self.benchmarks_of(row, column), *filter(None, [measure.get(VALIDATION)])):
             if benchmark not in self.benchmarks:
                 self._refuse(f"{row.name}, {column.name}: no benchmark {benchmark}")
         for other in columns_used(measure):

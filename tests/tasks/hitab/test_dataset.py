@@ -49,6 +49,15 @@ def test_division_that_asks_for_no_share_is_no_ratio():
     assert rows[0]["prompt"][0]["content"].endswith("\nAssistant: <think>")
 
 
+def test_a_seeded_order_draws_from_the_whole_split_and_keeps_the_numbers():
+    plain, *shuffled = (
+        [row["extra_info"]["index"] for row in release_rows(RELEASE, split="train", prompt="r1_base", order=order)]
+        for order in (None, *range(8), 0)
+    )
+    assert plain == [0, 1, 2, 3] and shuffled[0] == shuffled[-1]
+    assert all(sorted(order) == plain for order in shuffled) and {order[0] for order in shuffled} > {0}
+
+
 def test_the_reward_accepts_every_rows_own_answer():
     for split in ("train", "dev", "test"):
         for row in release_rows(RELEASE / "data", split=split, prompt="r1_base"):

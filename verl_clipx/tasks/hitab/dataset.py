@@ -1,6 +1,7 @@
 """HiTab's question answering samples in verl's Parquet schema, from a local copy of the public release."""
 
 import json
+import random
 import re
 import warnings
 import zipfile
@@ -25,7 +26,7 @@ _SHARE = re.compile(r"%|\bper ?cent|percentage|proportion|\bshare\b|\brate\b", r
 _FIELDS = ("id", "table_id", "question", "answer", "aggregation")
 
 
-def release_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
+def release_rows(source: Path | None, *, split: str, prompt: str, order: int | None = None) -> Iterator[Row]:
     """Yield the questions of one split of the release, each with its table.
 
     Args:
@@ -33,12 +34,13 @@ def release_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Ro
             `tables.zip` or unpacked in `tables/raw/`.
         split: "train", "dev" or "test".
         prompt: one of `PROMPTS`.
+        order: seed of a random order, for a limit to draw from the whole split; None for the release's order.
 
     Raises:
         FileNotFoundError: if a file is missing, or no source is given: the release is on no hub.
         ValueError: if a sample or table is not as in the release; the message names it.
     """
-    yield from _rows(source, f"{split}_samples.jsonl", split, prompt)
+    yield from _rows(source, f"{split}_samples.jsonl", split, prompt, order)
 
 
 def checked_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
@@ -84,7 +86,7 @@ def problem(table: str, question: str) -> str:
     return message["content"]
 
 
-def _rows(source: Path | None, file: str, split: str, prompt: str) -> Iterator[Row]:
+def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | None = None) -> Iterator[Row]:
     if source is None:
         raise FileNotFoundError(
             "HiTab is on no hub in this form: clone the repository microsoft/HiTab from GitHub and give its folder"
@@ -94,7 +96,10 @@ def _rows(source: Path | None, file: str, split: str, prompt: str) -> Iterator[R
     if not samples.exists():
         raise FileNotFoundError(f"{samples} does not exist; give the release's repository or its folder data/")
     load = lru_cache(maxsize=64)(_table_loader(folder))
-    for index, sample in enumerate(read_jsonl(samples)):
+    numbered = list(enumerate(read_jsonl(samples)))
+    if order is not None:
+        random.Random(order).shuffle(numbered)
+    for index, sample in numbered:
         where = f"{samples.name}, sample {index}"
         _check(sample, where)
         if not isinstance(sample["question"], str):
