@@ -71,6 +71,10 @@ def test_equal(answer, expected):
         ("11.1", "11.14"),  # read off the table, not computed: no rounding
         ("2143", "-2143"),
         ("155 billion", "154983"),
+        ("5 billion", "5"),
+        ("5", "5 million"),
+        (r"5\text{ thousand}", "5"),
+        ("$5bn", "5"),
         ("139.337", "139337"),
         ("13,9337", "139337"),
         ("1 2", "12"),

@@ -51,6 +51,13 @@ EQUAL = [
     (r"3.5\text{ cm}^2", r"\frac{7}{2}\mathrm{ cm}^2"),
     (r"0.5^\circ", "0.5"),
     (r"x \in [-2,7]", "[-2,7]"),
+    ("10^{-3}", "0.001"),
+    ("-10^2", "-100"),
+    (r"90\text{ degrees}", r"90^\circ"),
+    (r"90^{\circ}", r"90^\circ"),
+    (r"\mathbb R", r"\mathbb{R}"),
+    (r"2516_{8}", "2516_8"),
+    (r"3\text{ hundred}", r"3 \text{hundred}"),
     ("q^{99999}", "q^{99999}"),  # refused by a guard, equal as text
 ]
 
@@ -88,6 +95,17 @@ UNEQUAL = [
     ("5", ""),
     ("$", "$"),
     (r"\text{odd}", "even"),
+    ("2516_7", "2516_8"),
+    ("101_2", "101_{10}"),
+    (r"x=3 \lor x=5", "5"),
+    (r"3 \vee 5", "5"),
+    (r"3 \approx 5", "3"),
+    (r"3 \approx 5", "5"),
+    (r"\frac{1}{2}\text{ is wrong, the answer is }\sqrt{3}", r"\frac{1}{2}"),
+    (r"3\text{ million}", "3"),
+    (r"3\,\mathrm{Thousand}", "3"),
+    ("10^{-3}", "0.01"),
+    (r"\mathbb R", r"\mathbb{Q}"),
 ]
 
 # Right for training by math-verify's conventions, and not beyond reasonable doubt.
@@ -98,6 +116,8 @@ LENIENT = [
     ("1,2", "(1,2)"),
     ("(1,2)", "1,2"),
     (r"5\text{ cm}", r"5\text{ m}"),
+    (r"\sqrt{3} \approx 1.73", r"\sqrt{3}"),
+    (r"x \approx 3.14", "3.14"),
 ]
 
 

@@ -2,8 +2,8 @@ r"""When two answers to a question about a table are the same: numbers, percenta
 
 The release's own measure (qa/table/utils.py) compares numbers within 1e-5 and normalised text, lists in order. This
 one also reads what language models write (LaTeX, units, percent signs) and takes lists in any order. It stays strict
-where leniency pays a policy for vagueness: signs count, magnitudes such as "million" are not converted, and a rounded
-number counts only for an answer that was computed.
+where leniency pays a policy for vagueness: signs count, magnitudes such as "million" are not converted and no units,
+and a rounded number counts only for an answer that was computed.
 """
 
 import re
@@ -46,6 +46,7 @@ _NUMBER = re.compile(
 )
 # What follows such a word is another answer, not a unit.
 _JOINING = re.compile(r"\b(?:or|and|but|not|to)\b")
+_MAGNITUDE = re.compile(r"\b(?:hundred|thousand|million|billion|trillion|dozen|bn|mn|k)s?\b")
 _PERCENT = re.compile(r"%|per ?cent(?:age)?(?: points?)?\b")
 
 
@@ -154,6 +155,8 @@ def _equal(given: str, wanted: str, *, ratio: bool, rounding: bool) -> bool:
         return True
     number, gold = parse_number(given), parse_number(wanted)
     if number is None or gold is None or (number.unit and gold.unit and number.unit != gold.unit):
+        return False
+    if bool(_MAGNITUDE.search(number.unit)) != bool(_MAGNITUDE.search(gold.unit)):
         return False
     if _numbers_equal(number, gold.value, rounding):
         return True

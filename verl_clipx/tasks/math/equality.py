@@ -26,6 +26,17 @@ _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
 _SECOND_ANSWER = re.compile(
     r".\s*\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and)\b)[^{}\\]*\}\W*$"
 )
+# A text between two formulas: what stands behind it is another answer. Short ones are functions and units.
+_TEXT_BETWEEN = re.compile(
+    r"\S\s*\\(?:text|textbf|textit|textrm|mbox)\s{0,4}\{[^{}\\]*[A-Za-z]{3}[^{}\\]*\}\s*"
+    r"(?!\\(?:cdot|times|text|mathrm|mbox)(?![a-zA-Z]))[\w\\({\[]"
+)
+_BASE = re.compile(r"[0-9A-Fa-f]+_(?:\{(?P<braced>\d+)\}|(?P<bare>\d+))")
+_OR = re.compile(r"\\(?:lor|vee)(?![a-zA-Z])")
+_APPROXIMATION = re.compile(r"\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])")
+_MAGNITUDE = re.compile(
+    r"(?<![A-Za-z\\])(?:hundred|thousand|million|billion|trillion|dozen)s?(?![A-Za-z])", re.IGNORECASE
+)
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
 
 
@@ -34,7 +45,8 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
 
     math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, `3,500` equals 3500, 0.333333 equals 1/3
     (six decimals), units and the order of a set don't matter. But words are equal letter by letter, numbers that differ
-    by more than a thousandth are not equal, however small they are, and `5\text{ or 6}` is not 5 with a unit.
+    by more than a thousandth are not equal, however small they are, `5\text{ or 6}` and `x=5 \lor x=6` are not 5,
+    `5\text{ million}` is not 5, `2516_7` is not `2516_8`, and `a \approx b` gives a, if b doesn't contradict it.
 
     Args:
         answer: what the response gives, without the box.
@@ -52,6 +64,10 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
         return canonical(answer).casefold() == canonical(gold).casefold()
     if _SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold):
         return False
+    if _gives_another(answer, gold) or _scaled_otherwise(answer, gold):
+        return False
+    if _APPROXIMATION.search(answer) and not _APPROXIMATION.search(gold):
+        return _is_first_of_approximation(answer, gold)
     given, right = parse_number(answer), parse_number(gold)
     if given is not None and right is not None:
         if given.value == right.value or _face_value(given) == _face_value(right):
@@ -85,7 +101,9 @@ def equal_answers(answer: str, ground_truth: str) -> bool | None:
         return True
     if _are_words(answer, gold):
         return canonical(answer).casefold() == canonical(gold).casefold()
-    if bool(_SECOND_ANSWER.search(answer)) != bool(_SECOND_ANSWER.search(gold)):
+    if any(bool(mark.search(answer)) != bool(mark.search(gold)) for mark in (_SECOND_ANSWER, _APPROXIMATION)):
+        return False
+    if _gives_another(answer, gold) or _gives_another(gold, answer) or _scaled_otherwise(answer, gold):
         return False
     (plain_answer, unit), (plain_gold, unit_of_gold) = split_unit(answer), split_unit(gold)
     given, right = parse_number(plain_answer), parse_number(plain_gold)
@@ -108,6 +126,35 @@ def _compare_symbolically(gold: str, answer: str, both_ways: bool) -> bool | Non
 def _are_words(*cleaned: str) -> bool:
     """Return whether all are words, which math-verify reads as products of letters: CBA would equal ABC."""
     return all(_WORD.fullmatch(canonical(text)) for text in cleaned)
+
+
+def _gives_another(answer: str, gold: str) -> bool:
+    """Return whether an answer to a question with one right answer names a second one behind `or` or a text."""
+    return any(
+        mark.search(answer) and not mark.search(gold) and not _COMMA.search(gold) for mark in (_OR, _TEXT_BETWEEN)
+    )
+
+
+def _scaled_otherwise(answer: str, gold: str) -> bool:
+    """Return whether words such as million, or the bases of both, give the same digits another size."""
+    words, bases = zip(*map(_scale, (answer, gold)), strict=True)
+    return words[0] != words[1] or (all(bases) and bases[0] != bases[1])
+
+
+def _scale(cleaned: str) -> tuple[list[str], str]:
+    base = _BASE.fullmatch(cleaned)
+    words = [word.lower().removesuffix("s") for word in _MAGNITUDE.findall(cleaned)]
+    return words, (base["braced"] or base["bare"]) if base else ""
+
+
+def _is_first_of_approximation(answer: str, gold: str) -> bool | None:
+    first, *others = [part.strip() for part in _APPROXIMATION.split(answer)]
+    if re.fullmatch("[A-Za-z]", first) and len(others) == 1:
+        return is_equivalent(others[0], gold)
+    numbers = [parse_number(part) for part in (first, *others)]
+    if all(numbers) and any(_differ(numbers[0].value, number.value) for number in numbers[1:]):
+        return False
+    return is_equivalent(first, gold)
 
 
 def _face_value(number: Number) -> Fraction:

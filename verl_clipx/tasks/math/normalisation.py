@@ -36,12 +36,14 @@ _NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
 # MATH writes 10,\!236; others 10\,236.
 _DIGIT_GROUP = re.compile(r"(?<=\d)(?:,\s*\\!|\\[,!])\s*(?=\d{3}(?!\d))")
 _DROPPED = re.compile(r"\\(?:left|right|displaystyle|textstyle|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])|(?<!\\)\$")
+_BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb)\s*([A-Za-z])(?![a-zA-Z])")
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}\{([^{}\\]*)\}")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,30}(?:\.\d{1,30})?)[eE]([+-]?\d{1,4})(?!\w)")
 _UNIT = re.compile(
     r"\s*(?P<unit>\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}\\]*\}(?:\^\{?-?\d\}?)?|\^\{?\\circ\}?)$"
 )
+_DEGREES = ("degree", "degrees", r"^{\circ}")
 _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 
 _DIGITS = r"(?:\d{1,3}(?:\{,\}\d{3})+|\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
@@ -49,6 +51,7 @@ _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)\s*(?:"
     rf"\\frac\s*\{{\s*(?P<inner>-?)\s*(?P<top>\d+)\s*\}}\s*\{{\s*(?P<bottom>\d+)\s*\}}"
     rf"|(?P<over>\d+)\s*/\s*(?P<under>\d+)"
+    rf"|10\^(?:\{{\s*(?P<tens>-?\d{{1,3}})\s*\}}|(?P<ten>\d))"
     rf"|(?P<digits>{_DIGITS})(?:\s*\\(?:times|cdot)\s*10\^(?:\{{\s*(?P<power>-?\d{{1,3}})\s*\}}|(?P<short>\d))(?!\d))?"
     rf")\s*(?P<percent>\\?%)?",
     re.ASCII,
@@ -78,6 +81,7 @@ def clean(text: str) -> str:
     text = _DIGIT_GROUP.sub("{,}", text.translate(_TRANSLATION))
     text = _SPACING.sub(" ", _NEGATIVE_SPACE.sub("", text))
     text = _FRACTION.sub(r"\\frac", _DROPPED.sub("", text))
+    text = _BLACKBOARD.sub(r"\\mathbb{\1}", text)
     text = _SCIENTIFIC.sub(lambda match: rf"{match[1]}\times 10^{{{int(match[2])}}}", text)
     return " ".join(text.split()).removesuffix(".").rstrip()
 
@@ -95,8 +99,11 @@ def split_unit(cleaned: str) -> tuple[str, str]:
     """
     if cleaned.startswith(r"\$"):
         return cleaned[2:].lstrip(), r"\$"
-    unit = _UNIT.search(cleaned)
-    return (cleaned[: unit.start()], canonical(unit["unit"]).strip()) if unit else (cleaned, "")
+    found = _UNIT.search(cleaned)
+    if found is None:
+        return cleaned, ""
+    unit = canonical(found["unit"]).strip()
+    return cleaned[: found.start()], r"^\circ" if unit in _DEGREES else unit
 
 
 def parse_number(cleaned: str) -> Number | None:
@@ -113,7 +120,10 @@ def parse_number(cleaned: str) -> Number | None:
     match = _NUMBER.fullmatch(cleaned)
     if match is None:
         return None
-    if match["digits"] is not None:
+    tens = match["tens"] or match["ten"]
+    if tens is not None:
+        value = Fraction(10) ** int(tens)
+    elif match["digits"] is not None:
         power = int(match["power"] or match["short"] or 0)
         value = Fraction(re.sub(r"[{},]", "", match["digits"])) * Fraction(10) ** power
     else:
