@@ -324,6 +324,27 @@ def test_several_benchmarks_have_samples_and_results_of_their_own(inputs, tmp_pa
         assert found[name]["result"]["avg@4"]["mean"] == pytest.approx(right.mean())
 
 
+@pytest.mark.parametrize(
+    ("rule", "message"),
+    [
+        (("--correct", "nope"), "--correct nope: the reward has no such part, only score, format"),
+        (("--correct-from", "nan"), "--correct-from nan: must be a finite number"),
+        (("--reward", "verl_clipx.tasks.hitab.reward:compute_score"), "row 0: ground_truth="),
+    ],
+)
+def test_a_rule_that_cannot_score_is_refused_before_sampling(inputs, tmp_path, rule, message):
+    text = refuse(*options(inputs, tmp_path / "out", *rule))
+    assert message in text
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_rule_that_cannot_score_leaves_an_evaluation_as_it_is(whole, tmp_path):
+    out = shutil.copytree(whole, tmp_path / "out")
+    before = (out / "config.json").read_bytes(), (out / "results.json").read_bytes()
+    assert "--correct nope" in refuse("eval", "score", str(out), "--correct", "nope")
+    assert ((out / "config.json").read_bytes(), (out / "results.json").read_bytes()) == before
+
+
 def test_two_benchmarks_of_one_name_are_refused(inputs, tmp_path):
     _, questions = inputs
     twice = refuse(*options(inputs, tmp_path / "out"), "--benchmark", str(questions))

@@ -40,7 +40,9 @@ TABLE = small_table(
       - {makes: b/test.parquet, command: "build --out {data}/b"}
     evaluation: {protocol: mean-of-last-three, samples: 1, temperature: 0.0, max_tokens: 16}
     evaluation_options: --backend cpu
-    benchmarks: {b: {file: b/test.parquet, questions: 4}, c: {file: c/test.parquet, questions: 4, samples: 16, temperature: 1.0}}
+    benchmarks:
+      b: {file: b/test.parquet, questions: 4}
+      c: {file: c/test.parquet, questions: 4, samples: 16, temperature: 1.0}
     columns:
       - {name: B, measure: {benchmark: b, metric: avg@1}}
       - {name: C, measure: {benchmark: c, metric: avg@16}}

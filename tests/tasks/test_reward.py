@@ -10,7 +10,7 @@ from omegaconf import OmegaConf
 
 from verl_clipx.tasks import reward
 from verl_clipx.tasks.catalog import definitions
-from verl_clipx.tasks.reward import PARTS, compute_score, compute_score_for_evaluation, reward_of
+from verl_clipx.tasks.reward import PARTS, check_ground_truth, compute_score, compute_score_for_evaluation, reward_of
 
 COUNTDOWN = {"numbers": [3, 5, 2], "target": 16}
 HITAB = {"answers": ["ostholm"], "ratio": False, "rounding": False}
@@ -30,6 +30,29 @@ HITAB = {"answers": ["ostholm"], "ratio": False, "rounding": False}
 def test_right_answers_score_one(data_source, text, truth):
     assert compute_score(data_source, text, truth) == {"score": 1.0, "acc": 1.0, "format": 1.0}
     assert compute_score(data_source, "no answer", truth, {"index": 1}, more=1) == dict.fromkeys(PARTS, 0.0)
+
+
+@pytest.mark.parametrize("name", [*definitions(), "countdown_boxed"])
+@pytest.mark.parametrize("truth", [None, {}, [], b"5", object()])
+def test_a_ground_truth_that_no_answer_can_meet_is_refused(name, truth):
+    with pytest.raises(ValueError, match=r"ground_truth=.* needs? "):
+        check_ground_truth(name, truth)
+
+
+@pytest.mark.parametrize(
+    ("data_source", "truth"),
+    [
+        ("countdown", COUNTDOWN),
+        ("countdown_boxed", '{"numbers": [3, 5], "target": 8}'),
+        ("hitab", HITAB),
+        ("math500", "7"),
+        ("math", 7),
+        ("minerva", '["7", "seven"]'),
+        ("knights_and_knaves", {"solution_text_format": "(1) Ann is a knight"}),
+    ],
+)
+def test_ground_truths_that_answers_can_meet_pass(data_source, truth):
+    check_ground_truth(data_source, truth)
 
 
 def test_evaluation_is_conservative_where_training_is_lenient():

@@ -83,8 +83,8 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
             from verl_clipx.evaluation.folder import EvaluationFolder
             from verl_clipx.evaluation.plan import Plan, sample_plan
             from verl_clipx.evaluation.protocols import PROTOCOLS
+            from verl_clipx.evaluation.results import check_scoring
             from verl_clipx.evaluation.results import score as score_all
-            from verl_clipx.evaluation.scores import load_function
             from verl_clipx.evaluation.settings import SamplingSettings
             from verl_clipx.evaluation.vllm_backend import VLLMSettings, has_vllm, vllm_backend
 
@@ -102,10 +102,7 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
                     "--backend vllm: vLLM is not installed here; pip install 'verl-clipx[gpu]', or --backend cpu"
                 )
             named = [entry.partition("=") if "=" in entry else ("", "", entry) for entry in benchmark]
-            # A function that is not there must not show only after hours of sampling.
-            load_function(reward, "--reward")
-            if answer:
-                load_function(answer, "--answer")
+            rules = {"reward": reward, "answer": answer, "correct": correct, "correct_from": correct_from}
             plan = Plan(
                 model=model,
                 checkpoints=find_checkpoints(model),
@@ -122,11 +119,9 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
                     template=template,
                 ),
                 backend=backend,
-                reward=reward,
-                answer=answer,
-                correct=correct,
-                correct_from=correct_from,
+                **rules,
             )
+            check_scoring(rules, plan.benchmarks)
             folder = EvaluationFolder(out)
             with _progress() as on_stage:
                 sample_plan(folder, plan, backends[backend], shard_size, merged_models, on_stage)
@@ -146,17 +141,15 @@ def score(
     """Score the stored completions again, for instance after the reward was mended."""
     with _errors():
         from verl_clipx.evaluation.folder import EvaluationFolder
+        from verl_clipx.evaluation.results import benchmarks_of, check_scoring
         from verl_clipx.evaluation.results import score as score_all
-        from verl_clipx.evaluation.scores import load_function
         from verl_clipx.files import write_json
 
         evaluation = EvaluationFolder(folder)
         config = evaluation.read_config()
         given = {"reward": reward, "answer": answer, "correct": correct, "correct_from": correct_from}
         changed = {key: value for key, value in given.items() if value is not None}
-        for key in ("reward", "answer"):
-            if key in changed:
-                load_function(changed[key], f"--{key}")
+        check_scoring(config | changed, benchmarks_of(config))
         if changed:
             # Scores of the old reward must not be taken for those of the new one.
             evaluation.results.unlink(missing_ok=True)

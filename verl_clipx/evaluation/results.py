@@ -1,10 +1,12 @@
 """Scoring an evaluation's completions, and the file of results."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas
 
 from verl_clipx.evaluation.answers import extract_answer
 from verl_clipx.evaluation.benchmark import Benchmark, read_benchmark
@@ -13,8 +15,14 @@ from verl_clipx.evaluation.files import hash_of_json
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import BEST_VALIDATION, best_checkpoint, mean_over_checkpoints
 from verl_clipx.evaluation.samples import read_samples
-from verl_clipx.evaluation.scores import load_function, read_scores, score_samples, write_scores
-from verl_clipx.evaluation.summary import estimates, question_values
+from verl_clipx.evaluation.scores import (
+    check_ground_truths,
+    load_function,
+    read_scores,
+    score_samples,
+    write_scores,
+)
+from verl_clipx.evaluation.summary import estimates, is_correct, question_values
 from verl_clipx.files import write_json
 
 QuestionValues = dict[str, np.ndarray]
@@ -37,6 +45,29 @@ def benchmarks_of(config: dict[str, Any]) -> list[Benchmark]:
             )
         found.append(benchmark)
     return found
+
+
+def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
+    """Refuse what else would show only after all completions have been sampled.
+
+    Args:
+        config: of the evaluation, or its keys reward, answer, correct and correct_from.
+        benchmarks: what it is about.
+
+    Raises:
+        ValueError: a function cannot be imported, the reward cannot use a ground truth or has no such part, or
+            `correct_from` is no number.
+        RuntimeError: the reward fails on an empty response.
+    """
+    reward = load_function(config["reward"], "--reward")
+    answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
+    if not math.isfinite(config["correct_from"]):
+        raise ValueError(f"--correct-from {config['correct_from']}: must be a finite number")
+    for benchmark in benchmarks:
+        check_ground_truths(benchmark, reward)
+        if config["correct"] is not None:
+            nothing = pandas.DataFrame([{"question": 0, "sample": 0, "text": ""}])
+            is_correct(score_samples(nothing, benchmark, reward, answer), config["correct"], config["correct_from"])
 
 
 def score(

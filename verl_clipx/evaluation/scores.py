@@ -41,6 +41,24 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     return function
 
 
+def check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> None:
+    """Refuse a benchmark with a ground truth that the reward cannot use, where its module has `check_ground_truth`.
+
+    Args:
+        benchmark: the questions.
+        reward: the function; `check_ground_truth(data_source, ground_truth)` beside it raises ValueError.
+
+    Raises:
+        ValueError: names the file, the row and what is wrong.
+    """
+    check = getattr(sys.modules[reward.__module__], "check_ground_truth", None)
+    for row, question in enumerate(benchmark.questions if check else []):
+        try:
+            check(question.data_source, question.ground_truth)
+        except ValueError as error:
+            raise ValueError(f"--benchmark {benchmark.path}, row {row}: {error}") from None
+
+
 def score_samples(
     samples: pandas.DataFrame,
     benchmark: Benchmark,

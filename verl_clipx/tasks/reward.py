@@ -54,6 +54,19 @@ def compute_score_for_evaluation(
     return {part: parts[part] for part in PARTS}
 
 
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
+
+    Args:
+        data_source: the row's.
+        ground_truth: the row's.
+
+    Raises:
+        ValueError: the task's reward cannot use it, or the data source is unknown.
+    """
+    import_module(reward_of(data_source).__module__).check_ground_truth(data_source, ground_truth)
+
+
 @lru_cache(maxsize=256)
 def reward_of(data_source: str, for_evaluation: bool = False) -> Reward:
     """Return the reward function of a data source: the one for training, or the one for evaluation if it has one.

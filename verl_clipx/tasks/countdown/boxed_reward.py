@@ -3,8 +3,15 @@ r"""Countdown's rule reward for prompts that ask for \boxed{…} instead of `<an
 from typing import Any
 
 from verl_clipx.tasks.boxed import last_boxed
-from verl_clipx.tasks.countdown.reward import MAX_ANSWER_LENGTH, parse_expression, score_expression
+from verl_clipx.tasks.countdown.reward import (
+    MAX_ANSWER_LENGTH,
+    check_ground_truth,
+    parse_expression,
+    score_expression,
+)
 from verl_clipx.tasks.final_part import final_part
+
+__all__ = ["check_ground_truth", "compute_score"]
 
 
 def compute_score(

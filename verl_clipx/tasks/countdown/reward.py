@@ -14,7 +14,7 @@ import threading
 from collections import Counter
 from collections.abc import Mapping
 from fractions import Fraction
-from numbers import Rational
+from numbers import Integral, Rational
 from typing import Any
 
 from verl_clipx.tasks.final_part import final_part
@@ -55,6 +55,28 @@ def compute_score(
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last answer is an arithmetic expression.
     """
     return score_expression(parse_answer(solution_str), ground_truth)
+
+
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
+
+    Args:
+        data_source: unused; all of a task's rows have one form.
+        ground_truth: the row's.
+
+    Raises:
+        ValueError: it is not what `compute_score` wants; says what that is.
+    """
+    decoded = decode_ground_truth(ground_truth)
+    try:
+        numbers, target = list(decoded["numbers"]), decoded["target"]
+    except (TypeError, KeyError):
+        numbers, target = [], None
+    if not numbers or not all(isinstance(one, Integral) for one in numbers) or not isinstance(target, Rational | float):
+        raise ValueError(
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): Countdown needs "
+            '{"numbers": integers, "target": number}, as JSON or as such'
+        )
 
 
 def score_expression(expression: ast.expr | None, ground_truth: Any) -> dict[str, float]:

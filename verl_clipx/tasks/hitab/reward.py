@@ -44,6 +44,24 @@ def compute_score(
     return {"score": float(correct), "acc": float(correct), "format": 1.0}
 
 
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
+
+    Args:
+        data_source: unused; all of a task's rows have one form.
+        ground_truth: the row's.
+
+    Raises:
+        ValueError: it is not what `compute_score` wants; says what that is.
+    """
+    decoded = decode_ground_truth(ground_truth)
+    if not isinstance(decoded, Mapping) or not _strings(decoded.get("answers")):
+        raise ValueError(
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): HiTab needs "
+            '{"answers": texts, "ratio": bool, "rounding": bool}, as JSON or as such'
+        )
+
+
 def _strings(answers: Any) -> list[str]:
     # Parquet gives a list or an array.
     try:

@@ -76,6 +76,23 @@ def compute_score(
     return _result(FORMAT_RIGHT + answer_score, right_format=True, parsed=True)
 
 
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
+
+    Args:
+        data_source: unused; all of a task's rows have one form.
+        ground_truth: the row's.
+
+    Raises:
+        ValueError: it is not what `compute_score` wants; says what that is.
+    """
+    if not _parse_truth(ground_truth):
+        raise ValueError(
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line a person, "
+            '"(1) Zoey is a knight", or a mapping with that as `solution_text_format`'
+        )
+
+
 def has_right_format(text: str) -> bool:
     """Return whether each of the four tags stands in a text exactly once, in order; anything may stand around them."""
     if any(text.count(tag) != 1 for tag in TAGS):

@@ -76,6 +76,23 @@ def compute_score_for_evaluation(
     return {"score": parts["acc"], **parts}
 
 
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
+
+    Args:
+        data_source: unused; all of a task's rows have one form.
+        ground_truth: the row's.
+
+    Raises:
+        ValueError: it is not what `compute_score` wants; says what that is.
+    """
+    if not accepted_answers(ground_truth):
+        raise ValueError(
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): mathematics needs the right answer as "
+            "text or number, or a list of accepted ones"
+        )
+
+
 def accepted_answers(ground_truth: Any) -> list[str]:
     """Return a ground truth as the list of its accepted spellings, at most MAX_ALTERNATIVES, empty if it has none.
 
