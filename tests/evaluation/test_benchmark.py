@@ -11,6 +11,7 @@ from transformers import GenerationConfig
 from tests.evaluation.tiny import save_questions
 from verl_clipx.evaluation.benchmark import Benchmark, Question, read_benchmark
 from verl_clipx.evaluation.prompts import check_context, encode_prompts, stop_token_ids
+from verl_clipx.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 
 
@@ -75,6 +76,17 @@ def test_plain_prompts_are_the_text_alone():
     # The same as training on it with a chat template that adds nothing.
     tokenizer.chat_template = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
     assert encode_prompts(tokenizer, benchmark_of("2 3 = 5"), "chat") == [encoded]
+
+
+def test_a_named_template_is_the_runs_own_chat_template():
+    # The prompts of the trained rows of knights and knaves end in <think>.
+    name = "verl_clipx.tasks.knights_and_knaves.prompt:QWEN_CHAT_TEMPLATE_WITH_THINK"
+    tokenizer = build_tokenizer()
+    (encoded,) = encode_prompts(tokenizer, benchmark_of("2 3 = 5"), name)
+    tokenizer.chat_template = QWEN_CHAT_TEMPLATE_WITH_THINK
+    assert encode_prompts(tokenizer, benchmark_of("2 3 = 5"), "chat") == [encoded]
+    with pytest.raises(ValueError, match="--template json:dumps: is no text"):
+        encode_prompts(tokenizer, benchmark_of("1"), "json:dumps")
 
 
 def test_prompts_that_cannot_be_encoded_are_refused():

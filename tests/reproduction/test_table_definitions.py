@@ -10,6 +10,7 @@ import pytest
 
 from tests.reproduction.tables import small_table
 from verl_clipx.configs_folder import configs_folder
+from verl_clipx.evaluation.protocols import MEAN_OF_LAST_THREE, choose_checkpoints
 from verl_clipx.reproduction.tables_definition import (
     GAIN_OF,
     MEAN_OF,
@@ -138,6 +139,13 @@ def test_acpo_ablation_repeats_the_rows_of_table_1():
     first, ablation = TABLES["acpo_table1a"], TABLES["acpo_table3"]
     assert ablation.row("DAPO (Baseline)").expected == first.row("DAPO").expected
     assert ablation.row("ACPO").expected == first.row("ACPO").expected
+
+
+@pytest.mark.parametrize("name", ["ar_lopti_figure4", "ar_lopti_table7"])
+def test_the_last_three_checkpoints_include_the_last_step(name):
+    # verl saves every 20th step and the last: of 350 steps 320, 340 and 350, which are not 20 steps apart.
+    assert "every 20th step and the last one" in TABLES[name].metric
+    assert choose_checkpoints(MEAN_OF_LAST_THREE, [*range(20, 350, 20), 350]) == [320, 340, 350]
 
 
 def test_times_add_up():

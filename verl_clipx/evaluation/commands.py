@@ -54,7 +54,7 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
         top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0,
         seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
         template: Annotated[
-            str, typer.Option(help="chat, or plain for a base model without a chat template.")
+            str, typer.Option(help="chat, plain for a base model without a chat template, or package.module:NAME.")
         ] = "chat",
         limit: Annotated[int | None, typer.Option(help="Only the first questions of each benchmark.")] = None,
         reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,

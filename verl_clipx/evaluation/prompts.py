@@ -5,6 +5,7 @@ from typing import Any
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl_clipx.evaluation.benchmark import Benchmark
+from verl_clipx.evaluation.scores import load_text
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, template: str) -> list[list[int]]:
@@ -15,28 +16,33 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, tem
         benchmark: the questions.
         template: "chat" applies the tokenizer's chat template with the mark that opens the assistant's turn, as verl's
             data set does; "plain" encodes the messages' contents, one after the other, without special tokens: what
-            verl trains on under a chat template that writes the contents alone.
+            verl trains on under a chat template that writes the contents alone; `package.module:NAME` applies the Jinja
+            template of that name.
 
     Returns:
         A list a question.
 
     Raises:
-        ValueError: "chat" with a tokenizer that has no chat template, or a prompt of no tokens.
+        ValueError: "chat" with a tokenizer that has no chat template, a name without a text, or a prompt of no tokens.
     """
+    jinja = load_text(template, "--template") if ":" in template else None
     if template == "chat" and not tokenizer.chat_template:
         raise ValueError(
             "--template chat: the model's tokenizer has no chat template; use --template plain for a base model"
         )
-    encoded = [_encode(tokenizer, question.prompt, template) for question in benchmark.questions]
+    encoded = [_encode(tokenizer, question.prompt, template, jinja) for question in benchmark.questions]
     for index, token_ids in enumerate(encoded):
         if not token_ids:
             raise ValueError(f"benchmark {benchmark.name}, question {index}: its prompt has no tokens")
     return encoded
 
 
-def _encode(tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], template: str) -> list[int]:
-    if template == "chat":
-        return list(tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False))
+def _encode(
+    tokenizer: PreTrainedTokenizerBase, messages: list[dict[str, Any]], template: str, jinja: str | None
+) -> list[int]:
+    if template != "plain":
+        options = {"add_generation_prompt": True, "return_dict": False}
+        return list(tokenizer.apply_chat_template(messages, chat_template=jinja, **options))
     text = "".join(message["content"] for message in messages)
     return list(tokenizer(text, add_special_tokens=False)["input_ids"])
 

@@ -27,18 +27,34 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     Raises:
         ValueError: the name is malformed, or there is no such module or function.
     """
-    module_name, colon, function_name = name.partition(":")
-    if not (module_name and colon and function_name):
-        raise ValueError(f"{option} {name}: write package.module:function")
-    if "" not in sys.path:
-        sys.path.insert(0, "")
-    try:
-        function = getattr(importlib.import_module(module_name), function_name)
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{option} {name}: cannot import it ({error})") from error
+    function = _load(name, option)
     if not callable(function):
         raise ValueError(f"{option} {name}: is no function")
     return function
+
+
+def load_text(name: str, option: str) -> str:
+    """Import a text, as `load_function` does a function.
+
+    Raises:
+        ValueError: the name is malformed, there is no such module or name, or it is no text.
+    """
+    text = _load(name, option)
+    if not isinstance(text, str):
+        raise ValueError(f"{option} {name}: is no text")
+    return text
+
+
+def _load(name: str, option: str) -> Any:
+    module_name, colon, member = name.partition(":")
+    if not (module_name and colon and member):
+        raise ValueError(f"{option} {name}: write package.module:name")
+    if "" not in sys.path:
+        sys.path.insert(0, "")
+    try:
+        return getattr(importlib.import_module(module_name), member)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{option} {name}: cannot import it ({error})") from error
 
 
 def check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> None:

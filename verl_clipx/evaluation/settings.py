@@ -33,7 +33,8 @@ class SamplingSettings:
     """Seed of the whole evaluation."""
 
     template: str = "chat"
-    """"chat": the tokenizer's chat template, as in verl's training; "plain": the messages' text and nothing else."""
+    """"chat": the tokenizer's chat template, as in verl's training; "plain": the messages' text and nothing else;
+    `package.module:NAME`: the Jinja chat template of that name, as a run's `custom_chat_template`."""
 
     def __post_init__(self) -> None:
         allowed = {
@@ -43,7 +44,10 @@ class SamplingSettings:
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
             "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
             "seed": (self.seed >= 0, "at least 0"),
-            "template": (self.template in TEMPLATES, f"one of {', '.join(TEMPLATES)}"),
+            "template": (
+                self.template in TEMPLATES or ":" in self.template,
+                f"one of {', '.join(TEMPLATES)}, or package.module:NAME",
+            ),
         }
         for key, (holds, range_) in allowed.items():
             if not holds:

@@ -81,7 +81,6 @@ def test_seed_decides_the_rows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"source": "there"}, "source='there' is not read"),
         ({"split": "dev"}, "split='dev' is unknown"),
         ({"prompt": "r1_base"}, "prompt='r1_base' does not fit"),
         ({"count": 0}, "count=0 is below 1"),

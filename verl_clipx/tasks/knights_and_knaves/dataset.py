@@ -1,4 +1,4 @@
-"""Knights-and-knaves puzzles as rows in verl's Parquet schema, generated on the spot."""
+"""Knights-and-knaves puzzles as rows in verl's Parquet schema, generated on the spot or from AR-Lopti's release."""
 
 import random
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +15,7 @@ from verl_clipx.tasks.knights_and_knaves.prompt import (
     build_compact_prompt,
 )
 from verl_clipx.tasks.knights_and_knaves.puzzle import SPLITS, Puzzle, Split
+from verl_clipx.tasks.knights_and_knaves.release import released_puzzles
 from verl_clipx.tasks.knights_and_knaves.wording import word_puzzle, word_solution
 
 DATA_SOURCE = "knights_and_knaves"
@@ -41,8 +42,8 @@ def rows(
     """Yield puzzles in English with the papers' prompt, sizes mixed.
 
     Args:
-        source: must be None; the puzzles are generated.
-        split: "train" or "test"; the two share no puzzle, whatever the seeds.
+        source: None to generate them, or the folder of AR-Lopti's release, see `released_puzzles`.
+        split: "train" or "test"; the generated ones share no puzzle, whatever the seeds.
         prompt: "kk_chat".
         seed: same seed, same rows.
         people: numbers of people, each 2 to 8.
@@ -51,7 +52,13 @@ def rows(
     Raises:
         ValueError: if an argument is not one of those, or there are not that many different puzzles.
     """
-    _check(source, split, prompt, CHAT_PROMPT)
+    _check(split, prompt, CHAT_PROMPT)
+    if source is not None:
+        if seed or count is not None:
+            raise ValueError(f"seed={seed!r}, count={count!r}: these puzzles are released ones; use --limit")
+        for index, (puzzle, problem, truth) in enumerate(released_puzzles(source, split, people)):
+            yield _row(puzzle, build_chat_prompt(problem), truth, split, index)
+        return
     count = PAPER_COUNT[split] if count is None else count
     if count < 1:
         raise ValueError(f"count={count!r} is below 1; verl cannot load an empty file")
@@ -74,7 +81,9 @@ def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) ->
     Raises:
         ValueError: if an argument is not one of those.
     """
-    _check(source, split, prompt, COMPACT_PROMPT)
+    if source is not None:
+        raise ValueError(f"source={str(source)!r} is not read: these puzzles are generated; leave it out")
+    _check(split, prompt, COMPACT_PROMPT)
     for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_STATEMENTS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
         yield _row(puzzle, build_compact_prompt(puzzle.statements), truth, split, index)
@@ -85,7 +94,7 @@ DATASETS = (
         name="knights_and_knaves",
         task="knights_and_knaves",
         kind="train",
-        summary="generated puzzles of 3 to 7 people, 900 (train) and 100 (test) of each size, as Logic-RL has them",
+        summary="puzzles of 3 to 7 people, 900 (train) and 100 (test) a size; generated, or AR-Lopti's with --from",
         hub=None,
         license="Apache-2.0",
         prompts=(CHAT_PROMPT,),
@@ -106,9 +115,7 @@ DATASETS = (
 )
 
 
-def _check(source: Path | None, split: str, prompt: str, only_prompt: str) -> None:
-    if source is not None:
-        raise ValueError(f"source={str(source)!r} is not read: these puzzles are generated; leave it out")
+def _check(split: str, prompt: str, only_prompt: str) -> None:
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is unknown; use one of {SPLITS}")
     if prompt != only_prompt:
