@@ -51,6 +51,21 @@ absolute_if_there() {
     if [[ -e $1 ]]; then realpath "$1"; else printf '%s\n' "$1"; fi
 }
 
+# A value as Hydra reads it: quoted, unless it is a plain path or name of letters, which no number or null looks like.
+text() {
+    local LC_ALL=C
+    if [[ $1 =~ ^[A-Za-z/][A-Za-z0-9_./-]*$ && $1 == *[/_.-]* ]]; then
+        printf '%s\n' "$1"
+    else
+        printf "'%s'\n" "${1//\'/\\\'}"
+    fi
+}
+
+# A file, or Hydra's list of files, which stays as it is.
+files() {
+    if [[ $1 == \[* ]]; then printf '%s\n' "$1"; else text "$(absolute_if_there "$1")"; fi
+}
+
 # launch PRESET [OVERRIDE ...]: checks, then trains.
 #   PRESET: <paper>/<run> of configs/recipe
 launch() {
@@ -77,30 +92,30 @@ launch() {
 
     local changes=() variable
     for variable in "${environment[@]}"; do
-        changes+=("+ray_kwargs.ray_init.runtime_env.env_vars.$variable")
+        changes+=("+ray_kwargs.ray_init.runtime_env.env_vars.${variable%%=*}=$(text "${variable#*=}")")
     done
 
     [[ -z $NGPUS_PER_NODE ]] || changes+=(trainer.n_gpus_per_node="$NGPUS_PER_NODE")
-    [[ -z $MODEL_PATH ]] || changes+=(actor_rollout_ref.model.path="$(absolute_if_there "$MODEL_PATH")")
-    [[ -z $TRAIN_FILE ]] || changes+=(data.train_files="$(absolute_if_there "$TRAIN_FILE")")
-    [[ -z $TEST_FILE ]] || changes+=(data.val_files="$(absolute_if_there "$TEST_FILE")")
+    [[ -z $MODEL_PATH ]] || changes+=(actor_rollout_ref.model.path="$(text "$(absolute_if_there "$MODEL_PATH")")")
+    [[ -z $TRAIN_FILE ]] || changes+=(data.train_files="$(files "$TRAIN_FILE")")
+    [[ -z $TEST_FILE ]] || changes+=(data.val_files="$(files "$TEST_FILE")")
     [[ -z $ROLLOUT_N ]] || changes+=(actor_rollout_ref.rollout.n="$ROLLOUT_N")
     [[ -z $ACTOR_LR ]] || changes+=(actor_rollout_ref.actor.optim.lr="$ACTOR_LR")
     [[ -z $TOTAL_STEPS ]] || changes+=(trainer.total_training_steps="$TOTAL_STEPS")
     [[ -z $SAVE_FREQ ]] || changes+=(trainer.save_freq="$SAVE_FREQ")
     [[ -z $TEST_FREQ ]] || changes+=(trainer.test_freq="$TEST_FREQ")
-    [[ -z $PROJECT_NAME ]] || changes+=(trainer.project_name="$PROJECT_NAME")
+    [[ -z $PROJECT_NAME ]] || changes+=(trainer.project_name="$(text "$PROJECT_NAME")")
     changes+=(
         trainer.nnodes="$NNODES"
         data.seed="$SEED"
         actor_rollout_ref.actor.data_loader_seed="$SEED"
         actor_rollout_ref.rollout.seed="$SEED"
-        trainer.experiment_name="${EXPERIMENT_NAME:-$(basename "$preset")-seed$SEED}"
+        trainer.experiment_name="$(text "${EXPERIMENT_NAME:-$(basename "$preset")-seed$SEED}")"
         trainer.logger="$LOGGER"
-        trainer.default_local_dir="$run_folder/checkpoints"
-        trainer.validation_data_dir="$run_folder/validation"
+        trainer.default_local_dir="$(text "$run_folder/checkpoints")"
+        trainer.validation_data_dir="$(text "$run_folder/validation")"
         trainer.resume_mode=auto
-        hydra.run.dir="$run_folder"
+        hydra.run.dir="$(text "$run_folder")"
         "$@"
     )
     local command=(

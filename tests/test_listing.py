@@ -1,17 +1,18 @@
 """What follows from the classes: README's table of methods, and `clipx methods observe`.
 
 Covers: README has the table that `clipx methods --markdown` prints, and every group that chooses a method is in it;
-what `clipx methods observe` shows. Not covered: what the rows say, the other columns of `clipx methods`
+what `clipx methods` makes of a group's name and of observe. Not covered: what the rows say, its other columns
 (tests/training/test_groups.py).
 """
 
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.configs_folder import configs_folder
-from verl_clipx.listing import group_settings, markdown_table
+from verl_clipx.listing import described_by, group_settings, markdown_table
 
 README = Path(__file__).parents[1] / "README.md"
 START, END = "<!-- clipx methods --markdown -->\n", "\n<!-- end -->"
@@ -28,6 +29,17 @@ def test_every_group_with_a_method_has_its_place():
     assert len(chosen) > 15
     table = markdown_table()
     assert not [name for name in chosen if f"`{name}`" not in table]
+
+
+@pytest.mark.parametrize(("group", "method"), [("dapo", "grpo"), ("acpo_reference", "acpo"), ("clipx_acpo", "acpo")])
+def test_a_group_is_described_by_its_method(group, method):
+    assert described_by(group)[0] == method
+
+
+@pytest.mark.parametrize("name", ["base", "custom", "../clipx/dapo", ""])
+def test_what_is_neither_method_nor_a_methods_group_is_unknown(name):
+    with pytest.raises(ValueError, match="must be one of grpo"):
+        described_by(name)
 
 
 def test_observe_is_described_with_its_one_parameter(monkeypatch):

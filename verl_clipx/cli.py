@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.evaluation.commands import evaluation_app
 from verl_clipx.extras import missing_tool
+from verl_clipx.listed import print_list
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
@@ -133,12 +134,8 @@ def methods(
         console.print(f"[red]{escape(parameters[0])}:[/] parameters go with --plot FILE.")
         raise typer.Exit(2)
     if name is None:
-        table = Table(title="methods: +clipx=<group>")
-        for heading in ("method", "what it does", "source", "groups"):
-            table.add_column(heading, overflow="fold")
-        for row in method_rows():
-            table.add_row(*row)
-        console.print(table)
+        rows = [list(map(escape, row)) for row in method_rows()]
+        print_list(console, "methods: +clipx=<group>", ("method", "what it does", "source", "groups"), rows)
         return
     try:
         name, summary, source, groups = described_by(name)
@@ -146,12 +143,9 @@ def methods(
         console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
         raise typer.Exit(1) from None
     console.print(f"[bold]{name}[/]: {summary}\n{source}\nGroups: {', '.join(groups)}")
-    table = Table(title="parameters: clipx.<parameter>=…")
-    for heading in ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning"):
-        table.add_column(heading, overflow="fold")
-    for row in parameter_rows(name, groups):
-        table.add_row(*row)
-    console.print(table)
+    headings = ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning")
+    rows = [list(map(escape, row)) for row in parameter_rows(name, groups)]
+    print_list(console, "parameters: clipx.<parameter>=…", headings, rows)
 
 
 def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
@@ -280,8 +274,13 @@ def watch(
         console.print("[red]no command given:[/] clipx watch FOLDER --steps N -- COMMAND …")
         raise typer.Exit(2)
     log = folder / "run.log"
-    folder.mkdir(parents=True, exist_ok=True)
-    code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
+    except OSError as error:
+        console.print(f"[red]{label} could not start:[/] {escape(str(error))}", soft_wrap=True)
+        # As a shell says of a command that is not there.
+        raise typer.Exit(127) from None
     if code not in (0, 130):
         console.print(f"[red]{label} failed with exit code {code}.[/] Its log: {log}. The end of it:", soft_wrap=True)
         console.print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), markup=False, highlight=False)

@@ -50,14 +50,15 @@ def described_by(name: str) -> tuple[str, str, str, list[str]]:
     """Name, summary, source and groups of a method, or of observe, which leaves verl's loss alone.
 
     Args:
-        name: with or without the prefix `clipx_`.
+        name: with or without the prefix `clipx_`, or one of its groups.
 
     Raises:
         ValueError: there is no such method.
     """
     if name == OBSERVE:
         return OBSERVE, *OBSERVED, groups_of(OBSERVE)
-    method = method_named(name)
+    groups = {path.stem for path in (configs_folder() / "clipx").glob("*.yaml")}
+    method = method_named(group_settings(name).get("method", name) if name in groups else name)
     return method.name, method.summary(), method.source, groups_of(method.name)
 
 

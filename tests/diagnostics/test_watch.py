@@ -12,7 +12,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from verl_clipx.cli import app
 from verl_clipx.diagnostics.watch import Descendants, run_watched
 
 
@@ -39,6 +41,15 @@ def test_a_watched_command_s_exit_code_and_output(tmp_path):
     log = tmp_path / "run.log"
     assert run_watched(command, steps=1, metrics=tmp_path / "metrics.jsonl", log=log, label="test") == 3
     assert log.read_text() == "noise\n"
+
+
+def test_a_command_that_is_not_there_ends_with_one_line(tmp_path):
+    done = CliRunner().invoke(app, ["watch", str(tmp_path / "run"), "--steps", "1", "--", "no-such-command"])
+    assert done.exit_code == 127 and isinstance(done.exception, SystemExit)
+    assert "training could not start: [Errno 2]" in done.output and "no-such-command" in done.output
+    (tmp_path / "file").write_text("")
+    done = CliRunner().invoke(app, ["watch", str(tmp_path / "file"), "--steps", "1", "--", "true"])
+    assert done.exit_code == 127 and "file" in done.output
 
 
 SLEEPER = """

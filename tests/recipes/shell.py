@@ -62,5 +62,7 @@ def options_of(words: list[str]) -> dict[str, str]:
 
 def overrides_of(command: str) -> list[str]:
     """The overrides of a printed verl command."""
-    words = shlex.split(command)
+    # By bash, since %q writes $'…' for what is not ASCII.
+    split = subprocess.run(["bash", "-c", f"printf '%s\\0' {command}"], capture_output=True, text=True, check=True)
+    words = split.stdout.split("\0")[:-1]
     return words[words.index("verl.trainer.main_ppo") + 1 :]

@@ -141,8 +141,8 @@ def test_what_is_not_set_is_left_to_the_preset(dry_run):
         ("TEST_FREQ", "5", "trainer.test_freq=5"),
         ("SEED", "2", "data.seed=2"),
         ("SEED", "2", f"hydra.run.dir={ROOT}/runs/acpo/countdown_3b_acpo_near-seed2"),
-        ("PROJECT_NAME", "mine", "trainer.project_name=mine"),
-        ("EXPERIMENT_NAME", "first", "trainer.experiment_name=first"),
+        ("PROJECT_NAME", "mine", "trainer.project_name='mine'"),
+        ("EXPERIMENT_NAME", "first_one", "trainer.experiment_name=first_one"),
         ("LOGGER", "[console,file,wandb]", "trainer.logger=[console,file,wandb]"),
         ("RUN_FOLDER", "elsewhere/run", f"trainer.default_local_dir={ROOT}/elsewhere/run/checkpoints"),
         ("RUN_FOLDER", "/shared/run", "trainer.validation_data_dir=/shared/run/validation"),
@@ -155,6 +155,27 @@ def test_what_is_not_set_is_left_to_the_preset(dry_run):
 )
 def test_a_variable_becomes_an_override(dry_run, variable, value, override):
     assert override in dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **{variable: value})
+
+
+def test_every_folder_and_name_reaches_verl_as_it_is(dry_run):
+    odd = "/shared/a=b,c 'd' \"e\" {f} [g] \u00fcber (h):i"
+    for name in (odd, "1e3", "null", "1_000"):
+        overrides = dry_run(
+            "acpo/run_qwen2.5_3b_fsdp.sh",
+            RUN_FOLDER=odd,
+            CLIPX_DATA=odd,
+            MODEL_PATH=odd,
+            TRAIN_FILE=odd,
+            EXPERIMENT_NAME=name,
+            PROJECT_NAME=name,
+        )
+        with initialize_config_module("verl.trainer.config", version_base=None):
+            config = compose("ppo_trainer", overrides, return_hydra_config=True)
+        assert (config.trainer.experiment_name, config.trainer.project_name) == (name, name)
+    assert config.trainer.default_local_dir == f"{odd}/checkpoints"
+    assert config.trainer.validation_data_dir == f"{odd}/validation"
+    assert (config.hydra.run.dir, config.actor_rollout_ref.model.path, config.data.train_files) == (odd, odd, odd)
+    assert dict(config.ray_kwargs.ray_init.runtime_env.env_vars)["CLIPX_DATA"] == odd
 
 
 def test_a_cluster_that_is_there_is_not_told_what_it_has(dry_run):

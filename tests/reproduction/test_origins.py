@@ -222,6 +222,7 @@ def test_show_all_is_verl_s_whole_configuration():
         (("dgpo/dapo17k_7b_dppo",), "did you mean dgpo/dapo17k_7b_"),
         (("dgpo/dapo17k_7b_dgpo", "clipx.nn=3"), "clipx.nn"),
         (("dgpo/dapo17k_7b_dgpo", "clipx.n=[1"), "[1"),
+        (("dgpo/dapo17k_7b_dgpo", "clipx.n=-1"), "clipx.n=-1: must be a number"),
     ],
 )
 def test_show_says_what_is_wrong(arguments, message):

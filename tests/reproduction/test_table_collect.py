@@ -320,6 +320,57 @@ def test_one_seed_has_no_interval_over_seeds():
     assert over_seeds([0.4]).low is None
 
 
+BOMB = "[" * 100_000
+
+
+@pytest.mark.parametrize(
+    ("file", "content"),
+    [
+        ("run.json", '{"commit": "abc", "ver'),
+        ("run.json", BOMB),
+        ("run.json", "[]"),
+        (".hydra/config.yaml", "data: {seed: 1"),
+        (".hydra/config.yaml", BOMB),
+        ("checkpoints/latest_checkpointed_iteration.txt", ""),
+        ("evaluation/b/results.json", '{"config": {'),
+        ("evaluation/b/results.json", BOMB),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, make_run, preset_values, file, content):
+    folder = make_run(GRPO, 1, 0.40, 0.60)
+    make_run(GRPO, 2, 0.50, 0.70)
+    (folder / file).write_text(content)
+    results = collect(definition(), tmp_path, preset_values)
+    (refused,) = results["refused"]
+    assert refused["folder"] == f"{GRPO}-seed1" and str(folder / file) in refused["reasons"][0]
+    assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(50.0)
+
+
+def test_a_folder_in_a_files_place_is_no_file(tmp_path, make_run, preset_values):
+    folder = make_run(GRPO, 1, 0.40, 0.60)
+    (folder / "run.json").mkdir()
+    assert cells_of(collect(definition(), tmp_path, preset_values))["GRPO", "B"]["mean"] == pytest.approx(40.0)
+
+
+def test_a_folder_of_runs_that_is_not_there_is_refused_and_not_made(tmp_path):
+    from verl_clipx.cli import app
+
+    done = CliRunner().invoke(app, ["table", "collect", "bapo_table2", "--runs", str(tmp_path / "typo")])
+    assert done.exit_code == 1 and f"--runs {tmp_path}/typo: no such folder" in done.output.replace("\n", "")
+    assert not (tmp_path / "typo").exists()
+
+
+@pytest.mark.parametrize("content", ["{", BOMB, "[]"])
+def test_results_that_cannot_be_read_are_named(tmp_path, content):
+    from verl_clipx.cli import app
+
+    (tmp_path / "found.json").write_text(content)
+    done = CliRunner().invoke(app, ["table", "render", "bapo_table2", "--results", str(tmp_path / "found.json")])
+    assert done.exit_code == 1 and f"{tmp_path}/found.json: " in done.output
+    done = CliRunner().invoke(app, ["table", "render", "bapo_table2", "--out", str(tmp_path)])
+    assert done.exit_code == 1 and isinstance(done.exception, SystemExit)
+
+
 def test_the_command_writes_the_results_and_says_what_is_missing(tmp_path):
     from verl_clipx.cli import app
 

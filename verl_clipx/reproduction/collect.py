@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
 from verl_clipx.reproduction.measures import NotThere, Value, measure, over_seeds
@@ -62,7 +63,12 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         folders = find_runs(runs, table.folder_of(source)) if source.preset else [runs / table.folder_of(source)]
         usable = 0
         for path in folders:
-            usable += _collect_run(table, source, cells, runs, RunFolder(path), preset_values, found)
+            try:
+                usable += _collect_run(table, source, cells, runs, RunFolder(path), preset_values, found)
+            except (OSError, ValueError, OmegaConfBaseException) as error:
+                # A file that cannot be read is that run's matter alone.
+                name = path.relative_to(runs).as_posix()
+                found.refused.append({"folder": name, "preset": source.preset, "reasons": [str(error)]})
         if source.preset and usable < len(table.seeds):
             found.missing.append(f"{source.preset}: {usable} of {len(table.seeds)} seeds")
     measured = _combine(table, found.by_seed)

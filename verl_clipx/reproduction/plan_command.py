@@ -37,7 +37,7 @@ def plan(
 
     from verl_clipx.reproduction.cost.assumptions import GPUS, Assumptions
     from verl_clipx.reproduction.cost.estimate import estimate
-    from verl_clipx.reproduction.presets import compose_preset
+    from verl_clipx.reproduction.presets import check_method, compose_preset
 
     gpu = GPUS.get(hardware.split("x")[0])
     if gpu is None:
@@ -47,6 +47,7 @@ def plan(
         assumptions = replace(assumptions, mean_response_share=mean_response)
     try:
         config = compose_preset(name, [f"+hardware={hardware}", f"trainer.nnodes={nodes}", *(overrides or [])])
+        check_method(config)
         result = estimate(config, gpu, assumptions, train_prompts)
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         _stop(str(error))

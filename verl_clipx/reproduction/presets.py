@@ -69,6 +69,27 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         return compose("ppo_trainer", [*overrides, f"+recipe={name}"])
 
 
+def check_method(config: DictConfig) -> None:
+    """Refuses parameters of the method that a launch would refuse. Bounds that are left open are not looked at.
+
+    Args:
+        config: a composed preset.
+
+    Raises:
+        ValueError: names key, value and what is allowed.
+    """
+    from hydra.errors import InstantiationException
+    from hydra.utils import instantiate
+
+    node = OmegaConf.select(config, "clipx")
+    if node is None or OmegaConf.missing_keys(node):
+        return
+    try:
+        instantiate(node)
+    except InstantiationException as error:
+        raise ValueError(str(error.__cause__ or error)) from None
+
+
 def updates_per_rollout(config: DictConfig) -> int:
     """Counts the optimizer steps that a rollout batch gets.
 

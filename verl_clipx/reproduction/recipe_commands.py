@@ -5,8 +5,8 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.console import Console
 from rich.markup import escape
-from rich.table import Table
 
+from verl_clipx.listed import print_list
 from verl_clipx.reproduction.plan_command import plan
 
 recipe_app = typer.Typer(no_args_is_help=True, help="The papers' runs as presets: +recipe=<paper>/<run>.")
@@ -26,15 +26,13 @@ def list_presets(
     names = [name for name in preset_names() if part in name]
     if not names:
         _fail(ValueError(f"no preset has {part!r} in its name; clipx recipe list names them all"))
-    table = Table(title="presets: +recipe=<name>")
-    table.add_column("name", no_wrap=True)
-    for heading in ("method", "model", "data", "updates", "row"):
-        table.add_column(heading, overflow="fold", min_width=7)
+    rows = []
     for one in summarise(names):
         updates = "" if one.updates is None else str(one.updates)
         method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in one.groups)
-        table.add_row(*map(escape, (one.name, method, one.model, one.data, updates, one.row)))
-    console.print(table)
+        rows.append(list(map(escape, (one.name, method, one.model, one.data, updates, one.row))))
+    headings = ("name", "method", "model", "data", "updates", "row")
+    print_list(console, "presets: +recipe=<name>", headings, rows)
 
 
 @recipe_app.command()
@@ -52,17 +50,16 @@ def show(
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_clipx.reproduction.origins import LABELS, overridden, read_origins, title_of
-    from verl_clipx.reproduction.presets import compose_preset, updates_per_rollout
+    from verl_clipx.reproduction.presets import check_method, compose_preset, updates_per_rollout
 
     try:
         with console.status("composing verl's configuration"):
             config = compose_preset(name, overrides or [])
+            check_method(config)
         if all_values:
             print(OmegaConf.to_yaml(config, resolve=True), end="")
             return
-        table = Table(title=f"+recipe={name}", caption="; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS))
-        for heading in ("key", "value", "origin", "what it says"):
-            table.add_column(heading, overflow="fold")
+        rows = []
         for _, origin in sorted(read_origins(name).items()):
             if _is_wiring(origin.kind, origin.key, origin.value):
                 continue
@@ -70,7 +67,7 @@ def show(
             shown = origin if found == origin.value else overridden(origin)
             kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
             value = escape(_as_text(_value(config, origin.key, resolve=True)))
-            table.add_row(escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})"))
+            rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
     except (ValueError, OmegaConfBaseException) as error:
         _fail(error)
     except Exception as error:
@@ -81,7 +78,8 @@ def show(
             raise
         _fail(error)
     console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
-    console.print(table)
+    caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
+    print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
 
 
 def _is_wiring(kind: str | None, key: str, value: Any) -> bool:

@@ -6,8 +6,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.files import read_json_object
 from verl_clipx.reproduction.config_hash import significant_values
 
 
@@ -32,11 +34,15 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: there is none.
+            ValueError: it is no YAML; names the file.
         """
         path = self.path / ".hydra" / "config.yaml"
         if not path.is_file():
             raise FileNotFoundError(f"{path}: not there; start the run with hydra.run.dir={self.path}")
-        return OmegaConf.load(path)
+        try:
+            return OmegaConf.load(path)
+        except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
+            raise ValueError(f"{path}: not YAML ({error}); was it cut off?") from None
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -47,16 +53,16 @@ class RunFolder:
     def metrics(self) -> dict[int, dict[str, float]]:
         """By step, what verl's file logger wrote.
 
-        A last line that a killed process left unfinished is left out.
+        Lines that a killed process left unfinished are left out.
         """
         steps: dict[int, dict[str, float]] = {}
         path = self.path / "metrics.jsonl"
         for line in path.read_bytes().splitlines() if path.is_file() else []:
             try:
                 entry = json.loads(line)
-            except json.JSONDecodeError:
+                steps.setdefault(entry["step"], {}).update(entry["data"])
+            except (ValueError, RecursionError, TypeError, KeyError):
                 continue
-            steps.setdefault(entry["step"], {}).update(entry["data"])
         return dict(sorted(steps.items()))
 
     @property
@@ -68,7 +74,12 @@ class RunFolder:
     def last_checkpoint(self) -> int | None:
         """The step of the last complete checkpoint, None if there is none."""
         tracker = self.path / "checkpoints" / "latest_checkpointed_iteration.txt"
-        return int(tracker.read_text()) if tracker.is_file() else None
+        if not tracker.is_file():
+            return None
+        text = tracker.read_text(errors="replace")[:20].strip()
+        if not text.isdecimal():
+            raise ValueError(f"{tracker}: {text!r} is no step; was it cut off?")
+        return int(text)
 
     @property
     def total_steps(self) -> int | None:
@@ -84,12 +95,12 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """What `clipx table plan --run` wrote down: commit, versions, seconds; empty for other runs."""
         path = self.path / "run.json"
-        return json.loads(path.read_text()) if path.is_file() else {}
+        return read_json_object(path) if path.is_file() else {}
 
     def evaluation(self, benchmark: str) -> dict[str, Any] | None:
         """The results of `clipx eval run` on a benchmark; None if there are none."""
         path = self.path / "evaluation" / benchmark / "results.json"
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return read_json_object(path) if path.is_file() else None
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:

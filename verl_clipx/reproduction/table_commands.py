@@ -1,6 +1,5 @@
 """`clipx table list|plan|collect|render`: the papers' tables, from run folders to filled cells."""
 
-import json
 import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -9,7 +8,9 @@ import typer
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
-from rich.table import Table as Grid
+
+from verl_clipx.files import read_json_object, write_json, write_text
+from verl_clipx.listed import print_list
 
 if TYPE_CHECKING:
     from verl_clipx.reproduction.table_plan import Job
@@ -29,15 +30,13 @@ def list_tables() -> None:
     """List the tables, and how many of their cells a run could fill."""
     from verl_clipx.reproduction.tables_definition import load_table, table_names
 
-    grid = Grid(title="clipx table plan NAME")
-    for heading in ("name", "what", "source", "cells", "presets"):
-        grid.add_column(heading, overflow="fold")
+    rows = []
     for name in table_names():
         table = load_table(name)
         cells = sum(table.is_measurable(row, column) for row in table.rows for column in table.columns)
         presets = sum(source.preset is not None for source, _ in table.sources())
-        grid.add_row(*map(escape, (name, table.title, table.source, str(cells), str(presets))))
-    console.print(grid)
+        rows.append(list(map(escape, (name, table.title, table.source, str(cells), str(presets)))))
+    print_list(console, "clipx table plan NAME", ("name", "what", "source", "cells", "presets"), rows)
 
 
 @table_app.command()
@@ -167,6 +166,8 @@ def collect(
     from verl_clipx.reproduction.collect import collect as collect_table
 
     table = _load(name)
+    if not runs.is_dir():
+        _fail(FileNotFoundError(f"--runs {runs}: no such folder; give the one that `clipx table plan` trained in"))
     # The runs' validation files are looked for there.
     os.environ.setdefault("CLIPX_DATA", table.data)
     try:
@@ -175,10 +176,10 @@ def collect(
     except (FileNotFoundError, ValueError) as error:
         _fail(error)
     out = out or default_results(runs, name)
-    out.parent.mkdir(parents=True, exist_ok=True)
-    partial = out.with_name(f".{out.name}.partial")
-    partial.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-    partial.replace(out)
+    try:
+        write_json(out, results)
+    except OSError as error:
+        _fail(error)
     for entry in results["refused"]:
         console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
         for reason in entry["reasons"]:
@@ -208,17 +209,20 @@ def render(
     path = results or default_results(runs, name)
     if results and not results.is_file():
         _fail(FileNotFoundError(f"--results {results}: no such file; make it with `clipx table collect {name}`"))
-    found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
-    if found and found["definition"] != hash_of_definition(table):
+    try:
+        found = read_json_object(path) if path.is_file() else None
+    except (OSError, ValueError) as error:
+        _fail(error)
+    if found and found.get("definition") != hash_of_definition(table):
         _fail(ValueError(f"{path}: the table's definition has changed since; run `clipx table collect {name}` again"))
     try:
         text = render_table(table, found, markup)
-    except ValueError as error:
+        if out is None:
+            typer.echo(text, nl=False)
+        else:
+            write_text(out, text)
+    except (OSError, ValueError) as error:
         _fail(error)
-    if out is None:
-        typer.echo(text, nl=False)
-    else:
-        out.write_text(text, encoding="utf-8")
 
 
 def default_results(runs: Path, name: str) -> Path:

@@ -1,7 +1,6 @@
 """The commands that fill a table, and running them."""
 
 import contextlib
-import json
 import os
 import shlex
 import signal
@@ -14,6 +13,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from verl_clipx.configs_folder import configs_folder
+from verl_clipx.files import write_json
 from verl_clipx.reproduction.collect import commit_here, versions_here
 from verl_clipx.reproduction.measures import protocol_of
 from verl_clipx.reproduction.run_folder import RunFolder, run_path
@@ -234,7 +234,7 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
             return 130
     if job.kind == TRAIN and process.returncode == 0:
         record = {"commit": commit_here(), "versions": versions_here(), "seconds": round(time.time() - started, 1)}
-        (job.folder / "run.json").write_text(json.dumps(record, indent=2) + "\n")
+        write_json(job.folder / "run.json", record)
     return process.returncode
 
 

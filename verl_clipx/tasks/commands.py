@@ -12,6 +12,8 @@ from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from verl_clipx.listed import print_list
+
 app = typer.Typer(no_args_is_help=True, help="Data sets of the papers in verl's format.")
 console = Console()
 progress_console = Console(stderr=True)
@@ -26,12 +28,9 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, f
     from verl_clipx.tasks.catalog import definition_named, definitions
 
     if name is None:
-        table = Table(title="clipx data build NAME --out DIR")
-        for heading in ("name", "task", "kind", "what", "splits"):
-            table.add_column(heading, overflow="fold")
-        for one in definitions().values():
-            table.add_row(*map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits))))
-        console.print(table)
+        found = definitions().values()
+        rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in found]
+        print_list(console, "clipx data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
         return
     try:
         one = definition_named(name)
