@@ -1,6 +1,7 @@
 """Files that appear whole or not at all, and JSON that cannot be read.
 
-Covers: what reaches the disk in which order; an interrupted write; cut off, nested, large files. Not covered: a kill (tests/evaluation/test_run.py).
+Covers: what reaches the disk in which order; an interrupted write; cut off, nested, large files.
+Not covered: a kill (tests/evaluation/test_run.py).
 """
 
 import os
@@ -33,18 +34,18 @@ def test_an_interrupted_write_leaves_the_old_file_alone(tmp_path):
 @pytest.mark.parametrize("content", [b"{", b"[" * 100_000, b"", b"\xff", b'{"a": 1} 2'])
 def test_what_is_no_json_is_named(tmp_path, content):
     (tmp_path / "file.json").write_bytes(content)
-    with pytest.raises(ValueError, match="file.json: not JSON"):
+    with pytest.raises(ValueError, match=r"file\.json: not JSON"):
         read_json(tmp_path / "file.json")
 
 
 def test_reading_is_bounded(tmp_path, monkeypatch):
     write_json(tmp_path / "file.json", ["x" * 100])
     monkeypatch.setattr(files, "MAX_JSON_BYTES", 50)
-    with pytest.raises(ValueError, match="file.json: larger than 50 bytes"):
+    with pytest.raises(ValueError, match=r"file\.json: larger than 50 bytes"):
         read_json(tmp_path / "file.json")
 
 
 def test_an_object_is_one(tmp_path):
     write_json(tmp_path / "file.json", [1])
-    with pytest.raises(ValueError, match="file.json: holds list, not an object"):
+    with pytest.raises(ValueError, match=r"file\.json: holds list, not an object"):
         read_json_object(tmp_path / "file.json")

@@ -26,6 +26,7 @@ from verl_clipx.reproduction.presets import (
     summarise,
     updates_per_rollout,
 )
+from verl_clipx.reproduction.tables_definition import load_table, table_names
 from verl_clipx.tasks.catalog import definition_named
 from verl_clipx.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
@@ -276,3 +277,31 @@ def test_summaries_by_hand(monkeypatch):
     assert one.groups == ("clipx=grpo", "clipx/shaping=advantage_reweighting", "clipx/update=lopti")
     assert (one.model, one.data, one.updates) == ("Qwen2.5-7B-Instruct-1M", "knights_and_knaves", 4)
     assert one.row == "AR-Lopti Figure 4: Knights and Knaves, Qwen2.5-7B-Instruct-1M, GRPO + Reweight + Lopti"
+
+
+def dual_clips(names) -> dict[str, float | None]:
+    """By preset, the dual clip of those whose method has one."""
+    found = {name: read_origins(name).get("clipx.dual_clip") for name in names}
+    return {name: origin.value for name, origin in found.items() if origin is not None}
+
+
+@pytest.mark.parametrize("paper", PAPERS)
+@pytest.mark.parametrize("released", [False, True], ids=["paper", "script"])
+def test_rows_of_a_paper_share_one_dual_clip(paper, released):
+    names = [name for name in preset_names() if name.startswith(f"{paper}/") and name.endswith("_script") == released]
+    if not names:
+        assert (paper, released) == ("dgpo", True)
+        return
+    expected = {"ar_lopti": 10.0}.get(paper, 3.0) if released else None
+    found = dual_clips(names)
+    assert found and {name for name, value in found.items() if value != expected} == set()
+
+
+@pytest.mark.parametrize("table", [name for name in table_names() if name != "cpu_small"])
+def test_rows_of_a_table_share_one_dual_clip(table):
+    presets = [source.preset for source, _ in load_table(table).sources() if source.preset]
+    assert presets and len(set(dual_clips(presets).values())) <= 1
+
+
+def test_the_groups_keep_verls_dual_clip():
+    assert read_origins("cpu/countdown_grpo_near")["clipx.dual_clip"].value == 3.0

@@ -101,14 +101,16 @@ def test_gains_agree_or_have_a_footnote_with_the_recomputed_numbers():
         sizes = [name for name in ("3", "4", "5", "6", "7")]
         averages = printed(table, row, "Avg") / printed(table, base, "Avg")
         cells_of_sizes = sum(printed(table, row, n) for n in sizes) / sum(printed(table, base, n) for n in sizes)
-        wrong = [
-            100 * (gain - 1) for gain in (averages, cells_of_sizes) if abs(100 * (gain - 1) - expected) > ONE_DIGIT
-        ]
+        # The gain of the cells is the one that `collect` computes; rounded averages cannot give it exactly.
+        gains = [100 * (gain - 1) for gain in (cells_of_sizes, averages)]
+        wrong = (
+            [gain for gain in gains if abs(gain - expected) > ONE_DIGIT] if abs(gains[0] - expected) > ONE_DIGIT else []
+        )
         notes = " ".join(table.footnotes[mark] for mark in row.notes)
         assert ("Recomputed" in notes) == bool(wrong), (table.name, row.name, wrong)
         assert all(f"{gain:.3f}" in notes for gain in wrong), (table.name, row.name, wrong)
         odd += [(table.name, row.name)] * len(wrong)
-    assert len(odd) == 11
+    assert len(odd) == 6
 
 
 def test_differences_of_rows_are_the_papers():

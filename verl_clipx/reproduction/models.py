@@ -1,10 +1,11 @@
 """Shapes of the language models that the papers train, and what follows from a shape alone."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from verl_clipx.files import read_json_object
 
 # Other families have other layers, so that their size would come out wrong.
 FAMILIES = ("qwen2", "llama")
@@ -141,7 +142,7 @@ def shape_of(model: str) -> ModelShape:
     """
     config = Path(model).expanduser() / "config.json"
     if config.is_file():
-        return shape_from_config(json.loads(config.read_text()))
+        return shape_from_config(read_json_object(config))
     name = model.rstrip("/").rsplit("/", 1)[-1].lower()
     if name not in KNOWN_SHAPES:
         raise ValueError(

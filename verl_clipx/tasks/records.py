@@ -64,7 +64,7 @@ def read_jsonl(path: Path) -> Iterator[Record]:
                 continue
             try:
                 record = json.loads(line)
-            except json.JSONDecodeError as error:
+            except (ValueError, RecursionError) as error:
                 raise ValueError(f"{path}, line {number}: not JSON ({error}); is the copy complete?") from None
             yield _object(record, f"{path}, line {number}")
 
@@ -95,7 +95,7 @@ def _parquet(path: Path) -> Iterator[Record]:
 def _json(path: Path) -> Iterator[Record]:
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
-    except json.JSONDecodeError as error:
+    except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: not JSON ({error}); is the copy complete?") from None
     if not isinstance(content, list):
         raise ValueError(f"{path}: holds {type(content).__name__}, not an array of objects; is it the data file?")

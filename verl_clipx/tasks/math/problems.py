@@ -60,7 +60,7 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
         source = Path(hf_hub_download(ORZ_HUB, ORZ_FILE, repo_type="dataset"))
     try:
         conversations = json.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{source}: cannot be read as JSON ({error}); give the file {ORZ_FILE}") from None
     for number, conversation in enumerate(conversations, 1):
         try:
