@@ -157,6 +157,23 @@ def test_every_value_that_a_preset_sets_has_an_origin():
     assert not without
 
 
+def test_every_parameter_of_a_group_has_an_origin():
+    folder = Path(origins.configs_folder()) / "clipx"
+    files = [
+        path.relative_to(folder.parent).as_posix() for path in folder.rglob("*.yaml") if path.parent.name != "rollout"
+    ]
+    leaves = [leaf for file in files for leaf in origins._read(file).leaves]
+    wiring = ("_target_", "method", "loss_mode", "function", "group")
+    without = {
+        f"{leaf.file}: {leaf.key}"
+        for leaf in leaves
+        if leaf.kind == "method"
+        and leaf.key.rpartition(".")[2] not in wiring
+        and not (isinstance(leaf.value, str) and leaf.value.startswith("${"))
+    }
+    assert len(leaves) > 200 and not without
+
+
 def test_every_shared_part_is_used():
     configs = Path(origins.configs_folder())
     parts = {f"recipe/{path.parent.name}/{path.name}" for paper in PAPERS for path in configs.glob(f"recipe/{paper}/*")}
@@ -203,6 +220,8 @@ def test_show_has_value_and_origin():
     assert code == 0 and "16 optimizer steps for each rollout batch" in output
     rate = line_of(output, "actor_rollout_ref.actor.optim.lr ")
     assert "4.63e-07" in rate and "paper" in rate and "Table 12" in rate
+    default = line_of(output, "clipx.m ")
+    assert "paper" in default and "above the upper bound" in default
     overridden_line = line_of(output, "clipx.n ")
     assert "override" in overridden_line and "the preset: 1.0" in overridden_line
     assert "_target_" not in output

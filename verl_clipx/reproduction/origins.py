@@ -16,7 +16,7 @@ LABELS = {
     "paper": "the paper",
     "script": "the released script or code",
     "choice": "our choice: the paper and the release are silent",
-    "method": "a group of configs/clipx, which says what it follows",
+    "method": "what connects a group of configs/clipx with verl",
     "override": "the command line, or another group on it",
     "verl": "verl's own default",
 }
