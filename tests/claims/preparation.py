@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 from tests.diagnostics.runs import write_run
 from tests.evaluation.tiny import save_model, save_questions
+from tests.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
 from verl_clipx.cli import app
 from verl_clipx.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.tasks.tiny_policy.model import ModelConfig
@@ -68,6 +69,11 @@ def hitab_release(folder: Path) -> None:
     shutil.copytree(TASKS / "hitab/fixtures/release", folder / "HiTab")
 
 
+def released_puzzles(folder: Path) -> None:
+    """AR-Lopti's repository, invented puzzles in it."""
+    release(folder / "AR-Lopti/data/kk/instruct/merge_34567ppl", TRAIN, [record(OTHER, (False, True, True))])
+
+
 def deepscaler_file(folder: Path) -> None:
     """Rows in the schema of AR-Lopti's file."""
     shutil.copy(TASKS / "math/fixtures/dsr_uniform.parquet", folder / "deepscaler_uniform_train.parquet")
@@ -79,6 +85,7 @@ PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/evaluation.md": [two_evaluations, puzzles, puzzle_policy],
     "docs/report.md": [two_runs],
     "docs/tasks/hitab.md": [hitab_release],
-    "docs/tasks/knights_and_knaves.md": [puzzle_policy],
+    "docs/tables.md": [finished_run],
+    "docs/tasks/knights_and_knaves.md": [puzzle_policy, released_puzzles],
     "docs/tasks/math.md": [deepscaler_file],
 }
