@@ -6,6 +6,8 @@ The preset is a stand-in composed on verl's main configuration. Not covered: the
 import re
 from dataclasses import fields
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 import typer
 from rich.console import Console
@@ -106,3 +108,22 @@ def test_an_unknown_preset_is_named(monkeypatch):
     monkeypatch.setattr(plan_command, "console", Console(width=200))
     result = CliRunner().invoke(app, ["acpo/no_such_run"])
     assert result.exit_code == 1 and "no_such_run" in result.output
+
+
+def test_data_that_the_reward_cannot_use_are_refused(plan, tmp_path):
+    path = tmp_path / "train.parquet"
+    overrides = (
+        f"data.train_files={path}",
+        "reward.custom_reward_function.path=pkg://verl_clipx.tasks.math.reward",
+    )
+    for truths, code in ((["7", "8"], 0), (["7", ""], 1)):
+        rows = [{"style": "rule", "ground_truth": truth} for truth in truths]
+        pq.write_table(pa.table({"data_source": ["math500"] * 2, "reward_model": rows}), path)
+        found, output, _ = plan("acpo/some_run", *overrides)
+        assert found == code, output
+    assert "train.parquet, row 1: ground_truth=''" in output and "mathematics needs the right answer" in output
+
+
+def test_parameters_that_a_launch_would_refuse_are_refused(plan):
+    code, output, _ = plan("acpo/some_run", "--train-prompts", "5120", "clipx.clip_low=2")
+    assert code == 1 and "clipx.clip_low=2" in output

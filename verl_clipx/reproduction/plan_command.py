@@ -37,6 +37,7 @@ def plan(
 
     from verl_clipx.reproduction.cost.assumptions import GPUS, Assumptions
     from verl_clipx.reproduction.cost.estimate import estimate
+    from verl_clipx.reproduction.ground_truths import check_ground_truths
     from verl_clipx.reproduction.presets import check_method, compose_preset
 
     gpu = GPUS.get(hardware.split("x")[0])
@@ -48,6 +49,7 @@ def plan(
     try:
         config = compose_preset(name, [f"+hardware={hardware}", f"trainer.nnodes={nodes}", *(overrides or [])])
         check_method(config)
+        check_ground_truths(config)
         result = estimate(config, gpu, assumptions, train_prompts)
     except (ValueError, HydraException, OmegaConfBaseException) as error:
         _stop(str(error))

@@ -1,0 +1,42 @@
+"""Whether a run's reward can use the ground truths of its data, before anything is trained on them."""
+
+from collections.abc import Iterator
+from importlib import import_module
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from omegaconf import DictConfig, OmegaConf
+
+PACKAGE = "pkg://"
+
+
+def check_ground_truths(config: DictConfig) -> None:
+    """Refuse data whose ground truths no answer could meet: every reward would be that of a wrong answer.
+
+    Looked at are data files that are here, where the module of the configured reward has `check_ground_truth`.
+
+    Args:
+        config: a composed run.
+
+    Raises:
+        ValueError: names the file, the row and what is wrong.
+    """
+    module = str(OmegaConf.select(config, "reward.custom_reward_function.path") or "")
+    if not module.startswith(PACKAGE):
+        return
+    check = getattr(import_module(module.removeprefix(PACKAGE)), "check_ground_truth", None)
+    for path in _files(config) if check else ():
+        table = pq.read_table(path, columns=["data_source", "reward_model"])
+        for number, row in enumerate(table.to_pylist()):
+            try:
+                check(row["data_source"], (row["reward_model"] or {}).get("ground_truth"))
+            except ValueError as error:
+                raise ValueError(f"{path}, row {number}: {error}") from None
+
+
+def _files(config: DictConfig) -> Iterator[Path]:
+    for key in ("data.train_files", "data.val_files"):
+        named = OmegaConf.select(config, key)
+        for path in [named] if isinstance(named, str) else named or []:
+            if Path(path).is_file():
+                yield Path(path)
