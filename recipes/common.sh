@@ -45,20 +45,12 @@ PREFLIGHT=${PREFLIGHT:-1}
 ###########################################################################
 
 RECIPES=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
+# shellcheck source=recipes/text.sh
+source "$RECIPES/text.sh"
 
 # A name on the hub stays as it is; a path becomes absolute, because Ray's workers run in another folder.
 absolute_if_there() {
     if [[ -e $1 ]]; then realpath "$1"; else printf '%s\n' "$1"; fi
-}
-
-# A value as Hydra reads it: quoted, unless it is a plain path or name of letters, which no number or null looks like.
-text() {
-    local LC_ALL=C
-    if [[ $1 =~ ^[A-Za-z/][A-Za-z0-9_./-]*$ && $1 == *[/_.-]* ]]; then
-        printf '%s\n' "$1"
-    else
-        printf "'%s'\n" "${1//\'/\\\'}"
-    fi
 }
 
 # A file, or Hydra's list of files, which stays as it is.

@@ -35,6 +35,9 @@ EXPERIMENT_NAME=${EXPERIMENT_NAME:-$METHOD}
 
 ###########################################################################
 
+# shellcheck source=recipes/text.sh
+source "$(dirname "${BASH_SOURCE[0]}")/../text.sh"
+
 export VERL_PLATFORM=cpu
 export VERL_FILE_LOGGER_PATH=$RUN_FOLDER/metrics.jsonl
 mkdir -p "$RUN_FOLDER"
@@ -44,8 +47,8 @@ LOSS=(
 )
 
 DATA=(
-    data.train_files="$TRAIN_FILE"
-    data.val_files="$TEST_FILE"
+    data.train_files="$(text "$TRAIN_FILE")"
+    data.val_files="$(text "$TEST_FILE")"
     data.train_batch_size="$TRAIN_BATCH_SIZE"
     data.max_prompt_length="$MAX_PROMPT_LENGTH"
     data.max_response_length="$MAX_RESPONSE_LENGTH"
@@ -56,7 +59,7 @@ DATA=(
 
 ACTOR=(
     algorithm.adv_estimator=grpo
-    actor_rollout_ref.model.path="$MODEL_PATH"
+    actor_rollout_ref.model.path="$(text "$MODEL_PATH")"
     actor_rollout_ref.actor.optim.lr="$ACTOR_LR"
     actor_rollout_ref.actor.ppo_mini_batch_size="$MINI_BATCH_SIZE"
     actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE"
@@ -82,11 +85,11 @@ TRAINER=(
     trainer.test_freq="$TEST_FREQ"
     trainer.save_freq="$TOTAL_STEPS"
     trainer.logger='[console,file]'
-    trainer.validation_data_dir="$RUN_FOLDER/validation"
-    trainer.default_local_dir="$RUN_FOLDER/checkpoints"
+    trainer.validation_data_dir="$(text "$RUN_FOLDER/validation")"
+    trainer.default_local_dir="$(text "$RUN_FOLDER/checkpoints")"
     trainer.resume_mode=disable
-    trainer.project_name="$PROJECT_NAME"
-    trainer.experiment_name="$EXPERIMENT_NAME"
+    trainer.project_name="$(text "$PROJECT_NAME")"
+    trainer.experiment_name="$(text "$EXPERIMENT_NAME")"
 )
 
 python3 -m verl.trainer.main_ppo +hardware=cpu \

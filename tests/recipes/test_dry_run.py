@@ -220,3 +220,21 @@ def test_the_command_composes_on_verls_configuration(dry_run, recipe, variables,
     environment = config.ray_kwargs.ray_init.runtime_env.env_vars
     assert environment.CLIPX_DATA == "/shared/data"
     assert Path(environment.VERL_FILE_LOGGER_PATH) == Path("/shared/run/metrics.jsonl")
+
+
+@pytest.mark.parametrize("task", ["countdown", "knights_and_knaves"])
+def test_the_quick_start_s_folders_and_names_reach_verl_as_they_are(tmp_path, task):
+    # In the place of Python: what verl would be called with.
+    machine = Machine(tmp_path / "machine", python3="")
+    odd = str(tmp_path / "a=b,c 'd'")
+    variables = dict.fromkeys(("RUN_FOLDER", "TRAIN_FILE", "TEST_FILE", "MODEL_PATH", "PROJECT_NAME"), odd)
+    done = machine.run(
+        RECIPES / f"quickstart/run_{task}_tiny_cpu.sh", cwd=tmp_path, EXPERIMENT_NAME="1e3", METHOD="grpo", **variables
+    )
+    assert done.returncode == 0, done.stderr
+    ((_, *words),) = machine.calls
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", words[words.index("verl.trainer.main_ppo") + 1 :])
+    assert (config.trainer.experiment_name, config.trainer.project_name) == ("1e3", odd)
+    assert (config.data.train_files, config.data.val_files, config.actor_rollout_ref.model.path) == (odd, odd, odd)
+    assert config.trainer.default_local_dir == f"{odd}/checkpoints"
