@@ -1,0 +1,166 @@
+"""verl's other trainers and advantages through the real verl, ACPO on one rank: what support.py says of them.
+
+Covers: the older trainer with REINFORCE++; GAE with a critic and two epochs; separate_async, whose rollout server stands
+apart, with RLOO and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose
+bypass mode leaves the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
+"""
+
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from .runs import Run, train
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
+
+CORRECTION = "algorithm.rollout_correction"
+ROLLOUT = "actor_rollout_ref.rollout"
+REGIONS = ("LN", "HP", "LP", "HN", "M")
+# Of a rollout server on a rank of its own.
+APART = ("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2")
+# Of the two experimental trainers, outside verl's own checkout.
+EXPERIMENTAL = (
+    *("hydra.searchpath=[pkg://verl.trainer.config]", "actor_rollout_ref.hybrid_engine=False"),
+    *("rollout.nnodes=1", "rollout.n_gpus_per_node=1", *APART),
+)
+# Any answers differ in it, so that every batch has a gradient however little the policy can do.
+REWARD = """
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    return sum(map(ord, solution_str)) % 7 / 6
+"""
+TOOL = '''
+"""A tool, and a parser by which every answer calls it: the tiny policy cannot write a call."""
+
+import json
+
+from verl.experimental.agent_loop.tool_parser import FunctionCall, ToolParser
+from verl.tools.function_tool import function_tool
+
+
+@function_tool
+def length(text: str) -> str:
+    """Measures a text.
+
+    Args:
+        text: what to measure.
+    """
+    return str(len(text))
+
+
+@ToolParser.register("every_answer")
+class EveryAnswer(ToolParser):
+    async def extract_tool_calls(self, responses_ids, tools=None):
+        text = self.tokenizer.decode(responses_ids)
+        return text, [FunctionCall(name="length", arguments=json.dumps({"text": text}))]
+'''
+
+
+def train_acpo(task, folder, *overrides: str, **options) -> Run:
+    """Two steps of ACPO on one rank, rewarded by `REWARD`; arguments as for `train`."""
+    folder.mkdir(exist_ok=True)
+    reward = folder / "reward.py"
+    reward.write_text(REWARD)
+    return train(
+        task, folder / "run", "+clipx=acpo", f"reward.custom_reward_function.path={reward}", *overrides, **options
+    )
+
+
+def check_adapted(run: Run, steps: list[int], updates: int) -> None:
+    """The worker trained by ACPO, and its bounds left where they start.
+
+    Args:
+        run: a finished run.
+        steps: those that log metrics of an update.
+        updates: optimizer steps on each rollout batch, as announced.
+    """
+    log = run.log.dropna(subset="actor/clipx/epsilon/bin_0")
+    assert list(log.index) == steps
+    epsilons = log.filter(regex="^actor/clipx/epsilon/bin_")
+    assert epsilons.to_numpy().min() >= 0.2 - 1e-9
+    assert (epsilons.max(axis=1) > 0.21).all()
+    plural = "update" if updates == 1 else "updates"
+    assert f"; {updates} {plural} per rollout batch: clipping can act" in run.output
+
+
+def check_all_tokens(run: Run) -> None:
+    """The metrics are those of every token of the mini-batch."""
+    fractions = run.log[[f"actor/clipx/region_fraction/{name}" for name in REGIONS]].dropna()
+    assert fractions.sum(axis=1).tolist() == pytest.approx([1] * len(fractions), abs=1e-6)
+
+
+def test_the_older_trainer_with_reinforce_plus_plus(task, tmp_path):
+    run = train_acpo(task, tmp_path, "trainer.use_v1=False", "algorithm.adv_estimator=reinforce_plus_plus")
+    check_adapted(run, [1, 2], updates=2)
+    check_all_tokens(run)
+    assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
+
+
+def test_a_critic_s_advantages_in_two_epochs(task, tmp_path):
+    critic = (f"critic.model.path={task.policy}", "critic.ppo_micro_batch_size_per_gpu=8")
+    epochs = "actor_rollout_ref.actor.ppo_epochs=2"
+    run = train_acpo(task, tmp_path, "algorithm.adv_estimator=gae", *critic, epochs)
+    check_adapted(run, [1, 2], updates=4)
+    check_all_tokens(run)
+    assert (run.log["critic/grad_norm"] > 0).all()
+
+
+def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
+    run = train_acpo(
+        task,
+        tmp_path,
+        *("algorithm.adv_estimator=rloo", *APART, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"),
+        *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+        *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
+        f"{CORRECTION}.rollout_rs_threshold=0.5",
+    )
+    # The second of the two updates between two sendings of weights: its old_log_probs are of the weights before both.
+    check_adapted(run, [1, 2], updates=1)
+    # What was sent is what was trained, then older than that, and weighed for it.
+    assert run.log["training/rollout_probs_diff_max"][1] < 1e-4
+    assert run.log["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1]
+    assert run.log["rollout_corr/rollout_is_mean"][1] == pytest.approx(1, abs=1e-4)
+    assert abs(run.log["rollout_corr/rollout_is_mean"][2] - 1) > 1e-3
+
+
+def test_several_turns_with_a_tool(task, tmp_path):
+    policy = tmp_path / "policy"
+    shutil.copytree(task.policy, policy)
+    template = policy / "chat_template.jinja"
+    template.write_text(template.read_text().replace("'assistant']", "'assistant', 'tool']"))
+    tool = tmp_path / "length_tool.py"
+    tool.write_text(TOOL)
+    run = train_acpo(
+        replace(task, policy=policy),
+        tmp_path,
+        *(f"{ROLLOUT}.multi_turn.enable=True", f"{ROLLOUT}.agent.default_agent_loop=tool_agent"),
+        *(f"{ROLLOUT}.multi_turn.format=every_answer", f"{ROLLOUT}.multi_turn.function_tool_path={tool}"),
+        *(f"{ROLLOUT}.multi_turn.max_assistant_turns=2", "data.max_response_length=64"),
+    )
+    check_adapted(run, [1, 2], updates=2)
+    check_all_tokens(run)
+    # Prompt, answer, tool, answer.
+    assert run.log["num_turns/max"].tolist() == [4, 4]
+    assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
+
+
+def test_one_step_off_policy_trains_the_loss_in_its_bypass_mode(task, tmp_path):
+    entry = "verl.experimental.one_step_off_policy.main_ppo"
+    run = train_acpo(task, tmp_path, *EXPERIMENTAL, entry=entry)
+    check_adapted(run, [1, 2], updates=2)
+    check_all_tokens(run)
+    assert "old_log_probs are the rollout's own (bypass_mode)" in run.output
+
+
+def test_fully_async_policy(task, tmp_path):
+    run = train_acpo(
+        task,
+        tmp_path,
+        *EXPERIMENTAL,
+        *("data.train_batch_size=0", "data.gen_batch_size=1", "rollout.total_rollout_steps=32"),
+        *("async_training.trigger_parameter_sync_step=1", "async_training.require_batches=2"),
+        entry="verl.experimental.fully_async_policy.fully_async_main",
+    )
+    # verl logs the updates of both versions under the second.
+    check_adapted(run, [2], updates=2)
+    check_all_tokens(run)
