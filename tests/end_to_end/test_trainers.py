@@ -1,8 +1,8 @@
 """verl's other trainers and advantages through the real verl, ACPO on one rank: what support.py says of them.
 
-Covers: the older trainer with REINFORCE++; GAE with a critic and two epochs; separate_async, whose rollout server stands
-apart, with RLOO and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose
-bypass mode leaves the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
+Covers: the older trainer with REINFORCE++; GAE with a critic and two epochs; separate_async, its rollout server apart, with RLOO
+and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose bypass mode leaves
+the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
 """
 
 import shutil

@@ -146,6 +146,7 @@ RANKS = "tests/end_to_end/test_invariance.py"
 ENGINE = "tests/end_to_end/test_engine.py"
 TRAINING = "tests/end_to_end/test_training.py"
 GPU_CHECK = "tests/end_to_end/test_gpu_check.py"
+TRAINERS = "tests/end_to_end/test_trainers.py"
 NO_RUN = "no run of it yet"
 
 ROWS = (
@@ -191,11 +192,12 @@ ROWS = (
     ),
     Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", GPU_CHECK),
     Row("KL loss", "use_kl_loss=True", TRAINING),
-    Row("several epochs", "ppo_epochs=2", remark=NO_RUN),
+    Row("several epochs", "ppo_epochs=2", TRAINERS),
     Row(
         "rollout correction",
         "algorithm.rollout_correction.rollout_is=token",
-        remark="its weights in the loss: tests/training/test_policy_loss.py",
+        TRAINERS,
+        "weights and rejection; the weights in the loss: tests/training/test_policy_loss.py",
     ),
     Row(
         "rollout correction of M2PO's ratio to the rollout policy",
@@ -219,13 +221,14 @@ ROWS = (
     Row("distillation", "distillation.enabled=True", remark="its loss alone: tests/training/test_worker.py"),
     Row("v1 trainer, sync", "trainer.v1.trainer_mode=sync", TRAINING),
     Row("v1 trainer, colocate_async", "trainer.v1.trainer_mode=colocate_async", TRAINING),
-    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", remark=NO_RUN),
-    Row("v0 trainer", "trainer.use_v1=False", remark=NO_RUN),
-    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", remark=NO_RUN),
+    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", TRAINERS, "weights sent over gloo"),
+    Row("v0 trainer", "trainer.use_v1=False", TRAINERS),
+    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", TRAINERS, "weights sent over gloo"),
     Row(
         "fully_async_policy",
         "verl.experimental.fully_async_policy",
-        remark=f"{NO_RUN}; old_log_probs of restored weights: {ENGINE}",
+        TRAINERS,
+        f"weights sent over gloo; old_log_probs of restored weights: {ENGINE}",
     ),
     Row(
         "verl's Tinker worker",
@@ -234,8 +237,8 @@ ROWS = (
         "fixed bounds; scope=mini_batch and lagged, selection and Lopti stop at the first loss",
     ),
     Row("GRPO's advantages", "algorithm.adv_estimator=grpo", TRAINING),
-    Row("RLOO, REINFORCE++, GAE with a critic", "algorithm.adv_estimator=rloo", remark=NO_RUN),
-    Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", remark=NO_RUN),
+    Row("RLOO, REINFORCE++, GAE with a critic", "algorithm.adv_estimator=rloo", TRAINERS),
+    Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", TRAINERS),
 )
 
 REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal is not None)
