@@ -1,8 +1,8 @@
 """verl's other trainers and advantages through the real verl, ACPO on one rank: what support.py says of them.
 
-Covers: the older trainer with REINFORCE++; GAE with a critic and two epochs; separate_async, its rollout server apart, with RLOO
-and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose bypass mode leaves
-the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
+Covers: the older trainer with REINFORCE++; GAE with a critic and two epochs; separate_async, its rollout server apart,
+with RLOO and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose bypass
+mode leaves the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
 """
 
 import shutil
@@ -112,10 +112,12 @@ def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
         *("algorithm.adv_estimator=rloo", *APART, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"),
         *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
         *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
-        f"{CORRECTION}.rollout_rs_threshold=0.5",
+        f"{CORRECTION}.rollout_rs_threshold=0.2",
     )
     # The second of the two updates between two sendings of weights: its old_log_probs are of the weights before both.
     check_adapted(run, [1, 2], updates=1)
+    check_all_tokens(run)
+    assert run.log["rollout_corr/rollout_rs_masked_fraction"][2] > 0
     # What was sent is what was trained, then older than that, and weighed for it.
     assert run.log["training/rollout_probs_diff_max"][1] < 1e-4
     assert run.log["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1]

@@ -2,7 +2,8 @@
 
 Covers: all scopes over two rollout batches of two updates with hand-made statistics; the closed form at ratio 1 and its
 refusal; skipped steps; the exponential average; what waits for the next step; one all-reduce a step whatever is
-combined. Not covered: real passes and ranks (tests/end_to_end/test_invariance.py).
+combined; what is counted where rollout correction rejects. Not covered: real passes and ranks
+(tests/end_to_end/test_invariance.py).
 """
 
 import pytest
@@ -23,13 +24,14 @@ RANKS = 3
 class Run:
     """A planner whose other ranks hold the same rows, and whose observation is the batch's own log-probabilities."""
 
-    def __init__(self, method, **parameters):
+    def __init__(self, method, *, rejects=False, **parameters):
         self.settings = build(method, **parameters)
         self.reductions = self.observations = 0
         self.planner = StepPlanner(
             self.settings,
             observe=self.observe,
             all_reduce=self.all_reduce,
+            rejects=rejects,
         )
 
     def all_reduce(self, vector):
@@ -249,3 +251,17 @@ def test_bounds_difference():
     assert bounds_difference(m2po, nothing, nothing) == 0
     assert bounds_difference(m2po, nothing, everything) == float("inf")
     assert bounds_difference(bapo, *torch.zeros(2, bapo.statistics_size, dtype=torch.float64)) == 0
+
+
+@pytest.mark.parametrize("method", ["grpo", "acpo"])
+def test_rejected_tokens_are_not_counted_and_counting_costs_no_reduction_more(method):
+    data = batch()
+    tokens = int(data["response_mask"].sum())
+    data["response_mask"] = data["response_mask"].clone()
+    data["response_mask"][0] = False
+    left = int(data["response_mask"].sum())
+    assert left < tokens
+    run = Run(method, rejects=True)
+    assert run.step(data).counted_tokens == RANKS * left
+    assert run.reductions == 1
+    assert Run(method).step(data).counted_tokens is None

@@ -46,6 +46,7 @@ class StepPlanner:
         settings: the clipx node.
         observe: runs a pass without gradient over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
+        rejects: whether rollout correction takes tokens out of response_mask, which verl's own count keeps.
     """
 
     def __init__(
@@ -54,8 +55,10 @@ class StepPlanner:
         *,
         observe: Callable[[Any, OptimizerStep], Observation],
         all_reduce: Callable[[Tensor], Tensor],
+        rejects: bool = False,
     ):
         self.settings = settings
+        self.rejects = rejects
         self.method = settings.method
         self.state = ControllerState()
         # Whether no first update has been found yet whose ratio was taken for 1 and was not.
@@ -119,6 +122,8 @@ class StepPlanner:
         parts: dict[str, Tensor] = {}
         if token_pass is not None:
             parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
+        elif self.rejects:
+            parts["counted"] = padded(data["response_mask"]).sum(dtype=torch.float64)[None]
         if select is not None and select.over == "sequence":
             parts["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
         if closed_form or (no_history and entropy_known):

@@ -26,7 +26,7 @@ class OptimizerStep:
         token_pass: Lopti's pass, or None.
         statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
         decision: what the method decided from them; None: decide from each micro-batch's own.
-        counted_tokens: tokens of the pass in the mini-batch over all ranks; None without Lopti.
+        counted_tokens: tokens of the pass in the mini-batch over all ranks; None where they are all that verl counts.
         selected_tokens: selected tokens in the mini-batch over all ranks, 0-d; None without entropy selection.
         entropy_bucket: where entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.

@@ -29,6 +29,7 @@ from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.training.step import AGE, MicroBatch, OptimizerStep, ages, in_micro_batch, micro_batch_of
+from verl_clipx.training.support import ROLLOUT_RS
 
 logger = logging.getLogger(__name__)
 
@@ -178,7 +179,12 @@ class ClipxTraining:
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
         else:
-            self.planner = StepPlanner(settings, observe=self._observe, all_reduce=self._all_reduce)
+            self.planner = StepPlanner(
+                settings,
+                observe=self._observe,
+                all_reduce=self._all_reduce,
+                rejects=run.options.get(ROLLOUT_RS) is not None,
+            )
             if settings.observes:
                 refuse_dropout(self.engine.module)
             self.parameter_sync_step = run.parameter_sync_step or 1
