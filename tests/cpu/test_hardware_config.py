@@ -26,6 +26,8 @@ ADDED = {
     "actor_rollout_ref.model.override_config.attn_implementation",
     "actor_rollout_ref.actor.fsdp_config.mixed_precision",
     "actor_rollout_ref.ref.fsdp_config.mixed_precision",
+    "critic.model.override_config.attn_implementation",
+    "critic.fsdp.mixed_precision",
     "actor_rollout_ref.rollout.engine_kwargs.cpu",
     "trainer.v1.sampler.sampler_kwargs",
 }
@@ -53,6 +55,14 @@ def test_verl_accepts_the_actor_and_the_reference_in_float32(config):
     for engine in (actor.engine, omega_conf_to_dataclass(config.actor_rollout_ref.ref.fsdp_config)):
         assert engine.model_dtype == "fp32" and not engine.use_torch_compile
         assert dict(engine.mixed_precision) == dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
+
+
+def test_verl_accepts_the_critic_in_float32(config):
+    # The rest of the node reads a checkpoint when it is built.
+    assert config.critic.strategy == "fsdp2"
+    engine = omega_conf_to_dataclass(config.critic.fsdp)
+    assert engine.model_dtype == "fp32" and not engine.use_torch_compile
+    assert dict(engine.mixed_precision) == dict.fromkeys(("param_dtype", "reduce_dtype", "buffer_dtype"), "fp32")
 
 
 def test_verl_accepts_the_rollout_and_the_server_runs_it(config):
