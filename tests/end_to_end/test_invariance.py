@@ -2,11 +2,12 @@
 
 Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over the same rows (ragged, two of them fully
 masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
-scopes cost; packing, gradient checkpointing, offload, chunked entropy and hybrid sharding against padding on one rank,
-in log-probabilities too; that each of the eight methods does what it does; as a negative control that `micro_batch`
-does depend on the cut, and that a loss without statistics does not need any of this. Computed in float64, so that only
-the order of summation is left, and in BAPO's sums their last bits. Not covered: Ray and rollouts (test_training.py),
-sequence parallelism (it needs flash attention), rounding in half precision.
+scopes cost; packing, gradient checkpointing, offload, chunked entropy, hybrid sharding and sequence parallelism
+(Ulysses, with a stand-in for flash attention's kernel) against padding on one rank, in log-probabilities too; that each
+of the eight methods does what it does; as a negative control that `micro_batch` does depend on the cut, and that a loss
+without statistics does not need any of this. Computed in float64, so that only the order of summation is left, and in
+BAPO's sums their last bits. Not covered: Ray and rollouts (test_training.py), flash attention's own kernel, rounding in
+half precision.
 """
 
 import dataclasses
@@ -55,20 +56,31 @@ EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=pytest.mark.matrix) for cut in FUR
 
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 PACKING = (("use_remove_padding", True),)
-# Options of the engine: its overrides, the model's fields, and the cuts under which each runs.
+# Options of the engine: what of a case they change, and the cuts under which each runs.
 ENGINES = {
-    "packing": ((), PACKING, [(1, 2, None), (2, None, 40)]),
-    "gradient checkpointing": ((), (("enable_gradient_checkpointing", True),), [(1, 2, None)]),
-    "offload": ((f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True"), (), [(1, 2, None)]),
+    "packing": (dict(model=PACKING), [(1, 2, None), (2, None, 40)]),
+    "gradient checkpointing": (dict(model=(("enable_gradient_checkpointing", True),)), [(1, 2, None)]),
+    "offload": (dict(engine=(f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True")), [(1, 2, None)]),
     # verl's padded entropy knows no chunks.
     "chunked entropy": (
-        (f"{FSDP}.entropy_from_logits_with_chunking=True", f"{FSDP}.entropy_from_logits_chunk_size=5"),
-        PACKING,
+        dict(
+            engine=(f"{FSDP}.entropy_from_logits_with_chunking=True", f"{FSDP}.entropy_from_logits_chunk_size=5"),
+            model=PACKING,
+        ),
         [(1, 2, None)],
     ),
-    "hybrid sharding": ((f"{FSDP}.fsdp_size=2",), (), [(4, 2, None)]),
+    "hybrid sharding": (dict(engine=(f"{FSDP}.fsdp_size=2",)), [(4, 2, None)]),
+    # verl has it packed alone.
+    "Ulysses": (
+        dict(
+            engine=("actor_rollout_ref.actor.ulysses_sequence_parallel_size=2",),
+            model=PACKING,
+            attention="flash_attention_2",
+        ),
+        [(2, 1, None), (2, None, 40), (4, None, 40)],
+    ),
 }
-UNDER_ENGINES = [(option, cut) for option, (_, _, cuts) in ENGINES.items() for cut in cuts]
+UNDER_ENGINES = [(option, cut) for option, (_, cuts) in ENGINES.items() for cut in cuts]
 # What the engine shows of each.
 IN_FORCE = {
     "packing": {"rows of an input": 1},
@@ -76,6 +88,7 @@ IN_FORCE = {
     "offload": {"offload": (True, True)},
     "chunked entropy": {"chunked entropy": True, "rows of an input": 1},
     "hybrid sharding": {"mesh": (2, 2)},
+    "Ulysses": {"ranks of a sequence": 2, "rows of an input": 1},
 }
 ENGINE_METHODS = ("acpo", "bapo_gradient", "selected_over_mini_batch", "lopti_low")
 
@@ -94,10 +107,10 @@ def cases_of(cut):
     found["control"] = Case(CONTROL, size, tokens)
     found["lagged"] = Case(LAGGED, size, tokens)
     found["plain"] = Case(PLAIN, size, tokens, infer=True)
-    for option, (engine, model, cuts) in ENGINES.items():
+    for option, (changed, cuts) in ENGINES.items():
         if cut in cuts:
             for name in (*ENGINE_METHODS, "plain"):
-                found[f"{name}, {option}"] = dataclasses.replace(found[name], engine=engine, model=model)
+                found[f"{name}, {option}"] = dataclasses.replace(found[name], **changed)
     if cut == CUTS[0]:
         found |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in CHECKS}
     return found
@@ -160,17 +173,20 @@ def require_equal(name, whole, part):
         assert part.metrics[key] == pytest.approx(whole.metrics[key], rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("option", "cut"), [(option, cut) for option in ENGINES for cut in ENGINES[option][2]], ids=str
-)
+@pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
 @pytest.mark.parametrize("name", ENGINE_METHODS)
 def test_engine_options_change_neither_bounds_nor_gradients(results, name, option, cut):
     require_equal(name, results[CUTS[0], name], results[cut, f"{name}, {option}"])
 
 
-@pytest.mark.parametrize(
-    ("option", "cut"), [(option, cut) for option in ENGINES for cut in ENGINES[option][2]], ids=str
-)
+@pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
+def test_an_engine_option_is_in_force(results, option, cut):
+    shown = results[cut, f"plain, {option}"].options
+    assert {key: shown[key] for key in IN_FORCE[option]} == IN_FORCE[option]
+    assert any(results[CUTS[0], "plain"].options[key] != value for key, value in IN_FORCE[option].items())
+
+
+@pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
 def test_engine_options_change_no_log_probability(results, option, cut):
     whole, part = results[CUTS[0], "plain"].log_probs, results[cut, f"plain, {option}"].log_probs
     assert len(whole) == ROWS

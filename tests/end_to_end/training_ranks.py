@@ -21,6 +21,8 @@ import torch
 
 from tests.cpu.policy import VOCABULARY_SIZE, random_policy, save_checkpoint
 
+from .flash_attention import put_beneath_transformers
+
 MODEL_SEED = 3
 
 
@@ -35,6 +37,7 @@ class Case:
         token_pass: Lopti's pass, low or high, or None.
         engine: Hydra overrides of the actor's engine.
         model: fields of verl's HFModelConfig and their values.
+        attention: transformers' name of the model's attention.
         infer: whether to compute log-probabilities too.
     """
 
@@ -44,6 +47,7 @@ class Case:
     token_pass: str | None = None
     engine: tuple[str, ...] = ()
     model: tuple[tuple[str, Any], ...] = ()
+    attention: str = "sdpa"
     infer: bool = False
 
 
@@ -163,7 +167,12 @@ def actor_config(overrides: tuple[str, ...]) -> Any:
 
 
 def build_worker(
-    policy: Path, worker_class: type | None = None, *, engine: tuple[str, ...] = (), **model_options: Any
+    policy: Path,
+    worker_class: type | None = None,
+    *,
+    engine: tuple[str, ...] = (),
+    attention: str = "sdpa",
+    **model_options: Any,
 ) -> Any:
     """A training worker with verl's FSDP2 engine in float64.
 
@@ -171,17 +180,20 @@ def build_worker(
         policy: a checkpoint's folder.
         worker_class: None: the one of verl's actor.
         engine: Hydra overrides of the actor's engine.
+        attention: transformers' name of the model's attention; flash attention with a stand-in for its kernel.
         **model_options: fields of verl's HFModelConfig.
     """
     from verl.utils.torch_dtypes import PrecisionType
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
+    if attention == "flash_attention_2":
+        put_beneath_transformers()
     PrecisionType.to_dtype = staticmethod(lambda precision: torch.float64)
     actor = actor_config(engine)
     model = HFModelConfig(
         path=str(policy),
-        override_config={"attn_implementation": "sdpa"},
+        override_config={"attn_implementation": attention},
         **{"use_remove_padding": False, "enable_gradient_checkpointing": False, **model_options},
     )
     config = TrainingWorkerConfig(
@@ -207,7 +219,7 @@ def full_gradients(module: torch.nn.Module) -> dict[str, torch.Tensor]:
     }
 
 
-def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, rank: int, world: int) -> Result:
+def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -> Result:
     """One optimizer step under a case's settings, which are composed in `config`."""
     from verl.utils import tensordict_utils as tu
     from verl.utils.metric import Metric
@@ -218,7 +230,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
 
     result = Result()
     engine = worker.engine
-    share = rows[rank * len(rows) // world : (rank + 1) * len(rows) // world]
+    part, parts = engine.get_data_parallel_rank(), engine.get_data_parallel_size()
+    share = rows[part * len(rows) // parts : (part + 1) * len(rows) // parts]
     data = mini_batch(share, sequences=len(rows))
     dynamic = case.dynamic_tokens is not None
     tu.assign_non_tensor(
@@ -270,7 +283,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any, r
             worker.token_pass = TokenPass(case.token_pass, 0.05, True)
         output = worker.train_batch(data)
         worker.token_pass = None
-    for key, value in tu.get(output, "metrics").items():
+    metrics = {} if output is None else tu.get(output, "metrics")
+    for key, value in metrics.items():
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
     return result
@@ -283,6 +297,7 @@ def options_in_force(engine: Any) -> dict[str, Any]:
         "gradient checkpointing": engine.module.is_gradient_checkpointing,
         "chunked entropy": engine.compute_entropy_from_logits.__name__ == "entropy_from_logits_with_chunking",
         "mesh": tuple(engine.device_mesh.shape),
+        "ranks of a sequence": torch.distributed.get_world_size() // engine.get_data_parallel_size(),
     }
 
 
@@ -291,8 +306,12 @@ def log_probs_of_all(worker: Any, data: Any, share: list[dict[str, Any]]) -> lis
     from verl.utils import tensordict_utils as tu
 
     tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)
-    output = worker.infer_batch(data)["log_probs"]
-    own = [found[row["prompt"] - 1 : -1].clone() for row, found in zip(share, output.unbind(), strict=True)]
+    output = worker.infer_batch(data)
+    own = []
+    # Of the ranks that share sequences one has outputs.
+    if output is not None:
+        pairs = zip(share, output["log_probs"].unbind(), strict=True)
+        own = [found[row["prompt"] - 1 : -1].clone() for row, found in pairs]
     everyone = [None] * torch.distributed.get_world_size()
     torch.distributed.all_gather_object(everyone, own)
     return [row for rank in everyone for row in rank]
@@ -356,10 +375,10 @@ def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Cas
     composed = composed_configs(cases, Path(configs))
     loaded, workers, results = torch.load(rows, weights_only=False), {}, []
     for case in cases:
-        kind = (case.engine, case.model)
+        kind = (case.engine, case.model, case.attention)
         if kind not in workers:
-            workers[kind] = build_worker(Path(policy), engine=case.engine, **dict(case.model))
-        results.append(run_case(workers[kind], loaded, case, composed[case.overrides], rank, world))
+            workers[kind] = build_worker(Path(policy), engine=case.engine, attention=case.attention, **dict(case.model))
+        results.append(run_case(workers[kind], loaded, case, composed[case.overrides]))
     return results
 
 

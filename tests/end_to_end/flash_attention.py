@@ -1,0 +1,69 @@
+"""The kernel beneath transformers' flash attention, in plain torch, so that a CPU runs it in any precision.
+
+transformers' `_flash_attention_forward`, which cuts a batch into sequences, and what verl puts in its place for Ulysses
+are the real ones: only the two functions that the package flash_attn would give are made here.
+"""
+
+import torch
+from torch import Tensor
+
+
+def flash_attention(
+    q: Tensor, k: Tensor, v: Tensor, dropout_p: float = 0.0, softmax_scale: float | None = None, causal: bool = False
+) -> Tensor:
+    """Attention within each row.
+
+    Args:
+        q: queries, (rows, length, heads, head size).
+        k, v: keys and values, (rows, length, key heads, head size); heads are a multiple of key heads.
+        dropout_p: must be 0.
+        softmax_scale: of the scores; None: 1 / sqrt(head size).
+        causal: whether a token sees only itself and earlier ones.
+    """
+    assert dropout_p == 0.0
+    heads_first = (states.transpose(1, 2) for states in (q, k, v))
+    found = torch.nn.functional.scaled_dot_product_attention(
+        *heads_first, is_causal=causal, scale=softmax_scale, enable_gqa=True
+    )
+    return found.transpose(1, 2)
+
+
+def flash_attention_of_packed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int | Tensor | None = None,
+    max_seqlen_k: int | Tensor | None = None,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+) -> Tensor:
+    """Attention within each of the sequences that lie one behind the other: (tokens, heads, head size).
+
+    Args:
+        q, k, v: as for `flash_attention`, without the rows: (tokens, heads, head size).
+        cu_seqlens_q, cu_seqlens_k: where each sequence begins, and the number of tokens.
+        max_seqlen_q, max_seqlen_k: of the longest sequence; not needed here.
+        dropout_p, softmax_scale, causal: as for `flash_attention`.
+    """
+    assert torch.equal(cu_seqlens_q, cu_seqlens_k)
+    sizes = cu_seqlens_q.diff().tolist()
+    parts = zip(*(states.split(sizes) for states in (q, k, v)), strict=True)
+    found = [flash_attention(*(one[None] for one in part), dropout_p, softmax_scale, causal)[0] for part in parts]
+    return torch.cat(found)
+
+
+def put_beneath_transformers() -> None:
+    """Makes attn_implementation=flash_attention_2 run in this process on a CPU."""
+    from transformers import PreTrainedModel, modeling_flash_attention_utils
+
+    PreTrainedModel._flash_attn_can_dispatch = lambda self, *args, **kwargs: True
+    modeling_flash_attention_utils._lazy_imports = lambda *args, **kwargs: (
+        flash_attention,
+        flash_attention_of_packed,
+        None,
+        modeling_flash_attention_utils._pad_input,
+        modeling_flash_attention_utils._unpad_input,
+    )
