@@ -93,6 +93,21 @@ def test_without_a_clipx_node_verl_s_loss_function_stays(actor):
     assert clipx_node(lambda model_output, data, dp_group=None: None) is None
 
 
+@pytest.mark.parametrize("wanted", [False, True])
+def test_selection_takes_the_entropy_s_value_and_leaves_its_graph(actor, wanted):
+    config = actor("+clipx=grpo", "+clipx/select=high_entropy", "actor_rollout_ref.actor.entropy_coeff=0.01")
+    batch = example()
+    batch["log_prob"] = batch["log_prob"].clone().requires_grad_(True)
+    entropy = torch.rand(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
+    data, output = micro_batch(batch, [0, 1, 2], entropy=entropy)
+    leaf = output["entropy"].detach().requires_grad_(True)
+    step = OptimizerStep(entropy_wanted=wanted)
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    loss, _ = wrapped(model_output={**output, "entropy": leaf * 1}, data=data)
+    loss.backward()
+    assert (leaf.grad is not None) == wanted
+
+
 @pytest.mark.parametrize("over", ["sequence", "mini_batch"])
 def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     config = actor(
