@@ -2,7 +2,7 @@
 
 Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over the same rows (ragged, two of them fully
 masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
-scopes cost; packing, gradient checkpointing, offload, chunked entropy, hybrid sharding and sequence parallelism
+scopes cost; packing, gradient checkpointing, offload, chunked entropy, hybrid sharding, LoRA and sequence parallelism
 (Ulysses, with a stand-in for flash attention's kernel) against padding on one rank, in log-probabilities too; that each
 of the eight methods does what it does; as a negative control that `micro_batch` does depend on the cut, and that a loss
 without statistics does not need any of this. Computed in float64, so that only the order of summation is left, and in
@@ -56,6 +56,7 @@ EVERY_CUT = [*CUTS, *(pytest.param(cut, marks=pytest.mark.matrix) for cut in FUR
 
 FSDP = "actor_rollout_ref.actor.fsdp_config"
 PACKING = (("use_remove_padding", True),)
+LORA = (("lora_rank", 4), ("lora_alpha", 8), ("target_modules", "all-linear"))
 # Options of the engine: what of a case they change, and the cuts under which each runs.
 ENGINES = {
     "packing": (dict(model=PACKING), [(1, 2, None), (2, None, 40)]),
@@ -70,6 +71,7 @@ ENGINES = {
         [(1, 2, None)],
     ),
     "hybrid sharding": (dict(engine=(f"{FSDP}.fsdp_size=2",)), [(4, 2, None)]),
+    "LoRA": (dict(model=(*LORA, *PACKING)), [(1, 2, None)]),
     # verl has it packed alone.
     "Ulysses": (
         dict(
@@ -88,6 +90,7 @@ IN_FORCE = {
     "offload": {"offload": (True, True)},
     "chunked entropy": {"chunked entropy": True, "rows of an input": 1},
     "hybrid sharding": {"mesh": (2, 2)},
+    "LoRA": {"adapter": True, "rows of an input": 1},
     "Ulysses": {"ranks of a sequence": 2, "rows of an input": 1},
 }
 ENGINE_METHODS = ("acpo", "bapo_gradient", "selected_over_mini_batch", "lopti_low")
@@ -112,6 +115,8 @@ def cases_of(cut):
             for name in (*ENGINE_METHODS, "plain"):
                 found[f"{name}, {option}"] = dataclasses.replace(found[name], **changed)
     if cut == CUTS[0]:
+        # Its gradients are those of other parameters.
+        found |= {f"{name}, LoRA": dataclasses.replace(found[name], model=LORA) for name in ENGINE_METHODS}
         found |= {f"check {method}": Case((f"+clipx={method}", *SETTINGS.get(method, ()))) for method in CHECKS}
     return found
 
@@ -176,7 +181,8 @@ def require_equal(name, whole, part):
 @pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
 @pytest.mark.parametrize("name", ENGINE_METHODS)
 def test_engine_options_change_neither_bounds_nor_gradients(results, name, option, cut):
-    require_equal(name, results[CUTS[0], name], results[cut, f"{name}, {option}"])
+    reference = f"{name}, LoRA" if option == "LoRA" else name
+    require_equal(name, results[CUTS[0], reference], results[cut, f"{name}, {option}"])
 
 
 @pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)

@@ -191,6 +191,8 @@ def build_worker(
         put_beneath_transformers()
     PrecisionType.to_dtype = staticmethod(lambda precision: torch.float64)
     actor = actor_config(engine)
+    # LoRA's first weights are random.
+    torch.manual_seed(MODEL_SEED)
     model = HFModelConfig(
         path=str(policy),
         override_config={"attn_implementation": attention},
@@ -296,6 +298,7 @@ def options_in_force(engine: Any) -> dict[str, Any]:
         "offload": (engine._is_offload_param, engine._is_offload_optimizer),
         "gradient checkpointing": engine.module.is_gradient_checkpointing,
         "chunked entropy": engine.compute_entropy_from_logits.__name__ == "entropy_from_logits_with_chunking",
+        "adapter": hasattr(engine.module, "peft_config"),
         "mesh": tuple(engine.device_mesh.shape),
         "ranks of a sequence": torch.distributed.get_world_size() // engine.get_data_parallel_size(),
     }

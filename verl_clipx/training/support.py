@@ -171,7 +171,8 @@ ROWS = (
     Row(
         "Ulysses, flash attention",
         "ulysses_sequence_parallel_size=2",
-        remark="flash attention needs GPUs",
+        RANKS,
+        "2 and 4 ranks; in place of the kernel, which needs GPUs, its formula in torch",
     ),
     Row(
         "Ulysses, sdpa or eager attention",
@@ -183,7 +184,7 @@ ROWS = (
     Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS),
     Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, "4 ranks"),
     Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, "packed, as verl has it"),
-    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", remark=NO_RUN),
+    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; no rollout of it yet"),
     Row(
         "fused kernels",
         "actor_rollout_ref.model.use_fused_kernels=True",
