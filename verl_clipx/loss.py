@@ -57,11 +57,14 @@ def token_loss(method: Method, shaping: AdvantageReweighting | None, inputs: Inp
         value and gradient NaN, whatever the method does with it: verl then skips the step.
     """
     t = tokens_in(method, shaping, inputs)
-    bounds, not_finite = method.bounds(t, decision), zero_or_nan(t)
+    bounds = method.bounds(t, decision)
     weight = method.gradient_weight(t, bounds)
-    value = where(t.mask, method.loss_value(t, bounds, weight), 0.0) + not_finite
-    weighted = where(t.mask, weight * t.advantages, 0.0) + not_finite
-    del weight, not_finite
+    value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
+    weighted = where(t.mask, weight * t.advantages, 0.0)
+    del weight
+    not_finite = zero_or_nan(t)
+    value, weighted = value + not_finite, weighted + not_finite
+    del not_finite
     dual_clip = getattr(method, "dual_clip", None)
     return TokenLoss(value, weighted, token_sums(t, method.bounded(t), bounds, weighted, dual_clip, inputs.counted))
 

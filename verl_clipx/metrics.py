@@ -41,9 +41,9 @@ def token_sums(
         Eqs. 2-6: equal to a bound, and an advantage of 0, belong to M; PPO clips LN and HP and leaves LP and HN alone.
     """
     mask = t.mask if counted is None else t.mask & counted
-    side = where(bounded > bounds.high, 3.0, where(bounded < bounds.low, -3.0, 0.0))
+    region = where(bounded > bounds.high, 3.0, where(bounded < bounds.low, -3.0, 0.0))
     # One number a token, since masks that several sums use would be stored, a byte at a time: LN -4, HP 4, LP -2, HN 2.
-    region = where(mask, side + t.advantages.sign(), OUTSIDE).to(t.ratio.dtype)
+    region = where(mask, region + t.advantages.sign(), OUTSIDE).to(t.ratio.dtype)
     mass = weighted.abs()
 
     # A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.

@@ -47,8 +47,9 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         deviation, bin = t.ratio.to(float64) - 1, where(t.mask, self._bin(t), -1.0)
         counts = [(bin == k).sum(-1, dtype=float32).sum(dtype=float64) for k in range(self.bins)]
         bin = bin.to(float64)
-        sums = [where(bin == k, x, 0.0).sum() for x in (deviation, deviation * deviation) for k in range(self.bins)]
-        return stack(counts + sums)
+        sums = [where(bin == k, deviation, 0.0).sum() for k in range(self.bins)]
+        squared = deviation.square_()
+        return stack(counts + sums + [where(bin == k, squared, 0.0).sum() for k in range(self.bins)])
 
     def decide(self, statistics: Tensor) -> Tensor:
         """Each bin's sigma, then each bin's epsilon."""

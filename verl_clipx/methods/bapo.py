@@ -4,7 +4,7 @@ import math
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, float64, minimum, where
+from torch import Tensor, float64, where
 
 from verl_clipx.histogram import ratio_or_zero, whole_sums
 from verl_clipx.methods.grpo import ClippedSurrogate
@@ -147,15 +147,19 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         """The interval of each token's ratio: among upper candidates, or, counted on, among lower ones: int64."""
         # torch.bucketize takes ten times as long on a CPU. On a regular grid arithmetic finds the nearest candidate,
         # the only one that a ratio has to be compared with, but for the last one, whose step may be shorter.
-        position = where(negative, (r - self.lower_start) / self.lower_step, (r - self.upper_start) / self.upper_step)
-        last = where(negative, len(lower) - 1, len(upper) - 1).to(torch.int32)
-        # Within 32 bits as a float, and then, for what is no number, among the candidates.
-        nearest = minimum(position.round().clamp(-1, MOST_CANDIDATES).to(torch.int32).clamp(min=0), last)
-        candidate = torch.cat([upper, lower])[nearest + where(negative, len(upper), 0).to(torch.int32)]
+        nearest = where(
+            negative,
+            ((r - self.lower_start) / self.lower_step).clamp(max=len(lower) - 1),
+            ((r - self.upper_start) / self.upper_step).clamp(max=len(upper) - 1),
+        )
+        # What is no number becomes the least integer, and passes none.
+        nearest = nearest.round().to(torch.int32).clamp(min=0)
+        candidate = torch.cat([upper, lower])[where(negative, nearest + len(upper), nearest)]
         # A positive token is left alone up to and including c_high, a negative one from c_low on.
-        passed = nearest + where(negative, r >= candidate, r > candidate).to(torch.int32)
-        passed = where(where(negative, r >= lower[-1], r > upper[-1]), last + 1, passed)
-        return (passed + where(negative, len(upper) + 1, 0)).to(torch.int64)
+        passed = nearest + where(negative, r >= candidate, r > candidate)
+        beyond = where(negative, r >= lower[-1], r > upper[-1])
+        passed = passed + (beyond & where(negative, nearest < len(lower) - 1, nearest < len(upper) - 1))
+        return where(negative, passed + (len(upper) + 1), passed).to(torch.int64)
 
     def _range(self, side: str) -> tuple[float, float, float]:
         """Start, stop and step of a bound."""
