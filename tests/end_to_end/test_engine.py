@@ -3,8 +3,8 @@
 Covers, with the real training worker and FSDP2 engine: observing changes neither random numbers, weights, gradients,
 engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered, and an
 advantage or old log-probability that is not finite makes it one, in every method; a run with one
-update per rollout batch says so, once; a checkpoint whose state of the bounds is cut short or missing stops with an
-error, or starts afresh when asked to; +clipx=observe leaves every weight after an update to the last bit what it is
+update per rollout batch says so in its line; a checkpoint whose state of the bounds is cut short or missing stops with
+an error, or starts afresh when asked to; +clipx=observe leaves every weight after an update to the last bit what it is
 without the plugin's node, under several of verl's losses; verl's Tinker worker, which steps by itself, gets
 fixed bounds and exact metrics, and stops where the mini-batch is needed; the closed form is taken where old_log_probs
 came from the current weights, and not where verl restored earlier ones for them.
@@ -13,8 +13,8 @@ Not covered: memory of an accelerator, packing and sequence parallelism.
 
 import contextlib
 import gc
+import io
 import itertools
-import logging
 import math
 from functools import partial
 from pathlib import Path
@@ -141,19 +141,18 @@ def steps_with_a_number_that_is_not_finite(rank, world, policy, rows):
 
 
 def notices(rank, world, policy):
-    """What the worker logs when the loss is set, for a run with one update a rollout batch and one with two."""
+    """What the worker prints when the loss is set, for a run with one update a rollout batch and one with two."""
     from verl.workers.utils.losses import ppo_loss
 
     worker = build_worker(Path(policy))
     heard = []
-    handler = logging.Handler()
-    handler.emit = lambda record: heard.append(record.getMessage())
-    logging.getLogger("verl_clipx.training.worker").addHandler(handler)
-    counts = []
     for prompts in (8, 16):
-        worker.set_loss_fn(partial(ppo_loss, config=actor_config((*ONE_UPDATE, f"data.train_batch_size={prompts}"))))
-        counts.append(len(heard))
-    return counts, heard
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
+            worker.set_loss_fn(
+                partial(ppo_loss, config=actor_config((*ONE_UPDATE, f"data.train_batch_size={prompts}")))
+            )
+        heard.append(printed.getvalue())
+    return heard
 
 
 def after_a_checkpoint(rank, world, policy, rows, folder):
@@ -377,10 +376,11 @@ def test_whatever_is_not_finite_skips_the_step_of_every_method(found):
     assert {key: result for key, result in found.items() if result != (False, [], 0)} == {}
 
 
-def test_one_update_per_rollout_batch_is_said_once(found):
-    (after_one, after_two), heard = found["notices"]
-    assert after_one == after_two == 1
-    assert "one update per rollout batch" in heard[0] and "ppo_mini_batch_size" in heard[0]
+def test_a_run_says_in_one_line_whether_clipping_can_act(found):
+    one, two = found["notices"]
+    assert one.count("\n") == two.count("\n") == 1
+    assert "1 update per rollout batch, at ratio 1: clipping cannot act" in one and "ppo_mini_batch_size" in one
+    assert "2 updates per rollout batch: clipping can act" in two
 
 
 def test_a_checkpoint_without_a_state_needs_a_word(found):

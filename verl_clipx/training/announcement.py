@@ -100,5 +100,6 @@ def updates(run: RunFacts, *, twice: bool) -> str:
         return "an unknown number of updates per rollout batch"
     number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"
     if run.makes_one_update and not twice:
-        return f"{number}, at ratio 1: clipping cannot act"
+        several = f"for several updates set {ACTOR}.ppo_mini_batch_size below data.train_batch_size"
+        return f"{number}, at ratio 1: clipping cannot act ({several})"
     return f"{number}: clipping can act"

@@ -172,8 +172,6 @@ class ClipxTraining:
         if self.rank == 0:
             # Not logged: verl's workers show warnings alone.
             print(announcement(config.policy_loss), flush=True)
-        if self.rank == 0 and run.makes_one_update and getattr(settings, "update", None) is None:
-            logger.warning(ONE_UPDATE)
         if self.observes:
             loss_mode = config.policy_loss.loss_mode
             observe_registered(loss_mode)
@@ -366,11 +364,6 @@ LOPTI_WITHOUT_PASSES = (
     "train_mini_batch, or leave it out."
 )
 COMPILED = "clipx: the loss and its statistics are compiled before the first step."
-ONE_UPDATE = (
-    "clipx: this run makes one update per rollout batch (data.train_batch_size equals ppo_mini_batch_size and "
-    "ppo_epochs is 1), so the ratio is 1 and clipping cannot act. For several updates set "
-    "actor_rollout_ref.actor.ppo_mini_batch_size below data.train_batch_size."
-)
 RATIO_NOT_ONE = (
     "clipx: the first update of a rollout batch was taken to start at ratio 1, but its bounds differ by %.3g of their "
     "width: old_log_probs do not come from these weights, or their kernel or precision is another one. From now on "
