@@ -10,7 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from tests.claims.configuration import actor_of, merged
-from verl_clipx.methods import METHODS
+from verl_clipx.methods import BUILT_IN
 from verl_clipx.training.step import MicroBatch, in_micro_batch
 
 # Wide enough that what is kept of a sequence weighs nothing.
@@ -51,7 +51,7 @@ def vanilla() -> int:
     return peak("vanilla", actor_of(merged([])))
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", BUILT_IN)
 def test_no_loss_takes_more_memory_than_vanilla(method, vanilla):
     values = {"actor_rollout_ref.rollout.calculate_log_probs": True, "clipx.compile": False}
     config = actor_of(merged([f"+clipx={method}"], values))
