@@ -49,7 +49,9 @@ app.add_typer(table_app, name="table")
 @app.command()
 def doctor(
     ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
-    options: Annotated[bool, typer.Option("--options", help="Print README's table of verl's options.")] = False,
+    options: Annotated[
+        bool, typer.Option("--options", help="Print docs/support.md's table of verl's options.")
+    ] = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
     if options:

@@ -1,8 +1,8 @@
 """Which of verl's options the driver refuses, and what of them only a worker can see.
 
 Covers: every refusal through a composed configuration, with the nearest run that is served; the attention of a real
-model under sequence parallelism; which rank writes the state; README's table; that verl can resolve what the refusals
-read. Not covered: that what is said to run does (the tests that the table names).
+model under sequence parallelism; which rank writes the state; docs/support.md's table; that verl can resolve what the
+refusals read. Not covered: that what is said to run does (the tests that the table names).
 """
 
 import re
@@ -149,10 +149,9 @@ def test_a_row_names_a_test_that_is_there_or_a_reason(row):
     assert not [file for file in files if not (REPOSITORY / file).exists()]
 
 
-def test_readme_has_the_table_that_the_command_prints():
-    table = (
-        (REPOSITORY / "README.md").read_text().split("<!-- clipx doctor --options -->\n")[1].split("\n<!-- end -->")[0]
-    )
+def test_the_page_has_the_table_that_the_command_prints():
+    page = (REPOSITORY / "docs" / "support.md").read_text()
+    table = page.split("<!-- clipx doctor --options -->\n")[1].split("\n<!-- end -->")[0]
     assert CliRunner().invoke(app, ["doctor", "--options"]).output == f"{table}\n"
 
 

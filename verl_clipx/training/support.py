@@ -1,6 +1,7 @@
 """What of verl the plugin serves: every option with the test that runs it, or why it is only read, or refused.
 
-This is the one place that says so: the driver refuses by it, `clipx doctor` and README's table are made from it.
+This is the one place that says so: the driver refuses by it, `clipx doctor` and the table of docs/support.md are made
+from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -246,8 +247,8 @@ REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal
 
 
 def support_table() -> str:
-    """README's table of options, a row an option."""
-    said = {"run": "run on the CPU: [{0}]({0})", "read": "by reading", "refused": "refused"}
+    """The table of options in docs/support.md, a row an option."""
+    said = {"run": "run on the CPU: [{0}](../{0})", "read": "by reading", "refused": "refused"}
     rows = ["| option | switched on by | state | |", "|---|---|---|---|"]
     rows += [
         f"| {row.option} | `{row.key}` | {said[row.state].format(row.test)} | {row.remark} |".replace("  ", " ")
