@@ -5,8 +5,8 @@ engine mode, offload state, data nor memory; a step whose gradient is not finite
 advantage or old log-probability that is not finite makes it one, in every method; a run with one
 update per rollout batch says so in its line; a checkpoint whose state of the bounds is cut short or missing stops with
 an error, or starts afresh when asked to; +clipx=observe leaves every weight after an update to the last bit what it is
-without the plugin's node, under several of verl's losses; verl's Tinker worker, which steps by itself, gets
-fixed bounds and exact metrics, and stops where the mini-batch is needed; the closed form is taken where old_log_probs
+without the plugin's node, under several of verl's losses; what is counted where tokens are rejected; verl's Tinker worker,
+which steps by itself, gets fixed bounds and exact metrics, and stops where the mini-batch is needed; the closed form is taken where old_log_probs
 came from the current weights, and not where verl restored earlier ones for them.
 Not covered: memory of an accelerator, packing and sequence parallelism.
 """
@@ -218,6 +218,23 @@ def updates_with_and_without_observe(rank, world, policy, rows):
     return found
 
 
+def observed_under_rejection(rank, world, policy, rows):
+    """Metrics of +clipx=observe and of the same loss of the plugin's, two sequences of the mini-batch rejected."""
+    from verl.utils import tensordict_utils as tu
+    from verl.utils.metric import Metric
+
+    worker, found = build_worker(Path(policy)), []
+    for group in ("observe", "grpo"):
+        overrides = (f"+clipx={group}", "algorithm.rollout_correction.rollout_rs=token_k1")
+        data = prepared(worker, torch.load(rows, weights_only=False), overrides)
+        for sequence in data["response_mask"].unbind()[:2]:
+            sequence.zero_()
+        worker.engine.optimizer_step = lambda: 1.0
+        metrics = tu.get(worker.train_batch(data), "metrics")
+        found.append({key: Metric.aggregate_dp(value) for key, value in metrics.items() if key.startswith("clipx/")})
+    return found
+
+
 def tinker_s_update(rank, world, policy, rows):
     """An update by verl's Tinker worker and by train_batch: weights and metrics; and what mini_batch and Lopti say."""
     from verl.utils import tensordict_utils as tu
@@ -330,6 +347,7 @@ def found(policy, rows, tmp_path_factory):
         (notices, str(policy)),
         (after_a_checkpoint, *given, str(tmp_path_factory.mktemp("checkpoint"))),
         (updates_with_and_without_observe, *given),
+        (observed_under_rejection, *given),
         (tinker_s_update, *given),
         (first_updates, *given),
     ]
@@ -406,6 +424,15 @@ def test_observe_changes_no_bit_of_the_weights_after_an_update(found, loss_mode)
     assert {"clipx/ratio_mean", "clipx/clip_fraction_low", "clipx/gradient_mass/M", "clipx/gradient_share/M"} <= added
     shares = [observed_metrics[f"clipx/gradient_share/{region}"][0] for region in ("LN", "HP", "LP", "HN", "M")]
     assert sum(shares) == pytest.approx(1) and observed_metrics["clipx/clip_fraction"][0] > 0
+
+
+def test_rejected_tokens_are_not_counted(found):
+    observed, ours = found["observed_under_rejection"]
+    regions = [f"clipx/region_fraction/{region}" for region in ("LN", "HP", "LP", "HN", "M")]
+    for metrics in (observed, ours):
+        assert sum(metrics[region] for region in regions) == pytest.approx(1, abs=1e-9)
+    for key in (*regions, "clipx/ratio_mean", "clipx/gradient_mass/M"):
+        assert observed[key] == pytest.approx(ours[key], rel=1e-6), key
 
 
 def test_verl_s_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for_the_rest(found):

@@ -2,13 +2,14 @@
 
 Covers: every loss of verl's registry under verl's ppo_loss with KL and entropy terms: loss, gradients, verl's metrics
 and random numbers; metrics by hand, against the plugin's own loss of the same formula, over every split of the
-mini-batch; which losses clip whole sequences; numbers that are not finite; host syncs; the compiled sums; what verl has
-to offer for it; what the configuration refuses. Not covered: the engine (tests/end_to_end/test_engine.py).
+mini-batch; what is counted under rejection; which losses clip whole sequences; numbers that are not finite; host syncs;
+the compiled sums; what verl has to offer for it; what the configuration refuses. Not covered: the engine (tests/end_to_end/test_engine.py).
 """
 
 import functools
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -22,7 +23,7 @@ from verl_clipx.metrics import REGIONS
 from verl_clipx.training.config import Observe, clip_range
 from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.registry import is_ours
-from verl_clipx.training.worker import observing
+from verl_clipx.training.worker import ClipxTraining, observing
 
 from .host_syncs import counted_host_syncs
 from .jagged import micro_batch
@@ -30,6 +31,7 @@ from .test_worker import aggregated
 
 POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
 ACTOR = "actor_rollout_ref.actor"
+CORRECTION = "algorithm.rollout_correction"
 LOSSES = sorted(name for name, function in core_algos.POLICY_LOSS_REGISTRY.items() if not is_ours(function))
 # What a loss needs to be called, or to draw random numbers for a batch as small as these.
 NEEDED = {
@@ -143,6 +145,39 @@ def test_vanilla_by_hand(observed):
     assert {key for key in metrics if key.startswith("clipx/")} == expected.keys()
     for key, value in expected.items():
         assert number_of(metrics, key) == pytest.approx(value, rel=1e-6), key
+
+
+class Stepping:
+    """What the plugin's part of a worker needs of verl's: it keeps a loss, and calls it for each mini-batch."""
+
+    rank, engine = 0, SimpleNamespace(module=torch.nn.Linear(1, 1), get_data_parallel_group=lambda: None)
+
+    def set_loss_fn(self, loss_fn):
+        self.loss_fn = loss_fn
+
+    def train_batch(self, data):
+        _, metrics = self.loss_fn(model_output=self.output, data=data)
+        return {key: value.values for key, value in metrics.items() if key.startswith("clipx/")}
+
+
+def test_rejected_tokens_are_not_counted_by_hand(verl_s, monkeypatch):
+    # A = 2: 0.5 is LP, 1.1 is M, 1.5 is HP and clipped. The second sequence is rejected, but in verl's count.
+    batch = small_batch([[0.5, 1.1, 1.5], [0.5, 1.5, 4.0]], [2.0, -1.0], [[1, 1, 1], [1, 1, 1]])
+    data, output = micro_batch(batch, [0, 1], total=6)
+    data["response_mask"].values()[3:] = False
+    output["log_probs"].requires_grad_(True)
+    worker = type("Worker", (ClipxTraining, Stepping), {"output": output})()
+    monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
+    worker.set_loss_fn(verl_s("vanilla", "+clipx=observe", f"{CORRECTION}.rollout_rs=token_k1"))
+    metrics = worker.train_batch(data)
+    assert number_of(metrics, "clipx/ratio_mean") == pytest.approx(3.1 / 3)
+    assert number_of(metrics, "clipx/clip_fraction") == pytest.approx(1 / 3)
+    for region, tokens in zip(REGIONS, (0, 1, 1, 0, 1), strict=True):
+        assert number_of(metrics, f"clipx/region_fraction/{region}") == pytest.approx(tokens / 3), region
+    # |ratio * A|.
+    assert number_of(metrics, "clipx/gradient_mass/LP") == pytest.approx(1.0 / 3)
+    assert number_of(metrics, "clipx/gradient_mass/M") == pytest.approx(2.2 / 3)
+    assert worker.step is None
 
 
 def test_gspo_by_hand(observed):

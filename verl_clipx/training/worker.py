@@ -122,7 +122,8 @@ def observing(
         if of_logits:
             return loss_fn(data=data, **of_logits)
         if isinstance(settings, Observe):
-            return with_exact_metrics(loss_fn, MicroBatch(), model_output, data, dp_group)
+            step = current_step() or OptimizerStep()
+            return with_exact_metrics(loss_fn, MicroBatch(step), model_output, data, dp_group)
         step = current_step() or step_without_worker(settings)
         micro_batch = micro_batch_of(settings, data, step)
         if settings.needs_entropy:
@@ -155,8 +156,9 @@ class ClipxTraining:
     # Fingerprint of the weights that computed log-probabilities since the latest update; whether the reference's come.
     weights_of_log_probs: torch.Tensor | None = None
     for_reference: bool = False
-    # Whether the run has +clipx=observe: no planner, verl's own steps.
+    # Whether the run has +clipx=observe: no planner, verl's own steps; and whether rollout correction rejects tokens.
     observes: bool = False
+    rejects: bool = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
@@ -169,6 +171,7 @@ class ClipxTraining:
         refuse_attention_on_a_slice(self.engine)
         config, device = loss_fn.keywords["config"], get_device_id()
         run, functions = config.policy_loss.run, settings.functions(device)
+        self.rejects = run.options.get(ROLLOUT_RS) is not None
         if self.rank == 0:
             # Not logged: verl's workers show warnings alone.
             print(announcement(config.policy_loss), flush=True)
@@ -181,7 +184,7 @@ class ClipxTraining:
                 settings,
                 observe=self._observe,
                 all_reduce=self._all_reduce,
-                rejects=run.options.get(ROLLOUT_RS) is not None,
+                rejects=self.rejects,
             )
             if settings.observes:
                 refuse_dropout(self.engine.module)
@@ -234,7 +237,7 @@ class ClipxTraining:
     def train_batch(self, data):
         """verl's optimizer step, with the bounds decided beforehand."""
         if self.planner is None:
-            return super().train_batch(data)
+            return self._observed_batch(data)
         if self.token_pass is None and self.planner.settings.update is not None:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
         group = "" if self.token_pass is None else f"{self.token_pass.name}/"
@@ -286,6 +289,15 @@ class ClipxTraining:
             step = re.search(r"global_step_(\d+)", str(local_path))
             self.rollouts = int(step[1]) * self.parameter_sync_step if step else 0
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
+
+    def _observed_batch(self, data: Any) -> Any:
+        if self.observes and self.rejects:
+            left = padded(data["response_mask"]).sum(dtype=torch.float64)
+            self.step = OptimizerStep(counted_tokens=float(self._all_reduce(left)))
+        try:
+            return super().train_batch(data)
+        finally:
+            self.step = None
 
     def _restored_state(self, folder: Path) -> ControllerState:
         found: list[Any] = [None]
