@@ -83,6 +83,12 @@ def test_the_other_entries_and_hydra_s_options(tmp_path):
     assert output.endswith("the rollout's own (bypass_mode); 2 updates per rollout batch: clipping can act\n")
     _, output = explain("--config-path", str(tmp_path), "--config-name=mine", *NEEDED)
     assert output.startswith("clipx: clipx_grpo (+clipx=dapo), fixed bounds, every parameter as in its group")
+    (tmp_path / "clipx").mkdir()
+    (tmp_path / "clipx" / "ours.yaml").write_text("# @package _global_\ndefaults: [bapo]\nclipx: {target: 0.61}\n")
+    _, output = explain("python", "-m", "verl.trainer.main_ppo", f"--config-dir={tmp_path}", *NEEDED, "+clipx=ours")
+    assert output.startswith("clipx: clipx_bapo (+clipx=ours), scope mini_batch, target=0.61")
+    code, output = explain("--config-dir", str(tmp_path / "none"), *NEEDED)
+    assert code == 1 and "--config-dir" in output and "Traceback" not in output
 
 
 def test_without_a_command_it_says_how():

@@ -9,6 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
@@ -73,7 +76,7 @@ def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[st
 
     Args:
         module: one of `ENTRIES`.
-        arguments: Hydra's options --config-path and --config-name, and overrides.
+        arguments: Hydra's options --config-path, --config-name and --config-dir, and overrides.
 
     Raises:
         ValueError: an argument that is neither.
@@ -82,14 +85,32 @@ def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[st
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--config-path", "-cp", default="config")
     parser.add_argument("--config-name", "-cn", default=ENTRIES[module])
+    parser.add_argument("--config-dir", "-cd")
     options, overrides = parser.parse_known_args(list(arguments))
     unknown = [word for word in overrides if "=" not in word and not word.startswith("~")]
     if unknown:
         raise ValueError(f"{unknown[0]}: neither KEY=VALUE nor an option that this command knows.")
     beside = Path(importlib.util.find_spec(module).origin).parent
     with initialize_config_dir(str((beside / options.config_path).resolve()), version_base=None):
+        if options.config_dir is not None:
+            prepend_folder(Path(options.config_dir))
         config = compose(options.config_name, overrides, return_hydra_config=True)
     choices = config.hydra.runtime.choices
     with open_dict(config):
         del config.hydra
     return config, overrides, choices
+
+
+def prepend_folder(folder: Path) -> None:
+    """As --config-dir does in hydra.main: its groups and configurations come before all others.
+
+    Raises:
+        ValueError: no such folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"--config-dir={folder}: no such folder.")
+    loader = GlobalHydra.instance().config_loader()
+    search_path = loader.get_search_path()
+    search_path.prepend("command-line", f"file://{folder.resolve()}", anchor=SearchPathQuery(provider="schema"))
+    # Hydra's compose has no such option, and its loader reads the search path once.
+    loader.repository = ConfigRepository(search_path)
