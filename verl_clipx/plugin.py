@@ -14,6 +14,7 @@ from wrapt import when_imported
 CORE_ALGOS = "verl.trainer.ppo.core_algos"
 ENGINE_WORKERS = "verl.workers.engine_workers"
 DEVICE = "verl.utils.device"
+MAIN_PPO = "verl.trainer.main_ppo"
 TRACKING = "verl.utils.tracking"
 SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
@@ -52,12 +53,25 @@ def _decide_at_the_start(device: ModuleType) -> None:
     # Each of verl's entry modules calls it first, with its configuration; nothing else does.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
-        from verl_clipx.training.start import start
+        from verl_clipx.training.start import start_entry
 
         detect(config)
-        start(config)
+        start_entry(config)
 
     device.auto_set_device = auto_set_device
+
+
+def _decide_before_ray(main_ppo: ModuleType) -> None:
+    run = main_ppo.run_ppo
+
+    @functools.wraps(run)
+    def run_ppo(config, *arguments, **named) -> None:
+        from verl_clipx.training.start import start_run
+
+        start_run(config)
+        run(config, *arguments, **named)
+
+    main_ppo.run_ppo = run_ppo
 
 
 def _register_resolvers(omegaconf: ModuleType) -> None:
@@ -80,6 +94,7 @@ def install() -> None:
     when_imported(CORE_ALGOS)(_loud(_register_losses))
     when_imported(ENGINE_WORKERS)(_loud(_install_worker))
     when_imported(DEVICE)(_loud(_decide_at_the_start))
+    when_imported(MAIN_PPO)(_loud(_decide_before_ray))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
     when_imported(TRACKING)(_loud(_keep_the_log))
     when_imported("omegaconf")(_loud(_register_resolvers))

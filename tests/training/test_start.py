@@ -1,8 +1,8 @@
 """What the driver decides when a run starts, through verl's entry modules as `python -m` runs them.
 
 Covers: each entry module with a group that trains, with a loss_mode against its group, and with a loss_mode of the
-plugin's alone: what is printed, once, and that a run that stops does so before ray.init; the machine is looked at where
-a run starts, and not where a configuration is composed. Not covered: what a worker prints (test_announcement.py), what
+plugin's alone: what is printed, once, and that a run that stops does so before ray.init; a notebook's run_ppo; the
+machine is looked at where a run starts, and not where a configuration is composed. Not covered: what a worker prints (test_announcement.py), what
 verl's clip keys mean (test_clip_keys.py).
 """
 
@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import ray
 from hydra.core.hydra_config import HydraConfig
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from tests.claims.configuration import actor_of, merged
 from verl_clipx.configs_folder import configs_folder
@@ -113,6 +114,17 @@ def test_observe_takes_any_loss_and_leaves_verl_s_clip_keys(run, capsys):
 def test_a_key_that_repeats_verl_s_default_counts_where_the_command_line_names_it(run):
     with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
         run("v1", "+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2")
+
+
+def test_a_notebook_s_run_is_decided_too_and_says_so_each_time(run, composed, capsys):
+    config = composed("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
+    for _ in range(2):
+        with pytest.raises(RayStarts):
+            run_ppo(config, task_runner_class=TaskRunnerV1)
+        assert capsys.readouterr().out.count("clip_high=1.28 (group: 1.2; from") == 1
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = "gspo"
+    with pytest.raises(ValueError, match=r"loss_mode=gspo but clipx\.method=grpo"):
+        run_ppo(config, TaskRunnerV1)
 
 
 @pytest.mark.parametrize("loss_mode", ["clipx_custom", "clipx_somebody_s"])

@@ -16,7 +16,7 @@ import pytest
 import verl
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
-from verl.trainer import main_ppo_v0
+from verl.trainer import main_ppo, main_ppo_v0
 from verl.trainer.ppo import core_algos, ray_trainer, rollout_corr_helper
 from verl.utils.config import omega_conf_to_dataclass
 from verl.utils.metric import AggregationType, Metric
@@ -47,6 +47,12 @@ def test_verl_is_in_the_tested_range():
     if found == "newer":
         warnings.warn(said, stacklevel=1)
     assert found != "older" and SpecifierSet(str(VERL_RANGE)).contains(verl.__version__, prereleases=True), said
+
+
+def test_run_ppo_gets_the_configuration_first_and_starts_ray():
+    run_ppo = inspect.unwrap(main_ppo.run_ppo)
+    assert next(iter(inspect.signature(run_ppo).parameters)) == "config"
+    assert "ray.init(" in inspect.getsource(run_ppo)
 
 
 def test_the_registry_takes_a_name_and_keeps_the_function():

@@ -1,7 +1,7 @@
 """What the driver decides when a run of verl starts, before Ray does: which loss, with which bounds, on what machine.
 
-Each of verl's entry modules calls verl.utils.device.auto_set_device with its configuration first, and nothing else
-does, so that this is where a run starts: composing a configuration, in a notebook or by `clipx explain`, is no start.
+A run starts where verl's entry modules call verl.utils.device.auto_set_device with their configuration, or where a
+notebook calls verl.trainer.main_ppo.run_ppo; composing a configuration, there or by `clipx explain`, is no start.
 """
 
 import os
@@ -35,11 +35,30 @@ class Decision(NamedTuple):
     taken: dict[str, Taken]
 
 
-def start(config: DictConfig) -> None:
+# What an entry module's start has printed; the run_ppo that it calls next is the same start.
+_printed: list[str] = []
+
+
+def start_entry(config: DictConfig) -> None:
+    """As `start`, in one of verl's entry modules."""
+    _printed[:] = start(config)
+
+
+def start_run(config: DictConfig) -> None:
+    """As `start`, in run_ppo, which entry modules call, and notebooks do by themselves."""
+    start(config, printed=_printed)
+    _printed.clear()
+
+
+def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
     """Decides, says so in one line, and stops a run that cannot be what its configuration says.
 
     Args:
         config: verl's whole configuration; verl's clip keys that become a method's bounds are written into it.
+        printed: lines that need not be said again.
+
+    Returns:
+        The line, if the plugin has a part in the run.
 
     Raises:
         ValueError: as `decide`.
@@ -51,10 +70,13 @@ def start(config: DictConfig) -> None:
         named=named_keys(hydra.overrides.task) if hydra else (),
         group=hydra.runtime.choices.get(NODE) if hydra else None,
     )
-    if decision is not None:
-        address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
-        require_accelerator(address, OmegaConf.select(config, "trainer.device"))
+    if decision is None:
+        return []
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    require_accelerator(address, OmegaConf.select(config, "trainer.device"))
+    if decision.line not in printed:
         print(decision.line, flush=True)
+    return [decision.line]
 
 
 def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
