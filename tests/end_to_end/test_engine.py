@@ -1,14 +1,14 @@
 """What the plugin leaves behind in verl's engine, on one rank: nothing but the bounds.
 
 Covers, with the real training worker and FSDP2 engine: observing changes neither random numbers, weights, gradients,
-engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered, and an
-advantage or old log-probability that is not finite makes it one, in every method; a run with one
-update per rollout batch says so in its line; a checkpoint whose state of the bounds is cut short or missing stops with
-an error, or starts afresh when asked to; +clipx=observe leaves every weight after an update to the last bit what it is
-without the plugin's node, under several of verl's losses; what is counted where tokens are rejected; verl's Tinker worker,
-which steps by itself, gets fixed bounds and exact metrics, and stops where the mini-batch is needed; the closed form is taken where old_log_probs
-came from the current weights, and not where verl restored earlier ones for them.
-Not covered: memory of an accelerator, packing and sequence parallelism.
+engine mode, offload state, data nor memory; a step whose gradient is not finite is not remembered, and an advantage or
+old log-probability that is not finite makes it one, in every method; a run with one update per rollout batch says so in
+its line; a checkpoint whose state of the bounds is cut short or missing stops with an error, or starts afresh when
+asked to; +clipx=observe leaves every weight after an update to the last bit what it is without the plugin's node, under
+several of verl's losses; what is counted where tokens are rejected; verl's Tinker worker, which steps by itself, gets
+fixed bounds and exact metrics, and stops where the mini-batch is needed; the closed form is taken where old_log_probs
+came from the current weights, and not where verl restored earlier ones for them. Not covered: memory of an accelerator,
+packing and sequence parallelism.
 """
 
 import contextlib

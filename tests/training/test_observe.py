@@ -3,7 +3,8 @@
 Covers: every loss of verl's registry under verl's ppo_loss with KL and entropy terms: loss, gradients, verl's metrics
 and random numbers; metrics by hand, against the plugin's own loss of the same formula, over every split of the
 mini-batch; what is counted under rejection; which losses clip whole sequences; numbers that are not finite; host syncs;
-the compiled sums; what verl has to offer for it; what the configuration refuses. Not covered: the engine (tests/end_to_end/test_engine.py).
+the compiled sums; what verl has to offer for it; what the configuration refuses. Not covered: the engine
+(tests/end_to_end/test_engine.py).
 """
 
 import functools

@@ -2,8 +2,8 @@
 
 Covers: each entry module with a group that trains, with a loss_mode against its group, and with a loss_mode of the
 plugin's alone: what is printed, once, and that a run that stops does so before ray.init; a notebook's run_ppo; the
-machine is looked at where a run starts, and not where a configuration is composed. Not covered: what a worker prints (test_announcement.py), what
-verl's clip keys mean (test_clip_keys.py).
+machine is looked at where a run starts, and not where a configuration is composed. Not covered: what a worker prints
+(test_announcement.py), what verl's clip keys mean (test_clip_keys.py).
 """
 
 import runpy
