@@ -59,13 +59,17 @@ files() {
 }
 
 # launch PRESET [OVERRIDE ...]: checks, then trains.
-#   PRESET: <paper>/<run> of configs/recipe
+#   PRESET: <paper>/<row>, as clipx recipe list names them
 launch() {
     local preset=$1
     shift
-    if [[ ! -f $RECIPES/../configs/recipe/$preset.yaml ]]; then
-        printf 'no preset %s (METHOD, REGIME or DATA); the presets of %s:\n' "$preset" "${preset%%/*}" >&2
-        (cd "$RECIPES/../configs/recipe" && find "${preset%%/*}" -name '*.yaml' ! -name 'base*' | sed 's/\.yaml$//' | sort) >&2
+    # The rows of the paper's table; Hydra itself would say so only after the checks.
+    local paper=${preset%%/*} names=
+    if [[ -f $RECIPES/../configs/recipe/$paper/rows.yaml ]]; then
+        names=$(sed -n "/^rows:/,\$ s|^  \([a-z0-9_]*\):.*|$paper/\1|p" "$RECIPES/../configs/recipe/$paper/rows.yaml")
+    fi
+    if ! grep -qFx -- "$preset" <<<"$names"; then
+        printf 'no preset %s (METHOD, REGIME or DATA); the presets of %s:\n%s\n' "$preset" "$paper" "$names" >&2
         return 2
     fi
     local data run_folder

@@ -49,7 +49,8 @@ def test_the_wheel_carries_groups_and_plugins(wheel):
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("verl_clipx/configs/clipx/acpo.yaml", "verl_clipx/configs/hardware/cpu.yaml"):
         assert name in names
-    assert "hydra_plugins/verl_clipx/search_path.py" in names
+    assert "verl_clipx/configs/recipe/acpo/rows.yaml" in names
+    assert {"hydra_plugins/verl_clipx/search_path.py", "hydra_plugins/verl_clipx/rows_source.py"} <= {*names}
     assert not [name for name in names if name.startswith(("tests/", "configs/", "runs/"))]
 
 
@@ -59,6 +60,12 @@ def test_verl_s_own_main_composes_a_group(python, tmp_path):
     done = run(python, tmp_path, "-m", "verl.trainer.main_ppo", "+clipx=acpo", "--cfg", "job")
     assert done.returncode == 0, done.stderr
     assert "loss_mode: clipx_acpo" in done.stdout
+
+
+def test_verl_s_own_main_composes_a_run(python, tmp_path):
+    done = run(python, tmp_path, "-m", "verl.trainer.main_ppo", "+recipe=acpo/countdown_3b_dapo_off", "--cfg", "job")
+    assert done.returncode == 0, done.stderr
+    assert "experiment_name: countdown_3b_dapo_off" in done.stdout and "clip_high: 1.3" in done.stdout
 
 
 def test_the_losses_are_registered(python, tmp_path):

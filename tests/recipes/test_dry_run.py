@@ -10,6 +10,8 @@ from pathlib import Path
 import pytest
 from hydra import compose, initialize_config_module
 
+from verl_clipx.reproduction.presets import preset_names
+
 from .shell import RECIPES, ROOT, Machine, overrides_of
 
 GROUPS = ("acpo", "ar_lopti", "bapo", "cpu", "dgpo")
@@ -80,13 +82,7 @@ def dry_run(tmp_path):
 
 
 def presets() -> set[str]:
-    recipe = ROOT / "configs" / "recipe"
-    return {
-        f"{group}/{file.stem}"
-        for group in GROUPS
-        for file in (recipe / group).glob("*.yaml")
-        if not file.stem.startswith("base")
-    }
+    return {name for name in preset_names() if name.split("/")[0] in GROUPS}
 
 
 def test_the_recipes_reach_every_preset(dry_run):

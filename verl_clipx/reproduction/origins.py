@@ -1,4 +1,4 @@
-"""Where each value of a preset comes from: the comment above it in the YAML file that sets it last."""
+"""Where each value of a preset comes from: the comment above it in the file or table that sets it last."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -11,6 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_clipx.configs_folder import configs_folder
+from verl_clipx.reproduction.rows import SELF, comment_lines, entry_at, table_file
 
 LABELS = {
     "paper": "the paper",
@@ -24,7 +25,6 @@ LABELS = {
 
 _LABELLED = re.compile(r"\[(paper|script|choice)\] *(.+)")
 _GLOBAL = "# @package _global_"
-_SELF = "_self_"
 
 
 @dataclass(frozen=True)
@@ -44,11 +44,11 @@ class Origin:
     """What the comment says after its label."""
 
     file: str
-    """The file that sets it, from the configs folder on; empty for verl's own."""
+    """The file or table that sets it, from the configs folder on; empty for verl's own."""
 
 
 def read_origins(name: str) -> dict[str, Origin]:
-    """Reads what a preset sets, in the order in which Hydra merges its files.
+    """Reads what a preset sets, in the order in which Hydra merges its parts.
 
     Args:
         name: the preset, such as acpo/countdown_3b_acpo_near.
@@ -57,11 +57,11 @@ def read_origins(name: str) -> dict[str, Origin]:
         By key path, the origin of the value that wins. Values of verl's own configuration are not among them.
 
     Raises:
-        FileNotFoundError: a file that the preset names does not exist.
+        FileNotFoundError: a part that the preset names does not exist.
         ValueError: a file has a defaults list or a package that this reader does not know.
     """
     found: dict[str, Origin] = {}
-    for origin in _merged(f"recipe/{name}.yaml"):
+    for origin in _merged(f"recipe/{name}"):
         found[origin.key] = origin
     return found
 
@@ -96,49 +96,58 @@ def groups_of(name: str) -> list[str]:
     """
     return [
         f"{group.removeprefix('/')}={option}"
-        for entry in _read(f"recipe/{name}.yaml").defaults
+        for entry in _read(f"recipe/{name}").defaults
         if isinstance(entry, dict)
         for group, option in entry.items()
     ]
 
 
 def title_of(name: str) -> str:
-    """Returns the first line of a preset's head: the table's row that it trains.
+    """Returns the first line of the comment above a preset: the table's row that it trains.
 
     Args:
         name: the preset.
     """
-    return _read(f"recipe/{name}.yaml").head
+    return _read(f"recipe/{name}").head
 
 
 @dataclass(frozen=True)
-class _File:
+class _Part:
     head: str
     defaults: tuple[Any, ...]
     leaves: tuple[Origin, ...]
 
 
-def _merged(file: str) -> Iterator[Origin]:
-    content = _read(file)
-    for entry in content.defaults:
-        if entry == _SELF:
-            yield from content.leaves
+def _merged(path: str) -> Iterator[Origin]:
+    part = _read(path)
+    for entry in part.defaults:
+        if entry == SELF:
+            yield from part.leaves
         else:
-            yield from _merged(_named_file(entry, file))
+            yield from _merged(_path_of(entry, path))
 
 
-def _named_file(entry: Any, file: str) -> str:
-    """The file that an entry of the defaults list of `file` names."""
+def _path_of(entry: Any, path: str) -> str:
+    """What an entry of the defaults list of `path` names."""
     if isinstance(entry, dict) and len(entry) == 1:
         ((group, option),) = entry.items()
         entry = f"{group}/{option}"
     if not isinstance(entry, str) or " " in entry or "@" in entry:
-        raise ValueError(f"{file}: defaults has {entry!r}; use a file, or group: option, without keywords or packages")
-    return f"{entry[1:] if entry.startswith('/') else f'{Path(file).parent}/{entry}'}.yaml"
+        raise ValueError(f"{path}: defaults has {entry!r}; use a file, or group: option, without keywords or packages")
+    return entry[1:] if entry.startswith("/") else f"{Path(path).parent}/{entry}"
 
 
 @lru_cache(maxsize=1024)
-def _read(file: str) -> _File:
+def _read(path: str) -> _Part:
+    entry = entry_at(path)
+    if entry is None:
+        return _read_file(f"{path}.yaml")
+    file = table_file(path.split("/")[1])
+    leaves = (Origin(one.key, one.value, *_label(one.comment, file), file) for one in entry.settings)
+    return _Part(entry.title, entry.defaults, tuple(leaves))
+
+
+def _read_file(file: str) -> _Part:
     path = configs_folder() / file
     if not path.is_file():
         raise FileNotFoundError(f"{file} is not in {configs_folder()}.")
@@ -147,13 +156,13 @@ def _read(file: str) -> _File:
         raise ValueError(f"{file}: its first line has to be {_GLOBAL!r}.")
     # Hydra reads the values; plain YAML would take 1e-6 for text. The tree of nodes only tells the lines.
     values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
-    defaults = tuple(values.pop("defaults", [_SELF]))
-    if _SELF not in defaults:
-        raise ValueError(f"{file}: defaults needs {_SELF}, so that the order of values is plain.")
+    defaults = tuple(values.pop("defaults", [SELF]))
+    if SELF not in defaults:
+        raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is plain.")
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
     leaves = tuple(_leaves(root, values, "", lines, file)) if values else ()
     head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
-    return _File(head, defaults, leaves)
+    return _Part(head, defaults, leaves)
 
 
 def _leaves(
@@ -166,16 +175,8 @@ def _leaves(
         if isinstance(value_node, yaml.MappingNode) and value_node.value:
             yield from _leaves(value_node, values[name], f"{prefix}{name}.", lines, file)
         else:
-            kind, comment = _label(_comment_above(lines, key_node.start_mark.line), file)
+            kind, comment = _label(" ".join(comment_lines(lines, key_node.start_mark.line)), file)
             yield Origin(f"{prefix}{name}", values[name], kind, comment, file)
-
-
-def _comment_above(lines: list[str], number: int) -> str:
-    """The comment lines directly above a line, as one text."""
-    first = number
-    while first > 0 and lines[first - 1].lstrip().startswith("#"):
-        first -= 1
-    return " ".join(line.strip().removeprefix("#").strip() for line in lines[first:number])
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:

@@ -1,4 +1,5 @@
-"""The run presets, configs/recipe: which there are, what each is about, and composing one as verl's main would."""
+"""The run presets, the rows of configs/recipe: which there are, what each is about, and composing one as verl's main
+would."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -8,24 +9,16 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.configs_folder import configs_folder
 from verl_clipx.reproduction.origins import groups_of, read_origins, title_of
+from verl_clipx.reproduction.rows import papers, read_rows
 
 PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
 """Folders of configs/recipe that hold the papers' runs."""
 
-# Parts that presets share: no runs.
-_SHARED_FOLDER, _SHARED_PREFIX = "common", "base"
-
 
 def preset_names() -> list[str]:
     """Lists the presets, such as acpo/countdown_3b_acpo_near, in alphabetical order."""
-    recipe = configs_folder() / "recipe"
-    return sorted(
-        f"{path.parent.name}/{path.stem}"
-        for path in recipe.glob("*/*.yaml")
-        if path.parent.name != _SHARED_FOLDER and not path.stem.startswith(_SHARED_PREFIX)
-    )
+    return sorted(f"{paper}/{name}" for paper in papers() for name in read_rows(paper).rows)
 
 
 def check_preset(name: str) -> None:
@@ -129,7 +122,7 @@ class Summary:
 
 
 def summarise(names: Iterable[str]) -> list[Summary]:
-    """Summarises presets from their own files, without verl.
+    """Summarises presets from their own parts, without verl.
 
     Args:
         names: presets.

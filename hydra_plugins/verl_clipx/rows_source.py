@@ -1,0 +1,46 @@
+"""Serves the tables of runs, configs/recipe/<paper>/rows.yaml, to Hydra: a row is what a file of its name would be."""
+
+from hydra.core.object_type import ObjectType
+from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
+from omegaconf import OmegaConf
+
+from verl_clipx.reproduction.rows import entry_at, papers, read_rows
+
+
+class RowsSource(ConfigSource):
+    """Reads a paper's table when one of its rows is asked for, so that other applications don't pay for it."""
+
+    @staticmethod
+    def scheme() -> str:
+        """Of the entry in search_path.py."""
+        return "clipx-rows"
+
+    def available(self) -> bool:
+        """Always: the tables come with the package."""
+        return True
+
+    def is_group(self, config_path: str) -> bool:
+        """The rows are options of the group recipe, as <paper>/<row>."""
+        return config_path.strip("/") == "recipe"
+
+    def is_config(self, config_path: str) -> bool:
+        """Whether a table has a row or a part of this path."""
+        return entry_at(config_path) is not None
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        """A row's defaults list and its own values."""
+        entry = entry_at(config_path)
+        if entry is None:
+            raise ConfigLoadError(f"{config_path} is in no table of runs")
+        config = OmegaConf.create({"defaults": list(entry.defaults)})
+        for setting in entry.settings:
+            OmegaConf.update(config, setting.key, setting.value, force_add=True)
+        return ConfigResult(
+            config=config, path=self.full_path(), provider=self.provider, header={"package": "_global_"}
+        )
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        """Every row, for Hydra's message about an unknown one and for its completion."""
+        if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
+            return []
+        return [f"{paper}/{name}" for paper in papers() for name in sorted(read_rows(paper).rows)]

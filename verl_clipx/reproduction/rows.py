@@ -1,0 +1,181 @@
+"""The tables of runs, configs/recipe/<paper>/rows.yaml: what a row, and a part that lies in the table, sets.
+
+Every Hydra application may import this through the plugin's configuration source, so it knows YAML and OmegaConf alone.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from omegaconf import OmegaConf
+
+from verl_clipx.configs_folder import configs_folder
+
+SELF = "_self_"
+TABLE = "rows.yaml"
+"""What the table of a paper is called in its folder."""
+
+# The sections of a table.
+_EVERY_ROW, _PARTS, _ROWS = "every_row", "parts", "rows"
+# Stands for the row's name, in every_row.
+_NAME = "<name>"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One value with the comment above it."""
+
+    key: str
+    """Path of the value, such as data.train_batch_size."""
+
+    value: Any
+    """As the file has it, interpolations unresolved."""
+
+    comment: str
+    """The comment lines directly above it, as one text."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A row, or a part that lies in a table: what a YAML file of Hydra's could say."""
+
+    title: str
+    """The first line of the comment above it; a row's is the table's row that it trains."""
+
+    defaults: tuple[str | dict[str, str], ...]
+    """The parts that it consists of, as a Hydra defaults list, its own values last."""
+
+    settings: tuple[Setting, ...]
+    """Its own values."""
+
+
+@dataclass(frozen=True)
+class Rows:
+    """A paper's table of runs."""
+
+    rows: Mapping[str, Entry]
+    """By name, such as countdown_3b_acpo_near."""
+
+    parts: Mapping[str, Entry]
+    """By name, such as method/dapo."""
+
+
+def papers() -> list[str]:
+    """Lists the folders of configs/recipe that have a table of runs, in alphabetical order."""
+    return sorted(path.parent.name for path in (configs_folder() / "recipe").glob(f"*/{TABLE}"))
+
+
+def table_file(paper: str) -> str:
+    """Returns a paper's table, from the configs folder on."""
+    return f"recipe/{paper}/{TABLE}"
+
+
+def read_rows(paper: str) -> Rows:
+    """Reads a paper's table of runs.
+
+    Args:
+        paper: a folder of configs/recipe.
+
+    Raises:
+        FileNotFoundError: the folder has no table.
+        ValueError: the table has an entry that is none; the message names file and entry.
+    """
+    return _read(configs_folder() / table_file(paper), paper)
+
+
+def entry_at(path: str) -> Entry | None:
+    """Looks up what Hydra calls by a path.
+
+    Args:
+        path: such as recipe/acpo/countdown_3b_acpo_near or recipe/acpo/method/dapo.
+
+    Returns:
+        The row or the part; None if no table has it.
+    """
+    group, _, rest = path.partition("/")
+    paper, _, name = rest.partition("/")
+    if group != "recipe" or not name or not (configs_folder() / table_file(paper)).is_file():
+        return None
+    table = read_rows(paper)
+    return table.rows.get(name) or table.parts.get(name)
+
+
+def comment_lines(lines: list[str], number: int) -> list[str]:
+    """The comment lines directly above a line, without their marks.
+
+    Args:
+        lines: of the file.
+        number: of the line, from 0.
+    """
+    first = number
+    while first > 0 and lines[first - 1].lstrip().startswith("#"):
+        first -= 1
+    return [line.strip().removeprefix("#").strip() for line in lines[first:number]]
+
+
+@lru_cache(maxsize=32)
+def _read(path: Path, paper: str) -> Rows:
+    text = path.read_text(encoding="utf-8")
+    # Hydra's loader reads the values; plain YAML would take 1e-6 for text. The tree of nodes only tells the lines.
+    values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
+    sections = {key.value: node for key, node in yaml.compose(text, Loader=yaml.CSafeLoader).value}
+    if unknown := set(values) - {_EVERY_ROW, _PARTS, _ROWS}:
+        raise ValueError(f"{path}: {', '.join(unknown)}: use {_EVERY_ROW}, {_PARTS} and {_ROWS}.")
+    lines = text.splitlines()
+
+    def settings(node: yaml.MappingNode, found: Mapping[str, Any]) -> Iterator[Setting]:
+        for key, _ in node.value:
+            comment = " ".join(comment_lines(lines, key.start_mark.line))
+            yield Setting(key.value, found[key.value], comment)
+
+    def title(key: yaml.ScalarNode) -> str:
+        return next(iter(comment_lines(lines, key.start_mark.line)), "")
+
+    def part(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        found = values[_PARTS][key.value]
+        if not isinstance(found, dict):
+            raise ValueError(f"{path}: {_PARTS}: {key.value}: has to be values, a line each.")
+        if (path.parent / f"{key.value}.yaml").is_file():
+            raise ValueError(f"{path}: {_PARTS}: {key.value}: is a file of this folder too; keep one of them.")
+        return Entry(title(key), (SELF,), tuple(settings(node, found)))
+
+    def row(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        found = values[_ROWS][key.value]
+        where = f"{path}: {_ROWS}: {key.value}"
+        if not isinstance(found, list):
+            raise ValueError(f"{where}: has to be a list of parts.")
+        own = (
+            [
+                Setting(one.key, key.value if one.value == _NAME else one.value, one.comment)
+                for one in settings(sections[_EVERY_ROW], values[_EVERY_ROW])
+            ]
+            if _EVERY_ROW in values
+            else []
+        )
+        defaults: list[str | dict[str, str]] = []
+        for item, item_node in zip(found, node.value, strict=True):
+            if isinstance(item, dict):
+                own += settings(item_node, item)
+            elif len(own) > len(values.get(_EVERY_ROW, {})):
+                raise ValueError(
+                    f"{where}: {item} stands after a value; values come last, since Hydra merges them last."
+                )
+            else:
+                defaults.append(_default(item, paper))
+        return Entry(title(key), (*defaults, SELF), tuple(own))
+
+    return Rows(
+        {key.value: row(key, node) for key, node in sections[_ROWS].value},
+        {key.value: part(key, node) for key, node in sections[_PARTS].value} if _PARTS in sections else {},
+    )
+
+
+def _default(part: str, paper: str) -> str | dict[str, str]:
+    """An entry of Hydra's defaults list for clipx=acpo, task/countdown_3b or /recipe/common/no_dual_clip."""
+    group, is_group, option = part.partition("=")
+    if is_group:
+        return {f"/{group}": option}
+    return part if part.startswith("/") else f"/recipe/{paper}/{part}"
