@@ -11,27 +11,34 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.reproduction import origins, recipe_commands
+from verl_clipx.reproduction import origins, recipe_commands, rows
 from verl_clipx.reproduction.origins import LABELS, groups_of, origin_of, overridden, read_origins, title_of
 from verl_clipx.reproduction.presets import PAPERS, preset_names
 
 NAMES = [name for name in preset_names() if name.split("/")[0] in PAPERS]
 
 FILES = {
-    "recipe/made/run.yaml": """# @package _global_
-# Made up: the run.
-# A second line.
+    "recipe/made/rows.yaml": """# Made up.
 
-defaults:
-  - /recipe/made/base
-  - /clipx: method
-  - _self_
+parts:
 
-data:
+  # A part.
+  method/high:
 
-  # [paper] Table 9: prompts
-  # of a rollout batch
-  train_batch_size: 8
+    # [script] run.sh: upper bound
+    clipx.clip_low: 0.5
+
+rows:
+
+  # Made up: the run.
+  # A second line.
+  run:
+    - base
+    - clipx=method
+    - method/high
+    # [paper] Table 9: prompts
+    # of a rollout batch
+    - data.train_batch_size: 8
 """,
     "recipe/made/base.yaml": """# @package _global_
 # Shared.
@@ -82,7 +89,8 @@ def folder(tmp_path, monkeypatch):
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    monkeypatch.setattr(origins, "configs_folder", lambda: tmp_path)
+    for module in (origins, rows):
+        monkeypatch.setattr(module, "configs_folder", lambda: tmp_path)
     origins._read.cache_clear()
     yield tmp_path
     origins._read.cache_clear()
@@ -90,8 +98,14 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_file_that_sets_a_value_last_is_its_origin(folder):
     found = read_origins("made/run")["data.train_batch_size"]
-    assert (found.value, found.kind, found.file) == (8, "paper", "recipe/made/run.yaml")
+    assert (found.value, found.kind, found.file) == (8, "paper", "recipe/made/rows.yaml")
     assert found.comment == "Table 9: prompts of a rollout batch"
+
+
+def test_a_part_in_the_table_is_an_origin(folder):
+    found = read_origins("made/run")["clipx.clip_low"]
+    assert (found.value, found.kind, found.comment) == (0.5, "script", "run.sh: upper bound")
+    assert found.file == "recipe/made/rows.yaml"
 
 
 def test_a_list_is_one_value(folder):
@@ -142,7 +156,7 @@ def test_groups_and_title(folder):
     ],
 )
 def test_files_that_it_cannot_read_are_refused(folder, text, error, match):
-    (folder / "recipe/made/run.yaml").write_text(text)
+    (folder / "recipe/made/base.yaml").write_text(text)
     with pytest.raises(error, match=match):
         read_origins("made/run")
 
@@ -160,7 +174,9 @@ def test_every_value_that_a_preset_sets_has_an_origin():
 def test_every_parameter_of_a_group_has_an_origin():
     folder = Path(origins.configs_folder()) / "clipx"
     files = [
-        path.relative_to(folder.parent).as_posix() for path in folder.rglob("*.yaml") if path.parent.name != "rollout"
+        path.relative_to(folder.parent).with_suffix("").as_posix()
+        for path in folder.rglob("*.yaml")
+        if path.parent.name != "rollout"
     ]
     leaves = [leaf for file in files for leaf in origins._read(file).leaves]
     wiring = ("_target_", "method", "loss_mode", "function", "group")
@@ -174,18 +190,20 @@ def test_every_parameter_of_a_group_has_an_origin():
     assert len(leaves) > 200 and not without
 
 
-def test_every_shared_part_is_used():
-    configs = Path(origins.configs_folder())
-    parts = {f"recipe/{path.parent.name}/{path.name}" for paper in PAPERS for path in configs.glob(f"recipe/{paper}/*")}
-    used = {f"recipe/{name}.yaml" for name in NAMES}
+def test_every_part_is_used():
+    folder = Path(origins.configs_folder()) / "recipe"
+    files = {path.relative_to(folder.parent).with_suffix("").as_posix() for path in folder.rglob("*.yaml")}
+    tables = {f"recipe/{paper}/rows" for paper in rows.papers()}
+    parts = {f"recipe/{paper}/{part}" for paper in rows.papers() for part in rows.read_rows(paper).parts}
+    used = {f"recipe/{name}" for name in preset_names()}
     pending = list(used)
     while pending:
-        file = pending.pop()
-        for entry in origins._read(file).defaults:
-            if entry != "_self_" and (child := origins._named_file(entry, file)) not in used:
+        path = pending.pop()
+        for entry in origins._read(path).defaults:
+            if entry != "_self_" and (child := origins._path_of(entry, path)) not in used:
                 used.add(child)
                 pending.append(child)
-    assert parts <= used
+    assert len(parts) > 30 and (files - tables) | parts <= used
 
 
 @functools.cache

@@ -230,7 +230,7 @@ def test_files_templates_and_rewards_are_this_project_s(name, monkeypatch):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_run_is_called_like_its_file(name):
+def test_a_run_is_called_like_its_row(name):
     assert composed(name).trainer.experiment_name == name.split("/")[1]
 
 
@@ -265,10 +265,6 @@ def test_overrides_win_and_the_machine_does_not():
 def test_an_unknown_preset_names_its_neighbours():
     with pytest.raises(ValueError, match="did you mean acpo/countdown_3b_acpo_near"):
         check_preset("acpo/countdown_3b_acpo_neer")
-
-
-def test_shared_parts_are_no_presets():
-    assert not [name for name in preset_names() if "base" in name or name.startswith("common/")]
 
 
 def test_summaries_by_hand(monkeypatch):

@@ -124,6 +124,8 @@ def _read(path: Path, paper: str) -> Rows:
     sections = {key.value: node for key, node in yaml.compose(text, Loader=yaml.CSafeLoader).value}
     if unknown := set(values) - {_EVERY_ROW, _PARTS, _ROWS}:
         raise ValueError(f"{path}: {', '.join(unknown)}: use {_EVERY_ROW}, {_PARTS} and {_ROWS}.")
+    if _ROWS not in values:
+        raise ValueError(f"{path}: it has no {_ROWS}.")
     lines = text.splitlines()
 
     def settings(node: yaml.MappingNode, found: Mapping[str, Any]) -> Iterator[Setting]:
@@ -159,6 +161,8 @@ def _read(path: Path, paper: str) -> Rows:
         for item, item_node in zip(found, node.value, strict=True):
             if isinstance(item, dict):
                 own += settings(item_node, item)
+            elif not isinstance(item, str):
+                raise ValueError(f"{where}: {item}: has to be a part or a value.")
             elif len(own) > len(values.get(_EVERY_ROW, {})):
                 raise ValueError(
                     f"{where}: {item} stands after a value; values come last, since Hydra merges them last."

@@ -1,0 +1,25 @@
+"""What every preset sets, as a hash each: `python -m tests.reproduction.configurations` writes configurations.json.
+
+Run it after a change of values that is meant, and look at the diff: a line a preset that changed.
+"""
+
+import json
+from pathlib import Path
+
+from verl_clipx.reproduction.config_hash import hash_of_values
+from verl_clipx.reproduction.origins import read_origins
+from verl_clipx.reproduction.presets import preset_names
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+def configurations() -> dict[str, str]:
+    """By preset, the hash of its values. test_presets.py and test_table_cpu_presets.py hold these against Hydra's."""
+    return {
+        name: hash_of_values({key: origin.value for key, origin in read_origins(name).items()})
+        for name in preset_names()
+    }
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(configurations(), indent=0) + "\n")
