@@ -9,6 +9,7 @@ Not covered: what the rows say (test_presets.py, test_table_cpu_presets.py), whe
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from hydra import compose, initialize, initialize_config_dir
@@ -139,6 +140,31 @@ def test_every_way_into_hydra_finds_the_rows(tmp_path):
     assert plain.trainer.experiment_name == onto.trainer.experiment_name == "hitab_3b_cispo_off"
     assert plain.clipx.clip_high == onto.clipx.clip_high == 1.45 and onto.trainer.device == "cpu"
     assert changed.clipx.alpha == 2
+
+
+def documented(start: str) -> str:
+    """The YAML block of docs/recipes.md that has this text."""
+    blocks = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text().split("```")[1::2]
+    (block,) = [block.removeprefix("yaml\n") for block in blocks if block.startswith("yaml\n") and start in block]
+    return block
+
+
+def test_the_documented_row_is_in_the_table():
+    row = documented("countdown_3b_cispo_off").removeprefix("rows:\n\n")
+    assert row in (configs_folder() / "recipe/acpo/rows.yaml").read_text()
+
+
+def test_a_run_is_added_as_documented(tmp_path, monkeypatch):
+    table = (configs_folder() / "recipe/acpo/rows.yaml").read_text() + documented("countdown_3b_acpo_alpha_2_off")
+    (tmp_path / "recipe/acpo").mkdir(parents=True)
+    (tmp_path / "recipe/acpo/rows.yaml").write_text(table)
+    monkeypatch.setattr(rows, "configs_folder", lambda: tmp_path)
+    with initialize(version_base=None):
+        added, paper_s = (compose(None, [f"+recipe=acpo/countdown_3b_acpo{part}_off"]) for part in ("_alpha_2", ""))
+    assert (added.clipx.alpha, paper_s.clipx.alpha) == (2, 3)
+    assert added.trainer.experiment_name == "countdown_3b_acpo_alpha_2_off"
+    paper_s.clipx.alpha, paper_s.trainer.experiment_name = 2.0, added.trainer.experiment_name
+    assert added == paper_s
 
 
 def test_hydra_names_the_rows_where_one_is_unknown():
