@@ -4,9 +4,11 @@ the papers has a footnote. A definition that does not fit together is refused.
 That the numbers are the papers' is not tested here: there is no second source of them.
 """
 
+import re
 from pathlib import Path
 
 import pytest
+import verl
 
 from tests.reproduction.tables import small_table
 from verl_clipx.evaluation.protocols import MEAN_OF_LAST_THREE, choose_checkpoints
@@ -22,6 +24,13 @@ from verl_clipx.reproduction.tables_definition import (
 )
 
 TABLES = {name: load_table(name) for name in table_names()}
+
+# Of curves: the papers print none of their numbers.
+FIGURES = {
+    *("acpo_figure2", "acpo_figure3"),
+    *("dgpo_figure3", "dgpo_figure5"),
+    *("bapo_figure11", "bapo_figure12", "bapo_figure13"),
+}
 
 # What the papers print is rounded.
 ROUNDING = {1: 0.05, 2: 0.005}
@@ -45,12 +54,13 @@ def printed(table, row, name: str) -> float:
     return table.expected(row, table.column(name))
 
 
-def test_the_papers_tables_are_all_here():
+def test_the_papers_tables_and_figures_are_all_here():
     assert set(TABLES) == {
         *("acpo_table1a", "acpo_table1b", "acpo_table2", "acpo_table3"),
         *("ar_lopti_figure4", "ar_lopti_table1", "ar_lopti_table6", "ar_lopti_table7"),
         *("dgpo_table3", "dgpo_table4", "dgpo_table13", "dgpo_table14"),
         *("bapo_table1", "bapo_table2", "cpu_small"),
+        *FIGURES,
     }
 
 
@@ -78,7 +88,24 @@ def test_every_footnote_is_used_and_every_paper_table_has_expected_numbers(name)
     table = TABLES[name]
     used = {mark for part in (*table.rows, *table.columns) for mark in part.notes}
     assert used == set(table.footnotes)
-    assert all(row.expected for row in table.rows) == (name != "cpu_small")
+    assert all(row.expected for row in table.rows) == (name != "cpu_small" and name not in FIGURES)
+    assert table.is_figure == (name in FIGURES)
+
+
+def test_figures_curves_are_metrics_that_verl_or_the_plugin_logs():
+    """By verl's source, verl's naming of validations, and docs/metrics.md."""
+    root = Path(verl.__file__).parent / "trainer" / "ppo"
+    source = (root / "metric_utils.py").read_text() + (root / "v1" / "trainer_base.py").read_text()
+    described = (Path(__file__).parents[2] / "docs" / "metrics.md").read_text()
+    keys = {column.measure["curve"] for name in FIGURES for column in TABLES[name].columns}
+    for key in keys:
+        if key.startswith("actor/clipx/"):
+            name = re.sub(r"bin_\d$", "bin_0", key.removeprefix("actor/"))
+            assert f"`{name}`" in described or f"`_{name.rpartition('_')[2]}`" in described, key
+        elif key.startswith("val-core/"):
+            assert re.fullmatch(r"val-core/(countdown|knights_and_knaves|aime24|aime25|math500)/acc/mean@\d+", key), key
+        else:
+            assert f'"{key}"' in source, key
 
 
 def test_means_over_columns_are_the_papers_averages():
@@ -196,6 +223,8 @@ NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
     "changes, message",
     [
         ({"unit": "points"}, "unit 'points'"),
+        ({"unit": "logged"}, "unit 'logged': `logged` is the unit of figures, whose columns are all curves"),
+        ({"columns": [{"name": "x", "measure": {"curve": "actor/entropy"}}]}, "unit 'percent': `logged` is the unit"),
         ({"colour": "red"}, "no colour"),
         ({"benchmarks": {"b": {"file": "b/test.parquet"}}}, "benchmark b: questions=None: give how many its file has"),
         (
@@ -224,7 +253,7 @@ def test_definitions_that_do_not_fit_are_refused(changes, message):
 
 
 def test_an_unknown_table_is_named_with_those_there_are():
-    with pytest.raises(ValueError, match=r"table 'acpo': unknown; there are acpo_table1a, "):
+    with pytest.raises(ValueError, match=r"table 'acpo': unknown; there are acpo_figure2, "):
         load_table("acpo")
 
 

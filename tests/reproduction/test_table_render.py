@@ -176,4 +176,4 @@ def current_hash():
 def test_the_command_names_the_tables_there_are():
     done = CliRunner().invoke(app, ["table", "render", "nothing"])
     assert done.exit_code == 1
-    assert "table 'nothing': unknown; there are acpo_table1a" in " ".join(done.output.split())
+    assert "table 'nothing': unknown; there are acpo_figure2" in " ".join(done.output.split())

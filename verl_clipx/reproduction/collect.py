@@ -4,7 +4,7 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -14,7 +14,7 @@ import numpy as np
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
-from verl_clipx.reproduction.measures import NotThere, Value, measure, over_seeds
+from verl_clipx.reproduction.measures import NotThere, Value, curve_of, measure, over_seeds
 from verl_clipx.reproduction.run_folder import RunFolder, find_runs
 from verl_clipx.reproduction.tables_definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
 
@@ -43,6 +43,9 @@ class Collected:
     by_seed: dict[CellKey, dict[int, Value]] = field(default_factory=dict)
     """Numbers in the table's unit, by cell and seed."""
 
+    curves: list[dict[str, Any]] = field(default_factory=list)
+    """Row, column, seed, and the curve's steps and numbers."""
+
 
 def collect(table: Table, runs: Path, preset_values: PresetValues | None = None) -> dict[str, Any]:
     """Read a table's numbers from its runs.
@@ -53,9 +56,10 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         preset_values: for tests; by default the presets are composed.
 
     Returns:
-        `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `missing`,
-        `refused`: JSON values. A cell has row, column, expected, and if it was measured mean, low, high, `interval`
-        ("seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the table's unit.
+        `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `curves`, `missing`,
+        `refused`: JSON values. A curve has row, column, seed, steps, values and smooth (see `Curve`). A cell has row,
+        column, expected, and if it was measured mean, low, high, `interval` ("seeds", "questions" or null), seeds,
+        `by_seed` (each seed's number) and difference, in the table's unit.
     """
     found = Collected()
     preset_values = preset_values or _values_of_preset
@@ -78,6 +82,7 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         "collected_with": {"commit": commit_here(), "versions": versions_here()},
         "runs": found.runs,
         "cells": [_cell(table, row, column, measured) for row in table.rows for column in table.columns],
+        "curves": found.curves,
         "missing": found.missing,
         "refused": found.refused,
     }
@@ -152,6 +157,9 @@ def _read_cells(
             # A model that is only evaluated has no training seed; it enters as one.
             found.by_seed.setdefault((row.name, column.name), {})[-1 if seed is None else seed] = value.scaled(factor)
             number += 1
+            if table.is_curve(column):
+                curve = curve_of(run, table.measure_of(row, column))
+                found.curves.append({"row": row.name, "column": column.name, "seed": seed, **asdict(curve)})
     found.missing.extend(f"{name}: {line}" for line in lacking)
     if wrong:
         found.refused.append({"folder": name, "preset": None, "reasons": list(wrong)})

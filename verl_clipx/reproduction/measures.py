@@ -1,6 +1,8 @@
 """From a run's folder to the numbers of a table's cells."""
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from omegaconf import OmegaConf
 from scipy import stats
 
 from verl_clipx.reproduction.run_folder import RunFolder
-from verl_clipx.reproduction.tables_definition import BENCHMARK, TIMING, VALIDATION, Column, Row, Table
+from verl_clipx.reproduction.tables_definition import BENCHMARK, CURVE, TIMING, VALIDATION, Column, Row, Table
 
 CONFIDENCE = 0.95
 
@@ -28,6 +30,23 @@ class Value:
         return Value(*(None if number is None else number * factor for number in asdict(self).values()))
 
 
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the training steps at which it was logged, at least one."""
+
+    steps: list[int]
+    values: list[float]
+    """As logged."""
+
+    smooth: list[float]
+    """Exponential moving average; the same as `values` where the definition smooths nothing."""
+
+    @property
+    def end(self) -> float:
+        """The last number of what is drawn."""
+        return self.smooth[-1]
+
+
 class NotThere(Exception):
     """A run has not got so far; the message says what is missing."""
 
@@ -40,7 +59,8 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
         run: the folder of the training, or of a model's evaluations.
 
     Returns:
-        Accuracies as fractions, times in seconds. The interval, over questions, is the evaluation's.
+        Accuracies as fractions, times in seconds, a curve's last number as it is logged. The interval, over questions,
+        is the evaluation's.
 
     Raises:
         NotThere: the evaluation or the metric is missing.
@@ -49,6 +69,8 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     how = table.measure_of(row, column)
     if TIMING in how:
         return mean_time(run, how[TIMING], *how["steps"])
+    if CURVE in how:
+        return Value(curve_of(run, how).end)
     if VALIDATION in how and not (row.model or row.models):
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
@@ -120,6 +142,25 @@ def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -
             raise NotThere(f"no {', '.join(lacking)} of step {step} in metrics.jsonl")
         totals.append(sum(weight * logged[timer] for timer, weight in timers.items()))
     return Value(float(np.mean(totals)))
+
+
+def curve_of(run: RunFolder, how: Mapping[str, Any]) -> Curve:
+    """A metric over training steps.
+
+    Args:
+        run: the training's folder.
+        how: `curve`, the metric's key in metrics.jsonl, and, for an exponential moving average, `smooth`, the weight
+            of the past in [0, 1).
+
+    Raises:
+        NotThere: the metric was never logged.
+    """
+    logged = {step: float(data[how[CURVE]]) for step, data in run.metrics.items() if how[CURVE] in data}
+    if not logged:
+        raise NotThere(f"no {how[CURVE]} in metrics.jsonl")
+    values, past = list(logged.values()), how.get("smooth", 0.0)
+    smooth = accumulate(values, lambda average, value: past * average + (1 - past) * value)
+    return Curve(list(logged), values, list(smooth))
 
 
 def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.files import read_json_object, write_json, write_text
+from verl_clipx.files import read_json_object, replacing, write_json
 from verl_clipx.listed import print_list
 
 if TYPE_CHECKING:
@@ -23,6 +23,9 @@ progress_console = Console(stderr=True)
 Name = Annotated[str, typer.Argument(help="A table; `clipx table list` names them.")]
 Runs = Annotated[Path, typer.Option(help="Folder of the runs: <preset>-seed<seed> in it.")]
 DEFAULT_RUNS = Path("runs")
+
+CURVE_FORMATS = ("svg", "png", "csv")
+"""Of `render`: a figure's curves."""
 
 
 @table_app.command("list")
@@ -198,10 +201,15 @@ def render(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
     results: Annotated[Path | None, typer.Option(help="From `collect`; RUNS/tables/<name>.json by default.")] = None,
-    markup: Annotated[str, typer.Option("--format", help="markdown, html or latex.")] = "markdown",
+    markup: Annotated[
+        str, typer.Option("--format", help="markdown, html or latex; curves: svg, png or csv.")
+    ] = "markdown",
     out: Annotated[Path | None, typer.Option(help="File to write; standard output by default.")] = None,
 ) -> None:
-    """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty."""
+    """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty.
+
+    Of a figure the table has the curves' last numbers; svg, png and csv are the curves.
+    """
     from verl_clipx.reproduction.collect import hash_of_definition
     from verl_clipx.reproduction.render import render as render_table
 
@@ -216,13 +224,27 @@ def render(
     if found and found.get("definition") != hash_of_definition(table):
         _fail(ValueError(f"{path}: the table's definition has changed since; run `clipx table collect {name}` again"))
     try:
-        text = render_table(table, found, markup)
-        if out is None:
-            typer.echo(text, nl=False)
+        if markup in CURVE_FORMATS:
+            content = _curves(table, found, markup, path)
         else:
-            write_text(out, text)
+            content = render_table(table, found, markup).encode()
+        if out is not None:
+            with replacing(out) as partial:
+                partial.write_bytes(content)
+        elif markup == "png":
+            raise ValueError("--format png: name a file with --out")
+        else:
+            typer.echo(content, nl=False)
     except (OSError, ValueError) as error:
         _fail(error)
+
+
+def _curves(table: "Table", results: dict | None, markup: str, path: Path) -> bytes:
+    from verl_clipx.reproduction.curves import write_curves
+
+    if results is None:
+        raise ValueError(f"--format {markup}: {path} is not there; run `clipx table collect {table.name}` first")
+    return write_curves(table, results, markup)
 
 
 def default_results(runs: Path, name: str) -> Path:

@@ -8,11 +8,12 @@ from typing import Any
 
 import yaml
 
-UNITS = ("percent", "fraction", "seconds")
+UNITS = ("percent", "fraction", "seconds", "logged")
 
 # Ways to get a number, by the key that marks each.
-BENCHMARK, VALIDATION, TIMING, MEAN_OF, GAIN_OF = "benchmark", "validation", "timing", "mean_of", "gain_of"
-READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING)
+BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "curve"
+MEAN_OF, GAIN_OF = "mean_of", "gain_of"
+READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE)
 FROM_COLUMNS = (MEAN_OF, GAIN_OF)
 
 
@@ -105,7 +106,7 @@ class Table:
     source: str
     metric: str
     unit: str
-    """One of `UNITS`; what is measured as a fraction is multiplied by 100 for percent."""
+    """One of `UNITS`; what is measured as a fraction is multiplied by 100 for percent. Curves have it as logged."""
 
     digits: int
     hardware: str
@@ -144,6 +145,8 @@ class Table:
             questions = settings.get("questions")
             if not isinstance(questions, int) or questions < 1:
                 self._refuse(f"benchmark {name}: questions={questions!r}: give how many its file has, at least 1")
+        if any(self.is_curve(column) != (self.unit == "logged") for column in self.columns):
+            self._refuse(f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves")
         for part in (*self.columns, *self.rows):
             unknown = [mark for mark in part.notes if mark not in self.footnotes]
             if unknown:
@@ -205,6 +208,15 @@ class Table:
     def measure_of(self, row: Row, column: Column) -> dict[str, Any]:
         """How a cell's number comes about."""
         return {**column.measure, **row.measure}
+
+    def is_curve(self, column: Column) -> bool:
+        """Whether a column is a panel of a figure: a metric over training steps."""
+        return CURVE in column.measure
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether the columns are panels of curves."""
+        return self.unit == "logged"
 
     def benchmarks_of(self, row: Row, column: Column) -> list[str]:
         """The benchmarks that a cell needs an evaluation on; a model's validation is an evaluation too."""
