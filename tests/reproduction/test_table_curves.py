@@ -28,8 +28,8 @@ columns:
   - {name: Reward, measure: {curve: critic/score/mean, smooth: 0.5}}
   - {name: Entropy, measure: {curve: actor/entropy}}
 rows:
-  - {name: GRPO, preset: cpu/grpo}
-  - {name: "BAPO, wide", preset: cpu/bapo}
+  - {name: GRPO, preset: cpu/countdown_grpo_near}
+  - {name: "BAPO, wide", preset: cpu/countdown_bapo_near}
 """
 
 CONFIG = {"trainer": {"total_training_steps": 3}, "data": {"seed": 1, "train_files": "x"}}
@@ -48,9 +48,9 @@ def make_run(runs, preset: str, seed: int, rewards: list[float], entropy: dict[i
 
 @pytest.fixture
 def runs(tmp_path):
-    make_run(tmp_path, "cpu/grpo", 1, [0.0, 1.0, 1.0], {2: 0.5})
-    make_run(tmp_path, "cpu/grpo", 2, [1.0, 1.0, 0.0], {2: 0.7})
-    make_run(tmp_path, "cpu/bapo", 1, [0.5, 0.5, 0.5], {})
+    make_run(tmp_path, "cpu/countdown_grpo_near", 1, [0.0, 1.0, 1.0], {2: 0.5})
+    make_run(tmp_path, "cpu/countdown_grpo_near", 2, [1.0, 1.0, 0.0], {2: 0.7})
+    make_run(tmp_path, "cpu/countdown_bapo_near", 1, [0.5, 0.5, 0.5], {})
     return tmp_path
 
 
@@ -83,7 +83,7 @@ def test_each_seeds_curve_and_the_last_numbers_over_seeds(runs):
     # The seeds end at 0.75 and 0.5.
     (cell,) = [cell for cell in results["cells"] if (cell["row"], cell["column"]) == ("GRPO", "Reward")]
     assert cell["mean"] == pytest.approx(0.625) and cell["seeds"] == [1, 2]
-    assert "cpu/bapo-seed1: no actor/entropy in metrics.jsonl" in results["missing"]
+    assert "cpu/countdown_bapo_near-seed1: no actor/entropy in metrics.jsonl" in results["missing"]
 
 
 def test_the_csv_has_every_point(rendered):

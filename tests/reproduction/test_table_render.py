@@ -18,13 +18,13 @@ TABLE = small_table(
     metric: accuracy
     unit: percent
     digits: 1
-    benchmarks: {b: {file: b.parquet, questions: 4}}
+    benchmarks: {b: {file: b.parquet, questions: 5, samples: 8}}
     columns:
       - {name: one, measure: {benchmark: b, metric: avg@8}}
       - {name: two_2, measure: {benchmark: b, metric: avg@8}, notes: [a]}
     rows:
-      - {name: x, preset: p/x, expected: [40.0, 50.0]}
-      - {name: "y|z", preset: p/y}
+      - {name: x, preset: cpu/countdown_grpo_near, expected: [40.0, 50.0]}
+      - {name: "y|z", preset: cpu/countdown_dapo_near}
     footnotes: {a: "See `clipx eval`."}
     """
 )

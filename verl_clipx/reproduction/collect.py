@@ -285,7 +285,7 @@ def hash_of_definition(table: Table) -> str:
     column_keys = ("name", "run", "preset", "measure")
     parts = [
         table.unit,
-        {name: dict(settings) for name, settings in table.benchmarks.items()},
+        {name: {k: v for k, v in settings.items() if k != "origin"} for name, settings in table.benchmarks.items()},
         [{key: getattr(row, key) for key in row_keys} for row in table.rows],
         [{key: getattr(column, key) for key in column_keys} for column in table.columns],
     ]

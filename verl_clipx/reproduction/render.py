@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from verl_clipx.reproduction.footnotes import footnotes_of, marks
 from verl_clipx.reproduction.tables_definition import Column, Row, Table
 
 MINUS = "\u2212"
@@ -67,16 +68,22 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
     cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     per_cell = len({len(cell["seeds"]) for cell in cells.values() if cell.get("interval") and cell["seeds"]}) > 1
 
+    notes = footnotes_of(table)
+    marked = dict(zip((note for note in notes if note.rows or note.columns), marks(), strict=False))
+
+    def marks_of(name: str, where: str) -> tuple[str, ...]:
+        return tuple(mark for note, mark in marked.items() if name in getattr(note, where))
+
     def row_of(row: Row) -> list[Cell]:
         found = [cells.get((row.name, column.name), {}) for column in table.columns]
         return [_cell(table, row, column, cell, per_cell) for column, cell in zip(table.columns, found, strict=True)]
 
     return Page(
         title=table.title,
-        head=[(column.name, column.notes) for column in table.columns],
-        rows=[(row.name, row.notes, row_of(row)) for row in table.rows],
-        below=_below(table, results, list(cells.values())),
-        footnotes=[*table.footnotes.items()],
+        head=[(column.name, marks_of(column.name, "columns")) for column in table.columns],
+        rows=[(row.name, marks_of(row.name, "rows"), row_of(row)) for row in table.rows],
+        below=[*_below(table, results, list(cells.values())), *(note.text for note in notes if note not in marked)],
+        footnotes=[(mark, note.text) for note, mark in marked.items()],
     )
 
 
@@ -155,19 +162,19 @@ def _markdown(page: Page) -> str:
     def text(value: str) -> str:
         return value.replace("|", "\\|")
 
-    def marks(notes: tuple[str, ...]) -> str:
+    def raised(notes: tuple[str, ...]) -> str:
         return "".join(f"<sup>{mark}</sup>" for mark in notes)
 
     def cell(one: Cell) -> str:
         return "<br>".join(filter(None, [one.expected, f"**{one.measured}**" if one.measured else ""]))
 
     lines = [f"### {page.title}", ""]
-    lines.append("| | " + " | ".join(text(name) + marks(notes) for name, notes in page.head) + " |")
+    lines.append("| | " + " | ".join(text(name) + raised(notes) for name, notes in page.head) + " |")
     lines.append("|---|" + "---|" * len(page.head))
     for name, notes, cells in page.rows:
-        lines.append(f"| {text(name)}{marks(notes)} | " + " | ".join(map(cell, cells)) + " |")
+        lines.append(f"| {text(name)}{raised(notes)} | " + " | ".join(map(cell, cells)) + " |")
     lines += ["", *(line + "\n" for line in page.below)]
-    lines += [f"{marks((mark,))} {note}\n" for mark, note in page.footnotes]
+    lines += [f"{raised((mark,))} {note}\n" for mark, note in page.footnotes]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -175,7 +182,7 @@ def _html(page: Page) -> str:
     def text(value: str) -> str:
         return _CODE.sub(r"<code>\1</code>", html.escape(value))
 
-    def marks(notes: tuple[str, ...]) -> str:
+    def raised(notes: tuple[str, ...]) -> str:
         return "".join(f"<sup>{text(mark)}</sup>" for mark in notes)
 
     def cell(one: Cell) -> str:
@@ -183,15 +190,15 @@ def _html(page: Page) -> str:
         return "<br>".join(filter(None, [text(one.expected), measured]))
 
     lines = ["<table>", f"<caption>{text(page.title)}</caption>", "<thead>"]
-    head = "".join(f"<th>{text(name)}{marks(notes)}</th>" for name, notes in page.head)
+    head = "".join(f"<th>{text(name)}{raised(notes)}</th>" for name, notes in page.head)
     lines += [f"<tr><th></th>{head}</tr>", "</thead>", "<tbody>"]
     for name, notes, cells in page.rows:
         lines.append(
-            f"<tr><th>{text(name)}{marks(notes)}</th>" + "".join(f"<td>{cell(one)}</td>" for one in cells) + "</tr>"
+            f"<tr><th>{text(name)}{raised(notes)}</th>" + "".join(f"<td>{cell(one)}</td>" for one in cells) + "</tr>"
         )
     lines += ["</tbody>", "</table>"]
     lines += [f"<p>{text(line)}</p>" for line in page.below]
-    lines += [f"<p>{marks((mark,))} {text(note)}</p>" for mark, note in page.footnotes]
+    lines += [f"<p>{raised((mark,))} {text(note)}</p>" for mark, note in page.footnotes]
     return "\n".join(lines) + "\n"
 
 
@@ -213,7 +220,7 @@ def _latex(page: Page) -> str:
         escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in value)
         return _CODE.sub(r"\\texttt{\1}", escaped)
 
-    def marks(notes: tuple[str, ...]) -> str:
+    def raised(notes: tuple[str, ...]) -> str:
         return "".join(f"\\textsuperscript{{{mark}}}" for mark in notes)
 
     def cell(one: Cell) -> str:
@@ -221,12 +228,12 @@ def _latex(page: Page) -> str:
         return "\\shortstack{" + r" \\ ".join(parts) + "}" if len(parts) > 1 else "".join(parts)
 
     lines = [r"\begin{table}", f"\\caption{{{text(page.title)}}}", f"\\begin{{tabular}}{{l{'c' * len(page.head)}}}"]
-    head = " & ".join(["", *(text(name) + marks(notes) for name, notes in page.head)])
+    head = " & ".join(["", *(text(name) + raised(notes) for name, notes in page.head)])
     lines += [r"\hline", head + r" \\", r"\hline"]
     for name, notes, cells in page.rows:
-        lines.append(" & ".join([text(name) + marks(notes), *map(cell, cells)]) + r" \\")
+        lines.append(" & ".join([text(name) + raised(notes), *map(cell, cells)]) + r" \\")
     lines += [r"\hline", r"\end{tabular}"]
-    below = [text(line) for line in page.below] + [f"{marks((mark,))} {text(note)}" for mark, note in page.footnotes]
+    below = [text(line) for line in page.below] + [f"{raised((mark,))} {text(note)}" for mark, note in page.footnotes]
     lines += [f"\\par\\footnotesize {line}" for line in below]
     return "\n".join([*lines, r"\end{table}"]) + "\n"
 

@@ -1,5 +1,6 @@
 """What a table of a paper is: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
 
+import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
 from functools import cached_property
@@ -15,6 +16,11 @@ BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "cur
 MEAN_OF, GAIN_OF = "mean_of", "gain_of"
 READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE)
 FROM_COLUMNS = (MEAN_OF, GAIN_OF)
+
+EVALUATED = ("checkpoint", "samples", "temperature", "top_p", "max_tokens", "grader")
+"""What an evaluation's number depends on, beside the questions."""
+
+_ORIGIN = re.compile(r"\[(paper|script|choice)\] (.+)")
 
 
 @dataclass(frozen=True)
@@ -37,7 +43,7 @@ class Column:
     """Digits after the decimal point, None for the table's."""
 
     notes: tuple[str, ...] = ()
-    """Marks of footnotes."""
+    """Names of footnotes."""
 
 
 @dataclass(frozen=True)
@@ -82,7 +88,7 @@ class Row:
     """The paper's numbers by column, None where it has none; empty: it has none at all."""
 
     notes: tuple[str, ...] = ()
-    """Marks of footnotes."""
+    """Names of footnotes."""
 
 
 @dataclass(frozen=True)
@@ -127,12 +133,18 @@ class Table:
     """`makes`: a file below the data folder; `command`: what makes it."""
 
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By name: `file` below the data folder, its number of `questions`, and the options of `clipx eval run`."""
+    """By name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`, and their
+    `origin`, unless the paper names the questions."""
+
+    origins: Mapping[str, str] = field(default_factory=dict)
+    """Where the evaluation's settings come from, by `EVALUATED`, and the `estimator` where it is best@k: [paper],
+    [script] or [choice], and why."""
 
     evaluation_options: str = ""
     """More options of every `clipx eval run`."""
 
     footnotes: Mapping[str, str] = field(default_factory=dict)
+    """By name, what no other field says; see footnotes.py for the rest."""
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -145,14 +157,27 @@ class Table:
             questions = settings.get("questions")
             if not isinstance(questions, int) or questions < 1:
                 self._refuse(f"benchmark {name}: questions={questions!r}: give how many its file has, at least 1")
+            self._check_origin(f"benchmark {name}", settings.get("origin", "[paper] x"))
         if any(self.is_curve(column) != (self.unit == "logged") for column in self.columns):
             self._refuse(f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves")
         for part in (*self.columns, *self.rows):
             unknown = [mark for mark in part.notes if mark not in self.footnotes]
             if unknown:
                 self._refuse(f"{part.name}: no footnote {', '.join(unknown)}")
+        for key, text in self.origins.items():
+            self._check_origin(f"origins.{key}", text)
+        lacking = [key for key in EVALUATED if self.origins and key not in self.origins]
+        if lacking or set(self.origins) - {*EVALUATED, "estimator"}:
+            self._refuse(f"origins: give {', '.join(EVALUATED)}, and estimator where it is best@k")
+        unused = set(self.footnotes) - {name for part in (*self.columns, *self.rows) for name in part.notes}
+        if unused:
+            self._refuse(f"no row or column has the footnote {', '.join(sorted(unused))}")
         for row in self.rows:
             self._check_row(row)
+
+    def _check_origin(self, what: str, text: str) -> None:
+        if not _ORIGIN.fullmatch(text):
+            self._refuse(f"{what}: {text!r} starts with none of [paper], [script], [choice]")
 
     def _check_row(self, row: Row) -> None:
         origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
@@ -265,6 +290,12 @@ class Table:
                 if source is not None:
                     cells.setdefault(source, []).append((row, column))
         yield from cells.items()
+
+
+def split_origin(text: str) -> tuple[str, str]:
+    """The label of an origin, paper, script or choice, and what it says."""
+    found = _ORIGIN.fullmatch(text)
+    return found[1], found[2]
 
 
 def columns_used(measure: Mapping[str, Any]) -> list[str]:

@@ -1,0 +1,310 @@
+"""A table's footnotes: what its fields and its presets cause, and what its definition writes by hand."""
+
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from string import ascii_lowercase
+
+from verl_clipx.reproduction.config_hash import is_left_out
+from verl_clipx.reproduction.origins import Origin, read_origins
+from verl_clipx.reproduction.presets import PAPERS
+from verl_clipx.reproduction.reachability import Printed, printed_numbers
+from verl_clipx.reproduction.tables_definition import (
+    BENCHMARK,
+    CURVE,
+    EVALUATED,
+    GAIN_OF,
+    MEAN_OF,
+    VALIDATION,
+    Column,
+    Row,
+    Table,
+    split_origin,
+)
+
+OFF_BY_A_DIGIT = 0.1
+"""Percentage points that a printed gain may differ from the recomputed one: one in its last digit."""
+
+LONGEST_VALUE = 24
+"""Characters of a preset's value that a footnote repeats; a longer one is named by its key alone."""
+
+
+@dataclass(frozen=True)
+class Footnote:
+    """A text, and the headings that have its mark; without any it is about the whole table."""
+
+    text: str
+    rows: tuple[str, ...] = ()
+    columns: tuple[str, ...] = ()
+
+
+def footnotes_of(table: Table) -> list[Footnote]:
+    """All footnotes of a table, those of the whole table last.
+
+    Args:
+        table: whose presets exist.
+    """
+    merged: dict[str, Footnote] = {}
+    for footnote in (footnote for cause in CAUSES for footnote in cause(table)):
+        same = merged.get(footnote.text, Footnote(footnote.text))
+        merged[footnote.text] = replace(same, rows=same.rows + footnote.rows, columns=same.columns + footnote.columns)
+    return sorted(merged.values(), key=lambda footnote: not (footnote.rows or footnote.columns))
+
+
+def marks() -> Iterator[str]:
+    """a to z, then aa to zz."""
+    yield from ascii_lowercase
+    yield from (one + two for one in ascii_lowercase for two in ascii_lowercase)
+
+
+def by_hand(table: Table) -> Iterator[Footnote]:
+    """What no field says."""
+    for name, text in table.footnotes.items():
+        rows, columns = ([part.name for part in parts if name in part.notes] for parts in (table.rows, table.columns))
+        yield Footnote(text, tuple(rows), tuple(columns))
+
+
+def never_measured(table: Table) -> Iterator[Footnote]:
+    """`quoted`."""
+    for reason, rows in _grouped((row.quoted, row.name) for row in table.rows if row.quoted):
+        yield Footnote(f"Not measured: {reason}.", rows=rows)
+
+
+def before_training(table: Table) -> Iterator[Footnote]:
+    """Rows that are not trained, where one model stands in the columns of several regimes."""
+    rows = []
+    for row in table.rows:
+        sources = [table.source_of(row, column) for column in table.columns if table.expected(row, column) is not None]
+        regimes = {column.run for column in table.columns if table.expected(row, column) is not None and column.run}
+        if (row.model or row.models) and len(regimes) > len({source.model for source in sources if source}):
+            rows.append(row.name)
+    if rows:
+        yield Footnote("The model before training: the paper prints one number for all regimes.", rows=tuple(rows))
+
+
+def other_options(table: Table) -> Iterator[Footnote]:
+    """A row's `evaluation_options`."""
+    for options, rows in _grouped((row.evaluation_options, row.name) for row in table.rows if row.evaluation_options):
+        yield Footnote(f"Evaluated with `{options}`, so that the prompt is that of the trained rows.", rows=rows)
+
+
+def bounds_from_a_run(table: Table) -> Iterator[Footnote]:
+    """`measured_bounds`."""
+    for row in table.rows:
+        runs = [f"`{preset}`" for key, preset in row.measured_bounds.items() if key != "group"]
+        if runs:
+            text = f"The paper prints no bounds: `clipx bounds` measures them on {_listed(runs)} of the same seed."
+            yield Footnote(text, rows=(row.name,))
+
+
+def best_validation(table: Table) -> Iterator[Footnote]:
+    """`validation`."""
+    columns = [column.name for column in table.columns if VALIDATION in column.measure]
+    if columns:
+        text = (
+            "The best of all validations of a run, on the problems that are reported: optimistic, the more the oftener "
+            "one validates."
+        )
+        yield Footnote(text, columns=tuple(columns))
+
+
+def questions(table: Table) -> Iterator[Footnote]:
+    """A benchmark's `origin`, where it is not the paper."""
+    for name, settings in table.benchmarks.items():
+        if "origin" not in settings:
+            continue
+        kind, text = split_origin(settings["origin"])
+        columns = [column.name for column in table.columns if name in _benchmarks(table, column)]
+        if kind != "paper":
+            yield Footnote(f"Questions{_chosen(kind)}: {text}.", columns=tuple(columns))
+
+
+def estimator(table: Table) -> Iterator[Footnote]:
+    """`best@k`."""
+    columns = [column.name for column in table.columns if _draws_with_replacement(table, column)]
+    if columns:
+        kind, text = split_origin(table.origins["estimator"])
+        text = f"verl's best@k, k draws with replacement{_chosen(kind)}: {text}."
+        yield Footnote(text, columns=tuple(columns))
+
+
+def out_of_reach(table: Table) -> Iterator[Footnote]:
+    """Printed numbers that questions and samples cannot give."""
+
+    def counts(number: Printed) -> str:
+        text = f"Of {number.questions:,} questions with {number.samples} samples each"
+        if number.samples == 1:
+            text = f"Of {number.questions:,} questions"
+        return text + (f" as the mean of {number.checkpoints} checkpoints" if number.checkpoints > 1 else "")
+
+    doubtful = [number for number in printed_numbers(table) if not number.is_reachable]
+    for how, numbers in _grouped((counts(number), number) for number in doubtful):
+        cut = list(dict.fromkeys(number.text for number in numbers if number.is_cut_off))
+        rest = list(dict.fromkeys(number.text for number in numbers if not number.is_cut_off))
+        parts = []
+        if cut:
+            parts.append(f"{_listed(cut)} {'is cut' if len(cut) == 1 else 'are cut'} off, not rounded")
+        if rest:
+            parts.append(f"{_listed(rest)} cannot be reached")
+        columns = dict.fromkeys(number.column.name for number in numbers)
+        yield Footnote(f"{how}, {'; '.join(parts)}.", columns=tuple(columns))
+
+
+def other_gains(table: Table) -> Iterator[Footnote]:
+    """Printed gains that do not follow from the printed cells."""
+    for row in table.rows:
+        for column in table.columns:
+            printed, of = table.expected(row, column), table.measure_of(row, column).get(GAIN_OF)
+            if printed is None or not of or not row.baseline:
+                continue
+            gains = recomputed_gains(table, row, table.column(of))
+            # The gain of the cells is the one that `collect` computes; rounded averages cannot give it exactly.
+            if abs(gains["from the cells"] - printed) > OFF_BY_A_DIGIT:
+                wrong = [f"{gain:.3f} % {how}" for how, gain in gains.items() if abs(gain - printed) > OFF_BY_A_DIGIT]
+                text = f"The paper prints a gain of {printed} %. Recomputed: {_listed(wrong)}."
+                yield Footnote(text, rows=(row.name,))
+
+
+def recomputed_gains(table: Table, row: Row, average: Column) -> dict[str, float]:
+    """A row's gain over its baseline in percent, from the printed cells and from the printed averages.
+
+    Args:
+        table: the table.
+        row: one with a baseline.
+        average: the column that is a mean of others.
+    """
+    base = table.row(row.baseline)
+
+    def total(one: Row) -> float:
+        return sum(table.expected(one, table.column(name)) for name in table.measure_of(one, average)[MEAN_OF])
+
+    return {
+        "from the cells": 100 * (total(row) / total(base) - 1),
+        "from the rounded averages": 100 * (table.expected(row, average) / table.expected(base, average) - 1),
+    }
+
+
+def twice_the_steps(table: Table) -> Iterator[Footnote]:
+    """Presets with Lopti's two passes."""
+    rows = [
+        row.name
+        for row in table.rows
+        if any(_has_two_passes(preset) for preset in (row.preset, *row.presets.values()) if preset)
+    ]
+    columns = [column.name for column in table.columns if column.preset and _has_two_passes(column.preset)]
+    if rows or columns:
+        text = "Lopti goes over each rollout batch twice, so it makes twice the optimizer steps."
+        yield Footnote(text, rows=tuple(rows), columns=tuple(columns))
+
+
+def moving_average(table: Table) -> Iterator[Footnote]:
+    """`smooth`."""
+    smooth = ((column.measure["smooth"], column.name) for column in table.columns if "smooth" in column.measure)
+    for weight, columns in _grouped(smooth):
+        yield Footnote(f"Exponential moving average, weight of the past {weight}; faint: as logged.", columns=columns)
+
+
+def last_numbers(table: Table) -> Iterator[Footnote]:
+    """`curve`."""
+    if any(CURVE in column.measure for column in table.columns):
+        yield Footnote(f"The curves' last numbers; `clipx table render {table.name} --format svg` draws the curves.")
+
+
+def evaluation(table: Table) -> Iterator[Footnote]:
+    """`origins` of what the evaluation does, where they are not the paper."""
+    for kind, whose in (("script", "The authors' release"), ("choice", "This project's choice")):
+        origins = [(split_origin(table.origins[key]), key) for key in EVALUATED if key in table.origins]
+        reasons = _grouped((text, _setting(table, key)) for (found, text), key in origins if found == kind)
+        parts = [f"{_listed(keys)} ({text})" for text, keys in reasons]
+        if parts:
+            yield Footnote(f"Evaluation. {whose}: {_listed(parts)}.")
+
+
+def choices_of_presets(table: Table) -> Iterator[Footnote]:
+    """Values of the trainings that paper and release leave open: `[choice]` in the paper's presets."""
+    values: dict[str, dict[str, None]] = defaultdict(dict)
+    for source, _ in table.sources():
+        for origin in _origins(source.preset):
+            if origin.kind == "choice" and _is_the_papers_own(origin):
+                values[origin.key] |= dict.fromkeys(_short(origin))
+    parts = [f"`{key}`{' ' * bool(found)}{' or '.join(found)}" for key, found in values.items()]
+    if parts:
+        yield Footnote(f"Training. This project's choice: {_listed(parts)}; `clipx recipe show` says why.")
+
+
+CAUSES = (
+    by_hand,
+    never_measured,
+    before_training,
+    other_options,
+    bounds_from_a_run,
+    best_validation,
+    questions,
+    estimator,
+    out_of_reach,
+    other_gains,
+    twice_the_steps,
+    moving_average,
+    last_numbers,
+    evaluation,
+    choices_of_presets,
+)
+"""In the order of the marks."""
+
+
+def _chosen(kind: str) -> str:
+    return ", this project's choice" if kind == "choice" else ""
+
+
+def _origins(preset: str | None) -> Iterable[Origin]:
+    if not preset or preset.partition("/")[0] not in PAPERS:
+        return ()
+    return read_origins(preset).values()
+
+
+def _is_the_papers_own(origin: Origin) -> bool:
+    # What all papers share is verl's default, and a method's group has what only this project's losses know.
+    if origin.file == "recipe/common/base.yaml" or origin.file.startswith("clipx/"):
+        return False
+    return not is_left_out(origin.key) and origin.key != "reward.custom_reward_function.name"
+
+
+def _setting(table: Table, key: str) -> str:
+    """An evaluation's setting by name, with its value where all benchmarks have one."""
+    values = {settings[key] for settings in table.benchmarks.values() if key in settings}
+    return key.replace("_", "-") + (f" {values.pop()}" if len(values) == 1 else "")
+
+
+def _short(origin: Origin) -> list[str]:
+    """A value, unless it is too long to be repeated."""
+    value = "null" if origin.value is None else str(origin.value)
+    return [value] if len(value) <= LONGEST_VALUE else []
+
+
+def _has_two_passes(preset: str) -> bool:
+    origins = read_origins(preset)
+    order = origins.get("clipx.update.order")
+    return order is not None and order.value in ("low_first", "high_first")
+
+
+def _benchmarks(table: Table, column: Column) -> set[str]:
+    names = {name for row in table.rows for name in table.benchmarks_of(row, column)}
+    return names | {column.measure.get(VALIDATION)}
+
+
+def _draws_with_replacement(table: Table, column: Column) -> bool:
+    measures = [table.measure_of(row, column) for row in table.rows]
+    return any(BENCHMARK in how and re.match("best@", how["metric"]) for how in measures)
+
+
+def _grouped(pairs: Iterable[tuple]) -> Iterator[tuple]:
+    """Pairs by their first part, in order: the part, and a tuple of the others."""
+    groups = defaultdict(list)
+    for key, value in pairs:
+        groups[key].append(value)
+    yield from ((key, tuple(values)) for key, values in groups.items())
+
+
+def _listed(parts: Sequence[str]) -> str:
+    return " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
