@@ -1,14 +1,34 @@
-"""Files that appear whole or not at all, and JSON of bounded size whose errors name it."""
+"""A user's files: written whole or not at all, read up to a size, with errors that name them."""
 
 import contextlib
+import io
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-MAX_JSON_BYTES = 256 << 20
-"""Largest JSON file read; the results of an evaluation have a few megabytes."""
+if TYPE_CHECKING:
+    import pyarrow
+    from omegaconf import DictConfig
+
+MAX_BYTES = 256 << 20
+"""Largest file, or line of a data file, that is held in memory; a log of 10,000 steps has 100 MB."""
+
+MAX_TAIL_BYTES = 64 << 10
+"""Of a log whose end is shown."""
+
+MAX_CONFIG_BYTES = 1 << 20
+"""Largest configuration read; verl's has 50 kB."""
+
+MAX_CONFIG_DEPTH = 50
+"""Most levels of a configuration; verl's has 7."""
+
+MAX_TABLE_BYTES = 4 << 30
+"""Most bytes that the columns read of one Parquet file may have once they are unpacked."""
+
+MAX_TABLE_ROWS = 20_000_000
+"""Most rows of a Parquet file that is held in memory; DAPO's public set, the largest one known, has 1.8 million."""
 
 
 @contextlib.contextmanager
@@ -17,6 +37,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
     Args:
         path: the file; its folder is made if missing. After a crash it is the old file or the new one, never a part.
+
+    Raises:
+        OSError: it cannot be written, being a folder for instance.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -40,33 +63,209 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def read_bytes(path: Path, most: int | None = None) -> bytes:
+    """Read a file.
+
+    Args:
+        path: the file.
+        most: bytes that it may have; `MAX_BYTES` by default.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: it is a folder or no regular file, or too large; names it.
+    """
+    most = MAX_BYTES if most is None else most
+    _check_kind(path)
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"{path}: larger than {most} bytes; is it the right file?")
+    return content
+
+
+def read_text(path: Path, most: int | None = None) -> str:
+    """Read a text in UTF-8.
+
+    Raises:
+        OSError, ValueError: as `read_bytes`; or it is in no UTF-8.
+    """
+    try:
+        return read_bytes(path, most).decode()
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: no text in UTF-8 ({error}); is it the right file?") from None
+
+
+def read_lines(path: Path) -> Iterator[bytes]:
+    """Yield the lines of a file of any size, each with its end.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: it is a folder or no regular file, or a line is longer than `MAX_BYTES`; names it.
+    """
+    _check_kind(path)
+    with path.open("rb") as file:
+        number = 1
+        while line := file.readline(MAX_BYTES + 1):
+            if len(line) > MAX_BYTES:
+                raise ValueError(f"{path}, line {number}: longer than {MAX_BYTES} bytes; is it the right file?")
+            yield line
+            number += 1
+
+
+def last_lines(path: Path, count: int) -> list[str]:
+    """The last lines of a log of any size, or fewer where they are long.
+
+    Args:
+        path: the log.
+        count: how many.
+    """
+    with path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - MAX_TAIL_BYTES))
+        return file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
+
+
+def parse_json(content: str | bytes, where: str) -> Any:
+    """A JSON text's value.
+
+    Args:
+        content: the text.
+        where: names it in the error.
+
+    Raises:
+        ValueError: it is no JSON, or nested too deeply.
+    """
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: not JSON ({error}); is the file complete?") from None
+
+
 def read_json(path: Path) -> Any:
     """Read a JSON file.
 
     Raises:
-        OSError: it cannot be read, a folder for instance.
-        ValueError: it is larger than `MAX_JSON_BYTES` or no JSON; names the file.
+        OSError, ValueError: as `read_bytes`; or it is no JSON.
     """
-    with path.open("rb") as file:
-        content = file.read(MAX_JSON_BYTES + 1)
-    if len(content) > MAX_JSON_BYTES:
-        raise ValueError(f"{path}: larger than {MAX_JSON_BYTES} bytes; is it the right file?")
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); remove it, or make it anew") from None
+    return parse_json(read_bytes(path), str(path))
 
 
-def read_json_object(path: Path) -> dict[str, Any]:
+def read_json_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
     """Read a JSON file that holds an object.
 
+    Args:
+        path: the file.
+        keys: what the object must have.
+
     Raises:
-        OSError, ValueError: as `read_json`; or it holds something else.
+        OSError, ValueError: as `read_json`; or it holds something else, or lacks a key.
     """
     content = read_json(path)
     if not isinstance(content, dict):
         raise ValueError(f"{path}: holds {type(content).__name__}, not an object; remove it, or make it anew")
+    missing = [key for key in keys if key not in content]
+    if missing:
+        raise ValueError(f"{path}: has no {', '.join(missing)}; remove it, or make it anew")
     return content
+
+
+def read_config(path: Path) -> "DictConfig":
+    """Read a configuration as Hydra writes it, not resolved.
+
+    Raises:
+        OSError, ValueError: as `read_bytes`; or it is no YAML of keys and values, is nested too deeply, or repeats
+            parts by YAML's aliases, which Hydra never writes and which let a small file unfold without end.
+    """
+    import yaml
+    from omegaconf import DictConfig, OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    text = read_text(path, MAX_CONFIG_BYTES)
+    try:
+        depth = 0
+        for event in yaml.parse(text, Loader=yaml.CSafeLoader):
+            depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            if isinstance(event, yaml.AliasEvent) or depth > MAX_CONFIG_DEPTH:
+                found = "an alias (*name)" if depth <= MAX_CONFIG_DEPTH else f"more than {MAX_CONFIG_DEPTH} levels"
+                raise ValueError(f"{path}: has {found}; is it a run's configuration?")
+        config = OmegaConf.load(io.StringIO(text))
+    except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
+        raise ValueError(f"{path}: not YAML of keys and values ({error}); was it cut off?") from None
+    if not isinstance(config, DictConfig):
+        raise ValueError(f"{path}: a list, not keys and values; is it a run's configuration?")
+    return config
+
+
+def read_whole_number(path: Path) -> int:
+    """Read a file that holds one whole number and nothing else, as verl's of the last checkpoint's step.
+
+    Raises:
+        OSError, ValueError: as `read_bytes`; or it holds something else.
+    """
+    text = read_bytes(path, 64).decode(errors="replace").strip()
+    if not (text.isascii() and text.isdecimal()):
+        raise ValueError(f"{path}: {text!r} is no whole number; was it cut off?")
+    return int(text)
+
+
+@contextlib.contextmanager
+def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["pyarrow.parquet.ParquetFile"]:
+    """An open Parquet file that is small enough to be read whole.
+
+    Args:
+        path: the file.
+        columns: those that will be read, None for all; they need not be there.
+
+    Raises:
+        OSError: it is not there, or cannot be read.
+        ValueError: it is no Parquet file, cut off, or too large; also in place of pyarrow's errors within the block.
+    """
+    import pyarrow
+    import pyarrow.parquet
+
+    _check_kind(path)
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            _check_size(path, file.metadata, columns)
+            yield file
+    except pyarrow.ArrowException as error:
+        raise ValueError(f"{path}: not a Parquet file, or cut off ({error}); is the copy complete?") from None
+
+
+def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Table":
+    """Read a Parquet file.
+
+    Args:
+        path: the file.
+        columns: those to read, None for all.
+
+    Raises:
+        OSError, ValueError: as `parquet_file`; or a column is missing.
+    """
+    with parquet_file(path, columns) as file:
+        missing = [name for name in columns or () if name not in file.schema_arrow.names]
+        if missing:
+            raise ValueError(f"{path}: no column {', '.join(missing)}, only {', '.join(file.schema_arrow.names)}")
+        return file.read(columns)
+
+
+def _check_size(path: Path, metadata: Any, columns: Sequence[str] | None) -> None:
+    if metadata.num_rows > MAX_TABLE_ROWS:
+        raise ValueError(f"{path}: {metadata.num_rows} rows, more than {MAX_TABLE_ROWS}; is it the right file?")
+    groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+    parts = [group.column(index) for group in groups for index in range(group.num_columns)]
+    size = sum(
+        part.total_uncompressed_size
+        for part in parts
+        if columns is None or part.path_in_schema.partition(".")[0] in columns
+    )
+    if size > MAX_TABLE_BYTES:
+        raise ValueError(f"{path}: {size} bytes unpacked, more than {MAX_TABLE_BYTES}; is it the right file?")
+
+
+def _check_kind(path: Path) -> None:
+    # Opening a pipe would wait for somebody to write into it; a folder's own error does not say what it should be.
+    if path.exists() and not path.is_file():
+        raise ValueError(f"{path}: {'a folder' if path.is_dir() else 'a device or pipe'}, not a file")
 
 
 def _reach_the_disk(path: Path) -> None:

@@ -1,7 +1,8 @@
 """The state's file: exact, atomic, and clear about every way in which it can be unusable.
 
-Covers: round trip, a crash while writing, missing, truncated and foreign files; files of format 1, which an earlier
-version wrote. Not covered: ranks and resuming (tests/end_to_end/test_resume.py).
+Covers: round trip, a crash while writing, missing, truncated and foreign files, also through the worker's
+load_checkpoint; files of format 1, which an earlier version wrote. Not covered: several ranks, verl's own checkpoint,
+resuming (tests/end_to_end/test_engine.py and test_resume.py).
 """
 
 import json
@@ -11,8 +12,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from verl_clipx import files
 from verl_clipx.methods import METHODS
+from verl_clipx.training import worker as worker_module
+from verl_clipx.training.config import build
+from verl_clipx.training.planner import StepPlanner
 from verl_clipx.training.state import FILE, ControllerState, UnusableState, description, read_state, write_state
+from verl_clipx.training.worker import ClipxTraining
 
 OWNER = description(METHODS["acpo"]())
 FIXTURES = Path(__file__).parent / "fixtures"
@@ -46,6 +52,10 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     assert read_state(tmp_path, OWNER).step == 7
 
 
+def a_file(folder):
+    return write_state(folder, a_state(), OWNER)
+
+
 def changed(tmp_path, **changes):
     path = write_state(tmp_path, a_state(), OWNER)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -62,13 +72,94 @@ def changed(tmp_path, **changes):
         (lambda folder: changed(folder, format=99), "has format 99, this version reads 1 and 2"),
         (lambda folder: changed(folder, belongs_to="somebody"), "belongs to other parameters"),
         (lambda folder: changed(folder, statistics={"update_0": "x"}), "cut short or not a state"),
+        (lambda folder: changed(folder, statistics=[]), "cut short or not a state"),
+        (lambda folder: changed(folder, statistics={"update_0": [0.0] * 14}), r"update_0 must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"update_0": [[0.0]] * 15}), r"update_0 must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": ["0"] * 15}), r"a must be 15 finite numbers, not \['0'"),
+        (lambda folder: changed(folder, statistics={"a": [True] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": [float("nan")] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": [float("inf")] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": [10**400] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, step=-1), r"step -1"),
+        (lambda folder: changed(folder, step=1.5), r"step 1\.5"),
+        (lambda folder: changed(folder, step=float("inf")), r"step inf"),
+        (lambda folder: changed(folder, format=[]), r"has format \[\]"),
+        (lambda folder: (folder / FILE).write_text("[" * 100_000), "cut short or not a state .*recursion"),
+        (lambda folder: (folder / FILE).write_text('{"a":' * 100_000), "cut short or not a state .*recursion"),
+        (lambda folder: (folder / FILE).write_bytes(b"\xff\xfe\x00"), "cut short or not a state"),
+        (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
+        (lambda folder: os.mkfifo(folder / FILE), "a device or pipe, not a file"),
+        (lambda folder: os.truncate(a_file(folder), files.MAX_BYTES + 1), "larger than"),
     ],
 )
 def test_an_unusable_file_says_why(tmp_path, spoil, message):
     spoil(tmp_path)
     with pytest.raises(UnusableState, match=message) as raised:
         read_state(tmp_path, OWNER)
-    assert FILE in str(raised.value)
+    assert str(tmp_path / FILE) in str(raised.value)
+
+
+class VerlsWorker:
+    """The part of verl's TrainingWorker that loading a checkpoint uses, with one rank."""
+
+    class engine:
+        is_mp_src_rank_with_outputs = staticmethod(lambda: True)
+        get_data_parallel_rank = staticmethod(lambda: 0)
+
+    def load_checkpoint(self, local_path, hdfs_path, del_local_after_load):
+        self.loaded = local_path
+
+
+class Worker(ClipxTraining, VerlsWorker):
+    """Ours on top of it."""
+
+    def __init__(self, **parameters):
+        self.planner = StepPlanner(build(**parameters), observe=None, all_reduce=None)
+
+
+@pytest.fixture
+def one_rank(tmp_path_factory, monkeypatch):
+    store = tmp_path_factory.mktemp("store") / "file"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    monkeypatch.setattr(worker_module, "get_device_id", lambda: "cpu")
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):
+    folder = tmp_path / "global_step_9" / "actor"
+    write_state(folder, a_state(), OWNER)
+    worker = Worker(method="acpo")
+    worker.load_checkpoint(str(folder))
+    assert worker.planner.state.step == 7 and worker.rollouts == 9 and worker.loaded == str(folder)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
+        (lambda folder: (folder / FILE).write_text("[" * 100_000), "recursion"),
+        (lambda folder: (folder / FILE).write_bytes(b"\xff"), "not JSON"),
+        (lambda folder: changed(folder, statistics={"update_0": [0.0] * 14}), "update_0 must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"update_0": [float("nan")] * 15}), "must be 15 finite numbers"),
+    ],
+)
+def test_loading_a_checkpoint_with_an_unusable_state_stops_unless_told_to_start_afresh(
+    tmp_path, one_rank, spoil, message
+):
+    spoil(tmp_path)
+    worker = Worker(method="acpo")
+    with pytest.raises(RuntimeError, match=rf"{FILE}.*{message}.*clipx\.missing_state=fresh") as raised:
+        worker.load_checkpoint(str(tmp_path))
+    assert str(tmp_path / FILE) in str(raised.value) and not hasattr(worker, "loaded")
+    worker = Worker(method="acpo", missing_state="fresh")
+    worker.load_checkpoint(str(tmp_path))
+    assert worker.planner.state == ControllerState() and worker.loaded == str(tmp_path)
+
+
+def test_a_state_from_before_its_size_was_written_down_is_read(tmp_path):
+    write_state(tmp_path, a_state(), {key: value for key, value in OWNER.items() if key != "statistics_size"})
+    assert read_state(tmp_path, OWNER).step == 7
 
 
 def test_other_parameters_are_named(tmp_path):
