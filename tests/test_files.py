@@ -40,7 +40,7 @@ def test_what_is_no_json_is_named(tmp_path, content):
 
 def test_reading_is_bounded(tmp_path, monkeypatch):
     write_json(tmp_path / "file.json", ["x" * 100])
-    monkeypatch.setattr(files, "MAX_JSON_BYTES", 50)
+    monkeypatch.setattr(files, "MAX_BYTES", 50)
     with pytest.raises(ValueError, match=r"file\.json: larger than 50 bytes"):
         read_json(tmp_path / "file.json")
 

@@ -1,7 +1,7 @@
 """The command `clipx`."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.console import Console
@@ -12,6 +12,7 @@ from typer.core import TyperGroup
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.evaluation.commands import evaluation_app
 from verl_clipx.extras import missing_tool
+from verl_clipx.files import last_lines, write_text
 from verl_clipx.listed import print_list
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
@@ -97,9 +98,10 @@ def gpu_check(
 
     try:
         machine = this_machine(device, gpus)
+        if json is not None and json.is_dir():
+            raise ValueError(f"--json {json}: a folder; name the file to write")
     except ValueError as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(2) from None
+        _fail(error, 2)
     found = []
     with console.status("checking") as status:
         for result in results(machine):
@@ -112,7 +114,10 @@ def gpu_check(
             console.print("\n".join(result.log), markup=False, highlight=False, soft_wrap=True)
     console.print(last_line(found), highlight=False)
     if json is not None:
-        json.write_text(as_json(found, described(machine)))
+        try:
+            write_text(json, as_json(found, described(machine)))
+        except OSError as error:
+            _fail(error)
     raise typer.Exit(exit_code(found))
 
 
@@ -142,8 +147,7 @@ def methods(
     try:
         name, summary, source, groups = described_by(name)
     except ValueError as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
+        _fail(error)
     console.print(f"[bold]{name}[/]: {summary}\n{source}\nGroups: {', '.join(groups)}")
     headings = ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning")
     rows = [list(map(escape, row)) for row in parameter_rows(name, groups)]
@@ -173,9 +177,8 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
         if isinstance(settings, Observe):
             raise ValueError(f"{name}: has no gradient weight of its own.")
         draw_weights(settings.method, path)
-    except ValueError as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
+    except (OSError, ValueError) as error:
+        _fail(error)
     console.print(f"{path}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -193,8 +196,7 @@ def explain(context: typer.Context) -> None:
     try:
         lines = explained(context.args)
     except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
+        _fail(error)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -213,8 +215,7 @@ def check_loss(
     try:
         method = build(function=function).method
     except ValueError as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
+        _fail(error)
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
@@ -233,9 +234,8 @@ def report(
 
     try:
         findings = write_report(runs, out, title)
-    except (FileNotFoundError, ValueError) as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
+    except (OSError, ValueError) as error:
+        _fail(error)
     for finding in findings:
         console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
     console.print(f"{out / PAGE}", markup=False, highlight=False, soft_wrap=True)
@@ -251,9 +251,8 @@ def bounds(
 
     try:
         found = measured_bounds(read_run_log(metrics))
-    except (FileNotFoundError, ValueError) as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
+    except (OSError, ValueError) as error:
+        _fail(error)
     console.print(
         f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
     )
@@ -285,8 +284,13 @@ def watch(
         raise typer.Exit(127) from None
     if code not in (0, 130):
         console.print(f"[red]{label} failed with exit code {code}.[/] Its log: {log}. The end of it:", soft_wrap=True)
-        console.print("\n".join(log.read_text(errors="replace").splitlines()[-15:]), markup=False, highlight=False)
+        console.print("\n".join(last_lines(log, 15)), markup=False, highlight=False)
     raise typer.Exit(code)
+
+
+def _fail(error: Exception, code: int = 1) -> NoReturn:
+    console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+    raise typer.Exit(code) from None
 
 
 def generate_on_cpu(model, requests, settings, *, stop_token_ids, vocabulary_size) -> list[list[int]]:

@@ -346,10 +346,18 @@ def test_a_file_that_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, m
     assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(50.0)
 
 
-def test_a_folder_in_a_files_place_is_no_file(tmp_path, make_run, preset_values):
+@pytest.mark.parametrize(
+    "file", ["run.json", "metrics.jsonl", "checkpoints/latest_checkpointed_iteration.txt", "evaluation/b/results.json"]
+)
+def test_a_folder_in_a_files_place_is_named_and_stops_its_run_alone(tmp_path, make_run, preset_values, file):
     folder = make_run(GRPO, 1, 0.40, 0.60)
-    (folder / "run.json").mkdir()
-    assert cells_of(collect(definition(), tmp_path, preset_values))["GRPO", "B"]["mean"] == pytest.approx(40.0)
+    make_run(GRPO, 2, 0.50, 0.70)
+    (folder / file).unlink(missing_ok=True)
+    (folder / file).mkdir(parents=True)
+    results = collect(definition(), tmp_path, preset_values)
+    (refused,) = results["refused"]
+    assert f"{folder / file}: a folder, not a file" in refused["reasons"][0]
+    assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(50.0)
 
 
 def test_a_folder_of_runs_that_is_not_there_is_refused_and_not_made(tmp_path):

@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_clipx.diagnostics.palette import HAIR, INK, SOFT
+from verl_clipx.files import read_text, replacing
 
 # Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
 WIDTH = 348
@@ -87,8 +88,9 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
 
 def save(drawing: Figure, folder: Path, name: str) -> None:
     """Writes a figure as SVG and PNG."""
-    drawing.savefig(folder / f"{name}.svg", metadata={"Date": None})
-    drawing.savefig(folder / f"{name}.png", dpi=144)
+    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 144})):
+        with replacing(folder / f"{name}.{kind}") as partial:
+            drawing.savefig(partial, format=kind, **options)
 
 
 def inline(path: Path, name: str, description: str) -> Markup:
@@ -99,7 +101,7 @@ def inline(path: Path, name: str, description: str) -> Markup:
         name: unlike that of every other figure on the page.
         description: what the figure shows.
     """
-    text = path.read_text(encoding="utf-8")
+    text = read_text(path)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)

@@ -1,12 +1,12 @@
 """Reward on held-out problems with a confidence interval, from the generations that verl's validation writes."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 
 from verl_clipx.diagnostics.intervals import Interval, mean_interval
+from verl_clipx.files import parse_json, read_lines
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,22 @@ def held_out_reward(path: Path) -> HeldOutReward:
 
     Args:
         path: a `<step>.jsonl` of trainer.validation_data_dir, with `input` and `score` on each line.
+
+    Raises:
+        ValueError: it is empty, or a line is of something else; names the line.
     """
     scores: dict[str, list[float]] = {}
-    for line in path.read_bytes().splitlines():
-        entry = json.loads(line)
-        scores.setdefault(entry["input"], []).append(float(entry["score"]))
+    for number, line in enumerate(read_lines(path), 1):
+        where = f"{path}, line {number}"
+        entry = parse_json(line, where)
+        try:
+            scores.setdefault(str(entry["input"]), []).append(float(entry["score"]))
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ValueError(
+                f"{where}: no `input` with a number `score`; remove the file to go on without it"
+            ) from None
+    if not scores:
+        raise ValueError(f"{path}: empty; remove it to go on without it")
     found = mean_interval([float(numpy.mean(values)) for values in scores.values()])
     samples = sum(map(len, scores.values()))
     return HeldOutReward(int(path.stem), *found, len(scores), samples)

@@ -16,6 +16,7 @@ from verl_clipx.diagnostics.runs import Run, Setting, differences, read_run, set
 from verl_clipx.diagnostics.token_view import token_sections
 from verl_clipx.diagnostics.trace_figures import trace_plates
 from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
+from verl_clipx.files import replacing, write_text
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
@@ -55,9 +56,10 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
     with style():
         plates = [*log_plates(settings), *trace_plates(updates)]
         drawings = _write_figures(plates, out / FIGURES)
-    _metrics(settings).to_csv(out / METRICS, index=False)
+    write_text(out / METRICS, _metrics(settings).to_csv(index=False))
     if updates:
-        _traced(updates).to_csv(out / TOKENS, index=False)
+        with replacing(out / TOKENS) as partial:
+            _traced(updates).to_csv(partial, index=False)
     else:
         (out / TOKENS).unlink(missing_ok=True)
     sections = token_sections(updates)
@@ -77,7 +79,7 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
         number=number,
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
-    (out / PAGE).write_text(page, encoding="utf-8")
+    write_text(out / PAGE, page)
     return told
 
 

@@ -1,10 +1,11 @@
 """A run's files, and verl's file log as a table."""
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
+
+from verl_clipx.files import parse_json, read_bytes
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,13 @@ def read_run_log(path: Path) -> pandas.DataFrame:
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
-        ValueError: the file is empty, cut short or of something else; names the line.
+        ValueError: the file is empty, too large, cut short or of something else; names the line.
     """
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(
             f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
         )
-    text = path.read_bytes()
+    text = read_bytes(path)
     if not text.strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
     return _table(text, path)
@@ -69,7 +70,7 @@ def read_growing_log(path: Path) -> pandas.DataFrame:
     Raises:
         ValueError: a whole line is of something else.
     """
-    text = path.read_bytes() if path.is_file() else b""
+    text = read_bytes(path) if path.is_file() else b""
     return _table(text[: text.rfind(b"\n") + 1], path)
 
 
@@ -84,9 +85,9 @@ def _table(text: bytes, path: Path) -> pandas.DataFrame:
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
         try:
-            entry = json.loads(line)
+            entry = parse_json(line, "")
             step, data = int(entry["step"]), dict(entry["data"])
-        except (ValueError, TypeError, KeyError):
+        except (ValueError, TypeError, KeyError, OverflowError):
             if number == len(lines) > 1 and not text.endswith(b"\n"):
                 message = f"cut short: the log is whole up to line {number - 1}. Remove the rest to read it"
             else:

@@ -14,7 +14,7 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
-from verl_clipx.files import replacing
+from verl_clipx.files import parse_json, read_lines, read_whole_number, write_text
 
 LATEST = "latest_checkpointed_iteration.txt"
 
@@ -70,7 +70,7 @@ def resumed_step(trainer: dict[str, Any]) -> int:
         found = re.search(r"global_step_(\d+)", str(trainer.get("resume_from_path")))
         return int(found[1]) if found else 0
     latest = Path(str(trainer.get("default_local_dir"))) / LATEST
-    return int(latest.read_text()) if mode == "auto" and latest.is_file() else 0
+    return read_whole_number(latest) if mode == "auto" and latest.is_file() else 0
 
 
 def kept_lines(path: Path, step: int) -> bytes:
@@ -81,9 +81,9 @@ def kept_lines(path: Path, step: int) -> bytes:
         step: the last one to keep; 0: none, as there is no run to go on with.
     """
     kept = b""
-    for line in path.read_bytes().splitlines(keepends=True) if step and path.is_file() else []:
+    for line in read_lines(path) if step and path.is_file() else []:
         try:
-            kept += line if json.loads(line)["step"] <= step else b""
+            kept += line if parse_json(line, "")["step"] <= step else b""
         except (ValueError, TypeError, KeyError):
             continue
     return kept
@@ -105,8 +105,7 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": {key: value for key, value in config.items() if key != "ray_kwargs"},
     }
-    with replacing(record_path(log)) as partial:
-        partial.write_text(json.dumps(record, indent=1, default=str) + "\n", encoding="utf-8")
+    write_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
 
 
 def _version(distribution: str) -> str | None:

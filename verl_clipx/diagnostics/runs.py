@@ -16,6 +16,7 @@ from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
 from verl_clipx.diagnostics.run_start import record_path
 from verl_clipx.diagnostics.traces import Shard, shards_in
+from verl_clipx.files import read_config, read_json_object
 
 # A run's name as the recipes make it: the setting, then its seed.
 _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
@@ -146,7 +147,7 @@ def _record(log: Path) -> dict[str, Any]:
     """What `run_start` wrote down, and what `clipx table plan` did for a run without that."""
     for path in (record_path(log), log.with_name("run.json")):
         if path.is_file():
-            return json.loads(path.read_text(encoding="utf-8"))
+            return read_json_object(path)
     return {}
 
 
@@ -154,7 +155,7 @@ def _hydra_s(folder: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     path = folder / ".hydra" / "config.yaml"
-    return OmegaConf.to_container(OmegaConf.load(path), resolve=False) if path.is_file() else {}
+    return OmegaConf.to_container(read_config(path), resolve=False) if path.is_file() else {}
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:

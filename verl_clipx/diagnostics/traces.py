@@ -6,7 +6,7 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from verl_clipx.files import replacing
+from verl_clipx.files import read_table, replacing
 
 VERSION = 1
 _VERSION_KEY = b"clipx_trace_version"
@@ -116,9 +116,9 @@ def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
 
 def _read(path: Path) -> pyarrow.Table:
     try:
-        table = pyarrow.parquet.read_table(path, partitioning=None)
-    except pyarrow.ArrowInvalid as error:
-        raise ValueError(f"{path}: no Parquet file, or cut short: {error}. Remove it to go on without it.") from error
+        table = read_table(path)
+    except ValueError as error:
+        raise ValueError(f"{error} Remove it to go on without it.") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != str(VERSION):
         raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads version {VERSION}.")

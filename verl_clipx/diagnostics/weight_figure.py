@@ -9,6 +9,7 @@ from matplotlib.figure import Figure
 
 from verl_clipx.diagnostics.drawing import STYLE
 from verl_clipx.diagnostics.palette import INK, OTHERS, SOFT
+from verl_clipx.files import replacing
 from verl_clipx.methods.method import Method
 from verl_clipx.tokens import Inputs, tokens_of
 
@@ -79,4 +80,5 @@ def draw_weights(method: Method, path: Path) -> None:
         note = " Bounds that adapt are those before any statistics." if method.statistics_size else ""
         drawing.text(0.02, 0.02, f"{given}.{note}", color=SOFT, fontsize=9, wrap=True)
         drawing.subplots_adjust(left=0.07, right=0.95, top=0.84, bottom=0.22, wspace=0.12)
-        drawing.savefig(path, dpi=144)
+        with replacing(path) as partial:
+            drawing.savefig(partial, format=path.suffix[1:], dpi=144)

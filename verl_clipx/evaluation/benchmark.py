@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
-
 from verl_clipx.evaluation.files import hash_of_file
+from verl_clipx.files import read_table
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 
@@ -51,7 +50,7 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
         raise ValueError(f"benchmark name {name!r}: it becomes a folder, so give one without a slash or leading dot")
     if not path.is_file():
         raise FileNotFoundError(f"--benchmark {path}: no such file; give a Parquet file in verl's format")
-    table = pq.read_table(path)
+    table = read_table(path)
     missing = [column for column in COLUMNS if column not in table.column_names]
     if missing:
         raise ValueError(f"--benchmark {path}: lacks the column {', '.join(missing)} of verl's format")

@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_clipx.files import read_json, write_json
+from verl_clipx.files import read_json, read_whole_number, write_json
 
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
@@ -46,6 +46,7 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
 
     Raises:
         FileNotFoundError: there is nothing to evaluate.
+        ValueError: verl's file of the last step holds something else.
     """
     folder = Path(model)
     if not folder.exists():
@@ -64,7 +65,7 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
     # verl writes this after a checkpoint is complete.
     tracker = folder / "latest_checkpointed_iteration.txt"
     if tracker.is_file():
-        last = int(tracker.read_text())
+        last = read_whole_number(tracker)
         found = [checkpoint for checkpoint in found if checkpoint.step is None or checkpoint.step <= last]
     if not found:
         raise FileNotFoundError(

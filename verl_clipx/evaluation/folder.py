@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import read_json, write_json
+from verl_clipx.files import read_json_object, write_json
 
 
 @dataclass(frozen=True)
@@ -40,10 +40,12 @@ class EvaluationFolder:
 
         Raises:
             FileNotFoundError: the folder holds none.
+            ValueError: it cannot be read.
         """
         if not self.config.is_file():
             raise FileNotFoundError(f"{self.path}: holds no evaluation (config.json); make one with `clipx eval run`")
-        return read_json(self.config)
+        keys = ("benchmarks", "checkpoints", "sampling", "protocol", "reward", "answer", "correct", "correct_from")
+        return read_json_object(self.config, keys)
 
 
 def claim(path: Path, origin: dict[str, Any]) -> None:
@@ -54,12 +56,13 @@ def claim(path: Path, origin: dict[str, Any]) -> None:
         origin: by name, JSON values.
 
     Raises:
-        ValueError: completions that depend on something else are there; names each difference.
+        ValueError: completions that depend on something else are there; names each difference. Or the file cannot be
+            read.
     """
     if not path.is_file():
         write_json(path, origin)
         return
-    found = read_json(path)
+    found = read_json_object(path)
     different = [
         f"{key} was {found.get(key)!r} and is now {origin.get(key)!r}"
         for key in sorted(found.keys() | origin.keys())

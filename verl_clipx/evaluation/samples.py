@@ -8,7 +8,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.files import replacing
+from verl_clipx.files import read_table, replacing
 
 SCHEMA = pa.schema(
     [
@@ -128,7 +128,7 @@ def _read(folder: Path, columns: Iterable[str] | None) -> pandas.DataFrame:
 
 def _read_shard(path: Path, columns: Iterable[str] | None) -> pa.Table:
     try:
-        return pq.read_table(path, columns=columns)
+        return read_table(path, columns)
     except (OSError, ValueError) as error:
         raise ValueError(
             f"{path}: cannot be read ({error}); remove it, and the same `clipx eval run` samples it again"

@@ -11,7 +11,7 @@ from typing import Any
 import pandas
 
 from verl_clipx.evaluation.benchmark import Benchmark
-from verl_clipx.files import replacing
+from verl_clipx.files import read_table, replacing
 
 PART = "reward/"
 """Prefix of the columns that hold what the reward function returned."""
@@ -144,7 +144,8 @@ def read_scores(path: Path) -> pandas.DataFrame:
 
     Raises:
         FileNotFoundError: there are none yet.
+        ValueError: the file cannot be read.
     """
     if not path.is_file():
         raise FileNotFoundError(f"{path}: not scored yet; run `clipx eval score` on this evaluation's folder")
-    return pandas.read_parquet(path)
+    return read_table(path).to_pandas()

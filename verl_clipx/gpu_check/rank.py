@@ -4,15 +4,14 @@ It runs the checks that FOLDER/task.json names, in order, and leaves a file for 
 other ranks may wait for this one for ever, so that the parent ends them.
 """
 
-import json
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
+from verl_clipx.files import read_json, write_json
 from verl_clipx.gpu_check.machine import Machine
 
 TASK = "task.json"
@@ -28,7 +27,7 @@ def write_task(folder: Path, machine: Machine, models: Path, names: Sequence[str
         names: checks, in order.
     """
     task = {"machine": asdict(machine), "models": str(models), "names": list(names)}
-    (folder / TASK).write_text(json.dumps(task))
+    write_json(folder / TASK, task)
 
 
 def file_of(folder: Path, name: str, rank: int | str) -> Path:
@@ -36,16 +35,9 @@ def file_of(folder: Path, name: str, rank: int | str) -> Path:
     return folder / f"{name}.{rank}.json"
 
 
-def leave(path: Path, found: dict[str, Any]) -> None:
-    """Writes what was found, so that a reader sees all of it or nothing."""
-    partial = path.with_suffix(".partial")
-    partial.write_text(json.dumps(found))
-    partial.rename(path)
-
-
 def main(folder: Path) -> int:
     """Runs the checks of a task; returns the exit code."""
-    task = json.loads((folder / TASK).read_text())
+    task = read_json(folder / TASK)
     machine, names, rank = Machine(**task["machine"]), task["names"], int(os.environ["RANK"])
     name = names[0]
     try:
@@ -64,10 +56,10 @@ def main(folder: Path) -> int:
             # No rank is behind when the first one's result is read.
             torch.distributed.barrier()
             if rank == 0:
-                leave(file_of(folder, name, rank), asdict(measured))
+                write_json(file_of(folder, name, rank), asdict(measured))
     except Exception as error:
         traceback.print_exc()
-        leave(file_of(folder, name, rank), {"error": f"rank {rank}: {type(error).__name__}: {error}"})
+        write_json(file_of(folder, name, rank), {"error": f"rank {rank}: {type(error).__name__}: {error}"})
         return 1
     torch.distributed.destroy_process_group()
     return 0

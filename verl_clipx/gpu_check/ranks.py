@@ -1,6 +1,5 @@
 """Starts the ranks, collects what they find, and starts them anew after a check that ended them."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,6 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from verl_clipx.files import last_lines, read_json
 from verl_clipx.gpu_check.engine import rank_environment
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.processes import end
@@ -68,7 +68,7 @@ class Ranks:
         started = time.monotonic()
         while True:
             ended = [process.poll() for process in self._processes]
-            found = [json.loads(path.read_text()) for path in self.folder.glob(file_of(Path(), name, "*").name)]
+            found = [read_json(path) for path in self.folder.glob(file_of(Path(), name, "*").name)]
             passed = time.monotonic() - started
             errors = [one["error"] for one in found if "error" in one]
             if found and not errors:
@@ -88,8 +88,7 @@ class Ranks:
     def _last_lines(self) -> tuple[str, ...]:
         lines = []
         for rank in range(len(self._processes)):
-            text = self._log(rank).read_text(errors="replace")
-            lines += [f"rank {rank}: {line}" for line in text.splitlines()[-LOG_LINES:]]
+            lines += [f"rank {rank}: {line}" for line in last_lines(self._log(rank), LOG_LINES)]
         return tuple(lines)
 
 

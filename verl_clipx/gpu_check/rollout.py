@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.files import last_lines
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.processes import end
 from verl_clipx.gpu_check.report import Measured
@@ -129,7 +130,7 @@ def vllm_rollout(machine: Machine, model: Path, folder: Path) -> Measured:
     code = run(command, {"VERL_FILE_LOGGER_PATH": str(metrics)}, log, SECONDS)
     if code != 0:
         ended = f"no end within {SECONDS} s" if code is None else f"exit code {code}"
-        raise RuntimeError(f"{ended} of verl.trainer.main_ppo\n{log.read_text(errors='replace')[-6000:]}")
+        raise RuntimeError("\n".join([f"{ended} of verl.trainer.main_ppo", *last_lines(log, 60)]))
     return agreement(read_run_log(metrics)[METRIC].tolist())
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
-import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.files import read_table
 
 PACKAGE = "pkg://"
 
@@ -26,7 +27,7 @@ def check_ground_truths(config: DictConfig) -> None:
         return
     check = getattr(import_module(module.removeprefix(PACKAGE)), "check_ground_truth", None)
     for path in _files(config) if check else ():
-        table = pq.read_table(path, columns=["data_source", "reward_model"])
+        table = read_table(path, ["data_source", "reward_model"])
         for number, row in enumerate(table.to_pylist()):
             try:
                 check(row["data_source"], (row["reward_model"] or {}).get("ground_truth"))

@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 from scipy import stats
 
+from verl_clipx.files import read_table
 from verl_clipx.reproduction.run_folder import RunFolder
 from verl_clipx.reproduction.tables_definition import BENCHMARK, CURVE, TIMING, VALIDATION, Column, Row, Table
 
@@ -117,7 +117,7 @@ def check_validated_questions(run: RunFolder, data_source: str, questions: int) 
     paths = [Path(path) for path in ([named] if isinstance(named, str) else named or [])]
     if not paths or not all(path.is_file() for path in paths):
         return
-    sources = (source for path in paths for source in pq.read_table(path, columns=["data_source"])[0].to_pylist())
+    sources = (source for path in paths for source in read_table(path, ["data_source"])[0].to_pylist())
     found = sum(source == data_source for source in sources)
     if found != questions:
         raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {found}")

@@ -1,15 +1,13 @@
 """What a training run left behind: its configuration, its metrics, its evaluations."""
 
-import json
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import yaml
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
-from verl_clipx.files import read_json_object
+from verl_clipx.files import parse_json, read_bytes, read_config, read_json_object, read_whole_number
 from verl_clipx.reproduction.config_hash import significant_values
 
 
@@ -34,15 +32,12 @@ class RunFolder:
 
         Raises:
             FileNotFoundError: there is none.
-            ValueError: it is no YAML; names the file.
+            ValueError: it cannot be read; names the file.
         """
         path = self.path / ".hydra" / "config.yaml"
-        if not path.is_file():
+        if not path.exists():
             raise FileNotFoundError(f"{path}: not there; start the run with hydra.run.dir={self.path}")
-        try:
-            return OmegaConf.load(path)
-        except (yaml.YAMLError, RecursionError, UnicodeDecodeError) as error:
-            raise ValueError(f"{path}: not YAML ({error}); was it cut off?") from None
+        return read_config(path)
 
     @cached_property
     def values(self) -> dict[str, Any]:
@@ -57,11 +52,11 @@ class RunFolder:
         """
         steps: dict[int, dict[str, float]] = {}
         path = self.path / "metrics.jsonl"
-        for line in path.read_bytes().splitlines() if path.is_file() else []:
+        for line in read_bytes(path).splitlines() if path.exists() else []:
             try:
-                entry = json.loads(line)
-                steps.setdefault(entry["step"], {}).update(entry["data"])
-            except (ValueError, RecursionError, TypeError, KeyError):
+                entry = parse_json(line, "")
+                steps.setdefault(int(entry["step"]), {}).update(entry["data"])
+            except (ValueError, TypeError, KeyError, OverflowError):
                 continue
         return dict(sorted(steps.items()))
 
@@ -74,12 +69,7 @@ class RunFolder:
     def last_checkpoint(self) -> int | None:
         """The step of the last complete checkpoint, None if there is none."""
         tracker = self.path / "checkpoints" / "latest_checkpointed_iteration.txt"
-        if not tracker.is_file():
-            return None
-        text = tracker.read_text(errors="replace")[:20].strip()
-        if not text.isdecimal():
-            raise ValueError(f"{tracker}: {text!r} is no step; was it cut off?")
-        return int(text)
+        return read_whole_number(tracker) if tracker.exists() else None
 
     @property
     def total_steps(self) -> int | None:
@@ -95,12 +85,12 @@ class RunFolder:
     def record(self) -> dict[str, Any]:
         """What `clipx table plan --run` wrote down: commit, versions, seconds; empty for other runs."""
         path = self.path / "run.json"
-        return read_json_object(path) if path.is_file() else {}
+        return read_json_object(path) if path.exists() else {}
 
     def evaluation(self, benchmark: str) -> dict[str, Any] | None:
         """The results of `clipx eval run` on a benchmark; None if there are none."""
         path = self.path / "evaluation" / benchmark / "results.json"
-        return read_json_object(path) if path.is_file() else None
+        return read_json_object(path, ("config", "benchmarks")) if path.exists() else None
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:

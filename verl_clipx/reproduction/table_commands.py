@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.files import read_json_object, replacing, write_json
+from verl_clipx.files import last_lines, read_json_object, replacing, write_json
 from verl_clipx.listed import print_list
 
 if TYPE_CHECKING:
@@ -154,7 +154,7 @@ def _run_all(jobs: list["Job"], already: int, of: int) -> None:
                     f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {log}. The end of it:",
                     soft_wrap=True,
                 )
-                _say("\n".join(log.read_text(errors="replace").splitlines()[-15:]))
+                _say("\n".join(last_lines(log, 15)))
                 raise typer.Exit(1)
             progress.advance(task)
 

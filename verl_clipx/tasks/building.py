@@ -20,6 +20,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from verl_clipx.files import parse_json, replacing
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 
 METADATA_KEY = b"verl_clipx.build"
@@ -122,24 +123,23 @@ def build_split(
     if not definition.repeats:
         rows = _unique(rows, counts)
     _remove_leftovers(folder, split)
-    spool, partial = (folder / f".{split}.{kind}.{os.getpid()}" for kind in ("jsonl", "parquet"))
+    spool = folder / f".{split}.jsonl.{os.getpid()}"
     try:
         schema = _spool(islice(rows, limit), spool, counts, definition, on_row)
         if not counts.kept:
             raise ValueError(f"{definition.name}, {split}: no rows; verl cannot load an empty file")
         record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
-        _write(spool, partial, schema, record)
-        partial.replace(path)
+        with replacing(path) as partial:
+            _write(spool, partial, schema, record)
     finally:
         spool.unlink(missing_ok=True)
-        partial.unlink(missing_ok=True)
     return record
 
 
 def read_record(path: Path) -> SplitRecord | None:
     """Return how a Parquet file was built, or None if `build_split` did not finish it."""
     try:
-        content = json.loads((pq.read_metadata(path).metadata or {})[METADATA_KEY])
+        content = parse_json((pq.read_metadata(path).metadata or {})[METADATA_KEY], str(path))
         return SplitRecord(**(content | {"request": BuildRequest(**content["request"])}))
     except (OSError, ValueError, KeyError, TypeError):
         # pyarrow's own errors are ValueErrors: a file without a footer, or none of Parquet's.
@@ -173,7 +173,7 @@ def row_line(row: Row) -> bytes:
 def _remove_leftovers(folder: Path, split: str) -> None:
     # A killed build could not remove its own files; a running one's are left alone.
     for path in folder.glob(f".{split}.*"):
-        process = path.suffix[1:]
+        process = path.name.removesuffix(".partial").rpartition(".")[2]
         if process.isdecimal() and not psutil.pid_exists(int(process)):
             path.unlink(missing_ok=True)
 

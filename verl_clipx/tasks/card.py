@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import replacing, write_json
+from verl_clipx.files import write_json, write_text
 from verl_clipx.tasks.building import SplitRecord
 from verl_clipx.tasks.definition import DatasetDefinition
 from verl_clipx.tasks.overlap import OverlapReport
@@ -33,8 +33,7 @@ class DataCard:
 def write_card(folder: Path, card: DataCard) -> None:
     """Write README.md and card.json into the folder; each appears whole or not at all."""
     write_json(folder / "card.json", card_content(card))
-    with replacing(folder / "README.md") as partial:
-        partial.write_text(card_markdown(card), encoding="utf-8")
+    write_text(folder / "README.md", card_markdown(card))
 
 
 def is_plain_text(prompt: str) -> bool:

@@ -131,16 +131,14 @@ def show(
     rows: Annotated[int, typer.Option(min=0, help="How many rows, from the first.")] = 1,
 ) -> None:
     """Show how a file was built and its first rows, prompts as the policy's chat messages."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
+    from verl_clipx.files import parquet_file
     from verl_clipx.tasks.building import read_record
 
     try:
-        with pq.ParquetFile(file) as parquet:
+        with parquet_file(file) as parquet:
             total = parquet.metadata.num_rows
             first = next(parquet.iter_batches(batch_size=max(rows, 1)), None)
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, ValueError) as error:
         _fail(error)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
     record = read_record(file)

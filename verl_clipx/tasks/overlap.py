@@ -9,8 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow.parquet as pq
-
+from verl_clipx.files import parquet_file
 from verl_clipx.tasks.templates import Messages, problem_text
 
 # GPT-3's contamination analysis (Brown et al. 2020, appendix C) and most since use 13 words.
@@ -135,7 +134,7 @@ def problems(path: Path) -> Iterator[str]:
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a Parquet file that `clipx data build` wrote")
-    with pq.ParquetFile(path) as file:
+    with parquet_file(path, ["prompt"]) as file:
         if "prompt" not in file.schema_arrow.names:
             raise ValueError(f"{path}: no column 'prompt' but {file.schema_arrow.names}; give a file in verl's schema")
         for batch in file.iter_batches(batch_size=1024, columns=["prompt"]):

@@ -1,11 +1,10 @@
 """Records of a data set's source: a local copy in the usual file formats, or the Hugging Face hub."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
+from verl_clipx.files import parquet_file, parse_json, read_json, read_lines
 
 Record = dict[str, Any]
 
@@ -58,15 +57,10 @@ def read_jsonl(path: Path) -> Iterator[Record]:
     Raises:
         ValueError: if a line is not a JSON object; the message names the file and the line.
     """
-    with path.open(encoding="utf-8") as lines:
-        for number, line in enumerate(lines, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError) as error:
-                raise ValueError(f"{path}, line {number}: not JSON ({error}); is the copy complete?") from None
-            yield _object(record, f"{path}, line {number}")
+    for number, line in enumerate(read_lines(path), 1):
+        if line.strip():
+            where = f"{path}, line {number}"
+            yield _object(parse_json(line, where), where)
 
 
 def _files(source: Path) -> list[Path]:
@@ -83,20 +77,13 @@ def _files(source: Path) -> list[Path]:
 
 
 def _parquet(path: Path) -> Iterator[Record]:
-    try:
-        file = pq.ParquetFile(path)
-    except (OSError, ValueError) as error:
-        raise ValueError(f"{path}: not a Parquet file ({error}); is the copy complete?") from None
-    with file:
+    with parquet_file(path) as file:
         for batch in file.iter_batches(batch_size=1024):
             yield from batch.to_pylist()
 
 
 def _json(path: Path) -> Iterator[Record]:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: not JSON ({error}); is the copy complete?") from None
+    content = read_json(path)
     if not isinstance(content, list):
         raise ValueError(f"{path}: holds {type(content).__name__}, not an array of objects; is it the data file?")
     for number, record in enumerate(content, 1):

@@ -1,6 +1,5 @@
 """HiTab's question answering samples in verl's Parquet schema, from a local copy of the public release."""
 
-import json
 import random
 import re
 import warnings
@@ -10,6 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.files import MAX_BYTES, parse_json, read_bytes
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.hitab.answers import LIST_SEPARATOR
@@ -114,7 +114,7 @@ def _table_loader(folder: Path) -> Callable[[str], str]:
     if unpacked.is_dir():
 
         def read(table_id: str) -> bytes:
-            return (unpacked / f"{table_id}.json").read_bytes()
+            return read_bytes(unpacked / f"{table_id}.json")
 
     elif packed.is_file():
         try:
@@ -124,14 +124,17 @@ def _table_loader(folder: Path) -> Callable[[str], str]:
         members = {name.rpartition("raw/")[2]: name for name in archive.namelist() if "raw/" in name}
 
         def read(table_id: str) -> bytes:
-            return archive.read(members[f"{table_id}.json"])
+            member = archive.getinfo(members[f"{table_id}.json"])
+            if member.file_size > MAX_BYTES:
+                raise ValueError(f"{member.filename} of {packed}: larger than {MAX_BYTES} bytes; is it the right file?")
+            return archive.read(member)
 
     else:
         raise FileNotFoundError(f"{folder}: neither tables/raw nor tables.zip; give the release's folder data/")
 
     def load(table_id: str) -> str:
         try:
-            return table_text(json.loads(read(table_id)))
+            return table_text(parse_json(read(table_id), f"{table_id}.json"))
         except (OSError, KeyError) as error:
             raise FileNotFoundError(f"table {table_id!r} is not in the copy ({error})") from None
         except ValueError as error:

@@ -15,6 +15,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from verl_clipx.files import write_json
 from verl_clipx.tasks.definition import Row
 from verl_clipx.tasks.knights_and_knaves.dataset import TINY_STATEMENTS, tiny_rows
 from verl_clipx.tasks.knights_and_knaves.generator import draw_puzzles
@@ -119,7 +120,7 @@ def fit_policy(
     try:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        (partial / "warm_start.json").write_text(json.dumps([settings for settings, _ in recipe], indent=2) + "\n")
+        write_json(partial / "warm_start.json", [settings for settings, _ in recipe])
         try:
             partial.rename(folder)
         except OSError:

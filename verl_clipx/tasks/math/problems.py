@@ -3,13 +3,14 @@ r"""Problems and right answers out of the public data sets' own schemas.
 Each reader takes a local copy or None for the hub and yields problems in the source's order, repeats included.
 """
 
-import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.files import read_json
 from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.records import Record, read_records
 
 ORZ_HUB, ORZ_FILE = "Open-Reasoner-Zero/orz_math_57k_collection", "orz_math_57k_collection.json"
@@ -59,9 +60,11 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
 
         source = Path(hf_hub_download(ORZ_HUB, ORZ_FILE, repo_type="dataset"))
     try:
-        conversations = json.loads(source.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise ValueError(f"{source}: cannot be read as JSON ({error}); give the file {ORZ_FILE}") from None
+        conversations = read_json(source)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{error}; give the file {ORZ_FILE}") from None
+    if not isinstance(conversations, list):
+        raise ValueError(f"{source}: holds {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
     for number, conversation in enumerate(conversations, 1):
         try:
             text, answer = conversation[0]["value"], conversation[1]["ground_truth"]["value"]
@@ -97,10 +100,7 @@ def read_skywork_or1_math(source: Path | None) -> Iterator[MathProblem]:
     """Yield the mathematics of Skywork-OR1: the right answer is a JSON array of spellings; empty ones are left out."""
     for record in read_records(source, hub=SKYWORK_HUB, hub_split="math"):
         text, truth, extra = _verl_fields(record, SKYWORK_HUB)
-        try:
-            answers = json.loads(truth)
-        except (TypeError, ValueError):
-            answers = truth
+        answers = decode_ground_truth(truth)
         about = {"source": record["data_source"], "model_difficulty": extra.get("model_difficulty")}
         yield from _problem(
             _unwrap(text, "", _STEP_BY_STEP), answers if isinstance(answers, list) else [answers], about

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from verl_clipx.files import write_json
 from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 
@@ -117,7 +118,7 @@ def warm_start(
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         fits = [asdict(config)] + ([asdict(second.config)] if second is not None else [])
-        (partial / "warm_start.json").write_text(json.dumps(fits, indent=2) + "\n")
+        write_json(partial / "warm_start.json", fits)
         try:
             partial.rename(folder)
         except OSError:
