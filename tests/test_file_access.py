@@ -1,0 +1,117 @@
+"""Every file that the package reads or writes goes through verl_clipx/files.py, or has a reason not to.
+
+Covers: calls by their names, in the source of every module; a library's function is called by its module there. Not
+covered: what libraries write, such as a model's save_pretrained, Hydra's own files, and verl.
+"""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parents[1] / "verl_clipx"
+
+# Calls that write a file, but for `open`: as functions of a module or methods of a path, a table or a figure.
+WRITES = {"write_text", "write_bytes", "to_csv", "to_json", "to_parquet", "savefig", "dump", "save", "write_table"}
+WRITES |= {"ParquetWriter", "to_pickle", "to_excel", "savez"}
+
+# Calls that read one.
+READS = {"read_text", "read_bytes", "load", "loads", "safe_load", "read_table", "read_parquet", "read_csv"}
+READS |= {"ParquetFile", "ZipFile", "read_metadata", "read_json"}
+
+GROWS = "a log that grows while a process runs"
+OWN = "in a temporary folder of the command's own"
+PACKAGED = "a file of this package"
+IN_MEMORY = "a text in memory"
+IN_PARTS = "read in parts of a fixed size"
+FOOTER = "a file's footer alone"
+EXCEPTIONS = {
+    "diagnostics/watch.py:run_watched:open": GROWS,
+    "reproduction/table_plan.py:run_job:open": GROWS,
+    "gpu_check/ranks.py:__init__:open": GROWS,
+    "gpu_check/rollout.py:run:open": GROWS,
+    "gpu_check/rollout.py:write_prompts:to_parquet": OWN,
+    "gpu_check/sample.py:make_sample:save": OWN,
+    "gpu_check/engine.py:sample:load": OWN,
+    "tasks/building.py:_spool:open": "a spool, removed when the data set is complete",
+    "tasks/building.py:_write:open": "that spool",
+    "tasks/building.py:_write:loads": "its lines",
+    "tasks/building.py:_write:ParquetWriter": "called with the name that `replacing` gave",
+    "tasks/building.py:_write:write_table": "the same",
+    "tasks/building.py:read_record:read_metadata": FOOTER,
+    "tasks/building.py:build_split:loads": IN_MEMORY,
+    "cpu/checkpoint_engine.py:_broadcast:loads": IN_MEMORY,
+    "reproduction/cost/work.py:rows_of:read_metadata": FOOTER,
+    "tasks/building.py:_fingerprint:open": IN_PARTS,
+    "tasks/commands.py:_parse_options:loads": IN_MEMORY,
+    "tasks/ground_truth.py:decode_ground_truth:loads": IN_MEMORY,
+    "tasks/math/worker.py:main:loads": IN_MEMORY,
+    "tasks/hitab/dataset.py:_table_loader:ZipFile": "its index; a member's size is looked at before it is unpacked",
+    "evaluation/files.py:hash_of_file:open": IN_PARTS,
+    "evaluation/files.py:fingerprint_of_folder:open": IN_PARTS,
+    "listing.py:group_settings:load": PACKAGED,
+    "reproduction/tables_definition.py:load_table:read_text": PACKAGED,
+    "reproduction/tables_definition.py:load_table:safe_load": PACKAGED,
+    "reproduction/origins.py:_read:read_text": PACKAGED,
+    "reproduction/origins.py:_read:load": PACKAGED,
+    "reproduction/config_hash.py:hardware_keys:load": PACKAGED,
+}
+
+
+def accesses(tree: ast.AST) -> list[str]:
+    """`function:call` of every call that reads or writes a file past files.py."""
+    found = []
+
+    def visit(node: ast.AST, function: str, partials: frozenset[str]) -> None:
+        if isinstance(node, ast.FunctionDef):
+            function = node.name
+        if isinstance(node, ast.With):
+            partials |= {
+                item.optional_vars.id
+                for item in node.items
+                if isinstance(item.context_expr, ast.Call)
+                and getattr(item.context_expr.func, "id", "") == "replacing"
+                and isinstance(item.optional_vars, ast.Name)
+            }
+        if isinstance(node, ast.Call):
+            # Bare names are those of files.py, but for Python's own `open`.
+            name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
+            name = "open" if getattr(node.func, "id", "") == "open" else name
+            named = {part.id for part in ast.walk(node) if isinstance(part, ast.Name)}
+            into_a_text = name == "to_csv" and not node.args
+            if name in READS | WRITES | {"open"} and not into_a_text and not named & partials:
+                found.append(f"{function}:{name}")
+        for child in ast.iter_child_nodes(node):
+            visit(child, function, partials)
+
+    visit(tree, "", frozenset())
+    return found
+
+
+def test_files_are_read_up_to_a_size_and_written_whole():
+    found = {
+        f"{path.relative_to(PACKAGE).as_posix()}:{access}"
+        for path in PACKAGE.rglob("*.py")
+        if path != PACKAGE / "files.py"
+        for access in accesses(ast.parse(path.read_text(encoding="utf-8")))
+    }
+    assert sorted(found - set(EXCEPTIONS)) == [], "use verl_clipx/files.py, or say why not"
+    assert sorted(set(EXCEPTIONS) - found) == [], "no longer there"
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        ("def f(p): p.write_text('x')", ["f:write_text"]),
+        ("def f(p): open(p, 'w')", ["f:open"]),
+        ("def f(p): json.load(p.open())", ["f:load", "f:open"]),
+        ("def f(p):\n with replacing(p) as partial: partial.write_text('x')", []),
+        ("def f(p):\n with replacing(p) as partial: table.to_csv(partial)", []),
+        ("def f(p):\n with replacing(p) as partial: table.to_csv(p)", ["f:to_csv"]),
+        ("def f(p): write_text(p, table.to_csv(index=False))", []),
+        ("def f(p): return read_text(p)", []),
+        ("def f(p): return pandas.read_json(p)", ["f:read_json"]),
+    ],
+)
+def test_the_check_sees_what_it_should(source, expected):
+    assert accesses(ast.parse(source)) == expected
