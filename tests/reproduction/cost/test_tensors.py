@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers.models.qwen2.modeling_qwen2 import Qwen2Config, Qwen2Model
 
-from tests.reproduction.runs import changed, phase
+from tests.reproduction.runs import ACTOR, MODELS, changed, composed, phase
 from verl_clipx.reproduction.cost.assumptions import A100
 from verl_clipx.reproduction.cost.estimate import estimate
 from verl_clipx.reproduction.cost.tensors import saved_bytes
@@ -59,7 +59,21 @@ def test_logits_by_temperature_entropy_and_kernel():
     assert logits("actor update", actor__entropy_coeff=0.001) == 1 + 1 + 2 + 4
     unchunked = {"actor__entropy_from_logits_with_chunking": False}
     assert logits("actor update", actor__entropy_coeff=0.001, **unchunked) == 1 + 1 + 2 + 1
-    # Outside the loss, as for entropy selection.
+    # Outside the loss, for a metric.
     assert logits("actor update", actor__calculate_entropy=True, **unchunked) == 1 + 1 + 1
     assert logits("actor update", actor__calculate_entropy=True, actor__entropy_checkpointing=True) == 1 + 1
     assert logits("actor update", model__use_fused_kernels=True) == 0
+
+
+def test_entropy_selection_keeps_nothing_for_the_backward_pass():
+    one = 16384 * 152064 * 2
+
+    def logits(*overrides):
+        config = composed(MODELS["7b"], "+clipx=grpo", "+clipx/select=high_entropy", *overrides, hardware="a100x8")
+        return phase(estimate(config, A100), "actor update").parts["logits"] / one
+
+    # In the forward pass what it keeps, or the softmax and their product; in the backward pass a gradient.
+    assert logits() == 1 + 4
+    assert logits(f"{ACTOR}.entropy_from_logits_with_chunking=False") == 1 + 2
+    assert logits(f"{ACTOR}.entropy_checkpointing=True") == 1 + 1
+    assert logits(f"{ACTOR}.calculate_entropy=True") == 1 + 1 + 4

@@ -90,9 +90,10 @@ def logits_copies(config: DictConfig, *, training: bool) -> float:
     """Tensors of the size of a micro-batch's logits in bfloat16 that exist at a time.
 
     One: flash-attention's cross-entropy writes its gradient over the logits. A temperature other than 1 makes a scaled
-    copy. Entropy takes its softmax and their product. In training its softmax is kept for the backward pass, in chunks
-    as float32 beside a float32 copy of the logits, unless it is recomputed; the cross-entropy's gradient then takes a
-    tensor of its own, and entropy as a part of the loss two more for its own gradient.
+    copy. Entropy takes its softmax and their product. In training the cross-entropy's gradient then takes a tensor of
+    its own, and the forward pass keeps the softmax, in chunks as float32 beside a float32 copy of the logits, unless it
+    is recomputed: until the backward pass where entropy is a part of verl's loss (two more for its own gradient) or of
+    verl's metrics; entropy selection alone lets go of it before.
 
     Args:
         config: the run's configuration.
@@ -102,14 +103,17 @@ def logits_copies(config: DictConfig, *, training: bool) -> float:
     if config.actor_rollout_ref.model.use_fused_kernels:
         return 0
     copies = 1 + (rollout.temperature != 1)
-    if training:
-        if not computes_entropy_in_training(config):
-            return copies
-        kept = 4 if actor.entropy_from_logits_with_chunking else 1
-        if actor.entropy_checkpointing and not actor.entropy_coeff:
-            kept = 0
-        return copies + 1 + kept + (2 if actor.entropy_coeff else 0)
-    return copies + (0 if actor.entropy_from_logits_with_chunking else 2)
+    chunked = actor.entropy_from_logits_with_chunking
+    if not training:
+        return copies + (0 if chunked else 2)
+    if not computes_entropy_in_training(config):
+        return copies
+    kept = 4 if chunked else 1
+    if actor.entropy_checkpointing and not actor.entropy_coeff:
+        kept = 0
+    if not (actor.calculate_entropy or actor.entropy_coeff):
+        return copies + max(1, kept if chunked else 2)
+    return copies + 1 + kept + (2 if actor.entropy_coeff else 0)
 
 
 def entropy_chunk(config: DictConfig, shape: ModelShape) -> dict[str, float]:
