@@ -112,7 +112,7 @@ def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
         *("algorithm.adv_estimator=rloo", *APART, f"{ROLLOUT}.nnodes=1", f"{ROLLOUT}.n_gpus_per_node=1"),
         *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
         *(f"{CORRECTION}.rollout_is=token", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
-        f"{CORRECTION}.rollout_rs_threshold=0.2",
+        f"{CORRECTION}.rollout_rs_threshold=0.03",
     )
     # The second of the two updates between two sendings of weights: its old_log_probs are of the weights before both.
     check_adapted(run, [1, 2], updates=1)
