@@ -52,8 +52,10 @@ EXCEPTIONS = {
     "listing.py:group_settings:load": PACKAGED,
     "reproduction/tables_definition.py:load_table:read_text": PACKAGED,
     "reproduction/tables_definition.py:load_table:safe_load": PACKAGED,
-    "reproduction/origins.py:_read:read_text": PACKAGED,
-    "reproduction/origins.py:_read:load": PACKAGED,
+    "reproduction/rows.py:_read:read_text": PACKAGED,
+    "reproduction/origins.py:_read_file:read_text": PACKAGED,
+    "reproduction/origins.py:_read_file:load": PACKAGED,
+    "reproduction/curves.py:write_curves:savefig": IN_MEMORY,
     "reproduction/config_hash.py:hardware_keys:load": PACKAGED,
 }
 
