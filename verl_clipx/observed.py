@@ -7,7 +7,7 @@ from torch import Tensor, where
 
 from verl_clipx.methods.method import Bounds
 from verl_clipx.metrics import COUNTED, REGIONS, SUMMED, token_metrics, token_sums
-from verl_clipx.tokens import Inputs, tokens_of
+from verl_clipx.tokens import Inputs, Tokens, tokens_of
 
 # As for the plugin's own losses by default.
 LOG_RATIO_CLAMP = 20.0
@@ -46,13 +46,17 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> 
     """
     t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
     gradient = where(t.mask, tokens.gradient.to(t.ratio.dtype), 0.0)
-    moved, ratio = t.log_prob - t.old_log_prob, t.ratio
+    moved = t.log_prob - t.old_log_prob
     if by_sequence:
         moved = t.sequence_mean(moved)
-        ratio = moved.exp()
     clipped = t.mask & (t.advantages != 0) & (gradient == 0)
     counts = [members.sum(dtype=torch.float64) for members in (clipped, clipped & (moved < 0), clipped & (moved > 0))]
-    return torch.cat([token_sums(t, ratio, bounds, gradient, None, None), torch.stack(counts)])
+    return torch.cat([token_sums(t, bounded_of(t, by_sequence), bounds, gradient, None, None), torch.stack(counts)])
+
+
+def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
+    """What the loss clips: each token's ratio or, by sequence, that of its sequence's mean log-ratio."""
+    return t.sequence_mean(t.log_prob - t.old_log_prob).exp() if by_sequence else t.ratio
 
 
 def observed_metrics(sums: Tensor) -> dict[str, Tensor]:

@@ -9,11 +9,12 @@ from torch import Tensor
 
 from verl_clipx.diagnostics.run_log import RunFolder
 from verl_clipx.diagnostics.run_start import write_record
-from verl_clipx.diagnostics.traces import Shard, write_shard
 from verl_clipx.loss import token_loss, tokens_in
 from verl_clipx.methods import method_named
 from verl_clipx.metrics import REGIONS, TOKENS, token_metrics
+from verl_clipx.run_files import traces_path
 from verl_clipx.tokens import Inputs
+from verl_clipx.traces import Shard, write_shard
 
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
 WORDS = ("<answer>", " 12", " +", " 7", " -", " 3", " 16", "</answer>", "\n", " ", "so", "<|end|>")
@@ -66,7 +67,7 @@ def write_run(folder: Path, method: str, *, seed: int = 1, steps: int = 6, trace
         rows.append(found | {"critic/score/mean": reward, "actor/entropy": 0.9 - 0.05 * step})
         if traced and step % 2 == 0:
             for update, (_, tokens) in enumerate(updates):
-                write_shard(run.traces, Shard(step, update, 0), _columns(batch, update, tokens))
+                write_shard(traces_path(run.metrics), Shard(step, update, 0), _columns(batch, update, tokens))
     write_log(run.metrics, rows)
     clipx = {"method": method, **built.parameters}
     write_record(run.metrics, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})

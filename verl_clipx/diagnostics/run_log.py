@@ -6,6 +6,7 @@ from pathlib import Path
 import pandas
 
 from verl_clipx.files import parse_json, read_bytes
+from verl_clipx.run_files import METRICS
 
 
 @dataclass(frozen=True)
@@ -21,17 +22,12 @@ class RunFolder:
     @property
     def metrics(self) -> Path:
         """verl's file log: VERL_FILE_LOGGER_PATH."""
-        return self.path / "metrics.jsonl"
+        return self.path / METRICS
 
     @property
     def validation(self) -> Path:
         """trainer.validation_data_dir."""
         return self.path / "validation"
-
-    @property
-    def traces(self) -> Path:
-        """Where the loss's traces are; see `traces.py`."""
-        return self.path / "traces"
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:

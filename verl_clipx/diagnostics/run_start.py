@@ -5,7 +5,6 @@ verl's file logger starts an empty file, so that a run that was killed at step 7
 """
 
 import json
-import os
 import re
 from importlib import metadata
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 from verl_clipx.files import parse_json, read_lines, read_whole_number, write_text
+from verl_clipx.run_files import log_path, record_path
 
 LATEST = "latest_checkpointed_iteration.txt"
 
@@ -51,14 +51,6 @@ def _arguments(project_name, experiment_name, default_backend="console", config=
     return project_name, experiment_name, default_backend, config
 
 
-def log_path(project: str, experiment: str) -> Path:
-    """Where verl's file logger writes, by the environment variables that it reads."""
-    if "VERL_FILE_LOGGER_PATH" in os.environ:
-        return Path(os.environ["VERL_FILE_LOGGER_PATH"])
-    root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
-    return root / project / f"{experiment}.jsonl"
-
-
 def resumed_step(trainer: dict[str, Any]) -> int:
     """The step of the checkpoint that a run goes on from, 0 for none.
 
@@ -87,11 +79,6 @@ def kept_lines(path: Path, step: int) -> bytes:
         except (ValueError, TypeError, KeyError):
             continue
     return kept
-
-
-def record_path(log: Path) -> Path:
-    """Where the record of a log's run stands: beside it."""
-    return log.with_suffix(".run.json")
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:

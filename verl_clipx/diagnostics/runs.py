@@ -14,9 +14,9 @@ from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
-from verl_clipx.diagnostics.run_start import record_path
-from verl_clipx.diagnostics.traces import Shard, shards_in
 from verl_clipx.files import read_config, read_json_object
+from verl_clipx.run_files import record_path, traces_path
+from verl_clipx.traces import Shard, shards_in
 
 # A run's name as the recipes make it: the setting, then its seed.
 _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
@@ -24,7 +24,7 @@ _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 # What may differ between runs of one setting: seeds, names, places, and copies of what stands elsewhere.
 _SEEDS = re.compile(r"(^|[._])seed$")
 _NOT_OF_THE_SETTING = re.compile(
-    r"^(hydra|ray_kwargs|trainer\.(experiment_name|project_name|logger|resume_\w+|\w+_dir|(max_)?\w+_to_keep))\b"
+    r"^(hydra|ray_kwargs|clipx\.trace|trainer\.(experiment_name|project_name|logger|resume_\w+|\w+_dir|(max_)?\w+_to_keep))\b"
     r"|policy_loss\.(clipx|run)\b|_target_$"
 )
 
@@ -140,7 +140,9 @@ def read_run(path: Path) -> Run:
     name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
     record = _record(log_path)
     configuration = flat(record.get("configuration") or _hydra_s(folder.path))
-    return Run(name.removesuffix(".jsonl"), log, configuration, record.get("versions", {}), held_out, folder.traces)
+    return Run(
+        name.removesuffix(".jsonl"), log, configuration, record.get("versions", {}), held_out, traces_path(log_path)
+    )
 
 
 def _record(log: Path) -> dict[str, Any]:

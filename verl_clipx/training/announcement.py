@@ -26,7 +26,16 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         scope = f"scope {settings.scope}" if settings.adaptive else "fixed bounds"
         differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
         loss, lopti = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}", settings.update is not None
-    return f"clipx: {loss}; old_log_probs {source_of_old_log_probs(run)}; {updates(run, twice=lopti)}"
+    return f"clipx: {loss}; old_log_probs {source_of_old_log_probs(run)}; {updates(run, twice=lopti)}{traced(settings)}"
+
+
+def traced(settings: Settings | Observe) -> str:
+    """What is traced, and where to, with a semicolon in front; empty if nothing is."""
+    trace = settings.trace
+    if trace is None:
+        return ""
+    batches = "every rollout batch" if trace.every == 1 else f"one of {trace.every} rollout batches"
+    return f"; {100 * trace.fraction:g} % of the prompts traced in {batches}, to {trace.folder}"
 
 
 def differences(settings: Settings, run: RunFacts) -> list[str]:
@@ -47,7 +56,7 @@ def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
         (field.name, getattr(owner, field.name), field.default)
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name != "method"
+        if field.name not in ("method", "trace")
     ]
 
 

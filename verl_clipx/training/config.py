@@ -12,6 +12,7 @@ from verl_clipx.methods import METHODS, Method, method_named
 from verl_clipx.methods.method import NODE, Bounds
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
 from verl_clipx.parameters import Allowed, choice, number, only, optional, parameter, reject_unknown, validate
+from verl_clipx.training.trace import Trace
 from verl_clipx.user_method import load_method
 
 
@@ -65,6 +66,7 @@ class Settings:
         None, optional(instance(EntropySelection)), "+clipx/select=high_entropy or low_entropy"
     )
     update: Lopti | None = parameter(None, optional(instance(Lopti)), "+clipx/update=lopti")
+    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
@@ -100,6 +102,9 @@ class Settings:
         return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
 
 
+# Key under the clipx node to what a group of its own fills.
+NODES = {**MODIFIERS, "trace": Trace}
+
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"
 
@@ -113,6 +118,7 @@ class Observe:
     """
 
     compile: str | bool = compile_parameter("the metrics into one graph")
+    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
@@ -156,22 +162,22 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
         )
     if method == OBSERVE:
         reject_unknown(parameters, [field.name for field in dataclasses.fields(Observe)], NODE, ONLY_OBSERVED)
-        return Observe(**parameters)
+        return Observe(**{key: with_node(key, value) for key, value in parameters.items()})
     chosen = method_named(method) if method is not None else load_method(function)
     taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
     if taken:
         raise ValueError(f"{NODE}.function={function!r}: {sorted(taken)[0]} is a key of every clipx node, rename it.")
     reject_unknown(parameters, parameters_of(chosen), NODE, chosen.name)
     own = {key: value for key, value in parameters.items() if key not in AROUND}
-    around = {key: modifier(key, value) for key, value in parameters.items() if key in AROUND}
+    around = {key: with_node(key, value) for key, value in parameters.items() if key in AROUND}
     return Settings(method=chosen(**own), **around)
 
 
 ONLY_OBSERVED = f"{OBSERVE}, which leaves verl's own loss as it is"
 
 
-def modifier(key: str, node: Any) -> Any:
-    """A modifier's parameters from its node under the clipx node; what is not a modifier's node stays as it is.
+def with_node(key: str, node: Any) -> Any:
+    """The parameters of a node under the clipx node that a group of its own fills; what is none stays as it is.
 
     Args:
         key: key under the clipx node.
@@ -180,7 +186,7 @@ def modifier(key: str, node: Any) -> Any:
     Raises:
         ValueError: an unknown key or a bad value; the message names it.
     """
-    kind = MODIFIERS.get(key)
+    kind = NODES.get(key)
     if kind is None or node is None or isinstance(node, kind):
         return node
     if not isinstance(node, Mapping):

@@ -7,9 +7,8 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.methods.method import NODE
-from verl_clipx.modifiers import MODIFIERS
 from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, taken_over
-from verl_clipx.training.config import OBSERVE, Observe, Settings, build
+from verl_clipx.training.config import NODES, OBSERVE, Observe, Settings, build
 from verl_clipx.training.support import refuse_unserved
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
@@ -32,6 +31,7 @@ class RunFacts:
         parameter_sync_step: parts that the trainer cuts a rollout batch into.
         mini_batch_prompts: prompts of an optimizer mini-batch, or None if unknown.
         epochs: passes over a rollout batch.
+        critic_warmup: training steps before this one train the critic alone.
         mini_batches_at_once: what verl's fully asynchronous trainer fetches for each of its steps, else None.
         options: the keys of `support.READ` with their values.
     """
@@ -51,6 +51,7 @@ class RunFacts:
     parameter_sync_step: int = 1
     mini_batch_prompts: int | None = None
     epochs: int = 1
+    critic_warmup: int = 0
     mini_batches_at_once: int | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -127,7 +128,7 @@ def another_loss(loss_mode: str, settings: Settings) -> str | None:
 
 def missing_method(node: Any) -> str:
     """What to say when there is a clipx node, or a part of one, and no method."""
-    given = [f"+{NODE}/{name}" for name in MODIFIERS if node and node.get(name) is not None]
+    given = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
     if given:
         return f"{', '.join(given)} goes on top of a method: choose one too, for example +clipx=grpo."
     return f"{NODE} is missing: choose a method by its group, for example +clipx=acpo."

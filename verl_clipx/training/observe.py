@@ -61,6 +61,9 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
                 gradient,
             )
             found = node.functions(gradient.device).sums(tokens, clip_range(config), by_sequence)
+            if micro_batch.traced is not None:
+                shares = shares_of(tokens.mask, named["loss_agg_mode"], config)
+                micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
             (sums,) = to_host(observed_metrics(found))
             # In units of |F*A|: under token-mean each token's weight in the loss is ranks / tokens of the mini-batch.
             shared = config.global_batch_info
@@ -70,3 +73,19 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
 
     with_metrics.observed_by_clipx = True
     return with_metrics
+
+
+def shares_of(mask: Tensor, loss_agg_mode: str, config: Any) -> Tensor:
+    """The share of each token's loss in the scalar loss, (sequences, length).
+
+    Args:
+        mask: bool, (sequences, length).
+        loss_agg_mode: verl's aggregation mode.
+        config: verl's ActorConfig.
+    """
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    with torch.enable_grad():
+        losses = torch.zeros(mask.shape, device=mask.device, requires_grad=True)
+        loss = agg_loss(losses, mask, loss_agg_mode, **config.global_batch_info)
+    return torch.autograd.grad(loss, losses)[0]

@@ -124,6 +124,7 @@ def policy_loss(
         step.observed = found if step.observed is None else step.observed + found
     decision = method.decide(statistics) if step.decision is None else step.decision
     value, weighted, sums = functions.loss(inputs, decision)
+    factor = selected = None
     if rollout_is_weights is not None:
         factor = torch.where(mask, rollout_is_weights.detach().to(value.dtype), 0.0)
         value, weighted = value * factor, weighted * factor
@@ -145,6 +146,8 @@ def policy_loss(
             averaged = selected
             if step.selected_tokens is not None:
                 normalisers["batch_num_tokens"] = step.selected_tokens
+    if known.traced is not None:
+        known.traced.of_method(settings, inputs, decision, factor, selected)
     loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **normalisers)
     if known.age is not None:
         rollout = known.rollout_log_prob

@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.methods import METHODS
 from verl_clipx.methods.method import NODE
+from verl_clipx.run_files import log_path, traces_path
 from verl_clipx.training.announcement import announcement
 from verl_clipx.training.clip_keys import ACTOR, VERL_S_DEFAULTS, Taken, taken_over
 from verl_clipx.training.config import Settings
@@ -112,6 +113,9 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         if any(refused):
             raise ValueError("\n".join(filter(None, refused)))
     with open_dict(config):
+        if settings.trace is not None and settings.trace.folder is None:
+            log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in ("project_name", "experiment_name")))
+            node[NODE].trace.folder = str(traces_path(log).absolute())
         node[NODE].update({parameter: of.value for parameter, of in taken.items()})
         node.run.group = group
     return Decision(announcement(instantiated(node)), taken)

@@ -5,13 +5,16 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
 from verl_clipx.training.config import Settings
 from verl_clipx.training.layout import TokenPass, padded
+
+if TYPE_CHECKING:
+    from verl_clipx.training.tracer import TracedRows
 
 # Where the worker keeps the samples' ages in verl's mini-batch, so that they are cut into micro-batches with it.
 AGE = "clipx_age"
@@ -60,6 +63,7 @@ class MicroBatch:
         group: int64, (sequences,): equal numbers for the responses to one prompt; None if nothing needs it.
         age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
+        traced: its rows that are traced, which the loss adds to; None without any.
         sums: filled by the loss: metric name to a sum over this micro-batch's tokens.
         values: filled by the loss: metric name to a value that is not a sum over tokens.
     """
@@ -70,6 +74,7 @@ class MicroBatch:
     group: Tensor | None = None
     age: Tensor | None = None
     counted: Tensor | None = None
+    traced: "TracedRows | None" = None
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
 

@@ -7,6 +7,7 @@ import logging
 import math
 import re
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from verl_clipx.observed import gradient_shares
 from verl_clipx.rollout_metrics import merged_passes, with_spread, with_summary
 from verl_clipx.training.announcement import announcement
 from verl_clipx.training.config import Observe, Settings, clip_range
+from verl_clipx.training.hydra_nodes import RunFacts
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
 from verl_clipx.training.observation import fingerprint, observe, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
@@ -30,6 +32,8 @@ from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepP
 from verl_clipx.training.state import ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.training.step import AGE, MicroBatch, OptimizerStep, ages, in_micro_batch, micro_batch_of
 from verl_clipx.training.support import ROLLOUT_RS
+from verl_clipx.training.trace import Trace
+from verl_clipx.training.tracer import Tracer
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +109,7 @@ def observing(
     loss_fn: Callable[..., Any],
     settings: Settings | Observe,
     current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
+    tracer: Tracer | None = None,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
 
@@ -113,6 +118,7 @@ def observing(
             tensors, which passes through.
         settings: the clipx node.
         current_step: the optimizer step under way, or None outside one.
+        tracer: takes what is traced, or None.
 
     Raises:
         RuntimeError: when called outside an optimizer step that the settings need.
@@ -123,19 +129,32 @@ def observing(
             return loss_fn(data=data, **of_logits)
         if isinstance(settings, Observe):
             step = current_step() or OptimizerStep()
-            return with_exact_metrics(loss_fn, MicroBatch(step), model_output, data, dp_group)
+            micro_batch = MicroBatch(step, traced=traced(tracer, model_output, data))
+            return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
         step = current_step() or step_without_worker(settings)
         micro_batch = micro_batch_of(settings, data, step)
         if settings.needs_entropy:
             width = padded(data["response_mask"]).shape[1]
             micro_batch.entropy = response_part(model_output["entropy"], data, width)
-            if not step.entropy_wanted:
-                model_output = {key: value for key, value in model_output.items() if key != "entropy"}
+        micro_batch.traced = traced(tracer, model_output, data, micro_batch.entropy)
+        if settings.needs_entropy and not step.entropy_wanted:
+            model_output = {key: value for key, value in model_output.items() if key != "entropy"}
         if step.token_pass is not None:
             model_output, data = restricted(model_output, data, micro_batch.counted)
         return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
 
     return observed
+
+
+def traced(tracer: Tracer | None, model_output: Any, data: Any, entropy: torch.Tensor | None = None) -> Any:
+    """The traced rows of a micro-batch, for `MicroBatch`.
+
+    Args:
+        tracer: of this worker, or None.
+        model_output, data: the loss function's arguments.
+        entropy: (sequences, response length), where it is at hand.
+    """
+    return None if tracer is None else tracer.rows(data, model_output, entropy)
 
 
 class ClipxTraining:
@@ -159,6 +178,7 @@ class ClipxTraining:
     # Whether the run has +clipx=observe: no planner, verl's own steps; and whether rollout correction rejects tokens.
     observes: bool = False
     rejects: bool = False
+    tracer: Tracer | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
@@ -175,6 +195,8 @@ class ClipxTraining:
         if self.rank == 0:
             # Not logged: verl's workers show warnings alone.
             print(announcement(config.policy_loss), flush=True)
+        if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
+            self.tracer = self._tracer(settings.trace, run, config.optim.total_training_steps)
         if self.observes:
             loss_mode = config.policy_loss.loss_mode
             observe_registered(loss_mode)
@@ -193,7 +215,7 @@ class ClipxTraining:
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 print(COMPILED, flush=True)
-        super().set_loss_fn(observing(loss_fn, settings, lambda: self.step))
+        super().set_loss_fn(observing(loss_fn, settings, lambda: self.step, self.tracer))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def infer_batch(self, data):
@@ -204,6 +226,10 @@ class ClipxTraining:
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
         """verl's loop over the mini-batches of a rollout batch; with Lopti, once for each group of tokens."""
+        with nullcontext() if self.tracer is None else self.tracer.rollout_batch(data):
+            return self._train_mini_batch(data)
+
+    def _train_mini_batch(self, data):
         if self.planner is None:
             output = super().train_mini_batch(data)
             if self.observes and output is not None:
@@ -236,6 +262,12 @@ class ClipxTraining:
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
         """verl's optimizer step, with the bounds decided beforehand."""
+        output = self._train_batch(data)
+        if self.tracer is not None:
+            self.tracer.end_update()
+        return output
+
+    def _train_batch(self, data):
         if self.planner is None:
             return self._observed_batch(data)
         if self.token_pass is None and self.planner.settings.update is not None:
@@ -278,16 +310,21 @@ class ClipxTraining:
             self.planner.flush()
             if torch.distributed.get_rank() == self._state_rank():
                 write_state(Path(local_path), self.planner.state, description(self.planner.method))
+        if self.tracer is not None:
+            self.tracer.writer.flush()
         return result
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
         """verl's checkpoint, and the state of the bounds, read by the rank that wrote it and sent to the others."""
+        # verl's folder says how many rollout batches its weights were trained on.
+        found = re.search(r"global_step_(\d+)", str(local_path))
+        step = int(found[1]) if found else 0
         if self.planner is not None and local_path is not None:
             self.planner.state = self._restored_state(Path(local_path))
-            # verl's folder says how many rollout batches its weights were trained on.
-            step = re.search(r"global_step_(\d+)", str(local_path))
-            self.rollouts = int(step[1]) * self.parameter_sync_step if step else 0
+            self.rollouts = step * self.parameter_sync_step
+        if self.tracer is not None:
+            self.tracer.resume(step)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
     def _observed_batch(self, data: Any) -> Any:
@@ -298,6 +335,18 @@ class ClipxTraining:
             return super().train_batch(data)
         finally:
             self.step = None
+
+    def _tracer(self, trace: Trace, run: RunFacts, batches: int) -> Tracer:
+        batches_a_step = run.parameter_sync_step or 1
+        return Tracer(
+            trace,
+            rank=self.engine.get_data_parallel_rank(),
+            ranks=self.engine.get_data_parallel_size(),
+            tokenizer=self.model_config.tokenizer,
+            batches=max(run.critic_warmup - 1, 0) * batches_a_step,
+            batches_a_step=batches_a_step,
+            last=batches,
+        )
 
     def _restored_state(self, folder: Path) -> ControllerState:
         found: list[Any] = [None]

@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pyarrow
 import pyarrow.parquet
@@ -40,6 +41,7 @@ SCHEMA = pyarrow.schema(
         _field("high", pyarrow.float32(), "upper bound on it; inf: none"),
         _field("weight", pyarrow.float32(), "gradient weight F: the gradient of the objective is F * advantage"),
         _field("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
+        _field("selected", pyarrow.bool_(), "kept by entropy selection; without it missing", nullable=True),
         _field("entropy", pyarrow.float32(), "of the current policy, in nats, where computed", nullable=True),
         _field("age", pyarrow.int32(), "weight versions since it was sampled, where known", nullable=True),
     ],
@@ -66,14 +68,14 @@ class Shard:
         return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
 
 
-def write_shard(folder: Path, shard: Shard, columns: dict[str, list]) -> Path:
+def write_shard(folder: Path, shard: Shard, columns: dict[str, Any]) -> Path:
     """Writes one file of a trace, whole or not at all.
 
     Args:
         folder: the run's folder of traces; made if it is not there.
         shard: which update and rank the tokens are of.
-        columns: field of SCHEMA to values, a value a token; `step`, `update` and `rank` follow from the shard, and a
-            nullable field may be missing.
+        columns: field of SCHEMA to values, a value a token, as a list or an array of numpy's or pyarrow's; `step`,
+            `update` and `rank` follow from the shard, and a nullable field may be missing.
 
     Returns:
         The path.
@@ -99,6 +101,16 @@ def shards_in(folder: Path) -> list[Shard]:
     """The files of a run's trace, by step, update and rank; empty if the run wrote none."""
     numbers = [path.stem.split("_")[1::2] for path in folder.glob("step_*_update_*_rank_*.parquet")]
     return sorted(Shard(*map(int, found)) for found in numbers)
+
+
+def remove_shards(folder: Path, shards: list[Shard]) -> None:
+    """Removes files of a trace; those that are not there any more are none.
+
+    Raises:
+        OSError: the disk's own.
+    """
+    for shard in shards:
+        shard.path_in(folder).unlink(missing_ok=True)
 
 
 def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:

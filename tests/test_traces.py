@@ -6,10 +6,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from verl_clipx.diagnostics.traces import SCHEMA, Shard, read_shards, shards_in, write_shard
+from verl_clipx.traces import SCHEMA, Shard, read_shards, shards_in, write_shard
 
 SHARD = Shard(step=3, update=1, rank=0)
-NULLABLE = {"prompt_text", "score", "rollout_log_prob", "entropy", "age"}
+NULLABLE = {"prompt_text", "score", "rollout_log_prob", "selected", "entropy", "age"}
 
 
 def columns(tokens=2):
