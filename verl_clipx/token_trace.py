@@ -67,5 +67,6 @@ def observed_token_trace(
 
 
 def _trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:
-    low, high = (torch.zeros_like(t.ratio) + bound for bound in bounds)
-    return TokenTrace(t.log_prob, t.old_log_prob, t.ratio, t.advantages, bounded, low, high, weight)
+    # Bounds may be numbers, and what a sequence is clipped by (sequences, 1).
+    each = (torch.zeros_like(t.ratio) + values for values in (bounded, *bounds, weight))
+    return TokenTrace(t.log_prob, t.old_log_prob, t.ratio, t.advantages, *each)

@@ -5,6 +5,7 @@ with a boolean mask counts as well, since it has to know how many elements are t
 """
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -54,16 +55,16 @@ class Counter:
 
 @contextmanager
 def counted_host_syncs() -> Iterator[Counter]:
-    """Counts every outermost host sync in the block."""
+    """Counts every outermost host sync in the block, of the thread that it is in."""
     counter = Counter()
     originals = {name: getattr(torch.Tensor, name) for name in METHODS}
     getitem = torch.Tensor.__getitem__
-    inside = False
+    inside, thread = False, threading.get_ident()
 
     def wrapped(name, original):
         def method(self, *args, **kwargs):
             nonlocal inside
-            if inside:
+            if inside or threading.get_ident() != thread:
                 return original(self, *args, **kwargs)
             counter.add(name)
             inside = True
@@ -76,7 +77,8 @@ def counted_host_syncs() -> Iterator[Counter]:
 
     def indexed(self, index):
         parts = index if isinstance(index, tuple) else (index,)
-        if not inside and any(isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in parts):
+        by_mask = any(isinstance(part, torch.Tensor) and part.dtype == torch.bool for part in parts)
+        if by_mask and not inside and threading.get_ident() == thread:
             counter.add("boolean index")
         return getitem(self, index)
 

@@ -71,7 +71,10 @@ def _learns(run: Run, place: tuple[int, int]) -> bool:
 
 def _tokens(run: Run, place: tuple[int, int]) -> pandas.DataFrame:
     tokens = read_shards(run.traces, _shards(run, place)).to_pandas()
-    tokens["event"] = events(tokens.advantage, tokens.region, tokens.weight, tokens.ratio)
+    # What entropy selection left out was not clipped: nothing happened to it.
+    left_out = tokens.selected.eq(False)
+    counted = tokens.advantage.mask(left_out, 0.0)
+    tokens["event"] = events(counted, tokens.region, tokens.weight, tokens.ratio)
     regions, weights = under_grpo(tokens.ratio, tokens.advantage)
     tokens["under_grpo"] = events(tokens.advantage, regions, weights, tokens.ratio)
     return tokens

@@ -82,7 +82,7 @@ class TracedRows:
                 kept["selected"] = self._rows(selected)
                 of_rows = of_rows * kept["selected"]
             rows = Inputs(*(None if values is None else self._rows(values) for values in inputs))
-            self._add(token_trace(settings.method, settings.shaping, rows, decision, of_rows), kept)
+            self.add(token_trace(settings.method, settings.shaping, rows, decision, of_rows), kept)
 
     def of_gradient(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor) -> None:
         """Adds what a loss of verl's does.
@@ -93,13 +93,19 @@ class TracedRows:
         """
         with without_gradient(tokens.mask):
             rows = ObservedTokens(*map(self._rows, tokens))
-            self._add(observed_token_trace(rows, bounds, by_sequence, self._rows(share)), {})
+            self.add(observed_token_trace(rows, bounds, by_sequence, self._rows(share)), {})
 
     def _rows(self, values: Tensor) -> Tensor:
         # An index tensor would have to be copied to the accelerator.
         return torch.stack([values[place] for place in self.places])
 
-    def _add(self, trace: TokenTrace, others: dict[str, Tensor]) -> None:
+    def add(self, trace: TokenTrace, others: dict[str, Tensor]) -> None:
+        """Adds what is known of the rows' tokens.
+
+        Args:
+            trace: (rows, response length) each.
+            others: further columns, likewise.
+        """
         if self.entropy is not None:
             others["entropy"] = self._rows(self.entropy)
         columns = {**trace._asdict(), **others}
