@@ -24,7 +24,6 @@ OWN = "in a temporary folder of the command's own"
 PACKAGED = "a file of this package"
 IN_MEMORY = "a text in memory"
 IN_PARTS = "read in parts of a fixed size"
-FOOTER = "a file's footer alone"
 EXCEPTIONS = {
     "diagnostics/watch.py:run_watched:open": GROWS,
     "reproduction/table_plan.py:run_job:open": GROWS,
@@ -38,10 +37,9 @@ EXCEPTIONS = {
     "tasks/building.py:_write:loads": "its lines",
     "tasks/building.py:_write:ParquetWriter": "called with the name that `replacing` gave",
     "tasks/building.py:_write:write_table": "the same",
-    "tasks/building.py:read_record:read_metadata": FOOTER,
+    "tasks/building.py:read_record:read_metadata": "a file's footer alone",
     "tasks/building.py:build_split:loads": IN_MEMORY,
     "cpu/checkpoint_engine.py:_broadcast:loads": IN_MEMORY,
-    "reproduction/cost/work.py:rows_of:read_metadata": FOOTER,
     "tasks/building.py:_fingerprint:open": IN_PARTS,
     "tasks/commands.py:_parse_options:loads": IN_MEMORY,
     "tasks/ground_truth.py:decode_ground_truth:loads": IN_MEMORY,

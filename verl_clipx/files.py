@@ -180,18 +180,20 @@ def read_config(path: Path) -> "DictConfig":
     from omegaconf.errors import OmegaConfBaseException
 
     text = read_text(path, MAX_CONFIG_BYTES)
+    depth = deepest = 0
     try:
-        depth = 0
         for event in yaml.parse(text, Loader=yaml.CSafeLoader):
             depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+            deepest = max(deepest, depth)
             if isinstance(event, yaml.AliasEvent) or depth > MAX_CONFIG_DEPTH:
                 found = "an alias (*name)" if depth <= MAX_CONFIG_DEPTH else f"more than {MAX_CONFIG_DEPTH} levels"
                 raise ValueError(f"{path}: has {found}; is it a run's configuration?")
         config = OmegaConf.load(io.StringIO(text))
     except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
         raise ValueError(f"{path}: not YAML of keys and values ({error}); was it cut off?") from None
-    if not isinstance(config, DictConfig):
-        raise ValueError(f"{path}: a list, not keys and values; is it a run's configuration?")
+    # OmegaConf takes a bare word for a key.
+    if deepest == 0 or not isinstance(config, DictConfig):
+        raise ValueError(f"{path}: holds no keys and values; was it cut off?")
     return config
 
 

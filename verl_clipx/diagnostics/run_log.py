@@ -66,7 +66,7 @@ def read_growing_log(path: Path) -> pandas.DataFrame:
     Raises:
         ValueError: a whole line is of something else.
     """
-    text = read_bytes(path) if path.is_file() else b""
+    text = read_bytes(path) if path.exists() else b""
     return _table(text[: text.rfind(b"\n") + 1], path)
 
 

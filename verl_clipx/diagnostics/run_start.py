@@ -62,7 +62,7 @@ def resumed_step(trainer: dict[str, Any]) -> int:
         found = re.search(r"global_step_(\d+)", str(trainer.get("resume_from_path")))
         return int(found[1]) if found else 0
     latest = Path(str(trainer.get("default_local_dir"))) / LATEST
-    return read_whole_number(latest) if mode == "auto" and latest.is_file() else 0
+    return read_whole_number(latest) if mode == "auto" and latest.exists() else 0
 
 
 def kept_lines(path: Path, step: int) -> bytes:
@@ -73,7 +73,7 @@ def kept_lines(path: Path, step: int) -> bytes:
         step: the last one to keep; 0: none, as there is no run to go on with.
     """
     kept = b""
-    for line in read_lines(path) if step and path.is_file() else []:
+    for line in read_lines(path) if step and path.exists() else []:
         try:
             kept += line if parse_json(line, "")["step"] <= step else b""
         except (ValueError, TypeError, KeyError):

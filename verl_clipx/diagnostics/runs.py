@@ -148,7 +148,7 @@ def read_run(path: Path) -> Run:
 def _record(log: Path) -> dict[str, Any]:
     """What `run_start` wrote down, and what `clipx table plan` did for a run without that."""
     for path in (record_path(log), log.with_name("run.json")):
-        if path.is_file():
+        if path.exists():
             return read_json_object(path)
     return {}
 
@@ -157,7 +157,7 @@ def _hydra_s(folder: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     path = folder / ".hydra" / "config.yaml"
-    return OmegaConf.to_container(read_config(path), resolve=False) if path.is_file() else {}
+    return OmegaConf.to_container(read_config(path), resolve=False) if path.exists() else {}
 
 
 def flat(node: Any, prefix: str = "") -> dict[str, Any]:

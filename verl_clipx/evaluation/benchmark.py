@@ -48,7 +48,7 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
     name = path.stem if name is None else name
     if not name or name.startswith(".") or "/" in name or "\\" in name:
         raise ValueError(f"benchmark name {name!r}: it becomes a folder, so give one without a slash or leading dot")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"--benchmark {path}: no such file; give a Parquet file in verl's format")
     table = read_table(path)
     missing = [column for column in COLUMNS if column not in table.column_names]

@@ -64,7 +64,7 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
     found = [_of_step(path, path / "actor") for path in steps if (path / "actor").is_dir()]
     # verl writes this after a checkpoint is complete.
     tracker = folder / "latest_checkpointed_iteration.txt"
-    if tracker.is_file():
+    if tracker.exists():
         last = read_whole_number(tracker)
         found = [checkpoint for checkpoint in found if checkpoint.step is None or checkpoint.step <= last]
     if not found:

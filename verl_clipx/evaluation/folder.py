@@ -42,7 +42,7 @@ class EvaluationFolder:
             FileNotFoundError: the folder holds none.
             ValueError: it cannot be read.
         """
-        if not self.config.is_file():
+        if not self.config.exists():
             raise FileNotFoundError(f"{self.path}: holds no evaluation (config.json); make one with `clipx eval run`")
         keys = ("benchmarks", "checkpoints", "sampling", "protocol", "reward", "answer", "correct", "correct_from")
         return read_json_object(self.config, keys)
@@ -59,7 +59,7 @@ def claim(path: Path, origin: dict[str, Any]) -> None:
         ValueError: completions that depend on something else are there; names each difference. Or the file cannot be
             read.
     """
-    if not path.is_file():
+    if not path.exists():
         write_json(path, origin)
         return
     found = read_json_object(path)

@@ -146,6 +146,6 @@ def read_scores(path: Path) -> pandas.DataFrame:
         FileNotFoundError: there are none yet.
         ValueError: the file cannot be read.
     """
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"{path}: not scored yet; run `clipx eval score` on this evaluation's folder")
     return read_table(path).to_pandas()

@@ -51,7 +51,7 @@ def plan(
         check_method(config)
         check_ground_truths(config)
         result = estimate(config, gpu, assumptions, train_prompts)
-    except (ValueError, HydraException, OmegaConfBaseException) as error:
+    except (OSError, ValueError, HydraException, OmegaConfBaseException) as error:
         _stop(str(error))
     print_estimate(f"{name} on {nodes} x {hardware}", result)
 

@@ -24,7 +24,7 @@ class RunFolder:
     @property
     def is_trained(self) -> bool:
         """Whether a training was started in it."""
-        return (self.path / ".hydra" / "config.yaml").is_file()
+        return (self.path / ".hydra" / "config.yaml").exists()
 
     @cached_property
     def config(self) -> DictConfig:

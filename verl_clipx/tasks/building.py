@@ -127,7 +127,9 @@ def build_split(
     try:
         schema = _spool(islice(rows, limit), spool, counts, definition, on_row)
         if not counts.kept:
-            raise ValueError(f"{definition.name}, {split}: no rows; verl cannot load an empty file")
+            raise ValueError(
+                f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file"
+            )
         record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
         with replacing(path) as partial:
             _write(spool, partial, schema, record)

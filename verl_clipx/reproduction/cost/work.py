@@ -6,6 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
+from verl_clipx.files import parquet_file
 from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions, mean_prompt, mean_response
 from verl_clipx.reproduction.cost.memory import Rollout
 from verl_clipx.reproduction.divisibility import Layout, needs_reference
@@ -167,9 +168,12 @@ def rows_of(files: str | ListConfig | list[str]) -> int | None:
     Args:
         files: one path, or several.
     """
-    import pyarrow.parquet
-
     paths = [Path(name).expanduser() for name in ([files] if isinstance(files, str) else files)]
     if not all(path.is_file() for path in paths):
         return None
-    return sum(pyarrow.parquet.read_metadata(path).num_rows for path in paths)
+    return sum(map(_rows_in, paths))
+
+
+def _rows_in(path: Path) -> int:
+    with parquet_file(path, columns=()) as file:
+        return file.metadata.num_rows

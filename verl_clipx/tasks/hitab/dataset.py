@@ -136,9 +136,9 @@ def _table_loader(folder: Path) -> Callable[[str], str]:
         try:
             return table_text(parse_json(read(table_id), f"{table_id}.json"))
         except (OSError, KeyError) as error:
-            raise FileNotFoundError(f"table {table_id!r} is not in the copy ({error})") from None
+            raise FileNotFoundError(f"{folder}: table {table_id!r} is not there ({error})") from None
         except ValueError as error:
-            raise ValueError(f"table {table_id!r}: {error}") from None
+            raise ValueError(f"{folder}, table {table_id!r}: {error}") from None
 
     return load
 
