@@ -13,15 +13,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from verl_clipx.methods import BUILT_IN
+
 from .golden_runs import built_once, per_token, registered_loss
 
-# The groups that differ from these in numbers alone: dapo, cispo_minimax, ce_gppo_reference, dgpo_reference.
+# The groups that differ from these in numbers alone: dapo, cispo_minimax, ce_gppo_reference, dgpo_reference,
+# dcpo_reference, dppo_reference, m2po_reference.
 GROUPS = (
     *("grpo", "cispo", "cispo_acpo", "gppo", "ce_gppo", "aspo", "aspo_literal", "dgpo"),
-    *("acpo", "acpo_reference", "bapo", "bapo_reference"),
+    *("acpo", "acpo_reference", "bapo", "bapo_reference", "dcpo", "dppo", "dppo_kl", "gspo", "sapo", "topr"),
 )
 SETTINGS = {group: (f"+clipx={group}",) for group in GROUPS}
 SETTINGS["bapo_gradient"] = ("+clipx=bapo", "clipx.counted=gradient")
+# Otherwise its ratio is to a policy that verl's signature leaves out.
+SETTINGS["m2po"] = ("+clipx=m2po", "clipx.behaviour=old")
 AGGREGATIONS = ("token-mean", "seq-mean-token-sum", "seq-mean-token-mean")
 every_setting = pytest.mark.parametrize("name", SETTINGS)
 
@@ -51,6 +56,10 @@ def assert_finite(loss, gradient, metrics):
     assert loss.isfinite()
     assert gradient.isfinite().all()
     assert not [key for key, value in metrics.items() if not math.isfinite(value)]
+
+
+def test_every_method_is_here():
+    assert {built_once(SETTINGS[name]).policy_loss.clipx.method.name for name in SETTINGS} == set(BUILT_IN)
 
 
 @every_setting
