@@ -47,6 +47,30 @@ def check_bapo(trained: Trained) -> None:
     assert all(0 <= share <= 1 for share in trained.values("actor/clipx/positive_share_after"))
 
 
+def check_masked(trained: Trained) -> None:
+    assert mean(trained, "actor/clipx/gradient_mass/HP") == 0
+    assert mean(trained, "actor/clipx/gradient_mass/LN") == 0
+    assert mean(trained, "actor/clipx/gradient_mass/M") > 0
+
+
+def check_m2po(trained: Trained) -> None:
+    check_masked(trained)
+    before, after = (trained.values(f"actor/clipx/second_moment_{when}") for when in ("before", "after"))
+    assert max(after) <= 0.04 and all(0 <= less <= more for less, more in zip(after, before, strict=True))
+
+
+def check_sapo(trained: Trained) -> None:
+    # Without bounds.
+    assert mean(trained, "actor/clipx/region_fraction/M") == 1
+    assert mean(trained, "actor/clipx/gradient_mass/M") > 0
+
+
+def check_topr(trained: Trained) -> None:
+    # Negative tokens alone have a bound, and weight 1 above it.
+    assert mean(trained, "actor/clipx/region_fraction/HP") == mean(trained, "actor/clipx/region_fraction/LP") == 0
+    assert mean(trained, "actor/clipx/gradient_mass/HN") > 0
+
+
 CHECKS = {
     "grpo": check_grpo,
     "cispo": check_soft,
@@ -56,4 +80,10 @@ CHECKS = {
     "dgpo": check_soft,
     "acpo": check_acpo,
     "bapo": check_bapo,
+    "dcpo": check_masked,
+    "dppo": check_masked,
+    "gspo": check_grpo,
+    "m2po": check_m2po,
+    "sapo": check_sapo,
+    "topr": check_topr,
 }

@@ -4,16 +4,18 @@ Covers: the real training worker and FSDP2 engine on 1, 2 and 4 gloo ranks over 
 masked), every adaptive method, selection over the mini-batch, both passes of Lopti; the collectives and forwards that
 scopes cost; packing, gradient checkpointing, offload, chunked entropy, hybrid sharding, LoRA and sequence parallelism
 (Ulysses, with a stand-in for flash attention's kernel) against padding on one rank, in log-probabilities too; that each
-of the eight methods does what it does; as a negative control that `micro_batch` does depend on the cut, and that a loss
-without statistics does not need any of this. Computed in float64, so that only the order of summation is left, and in
-BAPO's sums their last bits. Not covered: Ray and rollouts (test_training.py), flash attention's own kernel, rounding in
-half precision.
+method does what it does; as a negative control that `micro_batch` does depend on the cut, and that a loss without
+statistics does not need any of this. Computed in float64, so that only the order of summation is left, and in BAPO's
+sums their last bits. Not covered: Ray and rollouts (test_training.py), flash attention's own kernel, rounding in half
+precision.
 """
 
 import dataclasses
 
 import pytest
 import torch
+
+from verl_clipx.methods import BUILT_IN
 
 from .method_checks import CHECKS, SETTINGS
 from .training_ranks import Case, make_policy, make_rows, run_cases
@@ -28,6 +30,7 @@ METHODS = {
     "bapo": ("+clipx=bapo", "clipx.target=0.55"),
     "bapo_gradient": ("+clipx=bapo", "clipx.target=0.6", "clipx.counted=gradient", "clipx.weight=rollout"),
     "bapo_reference": ("+clipx=bapo_reference", "clipx.scope=mini_batch"),
+    "m2po": ("+clipx=m2po",),
     "acpo_reweighted": ("+clipx=acpo", "+clipx/shaping=advantage_reweighting", "clipx.alpha=0.5"),
     "acpo_sequence_mean": (
         "+clipx=acpo",
@@ -206,7 +209,7 @@ def test_every_case_clips_a_token(results, name):
     assert metrics["clipx/clip_fraction_low"] + metrics["clipx/clip_fraction_high"] > 0
 
 
-@pytest.mark.parametrize("method", CHECKS)
+@pytest.mark.parametrize("method", BUILT_IN)
 def test_method_does_what_it_does(results, method):
     CHECKS[method](results[CUTS[0], f"check {method}"])
 
