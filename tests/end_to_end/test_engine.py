@@ -7,8 +7,8 @@ its line; a checkpoint whose state of the bounds is cut short or missing stops w
 asked to; +clipx=observe leaves every weight after an update to the last bit what it is without the plugin's node, under
 several of verl's losses; what is counted where tokens are rejected; verl's Tinker worker, which steps by itself, gets
 fixed bounds and exact metrics, and stops where the mini-batch is needed; the closed form is taken where old_log_probs
-came from the current weights, and not where verl restored earlier ones for them. Not covered: memory of an accelerator,
-packing and sequence parallelism.
+came from the current weights, and not where verl restored earlier ones for them; that verl's fused kernels fail with
+untied embeddings. Not covered: memory of an accelerator, packing and sequence parallelism.
 """
 
 import contextlib
@@ -16,12 +16,15 @@ import gc
 import io
 import itertools
 import math
+import traceback
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from tests.cpu.policy import random_policy, save_checkpoint
+from verl_clipx.gpu_check.engine import unpatched_model
 from verl_clipx.methods import BUILT_IN
 
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
@@ -331,6 +334,28 @@ def first_updates(rank, world, policy, rows):
     return found
 
 
+def fused_kernels(rank, world, folder):
+    """verl's own log-probabilities by fused kernels, of tied and of untied embeddings, or where they fail."""
+    from verl.utils import tensordict_utils as tu
+
+    found = {}
+    fused = (f"{ACTOR}.strategy=fsdp2", "actor_rollout_ref.model.use_fused_kernels=True")
+    for tied in (True, False):
+        policy = save_checkpoint(Path(folder) / str(tied), random_policy(tied=tied))
+        rows = torch.load(make_rows(policy, 3, masked=(), drift=0.4), weights_only=False)
+        with unpatched_model():
+            worker = build_worker(policy, engine=fused, use_fused_kernels=True, use_remove_padding=True)
+            data = mini_batch(rows, sequences=len(rows))
+            tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3, compute_loss=False)
+            tu.assign_non_tensor(data, calculate_entropy=False)
+            try:
+                found[tied] = worker.infer_batch(data)["log_probs"].values()
+            except RuntimeError as error:
+                (of_verl,) = [frame for frame in traceback.extract_tb(error.__traceback__) if "vocab" in frame.line][:1]
+                found[tied] = f"{Path(of_verl.filename).name}: {of_verl.line}: {error}"
+    return found
+
+
 def each(rank, world, calls):
     """The results of several functions in one process: a start costs more than what they do."""
     return [function(rank, world, *arguments) for function, *arguments in calls]
@@ -350,6 +375,7 @@ def found(policy, rows, tmp_path_factory):
         (observed_under_rejection, *given),
         (tinker_s_update, *given),
         (first_updates, *given),
+        (fused_kernels, str(tmp_path_factory.mktemp("fused"))),
     ]
     results = on_ranks(1, each, calls)
     return {function.__name__: result for (function, *_), result in zip(calls, results, strict=True)}
@@ -443,6 +469,13 @@ def test_verl_s_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for
     assert metrics_of_batch == metrics_of_split and metrics_of_split["clipx/ratio_mean"] > 0
     assert "clipx.scope=mini_batch" in found["mini_batch"] and "Tinker" in found["mini_batch"]
     assert "+clipx/update=lopti" in found["lopti"]
+
+
+def test_verl_s_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_itself(found):
+    found = found["fused_kernels"]
+    assert found[True].isfinite().all()
+    print(found[False])
+    assert "mixed torch.Tensor and DTensor" in found[False]
 
 
 def test_ratio_one_is_found_and_not_assumed(found):

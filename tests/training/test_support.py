@@ -34,6 +34,10 @@ VEOMNI, MEGATRON = "model_engine=veomni", "model_engine=megatron"
 R2 = f"{ACTOR}.veomni.router_replay.mode=R2"
 DYNAMIC = (f"{ACTOR}.megatron.dynamic_context_parallel=True", f"{ACTOR}.megatron.max_seqlen_per_dp_cp_rank=100")
 
+FUSED = ("actor_rollout_ref.model.use_fused_kernels=True", f"{ACTOR}.strategy=fsdp2")
+MODELS = Path(__file__).parent / "fixtures" / "models"
+UNTIED, TIED = (f"actor_rollout_ref.model.path={MODELS / name}" for name in ("untied", "tied"))
+
 REFUSED = {
     "Ulysses with sdpa": (
         ("+clipx=grpo", ULYSSES, SDPA),
@@ -55,6 +59,7 @@ REFUSED = {
     "Ulysses of the critic": (
         (
             "+clipx=grpo",
+            "trainer.device=cpu",
             "critic.fsdp.ulysses_sequence_parallel_size=2",
             "+critic.model.override_config.attn_implementation=sdpa",
         ),
@@ -81,6 +86,10 @@ REFUSED = {
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch", VEOMNI, R2),
         r"router_replay\.mode=R2 with .*clipx\.select\.over=sequence",
     ),
+    "fused kernels of untied embeddings": (
+        ("+clipx=grpo", *FUSED, UNTIED),
+        r"use_fused_kernels=True with .*strategy=fsdp2, .*model\.path=.*untied: .*Set .*use_fused_kernels=False",
+    ),
     "Megatron's dynamic context parallelism": (
         ("+clipx=grpo", MEGATRON, *DYNAMIC),
         r"megatron\.dynamic_context_parallel=True: .*data-parallel group",
@@ -90,6 +99,13 @@ SERVED = {
     "Ulysses with flash attention": ("+clipx=acpo", ULYSSES, FLASH, PACKED),
     "Ulysses with verl's default attention": ("+clipx=acpo", ULYSSES, PACKED),
     "sdpa without Ulysses": ("+clipx=acpo", SDPA),
+    "Ulysses of the critic on GPUs, whose attention is flash attention whatever is said": (
+        *("+clipx=grpo", "critic.ulysses_sequence_parallel_size=2"),
+        "+critic.model.override_config.attn_implementation=sdpa",
+    ),
+    "fused kernels of tied embeddings": ("+clipx=grpo", *FUSED, TIED),
+    "fused kernels of untied embeddings under FSDP1": ("+clipx=grpo", FUSED[0], UNTIED),
+    "fused kernels of a model that is elsewhere": ("+clipx=grpo", *FUSED, "actor_rollout_ref.model.path=hdfs://model"),
     "bypass mode": ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True"),
     "bypass mode in the older trainer": ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", "trainer.use_v1=False"),
     "weights on a ratio to the old policy": (

@@ -17,6 +17,9 @@ ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
 STRATEGY = f"{ACTOR}.strategy"
 ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
+FUSED_KERNELS = "actor_rollout_ref.model.use_fused_kernels"
+MODEL_PATH = "actor_rollout_ref.model.path"
+DEVICE = "trainer.device"
 # Keys of every model's sequence parallelism, each with the key of its attention.
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 REFERENCE, CRITIC_ATTENTION = "actor_rollout_ref.ref", "critic.model.override_config.attn_implementation"
@@ -32,7 +35,7 @@ SEQUENCE_PARALLEL = {
 
 # Keys of the run's configuration that refusals depend on.
 READ = (
-    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT),
+    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH, DEVICE),
     *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()]),
 )
 
@@ -60,6 +63,9 @@ def attention_on_a_slice(options: Options, _: Settings | Observe) -> str | None:
     """Sequence parallelism with an attention that does not know of it."""
     for key, attention in SEQUENCE_PARALLEL.items():
         size, name = options.get(key), options.get(attention)
+        if attention == CRITIC_ATTENTION and options.get(DEVICE) != "cpu":
+            # Whatever the key says, verl's critic takes flash attention (utils/model.py), which a CPU does not have.
+            continue
         if size and size > 1 and not has_sequence_parallel_attention(name):
             return (
                 f"{key}={size} with {attention}={name}: {WRONG_ATTENTION}. Set {attention}=flash_attention_2 (on a CPU "
@@ -117,6 +123,32 @@ def dynamic_context(options: Options, _: Settings | Observe) -> str | None:
     )
 
 
+def fused_kernels_of_a_wrapped_head(options: Options, _: Settings | Observe) -> str | None:
+    """verl's fused kernels where FSDP2 keeps the output embedding, which they read, in parts of its own."""
+    path = options.get(MODEL_PATH)
+    if options.get(STRATEGY) != "fsdp2" or not options.get(FUSED_KERNELS) or has_tied_embeddings(path) is not False:
+        return None
+    return (
+        f"{FUSED_KERNELS}=True with {STRATEGY}=fsdp2, {MODEL_PATH}={path}: {WRAPPED_HEAD}. Set {FUSED_KERNELS}=False."
+    )
+
+
+WRAPPED_HEAD = (
+    "the model's output embedding is not its input embedding, so FSDP2 shards it by itself, and verl 0.9.1's fused "
+    "forward pass multiplies with a part of it: torch stops with mixed Tensor and DTensor"
+)
+
+
+def has_tied_embeddings(path: str | None) -> bool | None:
+    """Whether a model's input and output embedding are one; None where its configuration is not on this machine."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config().tie_word_embeddings
+    except (OSError, ValueError):
+        return None
+
+
 @dataclass(frozen=True)
 class Row:
     """What is known of one of verl's options.
@@ -148,7 +180,9 @@ ENGINE = "tests/end_to_end/test_engine.py"
 TRAINING = "tests/end_to_end/test_training.py"
 GPU_CHECK = "tests/end_to_end/test_gpu_check.py"
 TRAINERS = "tests/end_to_end/test_trainers.py"
-NO_RUN = "no run of it yet"
+OPTIONS = "tests/end_to_end/test_options.py"
+# Bounds, gradients and log-probabilities in the engine without Ray, and a run with it.
+BOTH = f"the same through Ray: {OPTIONS}"
 
 ROWS = (
     Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo"),
@@ -167,13 +201,13 @@ ROWS = (
         remark="where a pass without gradient observes: it would route by itself",
         refusal=recorded_routes,
     ),
-    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, "sdpa"),
-    Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS),
+    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"sdpa; {BOTH}"),
+    Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS, BOTH),
     Row(
         "Ulysses, flash attention",
         "ulysses_sequence_parallel_size=2",
         RANKS,
-        "2 and 4 ranks; in place of the kernel, which needs GPUs, its formula in torch",
+        f"2 and 4 ranks; in place of the kernel, which needs GPUs, its formula in torch; {BOTH}",
     ),
     Row(
         "Ulysses, sdpa or eager attention",
@@ -181,18 +215,20 @@ ROWS = (
         remark=f"{WRONG_ATTENTION}; so on every CPU, and in the worker by the model's own attention",
         refusal=attention_on_a_slice,
     ),
-    Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS),
-    Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS),
-    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, "4 ranks"),
-    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, "packed, as verl has it"),
-    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; no rollout of it yet"),
+    Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS, BOTH),
+    Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS, BOTH),
+    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"4 ranks; {BOTH}"),
+    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"packed; {BOTH}"),
+    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; its rollout needs GPUs"),
+    Row("LoRA, merged for the rollout", "actor_rollout_ref.model.lora.merge=True", OPTIONS, f"its training: {RANKS}"),
+    Row("fused kernels", f"{FUSED_KERNELS}=True", OPTIONS, f"torch's, tied embeddings; in numbers: {GPU_CHECK}"),
     Row(
-        "fused kernels",
-        "actor_rollout_ref.model.use_fused_kernels=True",
-        GPU_CHECK,
-        "torch's back end, tied embeddings; with untied ones FSDP2 fails in verl: Tensor and DTensor mixed",
+        "fused kernels under FSDP2, untied embeddings",
+        f"{FUSED_KERNELS}=True",
+        remark=f"{WRAPPED_HEAD}: {ENGINE}; in the driver where the model's configuration lies there",
+        refusal=fused_kernels_of_a_wrapped_head,
     ),
-    Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", GPU_CHECK),
+    Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", OPTIONS, f"its bounds: {GPU_CHECK}"),
     Row("KL loss", "use_kl_loss=True", TRAINING),
     Row("several epochs", "ppo_epochs=2", TRAINERS),
     Row(
