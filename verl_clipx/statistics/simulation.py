@@ -1,0 +1,81 @@
+"""Made-up evaluations of two methods whose true difference is known, to see what an interval is worth."""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+_MANY = 2_000_000
+
+
+@dataclass(frozen=True)
+class World:
+    """Where scores come from. Effects are normal, in units of the log-odds of a right sample."""
+
+    difficulty: tuple[float, float] = (0.6, 0.6)
+    """Beta distribution of a question's chance to be answered: below 1, most are easy or hard, as in mathematics."""
+
+    effect: float = 0.2
+    """How much better the second method is on every question."""
+
+    method: float = 0.3
+    """Standard deviation over questions of what the second method does beyond `effect`."""
+
+    seeds: tuple[float, float] = (0.1, 0.1)
+    """Standard deviation over trainings, of each method."""
+
+    interaction: float = 0.3
+    """Standard deviation over trainings and questions beyond that."""
+
+    cluster_size: float = 1.0
+    """Mean number of questions that share a source; above 1 the sizes differ, geometrically distributed."""
+
+    shared: float = 0.0
+    """Share of the variance of `method` and `interaction` that a source's questions have in common."""
+
+    def draw(
+        self, seeds: tuple[int, int], questions: int, samples: int, generator: np.random.Generator
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """One experiment.
+
+        Args:
+            seeds: trainings of each method.
+            questions: how many.
+            samples: of a training on a question.
+            generator: of the random numbers.
+
+        Returns:
+            Shares of right samples ``[seeds, questions]`` of either method, and the questions' source ``[questions]``.
+        """
+        breaks = generator.random(questions) < 1 / self.cluster_size
+        sources = np.cumsum(breaks)
+        odds = _log_odds(generator.beta(*self.difficulty, questions))
+        shift = self.effect + self.method * self._normal((1, questions), sources, generator)
+        found = []
+        for count, between, more in zip(seeds, self.seeds, (0.0, shift), strict=True):
+            training = between * generator.standard_normal((count, 1))
+            own = self.interaction * self._normal((count, questions), sources, generator)
+            chance = 1 / (1 + np.exp(-(odds + more + training + own)))
+            found.append(generator.binomial(samples, chance) / samples)
+        return found[0], found[1], sources
+
+    def _normal(self, shape: tuple[int, int], sources: np.ndarray, generator: np.random.Generator) -> np.ndarray:
+        own = generator.standard_normal(shape)
+        if not self.shared:
+            return own
+        common = generator.standard_normal((shape[0], sources.max() + 1))[:, sources]
+        return np.sqrt(self.shared) * common + np.sqrt(1 - self.shared) * own
+
+    def true_difference(self) -> float:
+        """The methods' expected difference, from two million draws: exact to about 0.0003."""
+        generator = np.random.default_rng(0)
+        odds = _log_odds(generator.beta(*self.difficulty, _MANY))
+        noise = generator.standard_normal((2, _MANY))
+        spread = np.sqrt(np.array(self.seeds) ** 2 + self.interaction**2)
+        second = odds + self.effect + self.method * noise[0] + spread[1] * noise[1]
+        first = odds + spread[0] * noise[1]
+        return float((1 / (1 + np.exp(-second)) - 1 / (1 + np.exp(-first))).mean())
+
+
+def _log_odds(chance: np.ndarray) -> np.ndarray:
+    chance = np.clip(chance, 1e-9, 1 - 1e-9)
+    return np.log(chance / (1 - chance))

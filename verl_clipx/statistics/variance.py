@@ -1,0 +1,116 @@
+"""How much a mean over questions, seeds and samples varies, and which of the three it is."""
+
+from dataclasses import asdict, dataclass
+
+import numpy as np
+
+CONFIDENCE = 0.95
+
+MIN_CLUSTERS = 5
+"""Fewest clusters from which an error is taken; benchmarks/coverage.py shows what is left of 95 % with few of them."""
+
+
+def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
+    """Squared standard error of a mean over questions, which may come in clusters.
+
+    sum over clusters of (sum of the cluster's deviations)^2 / questions^2, times clusters / (clusters - 1). With a
+    question a cluster it is s^2 / questions. Miller, Adding Error Bars to Evals (arXiv 2411.00640), section 2.2; the
+    factor, which he leaves out, is the usual one for few clusters.
+
+    Args:
+        values: ``[..., questions]`` float64.
+        clusters: ``[questions]`` a label a question; None: each is a cluster of its own.
+
+    Returns:
+        ``[...]`` float64; NaN where there is only one cluster.
+    """
+    deviations = values - values.mean(axis=-1, keepdims=True)
+    units = number_of_clusters(values.shape[-1], clusters)
+    if clusters is not None:
+        codes = np.unique(clusters, return_inverse=True)[1]
+        deviations = deviations @ (codes[:, None] == np.arange(units)).astype(np.float64)
+    factor = units / (units - 1) if units > 1 else np.nan
+    return factor * (deviations**2).sum(axis=-1) / values.shape[-1] ** 2
+
+
+def number_of_clusters(questions: int, clusters: np.ndarray | None) -> int:
+    """How many independent units there are: clusters, or questions where there are none."""
+    return questions if clusters is None else len(np.unique(clusters))
+
+
+def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
+    """Why no interval can be taken over these questions, None if one can."""
+    units = number_of_clusters(questions, clusters)
+    if clusters is not None and units < MIN_CLUSTERS:
+        return f"{units} clusters; an interval over clusters needs {MIN_CLUSTERS}"
+    return f"{units} question; an interval needs 2" if units < 2 else None
+
+
+@dataclass(frozen=True)
+class Split:
+    """The variance of one sample's score, by where it comes from; None where the data cannot tell.
+
+    Args:
+        question: between questions, the mean over seeds: how their difficulty differs.
+        seed: between trainings of one method, the mean over questions.
+        interaction: between trainings on one question, beyond `seed`; where `sample` is None, with the samples' part.
+        sample: between samples of one training on one question.
+    """
+
+    question: float
+    seed: float | None
+    interaction: float | None
+    sample: float | None
+
+    def of_mean(self, questions: int, seeds: int, samples: int) -> dict[str, float | None]:
+        """What each part adds to the squared standard error of a mean over all three.
+
+        Args:
+            questions: how many.
+            seeds: how many trainings.
+            samples: of one training on one question.
+        """
+        counts = {
+            "question": questions,
+            "seed": seeds,
+            "interaction": seeds * questions,
+            "sample": seeds * questions * (1 if self.sample is None else samples),
+        }
+        return {part: None if value is None else value / counts[part] for part, value in asdict(self).items()}
+
+
+def split_variance(values: np.ndarray, samples: int | None) -> Split:
+    """Split the variance of 0/1 scores by the method of moments.
+
+    Two-way analysis of variance, seeds x questions, both random, whose residual holds interaction and sampling; the
+    latter is known from the shares themselves, since a score is 0 or 1: mean of p (1 - p) k / (k - 1). A part that comes
+    out negative is 0. Searle, Casella, McCulloch, Variance Components, 4.3.
+
+    Args:
+        values: ``[seeds, questions]`` shares of right samples.
+        samples: behind each share (k); with 1 or None, `sample` is not known.
+
+    Returns:
+        Of one seed, `seed` and `interaction` are not known; of one question, ValueError.
+    """
+    seeds, questions = values.shape
+    if questions < 2:
+        raise ValueError("the variance between questions needs at least 2 questions")
+    sample = None
+    if samples is not None and samples > 1:
+        sample = float((values * (1 - values)).mean() * samples / (samples - 1))
+    of_question = values.mean(axis=0).var(ddof=1)
+    if seeds == 1:
+        return Split(max(0.0, float(of_question - (sample or 0.0) / (samples or 1))), None, None, sample)
+    residual = float((residuals(values) ** 2).sum() / ((seeds - 1) * (questions - 1)))
+    return Split(
+        question=max(0.0, float(of_question - residual / seeds)),
+        seed=max(0.0, float(values.mean(axis=1).var(ddof=1) - residual / questions)),
+        interaction=max(0.0, residual - (sample or 0.0) / (samples or 1)),
+        sample=sample,
+    )
+
+
+def residuals(values: np.ndarray) -> np.ndarray:
+    """What is left of ``[seeds, questions]`` without the means of its rows and columns."""
+    return values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
