@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from verl_clipx.statistics.variance import CONFIDENCE, number_of_clusters, residuals, squared_error, too_few_units
+from verl_clipx.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
 
 MIN_SEEDS = 3
 """Fewest trainings of each method from which an interval is taken; benchmarks/coverage.py shows what 2 give."""
@@ -28,8 +28,8 @@ class Comparison:
         difference: second minus first.
         low, high: ends of the 95 % interval, None where it is refused.
         p_value: two-sided, None where it is refused.
-        over: what the interval is over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS` of these two
-            checkpoints alone; None where it is refused.
+        over: what the interval is over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS` of these
+            two checkpoints alone; None where it is refused.
         seeds: trainings of the first and the second.
         error: squared standard error of the difference by its parts, "question" and "seed".
         wins, losses, ties: questions on which the second is better, worse, equal.
@@ -101,7 +101,7 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
     if few or (found.refused and seeds != (1, 1)):
         return replace(found, refused="; ".join(filter(None, [found.refused, *few])))
     of_question = [float(squared_error(values, clusters.get(name))) for name, values in by_question.items()]
-    units = [number_of_clusters(len(values), clusters.get(name)) for name, values in by_question.items()]
+    units = [effective_units(len(values), clusters.get(name)) for name, values in by_question.items()]
     spread = sum(part**2 / (count - 1) for part, count in zip(of_question, units, strict=True))
     if seeds == (1, 1):
         return _student(found, QUESTIONS, sum(of_question), 0.0, spread)

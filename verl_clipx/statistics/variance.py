@@ -13,9 +13,9 @@ MIN_CLUSTERS = 5
 def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
     """Squared standard error of a mean over questions, which may come in clusters.
 
-    sum over clusters of (sum of the cluster's deviations)^2 / questions^2, times clusters / (clusters - 1). With a
-    question a cluster it is s^2 / questions. Miller, Adding Error Bars to Evals (arXiv 2411.00640), section 2.2; the
-    factor, which he leaves out, is the usual one for few clusters.
+    sum over clusters of (sum of the deviations)^2 / questions^2, times n / (n - 1) with the effective number n
+    of clusters, which makes it unbiased where questions are independent. With a question a cluster it is
+    s^2 / questions. Miller, Adding Error Bars to Evals (arXiv 2411.00640), section 2.2, leaves the factor out.
 
     Args:
         values: ``[..., questions]`` float64.
@@ -25,25 +25,30 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
         ``[...]`` float64; NaN where there is only one cluster.
     """
     deviations = values - values.mean(axis=-1, keepdims=True)
-    units = number_of_clusters(values.shape[-1], clusters)
     if clusters is not None:
-        codes = np.unique(clusters, return_inverse=True)[1]
-        deviations = deviations @ (codes[:, None] == np.arange(units)).astype(np.float64)
+        labels, codes = np.unique(clusters, return_inverse=True)
+        deviations = deviations @ (codes[:, None] == np.arange(len(labels))).astype(np.float64)
+    units = effective_units(values.shape[-1], clusters)
     factor = units / (units - 1) if units > 1 else np.nan
     return factor * (deviations**2).sum(axis=-1) / values.shape[-1] ** 2
 
 
-def number_of_clusters(questions: int, clusters: np.ndarray | None) -> int:
-    """How many independent units there are: clusters, or questions where there are none."""
-    return questions if clusters is None else len(np.unique(clusters))
+def effective_units(questions: int, clusters: np.ndarray | None) -> float:
+    """How many clusters of equal size say as much: questions^2 / sum of size^2 (Kish); without clusters, the questions.
+
+    One less are the degrees of freedom of `squared_error`.
+    """
+    if clusters is None:
+        return float(questions)
+    return float(questions**2 / (np.unique(clusters, return_counts=True)[1] ** 2).sum())
 
 
 def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
     """Why no interval can be taken over these questions, None if one can."""
-    units = number_of_clusters(questions, clusters)
+    units = effective_units(questions, clusters)
     if clusters is not None and units < MIN_CLUSTERS:
-        return f"{units} clusters; an interval over clusters needs {MIN_CLUSTERS}"
-    return f"{units} question; an interval needs 2" if units < 2 else None
+        return f"clusters that count like {units:.1f} of equal size; an interval over clusters needs {MIN_CLUSTERS}"
+    return f"{questions} question; an interval needs 2" if units < 2 else None
 
 
 @dataclass(frozen=True)
@@ -83,8 +88,8 @@ def split_variance(values: np.ndarray, samples: int | None) -> Split:
     """Split the variance of 0/1 scores by the method of moments.
 
     Two-way analysis of variance, seeds x questions, both random, whose residual holds interaction and sampling; the
-    latter is known from the shares themselves, since a score is 0 or 1: mean of p (1 - p) k / (k - 1). A part that comes
-    out negative is 0. Searle, Casella, McCulloch, Variance Components, 4.3.
+    latter is known from the shares themselves, since a score is 0 or 1: mean of p (1 - p) k / (k - 1). A part that
+    comes out negative is 0. Searle, Casella, McCulloch, Variance Components, 4.3.
 
     Args:
         values: ``[seeds, questions]`` shares of right samples.
