@@ -64,3 +64,25 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
         for row in rows
     ]
     return Benchmark(name, path, hash_of_file(path), questions)
+
+
+def sources_of(benchmark: Benchmark, field: str) -> list[str]:
+    """What each question came from, for clustered errors.
+
+    Args:
+        benchmark: the questions.
+        field: a key of the rows' extra_info.
+
+    Returns:
+        A label a question.
+
+    Raises:
+        ValueError: a row has no such field; names those that all rows have.
+    """
+    lacking = [row for row, question in enumerate(benchmark.questions) if question.extra_info.get(field) is None]
+    if lacking:
+        there = sorted(set.intersection(*(set(question.extra_info) for question in benchmark.questions)))
+        raise ValueError(
+            f"--cluster {field}: not in extra_info of {benchmark.path}, row {lacking[0]}; there are {', '.join(there)}"
+        )
+    return [str(question.extra_info[field]) for question in benchmark.questions]

@@ -1,24 +1,27 @@
-"""`clipx eval run|score|compare`."""
+"""`clipx eval run|score`, and the command group."""
 
 import contextlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.box import SIMPLE
 from rich.console import Console
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+
+from verl_clipx.evaluation.comparison_commands import compare, power
+from verl_clipx.evaluation.console import console, errors
 
 if TYPE_CHECKING:
     from verl_clipx.evaluation.backends import GenerateOnCPU
 
-DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score_for_evaluation"
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="Key of extra_info that questions of one source share: intervals over sources, not questions."),
+]
 
-console = Console()
+DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score_for_evaluation"
 
 
 def evaluation_app(generate_on_cpu: "GenerateOnCPU") -> typer.Typer:
@@ -31,6 +34,7 @@ def evaluation_app(generate_on_cpu: "GenerateOnCPU") -> typer.Typer:
     app.command()(_run_command(generate_on_cpu))
     app.command()(score)
     app.command()(compare)
+    app.command()(power)
     return app
 
 
@@ -66,6 +70,7 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
         answer: Annotated[
             str | None, typer.Option(help="Function from text to answer, for maj@k; <answer> or \\boxed{} by default.")
         ] = None,
+        cluster: Cluster = None,
         backend: Annotated[str, typer.Option(help="vllm, or cpu.")] = "vllm",
         tensor_parallel_size: Annotated[int, typer.Option(help="vLLM: GPUs an engine.")] = 1,
         gpu_memory_utilization: Annotated[float, typer.Option(help="vLLM: share of a GPU's memory.")] = 0.9,
@@ -76,7 +81,7 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
         ] = None,
     ) -> None:
         """Sample, score and report. Interrupted, the same command goes on where it stopped."""
-        with _errors():
+        with errors():
             from verl_clipx.evaluation.backends import cpu_backend
             from verl_clipx.evaluation.benchmark import read_benchmark
             from verl_clipx.evaluation.checkpoints import find_checkpoints
@@ -102,7 +107,13 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
                     "--backend vllm: vLLM is not installed here; pip install 'verl-clipx[gpu]', or --backend cpu"
                 )
             named = [entry.partition("=") if "=" in entry else ("", "", entry) for entry in benchmark]
-            rules = {"reward": reward, "answer": answer, "correct": correct, "correct_from": correct_from}
+            rules = {
+                "reward": reward,
+                "answer": answer,
+                "correct": correct,
+                "correct_from": correct_from,
+                "cluster": cluster,
+            }
             plan = Plan(
                 model=model,
                 checkpoints=find_checkpoints(model),
@@ -137,9 +148,11 @@ def score(
     answer: Annotated[str | None, typer.Option(help="Another function from text to answer.")] = None,
     correct: Annotated[str | None, typer.Option(help="Another part of the reward that says what is right.")] = None,
     correct_from: Annotated[float | None, typer.Option(help="Its smallest value of a right response.")] = None,
+    cluster: Cluster = None,
 ) -> None:
     """Score the stored completions again, for instance after the reward was mended."""
-    with _errors():
+    with errors():
+        from verl_clipx.evaluation.benchmark import sources_of
         from verl_clipx.evaluation.folder import EvaluationFolder
         from verl_clipx.evaluation.results import benchmarks_of, check_scoring
         from verl_clipx.evaluation.results import score as score_all
@@ -148,8 +161,13 @@ def score(
         evaluation = EvaluationFolder(folder)
         config = evaluation.read_config()
         given = {"reward": reward, "answer": answer, "correct": correct, "correct_from": correct_from}
+        given["cluster"] = cluster
         changed = {key: value for key, value in given.items() if value is not None}
-        check_scoring(config | changed, benchmarks_of(config))
+        benchmarks = benchmarks_of(config)
+        check_scoring(config | changed, benchmarks)
+        if cluster:
+            for benchmark in benchmarks:
+                config["benchmarks"][benchmark.name]["clusters"] = sources_of(benchmark, cluster)
         if changed:
             # Scores of the old reward must not be taken for those of the new one.
             evaluation.results.unlink(missing_ok=True)
@@ -157,52 +175,6 @@ def score(
         with _progress() as on_stage:
             results = score_all(evaluation, on_stage("scoring"))
         _print_results(results, evaluation.results)
-
-
-def compare(
-    first: Annotated[Path, typer.Argument(help="Folder of an evaluation.")],
-    second: Annotated[Path, typer.Argument(help="Folder of another one; differences are this one minus the first.")],
-    seed: Annotated[int, typer.Option(help="Seed of the bootstrap.")] = 0,
-    out: Annotated[Path | None, typer.Option(help="Also write the comparison to this JSON file.")] = None,
-) -> None:
-    """Paired bootstrap over the questions of two evaluations."""
-    with _errors():
-        from verl_clipx.evaluation.folder import EvaluationFolder
-        from verl_clipx.evaluation.results import compare as compare_all
-        from verl_clipx.files import write_json
-
-        found = compare_all(EvaluationFolder(first), EvaluationFolder(second), seed=seed)
-        for benchmark, metrics in found.items():
-            table = Table(title=f"{benchmark}: second minus first", box=SIMPLE, pad_edge=False)
-            for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
-                table.add_column(heading, no_wrap=True)
-            for metric, one in metrics.items():
-                difference = f"{one.difference:+.3f} [{one.low:+.3f}, {one.high:+.3f}]"
-                counts = f"{one.wins}/{one.losses}/{one.ties}"
-                table.add_row(metric, f"{one.first:.3f}", f"{one.second:.3f}", difference, f"{one.p_value:.4f}", counts)
-            console.print(table)
-        console.print(
-            "Paired bootstrap over questions, 10,000 resamples. "
-            "+/-/=: questions on which the second is higher, lower, equal."
-        )
-        if out is not None:
-            as_json = {
-                name: {metric: asdict(one) for metric, one in metrics.items()} for name, metrics in found.items()
-            }
-            write_json(out, {"first": str(first), "second": str(second), "seed": seed, "benchmarks": as_json})
-
-
-@contextlib.contextmanager
-def _errors() -> Iterator[None]:
-    """Turn errors that a user can mend into their message."""
-    try:
-        yield
-    except (ValueError, OSError, RuntimeError) as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
-    except KeyboardInterrupt:
-        console.print("interrupted; finished shards are kept, the same command goes on from there")
-        raise typer.Exit(130) from None
 
 
 @contextlib.contextmanager
@@ -219,14 +191,18 @@ def _progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 
 
 def _print_results(results: dict[str, Any], path: Path) -> None:
+    from verl_clipx.evaluation.estimators import Estimate
+
     config = results["config"]
     for name, found in results["benchmarks"].items():
         table = Table(title=f"{name}: {found['questions']} questions, {config['protocol']}")
         table.add_column("metric")
         table.add_column(", ".join(found["from_checkpoints"]))
         for metric, one in found["result"].items():
-            table.add_row(metric, f"{one['mean']:.3f} [{one['low']:.3f}, {one['high']:.3f}]")
+            table.add_row(metric, str(Estimate(**one)))
         console.print(table)
+        if found["no_interval"]:
+            console.print(f"No intervals: {found['no_interval']}.", soft_wrap=True)
     if config["protocol"] == "best-validation":
         console.print("best-validation is optimistic: the checkpoint was chosen on the questions it is reported on.")
     console.print(f"Intervals: {results['interval']}. All results: {path}", soft_wrap=True)

@@ -1,81 +1,189 @@
-"""Whether one run is better than another on the same questions."""
+"""Comparing scored evaluations: of two checkpoints, or of two methods with several trainings each."""
 
-from dataclasses import asdict, dataclass
+import glob
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-RESAMPLES = 10_000
+from verl_clipx.evaluation.folder import EvaluationFolder
+from verl_clipx.evaluation.protocols import MEAN_OF_LAST_THREE
+from verl_clipx.evaluation.results import QuestionValues, clusters_of, combine, values_of_checkpoints
+from verl_clipx.statistics.comparison import Comparison
+from verl_clipx.statistics.comparison import compare as compare_methods
+from verl_clipx.statistics.variance import Split, split_variance
 
-# Resamples drawn at once: bounds the memory at about 8 bytes x this x questions.
-_CHUNK = 500
+RULES = ("reward", "correct", "correct_from", "answer", "cluster")
+"""What two evaluations must have in common to be compared."""
+
+ACCURACY = "avg"
+"""avg@k estimates the same thing for every k, so that runs of different k can be compared; maj@k does not."""
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Difference of two runs, second minus first.
+class Side:
+    """One method on one benchmark."""
+
+    values: dict[str, np.ndarray]
+    """By metric ``[trainings, questions]``; those that not all trainings have are left out."""
+
+    samples: int | None
+    """Behind each share of right samples; None where trainings differ, or it is a mean over checkpoints."""
+
+    def split(self) -> Split | None:
+        """The variance of its accuracy, None of a single question."""
+        accuracy = self.values[ACCURACY]
+        return split_variance(accuracy, self.samples) if accuracy.shape[1] > 1 else None
+
+
+@dataclass(frozen=True)
+class Compared:
+    """What there is to say on one benchmark."""
+
+    metrics: dict[str, Comparison]
+    variance: dict[str, Split | None]
+    """Of the accuracy, "first" and "second"."""
+
+    questions: int
+    seeds: tuple[int, int]
+    samples: tuple[int | None, int | None]
+
+    def as_dict(self) -> dict[str, Any]:
+        """JSON values: `metrics`, and `variance` with each part of one sample's score and what it adds to the squared
+        standard error of the accuracy."""
+        found = {}
+        for (name, split), seeds, samples in zip(self.variance.items(), self.seeds, self.samples, strict=True):
+            found[name] = split and {
+                "of_one_sample": split.as_dict(),
+                "of_the_mean": split.of_mean(self.questions, seeds, samples or 1),
+            }
+        return {"metrics": {metric: one.as_dict() for metric, one in self.metrics.items()}, "variance": found}
+
+
+def find_evaluations(pattern: str) -> list[EvaluationFolder]:
+    """The evaluations that a name stands for.
 
     Args:
-        first, second: each run's mean over questions.
-        difference: mean over questions of the difference.
-        low, high: ends of the 95 % percentile interval of the paired bootstrap.
-        p_value: two-sided, from the share of resamples on the other side of 0; at least 2 / (resamples + 1), and 1 for
-            a single question, whose resamples are all the same.
-        wins, losses, ties: questions on which the second run is better, worse, equal.
-    """
-
-    first: float
-    second: float
-    difference: float
-    low: float
-    high: float
-    p_value: float
-    wins: int
-    losses: int
-    ties: int
-
-    def as_dict(self) -> dict[str, float]:
-        """The fields by name."""
-        return asdict(self)
-
-
-def paired_bootstrap(first: np.ndarray, second: np.ndarray, *, seed: int = 0, resamples: int = RESAMPLES) -> Comparison:
-    """Compare two runs by resampling questions, each with the values of both runs.
-
-    The pairs keep what a question's difficulty does to both runs out of the interval. Source: Efron and Tibshirani,
-    An Introduction to the Bootstrap, 13.3 (percentile interval) and 15.4.
-
-    Args:
-        first: ``[questions]``, a value a question, for instance avg@k.
-        second: ``[questions]``, the other run's value on the same questions.
-        seed: seed of the resampling.
-        resamples: how many.
+        pattern: a folder, or a pattern such as `runs/grpo-seed*/evaluation/aime24`.
 
     Raises:
-        ValueError: the two differ in length, or are empty.
+        FileNotFoundError: there is none.
     """
-    first, second = np.asarray(first, dtype=np.float64), np.asarray(second, dtype=np.float64)
-    if first.shape != second.shape or first.ndim != 1 or not len(first):
-        raise ValueError(f"a value a question is needed of both runs, got shapes {first.shape} and {second.shape}")
-    differences = second - first
-    generator = np.random.default_rng(seed)
-    means = np.concatenate(
-        [
-            differences[
-                generator.integers(len(differences), size=(min(_CHUNK, resamples - done), len(differences)))
-            ].mean(axis=1)
-            for done in range(0, resamples, _CHUNK)
-        ]
-    )
-    low, high = np.quantile(means, [0.025, 0.975])
-    one_sided = (1 + min((means <= 0).sum(), (means >= 0).sum())) / (resamples + 1)
-    return Comparison(
-        first=float(first.mean()),
-        second=float(second.mean()),
-        difference=float(differences.mean()),
-        low=float(low),
-        high=float(high),
-        p_value=float(min(1.0, 2 * one_sided)) if len(differences) > 1 else 1.0,
-        wins=int((differences > 0).sum()),
-        losses=int((differences < 0).sum()),
-        ties=int((differences == 0).sum()),
+    found = [pattern] if Path(pattern).is_dir() else sorted(path for path in glob.glob(pattern) if Path(path).is_dir())
+    if not found:
+        raise FileNotFoundError(f"{pattern}: no such folder, and no folder fits it as a pattern")
+    return [EvaluationFolder(Path(path)) for path in found]
+
+
+def read_sides(*methods: Sequence[EvaluationFolder]) -> dict[str, tuple[list[Side], np.ndarray | None]]:
+    """Read methods' values on the benchmarks that all their evaluations have.
+
+    Args:
+        methods: of each, a scored evaluation a training.
+
+    Returns:
+        By benchmark, a side a method, and the labels of its questions' sources.
+
+    Raises:
+        FileNotFoundError: an evaluation has no results.
+        ValueError: they share no benchmark, one of the same name has other questions, they were scored by different
+            rules, or a method has the same checkpoint twice.
+    """
+    folders = [folder for method in methods for folder in method]
+    configs = {folder.path: _config_of(folder) for folder in folders}
+    base = folders[0]
+    for folder in folders[1:]:
+        _check_rules(base.path, configs[base.path], folder.path, configs[folder.path])
+    for method in methods:
+        _check_trainings(method, configs)
+    every = [set(config["benchmarks"]) for config in configs.values()]
+    shared = [name for name in configs[base.path]["benchmarks"] if all(name in names for names in every)]
+    if not shared:
+        named = "; ".join(f"{path} has {', '.join(config['benchmarks'])}" for path, config in configs.items())
+        raise ValueError(f"no common benchmark: {named}")
+    for name in shared:
+        entries = [config["benchmarks"][name] for config in configs.values()]
+        if len({(entry["sha256"], entry["questions"]) for entry in entries}) > 1:
+            raise ValueError(f"benchmark {name}: the evaluations were made on different questions")
+    return {
+        name: ([_side(method, configs, name) for method in methods], clusters_of(configs[base.path], name))
+        for name in shared
+    }
+
+
+def compare(first: Sequence[EvaluationFolder], second: Sequence[EvaluationFolder]) -> dict[str, Compared]:
+    """Compare two methods, or two checkpoints, on the benchmarks that their evaluations share.
+
+    Each evaluation enters as its protocol reports it. Note that a run under "best-validation" has an advantage over any
+    other.
+
+    Args:
+        first, second: a scored evaluation a training; differences are second minus first.
+
+    Returns:
+        By benchmark; metrics that not all have (pass@8 of a run with 4 samples) are left out.
+
+    Raises:
+        FileNotFoundError, ValueError: see `read_sides`.
+    """
+    found = {}
+    for name, ((one, other), clusters) in read_sides(first, second).items():
+        found[name] = Compared(
+            metrics={
+                metric: compare_methods(
+                    {name: one.values[metric]},
+                    {name: other.values[metric]},
+                    None if clusters is None else {name: clusters},
+                )
+                for metric in one.values
+                if metric in other.values
+            },
+            variance={"first": one.split(), "second": other.split()},
+            questions=one.values[ACCURACY].shape[1],
+            seeds=(len(first), len(second)),
+            samples=(one.samples, other.samples),
+        )
+    return found
+
+
+def _config_of(folder: EvaluationFolder) -> dict[str, Any]:
+    config = folder.read_config()
+    # Without them the scores may be of two rewards, one of them interrupted.
+    if not folder.results.is_file():
+        raise FileNotFoundError(f"{folder.path}: not scored yet; run `clipx eval score` on it")
+    return config
+
+
+def _check_rules(first: Path, one: dict[str, Any], second: Path, other: dict[str, Any]) -> None:
+    for key in RULES:
+        if one.get(key) != other.get(key):
+            raise ValueError(
+                f"{key} is {one.get(key)!r} in {first} and {other.get(key)!r} in {second}: score one of them again "
+                "(clipx eval score), so that both were judged by one rule"
+            )
+
+
+def _check_trainings(method: Sequence[EvaluationFolder], configs: dict[Path, dict[str, Any]]) -> None:
+    seen: dict[str, Path] = {}
+    for folder in method:
+        for checkpoint in configs[folder.path]["checkpoints"].values():
+            other = seen.setdefault(checkpoint["fingerprint"], folder.path)
+            if other != folder.path:
+                raise ValueError(f"{other} and {folder.path} are of the same checkpoint: that is one training, not two")
+
+
+def _side(method: Sequence[EvaluationFolder], configs: dict[Path, dict[str, Any]], benchmark: str) -> Side:
+    reported: list[QuestionValues] = []
+    samples = set()
+    for folder in method:
+        config = configs[folder.path]
+        values, _ = combine(config["protocol"], values_of_checkpoints(folder, config, benchmark))
+        reported.append({ACCURACY if name.startswith("avg@") else name: column for name, column in values.items()})
+        samples.add(None if config["protocol"] == MEAN_OF_LAST_THREE.name else config["sampling"]["samples"])
+    everywhere = [metric for metric in reported[0] if all(metric in values for values in reported)]
+    return Side(
+        values={metric: np.stack([values[metric] for values in reported]) for metric in everywhere},
+        samples=samples.pop() if len(samples) == 1 else None,
     )

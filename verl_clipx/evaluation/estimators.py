@@ -11,26 +11,26 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from scipy import stats
 
-CONFIDENCE = 0.95
+from verl_clipx.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean over questions and the ends of its 95 % confidence interval."""
+    """A mean over questions and the ends of its 95 % confidence interval, None where there is none."""
 
     mean: float
-    low: float
-    high: float
+    low: float | None
+    high: float | None
 
     def __str__(self) -> str:
-        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
+        return f"{self.mean:.3f}" + ("" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
 
-    def as_dict(self) -> dict[str, float]:
+    def as_dict(self) -> dict[str, float | None]:
         """The three numbers by name."""
         return asdict(self)
 
 
-def mean_over_questions(values: np.ndarray) -> Estimate:
+def mean_over_questions(values: np.ndarray, clusters: np.ndarray | None = None) -> Estimate:
     """Mean and Student's interval over questions.
 
     The interval may leave the values' range; cutting it would hide how little few questions say. Where all questions
@@ -38,9 +38,10 @@ def mean_over_questions(values: np.ndarray) -> Estimate:
 
     Args:
         values: ``[questions]``, one value a question.
+        clusters: ``[questions]`` labels, where questions share a source: see `squared_error`.
 
     Returns:
-        The mean with its 95 % interval; from one question, an interval of no width.
+        The mean with its 95 % interval; from one question or too few clusters, none.
 
     Raises:
         ValueError: there is no question, or a value is not finite.
@@ -49,10 +50,10 @@ def mean_over_questions(values: np.ndarray) -> Estimate:
     if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
         raise ValueError(f"one finite value a question is needed, got an array of shape {values.shape}")
     mean = float(values.mean())
-    half = 0.0
-    if len(values) > 1:
-        quantile = stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1)
-        half = float(quantile * values.std(ddof=1) / np.sqrt(len(values)))
+    if too_few_units(len(values), clusters):
+        return Estimate(mean, None, None)
+    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, effective_units(len(values), clusters) - 1)
+    half = float(quantile * np.sqrt(squared_error(values, clusters)))
     return Estimate(mean, mean - half, mean + half)
 
 

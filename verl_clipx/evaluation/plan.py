@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.evaluation.backends import OpenBackend
-from verl_clipx.evaluation.benchmark import Benchmark
+from verl_clipx.evaluation.benchmark import Benchmark, sources_of
 from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
 from verl_clipx.evaluation.files import fingerprint_of_folder
 from verl_clipx.evaluation.folder import EvaluationFolder
@@ -54,6 +54,9 @@ class Plan:
 
     correct_from: float
     """Smallest value of a right response."""
+
+    cluster: str | None
+    """Key of extra_info that questions of one source share, or None where each stands for itself."""
 
     def __post_init__(self) -> None:
         names = [benchmark.name for benchmark in self.benchmarks]
@@ -147,6 +150,7 @@ def describe(plan: Plan, chosen: list[Checkpoint], models: dict[str, Path]) -> d
                 "sha256": benchmark.sha256,
                 "questions": len(benchmark.questions),
                 "limit": plan.limit,
+                "clusters": sources_of(benchmark, plan.cluster) if plan.cluster else None,
             }
             for benchmark in plan.benchmarks
         },
@@ -154,5 +158,6 @@ def describe(plan: Plan, chosen: list[Checkpoint], models: dict[str, Path]) -> d
         "answer": plan.answer,
         "correct": plan.correct,
         "correct_from": plan.correct_from,
+        "cluster": plan.cluster,
         "versions": {package: installed_version(package) for package in PACKAGES},
     }

@@ -9,8 +9,7 @@ import numpy as np
 import pandas
 
 from verl_clipx.evaluation.answers import extract_answer
-from verl_clipx.evaluation.benchmark import Benchmark, read_benchmark
-from verl_clipx.evaluation.comparison import Comparison, paired_bootstrap
+from verl_clipx.evaluation.benchmark import Benchmark, read_benchmark, sources_of
 from verl_clipx.evaluation.files import hash_of_json
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import BEST_VALIDATION, best_checkpoint, mean_over_checkpoints
@@ -24,6 +23,7 @@ from verl_clipx.evaluation.scores import (
 )
 from verl_clipx.evaluation.summary import estimates, is_correct, question_values
 from verl_clipx.files import write_json
+from verl_clipx.statistics.variance import too_few_units
 
 QuestionValues = dict[str, np.ndarray]
 """By metric, ``[questions]``."""
@@ -51,12 +51,12 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
     """Refuse what else would show only after all completions have been sampled.
 
     Args:
-        config: of the evaluation, or its keys reward, answer, correct and correct_from.
+        config: of the evaluation, or its keys reward, answer, correct, correct_from and cluster.
         benchmarks: what it is about.
 
     Raises:
-        ValueError: a function cannot be imported, the reward cannot use a ground truth or has no such part, or
-            `correct_from` is no number.
+        ValueError: a function cannot be imported, the reward cannot use a ground truth or has no such part, questions
+            have no such field, or `correct_from` is no number.
         RuntimeError: the reward fails on an empty response.
     """
     reward = load_function(config["reward"], "--reward")
@@ -64,6 +64,8 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
     if not math.isfinite(config["correct_from"]):
         raise ValueError(f"--correct-from {config['correct_from']}: must be a finite number")
     for benchmark in benchmarks:
+        if config.get("cluster"):
+            sources_of(benchmark, config["cluster"])
         check_ground_truths(benchmark, reward)
         if config["correct"] is not None:
             nothing = pandas.DataFrame([{"question": 0, "sample": 0, "text": ""}])
@@ -159,15 +161,21 @@ def summarise(folder: EvaluationFolder) -> dict[str, Any]:
     """The results of a scored evaluation: its configuration, and per benchmark the estimates of every checkpoint and of
     the protocol. `hash` covers all of it."""
     config = folder.read_config()
-    results: dict[str, Any] = {"config": config, "interval": "95 %, Student's t over questions", "benchmarks": {}}
+    field = config.get("cluster")
+    over = f"clusters of questions by {field}" if field else "questions"
+    results: dict[str, Any] = {"config": config, "interval": f"95 %, Student's t over {over}", "benchmarks": {}}
     for name in config["benchmarks"]:
         values = values_of_checkpoints(folder, config, name)
         combined, used = combine(config["protocol"], values)
+        clusters = clusters_of(config, name)
+        questions = config["benchmarks"][name]["questions"]
         results["benchmarks"][name] = {
-            "questions": config["benchmarks"][name]["questions"],
-            "result": _as_json(combined),
+            "questions": questions,
+            "no_interval": too_few_units(questions, clusters),
+            "result": _as_json(combined, clusters),
+            "values": {metric: column.tolist() for metric, column in combined.items()},
             "from_checkpoints": used,
-            "checkpoints": {label: _as_json(found) for label, found in values.items()},
+            "checkpoints": {label: _as_json(found, clusters) for label, found in values.items()},
             "completions": {label: hash_of_completions(folder, config, label, name) for label in values},
         }
     return results | {"hash": hash_of_json(results)}
@@ -183,63 +191,11 @@ def hash_of_completions(folder: EvaluationFolder, config: dict[str, Any], checkp
     return hash_of_json([tokens.tolist() for tokens in samples["tokens"]])
 
 
-def _as_json(values: QuestionValues) -> dict[str, dict[str, float]]:
-    return {metric: estimate.as_dict() for metric, estimate in estimates(values).items()}
+def clusters_of(config: dict[str, Any], benchmark: str) -> np.ndarray | None:
+    """``[questions]`` labels of what a benchmark's questions share, None where `--cluster` was not given."""
+    labels = config["benchmarks"][benchmark].get("clusters")
+    return None if labels is None else np.asarray(labels)
 
 
-def compare(first: EvaluationFolder, second: EvaluationFolder, *, seed: int = 0) -> dict[str, dict[str, Comparison]]:
-    """Compare two scored evaluations on the benchmarks that both have.
-
-    Each enters as its protocol reports it. Note that a run under "best-validation" has an advantage over any other.
-
-    Args:
-        first, second: their folders; differences are second minus first.
-        seed: seed of the bootstrap.
-
-    Returns:
-        By benchmark and metric; metrics that only one of them has (pass@8 of a run with 4 samples) are left out.
-
-    Raises:
-        FileNotFoundError: one of them has no results.
-        ValueError: they share no benchmark, one of the same name has other questions, or they were scored by different
-            rules.
-    """
-    configs = [folder.read_config() for folder in (first, second)]
-    for folder in (first, second):
-        # Without them the scores may be of two rewards, one of them interrupted.
-        if not folder.results.is_file():
-            raise FileNotFoundError(f"{folder.path}: not scored yet; run `clipx eval score` on it")
-    for key in ("reward", "correct", "correct_from", "answer"):
-        one, other = (config[key] for config in configs)
-        if one != other:
-            raise ValueError(
-                f"{key} is {one!r} in {first.path} and {other!r} in {second.path}: score one of them again "
-                "(clipx eval score), so that both were judged by one rule"
-            )
-    shared = [name for name in configs[0]["benchmarks"] if name in configs[1]["benchmarks"]]
-    if not shared:
-        raise ValueError(
-            f"no common benchmark: {first.path} has {', '.join(configs[0]['benchmarks'])}, "
-            f"{second.path} has {', '.join(configs[1]['benchmarks'])}"
-        )
-    found: dict[str, dict[str, Comparison]] = {}
-    for name in shared:
-        questions = [
-            (config["benchmarks"][name]["sha256"], config["benchmarks"][name]["questions"]) for config in configs
-        ]
-        if questions[0] != questions[1]:
-            raise ValueError(f"benchmark {name}: the two evaluations were made on different questions")
-        reported = [
-            combine(config["protocol"], values_of_checkpoints(folder, config, name))[0]
-            for folder, config in zip((first, second), configs, strict=True)
-        ]
-        one, other = [_without_k(values) for values in reported]
-        found[name] = {
-            metric: paired_bootstrap(one[metric], other[metric], seed=seed) for metric in one if metric in other
-        }
-    return found
-
-
-def _without_k(values: QuestionValues) -> QuestionValues:
-    """avg@k estimates the same thing for every k, so runs of different k can be compared; maj@k does not."""
-    return {"avg" if metric.startswith("avg@") else metric: column for metric, column in values.items()}
+def _as_json(values: QuestionValues, clusters: np.ndarray | None) -> dict[str, dict[str, float | None]]:
+    return {metric: estimate.as_dict() for metric, estimate in estimates(values, clusters).items()}

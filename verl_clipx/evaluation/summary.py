@@ -87,10 +87,11 @@ def question_values(
     return values
 
 
-def estimates(values: Mapping[str, np.ndarray]) -> dict[str, Estimate]:
+def estimates(values: Mapping[str, np.ndarray], clusters: np.ndarray | None = None) -> dict[str, Estimate]:
     """Mean and interval of every metric.
 
     Args:
         values: by metric, ``[questions]``.
+        clusters: ``[questions]`` labels, where questions share a source.
     """
-    return {metric: mean_over_questions(column) for metric, column in values.items()}
+    return {metric: mean_over_questions(column, clusters) for metric, column in values.items()}
