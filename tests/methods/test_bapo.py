@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from verl_clipx.methods.bapo import Bapo
+from verl_clipx.methods.grpo import Grpo
 
-from .at import row, tokens_at
+from .at import row, tokens_at, weight_and_value
 
 FLOATS = pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 
@@ -31,6 +32,21 @@ def candidates(start, stop, step, last_step):
     # Beside those of the upper bound there is one candidate of the lower one.
     assert method.statistics_size == 2 * (len(method._candidates("upper")) + 1) + 2 * 2
     return method._candidates("upper").tolist()
+
+
+def test_with_bounds_that_cannot_move_the_loss_is_grpos():
+    bapo = Bapo(lower_start=0.8, lower_stop=0.8, upper_start=1.2, upper_stop=1.2)
+    ratio = row(0.5, 0.79, 0.8, 0.81, 1.0, 1.19, 1.2, 1.21, 3.0, dtype=torch.float32).repeat(2, 1)
+    advantages = torch.tensor([[1.5], [-0.5]]).expand_as(ratio)
+    t = tokens_at(ratio, advantages)
+    bounds = bapo.bounds(t, bapo.decide(bapo.statistics(t)))
+    assert [float(bounds.low), float(bounds.high)] == pytest.approx([0.8, 1.2])
+    for found, expected in zip(
+        weight_and_value(bapo, ratio, advantages, bounds),
+        weight_and_value(Grpo(clip_low=0.8, clip_high=1.2, dual_clip=None), ratio, advantages),
+        strict=True,
+    ):
+        assert torch.equal(found, expected)
 
 
 def test_published_ranges_reach_their_ends():

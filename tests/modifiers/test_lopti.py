@@ -61,6 +61,7 @@ def test_wrong_parameters_are_refused(name, value):
 def test_the_order_of_the_passes():
     assert Lopti().passes == ("low", "high")
     assert Lopti(order="high_first").passes == ("high", "low")
+    assert Lopti(order="low_only").passes == ("low",)
 
 
 @pytest.mark.parametrize("mask_dtype", MASKS)

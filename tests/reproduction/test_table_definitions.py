@@ -29,7 +29,8 @@ TABLES = {name: load_table(name) for name in table_names()}
 FIGURES = {
     *("acpo_figure2", "acpo_figure3"),
     *("dgpo_figure3", "dgpo_figure5"),
-    *("bapo_figure11", "bapo_figure12", "bapo_figure13"),
+    "ar_lopti_figure6",
+    *("bapo_figure4", "bapo_figure7", "bapo_figure8", "bapo_figure11", "bapo_figure12", "bapo_figure13"),
 }
 
 # What the papers print is rounded.
@@ -208,7 +209,6 @@ NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
         ({"rows": [X, X]}, "two rows are called x"),
         ({"rows": [{**X, "expected": [1.0]}]}, "1 expected numbers for 2 columns"),
         ({"rows": [{**X, "notes": ["a"]}]}, "x: no footnote a"),
-        ({"footnotes": {"a": "text"}}, "no row or column has the footnote a"),
         ({"origins": {"checkpoint": "[choice] the last"}}, "origins: give checkpoint, samples, temperature, top_p"),
         (
             {"origins": {"checkpoint": "the last"}},

@@ -104,6 +104,12 @@ def test_lopti_s_second_pass_starts_away_from_ratio_1():
     assert line.endswith("1 update per rollout batch and pass of Lopti: clipping can act")
 
 
+def test_lopti_s_first_pass_alone_is_one_pass():
+    batch = {"data.train_batch_size": 256, "clipx.update.order": "low_only"}
+    line = line_of("+clipx=grpo", "+clipx/update=lopti", **batch)
+    assert "1 update per rollout batch, at ratio 1: clipping cannot act" in line
+
+
 def test_without_a_trainer_s_name_nothing_is_claimed_of_old_log_probs():
     policy_loss = actor_of(merged(["+clipx=grpo"])).policy_loss
     unknown = SimpleNamespace(clipx=policy_loss.clipx, run=RunFacts())

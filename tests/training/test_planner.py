@@ -234,6 +234,12 @@ def test_lopti_s_threshold_at_a_quantile():
     assert not (low.tokens(batch()) & high.tokens(batch())).any()
 
 
+def test_lopti_s_first_pass_alone_leaves_the_other_tokens_out():
+    run = Run("grpo", update=Lopti(eta=0.25, order="low_only"))
+    (low,) = run.planner.passes(batch())
+    assert torch.equal(low.tokens(batch()), (batch()["old_log_probs"].exp() <= 0.25) & batch()["response_mask"])
+
+
 def test_bounds_difference():
     acpo, bapo, m2po = (build(name).method for name in ("acpo", "bapo", "m2po"))
     # Five bins of 100 tokens without deviation; in the middle one sigma is 0.002, so epsilon 0.206 instead of 0.2.

@@ -19,7 +19,7 @@ SMALLEST_EDGE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Lopti:
-    """Two passes over the rollout batch, each updating on its own group of tokens."""
+    """Two passes over the rollout batch, each updating on its own group of tokens; or the first of them alone."""
 
     node: ClassVar[str] = "clipx.update"
 
@@ -28,7 +28,9 @@ class Lopti:
     )
     equal: bool = parameter(True, boolean(), "whether a probability equal to eta is low (paper) or not (release)")
     order: str = parameter(
-        "low_first", choice("low_first", "high_first"), "the group that is updated first (paper: low_first)"
+        "low_first",
+        choice("low_first", "high_first", "low_only"),
+        "the group that is updated first (paper: low_first); low_only: the other is not updated",
     )
     quantile: float | None = parameter(
         None,
@@ -40,9 +42,9 @@ class Lopti:
         validate(self, self.node)
 
     @property
-    def passes(self) -> tuple[str, str]:
+    def passes(self) -> tuple[str, ...]:
         """The names of the passes in their order."""
-        return ("low", "high") if self.order == "low_first" else ("high", "low")
+        return {"low_first": ("low", "high"), "high_first": ("high", "low"), "low_only": ("low",)}[self.order]
 
 
 def low_probability(old_log_prob: Tensor, *, eta: float | Tensor, equal: bool) -> Tensor:

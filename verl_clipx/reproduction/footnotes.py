@@ -8,7 +8,7 @@ from string import ascii_lowercase
 
 from verl_clipx.reproduction.config_hash import is_left_out
 from verl_clipx.reproduction.origins import Origin, read_origins
-from verl_clipx.reproduction.presets import PAPERS
+from verl_clipx.reproduction.presets import PAPERS, lopti_passes, values_of
 from verl_clipx.reproduction.reachability import Printed, printed_numbers
 from verl_clipx.reproduction.tables_definition import (
     BENCHMARK,
@@ -228,7 +228,7 @@ def choices_of_presets(table: Table) -> Iterator[Footnote]:
         for origin in _origins(source.preset):
             if origin.kind == "choice" and _is_the_papers_own(origin):
                 values[origin.key] |= dict.fromkeys(_short(origin))
-    parts = [f"`{key}`{' ' * bool(found)}{' or '.join(found)}" for key, found in values.items()]
+    parts = [f"`{key}`{' ' * bool(found)}{' or '.join(sorted(found))}" for key, found in values.items()]
     if parts:
         yield Footnote(f"Training. This project's choice: {_listed(parts)}; `clipx recipe show` says why.")
 
@@ -283,9 +283,7 @@ def _short(origin: Origin) -> list[str]:
 
 
 def _has_two_passes(preset: str) -> bool:
-    origins = read_origins(preset)
-    order = origins.get("clipx.update.order")
-    return order is not None and order.value in ("low_first", "high_first")
+    return lopti_passes(values_of(preset)) == 2
 
 
 def _benchmarks(table: Table, column: Column) -> set[str]:

@@ -94,8 +94,12 @@ def updates_per_rollout(config: DictConfig) -> int:
     """
     actor = config.actor_rollout_ref.actor
     mini_batches = -(-config.data.train_batch_size // actor.ppo_mini_batch_size)
-    passes = 2 if OmegaConf.select(config, "clipx.update") is not None else 1
-    return mini_batches * (actor.get("ppo_epochs") or 1) * passes
+    return mini_batches * (actor.get("ppo_epochs") or 1) * lopti_passes(config)
+
+
+def lopti_passes(config: DictConfig) -> int:
+    """Passes over a rollout batch: 2 with Lopti, 1 without it or with its first pass alone."""
+    return 2 if OmegaConf.select(config, "clipx.update.order") in ("low_first", "high_first") else 1
 
 
 @dataclass(frozen=True)
@@ -130,10 +134,20 @@ def summarise(names: Iterable[str]) -> list[Summary]:
     return [_summary(name) for name in names]
 
 
-def _summary(name: str) -> Summary:
+def values_of(name: str) -> DictConfig:
+    """What a preset's own parts set, without verl's defaults, interpolations unresolved.
+
+    Args:
+        name: the preset.
+    """
     values = OmegaConf.create()
     for origin in read_origins(name).values():
         OmegaConf.update(values, origin.key, origin.value, force_add=True)
+    return values
+
+
+def _summary(name: str) -> Summary:
+    values = values_of(name)
     complete = all(
         OmegaConf.select(values, key) is not None
         for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")

@@ -144,7 +144,7 @@ class Table:
     """More options of every `clipx eval run`."""
 
     footnotes: Mapping[str, str] = field(default_factory=dict)
-    """By name, what no other field says; see footnotes.py for the rest."""
+    """By name, what no other field says (footnotes.py has the rest); without a row or column, about the whole table."""
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:
@@ -169,9 +169,6 @@ class Table:
         lacking = [key for key in EVALUATED if self.origins and key not in self.origins]
         if lacking or set(self.origins) - {*EVALUATED, "estimator"}:
             self._refuse(f"origins: give {', '.join(EVALUATED)}, and estimator where it is best@k")
-        unused = set(self.footnotes) - {name for part in (*self.columns, *self.rows) for name in part.notes}
-        if unused:
-            self._refuse(f"no row or column has the footnote {', '.join(sorted(unused))}")
         for row in self.rows:
             self._check_row(row)
 

@@ -25,7 +25,8 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         chosen = f" (+clipx={run.group})" if run.group else ""
         scope = f"scope {settings.scope}" if settings.adaptive else "fixed bounds"
         differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
-        loss, lopti = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}", settings.update is not None
+        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}"
+        lopti = settings.update is not None and len(settings.update.passes) == 2
     return f"clipx: {loss}; old_log_probs {source_of_old_log_probs(run)}; {updates(run, twice=lopti)}{traced(settings)}"
 
 

@@ -11,6 +11,7 @@ from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions, mean_prom
 from verl_clipx.reproduction.cost.memory import Rollout
 from verl_clipx.reproduction.divisibility import Layout, needs_reference
 from verl_clipx.reproduction.models import ModelShape
+from verl_clipx.reproduction.presets import lopti_passes
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def work_of(
     """
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     prompt, response = mean_prompt(config, assumptions), mean_response(config, assumptions)
-    passes = actor.ppo_epochs * (2 if OmegaConf.select(config, "clipx.update") else 1)
+    passes = actor.ppo_epochs * lopti_passes(config)
     updates = layout.updates_per_epoch * passes
     observations = observed_updates(config, updates)
 
