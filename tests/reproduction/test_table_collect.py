@@ -9,6 +9,7 @@ hand.
 import json
 from pathlib import Path
 
+import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -235,6 +236,26 @@ def test_an_evaluation_of_an_earlier_checkpoint_is_refused(tmp_path, make_run, p
     write_results(folder, "b", 0.4, "checkpoints", 10)
     (refused,) = collect(definition(), tmp_path, preset_values)["refused"]
     assert refused["reasons"] == ["evaluation/b: checkpoints: step 20 is the last, evaluated [10]"]
+
+
+def test_correlations_with_the_score_are_over_all_responses(tmp_path, make_run, preset_values):
+    folder = make_run(GRPO, 1, 0.4, None)
+    scores = pandas.DataFrame({"reward/words": [0.0, 1.0, 2.0, 9.0], "reward/score": [0.0, 1.0, 0.0, 1.0]})
+    path = folder / "evaluation" / "b" / "step_20" / "b" / "scores.parquet"
+    path.parent.mkdir(parents=True)
+    scores.to_parquet(path)
+    table = definition(
+        unit="number",
+        columns=[{"name": "words", "measure": {"benchmark": "b", "metric": "reward/words"}}],
+        rows=[{"name": how, "preset": GRPO, "measure": {"correlation": how}} for how in ("pearson", "spearman")],
+    )
+    cells = cells_of(collect(table, tmp_path, preset_values))
+    # Deviations -3, -2, -1, 6 and -1/2, 1/2, -1/2, 1/2: 4 / sqrt(50 * 1). Ranks 1 to 4 and 1.5, 3.5: 2 / sqrt(5 * 4).
+    assert cells["pearson", "words"]["mean"] == pytest.approx(4 / 50**0.5)
+    assert cells["spearman", "words"]["mean"] == pytest.approx(2 / 20**0.5)
+    path.write_bytes(b"cut off")
+    (refused,) = collect(table, tmp_path, preset_values)["refused"]
+    assert "scores.parquet: " in refused["reasons"][0]
 
 
 def test_best_validation_of_a_log_whose_last_line_was_cut_off(tmp_path, make_run, preset_values, monkeypatch):

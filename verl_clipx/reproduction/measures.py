@@ -12,7 +12,16 @@ from scipy import stats
 
 from verl_clipx.files import read_table
 from verl_clipx.reproduction.run_folder import RunFolder
-from verl_clipx.reproduction.tables_definition import BENCHMARK, CURVE, TIMING, VALIDATION, Column, Row, Table
+from verl_clipx.reproduction.tables_definition import (
+    BENCHMARK,
+    CORRELATION,
+    CURVE,
+    TIMING,
+    VALIDATION,
+    Column,
+    Row,
+    Table,
+)
 
 CONFIDENCE = 0.95
 
@@ -74,6 +83,8 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     if VALIDATION in how and not (row.model or row.models):
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
+    if CORRELATION in how:
+        return correlation(table, row, run, how)
     metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
     found = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
     return found[0] if len(found) == 1 else Value(float(np.mean([value.mean for value in found])))
@@ -170,6 +181,36 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
         NotThere: it has not been made or scored, or lacks the metric.
         ValueError: it was made with other settings, or before the training ended.
     """
+    results = _checked(table, row, run, benchmark)
+    found = results["benchmarks"].get(benchmark, {}).get("result", {})
+    if metric not in found:
+        raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
+    return Value(found[metric]["mean"], found[metric]["low"], found[metric]["high"])
+
+
+def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) -> Value:
+    """How a part of the reward goes with the score, over all responses of an evaluation.
+
+    Args:
+        table, row, run: as for `measure`.
+        how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
+
+    Raises:
+        NotThere, ValueError: as `evaluated`.
+    """
+    _checked(table, row, run, how[BENCHMARK])
+    scores = run.scores(how[BENCHMARK])
+    lacking = [name for name in (how["metric"], "reward/score") if name not in scores]
+    if lacking:
+        raise NotThere(f"evaluation/{how[BENCHMARK]} has no {', '.join(lacking)}")
+    found = scores[how["metric"]].corr(scores["reward/score"], method=how[CORRELATION])
+    if np.isnan(found):
+        raise NotThere(f"evaluation/{how[BENCHMARK]}: {how['metric']} or the score is the same for every response")
+    return Value(float(found))
+
+
+def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
+    """The results of an evaluation that is the table's."""
     results = run.evaluation(benchmark)
     if results is None:
         raise NotThere(f"no evaluation/{benchmark}/results.json")
@@ -180,10 +221,7 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
         wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, evaluated {steps}")
     if wrong:
         raise ValueError(f"evaluation/{benchmark}: {'; '.join(wrong)}")
-    found = results["benchmarks"].get(benchmark, {}).get("result", {})
-    if metric not in found:
-        raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
-    return Value(found[metric]["mean"], found[metric]["low"], found[metric]["high"])
+    return results
 
 
 def protocol_of(row: Row, settings: dict[str, Any]) -> str:

@@ -5,9 +5,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import pandas
 from omegaconf import DictConfig
 
-from verl_clipx.files import parse_json, read_bytes, read_config, read_json_object, read_whole_number
+from verl_clipx.files import parse_json, read_bytes, read_config, read_json_object, read_table, read_whole_number
 from verl_clipx.reproduction.config_hash import significant_values
 
 
@@ -91,6 +92,18 @@ class RunFolder:
         """The results of `clipx eval run` on a benchmark; None if there are none."""
         path = self.path / "evaluation" / benchmark / "results.json"
         return read_json_object(path, ("config", "benchmarks")) if path.exists() else None
+
+    def scores(self, benchmark: str) -> pandas.DataFrame:
+        """What the reward said of each response of an evaluation, all checkpoints together.
+
+        Raises:
+            ValueError: they cannot be read, or are not there.
+        """
+        folder = self.path / "evaluation" / benchmark
+        paths = sorted(folder.glob(f"*/{benchmark}/scores.parquet"))
+        if not paths:
+            raise ValueError(f"{folder}: holds no scores.parquet; score it with `clipx eval score {folder}`")
+        return pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:

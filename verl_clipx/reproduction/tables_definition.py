@@ -9,11 +9,14 @@ from typing import Any
 
 import yaml
 
-UNITS = ("percent", "fraction", "seconds", "logged")
+UNITS = ("percent", "fraction", "seconds", "number", "logged")
 
 # Ways to get a number, by the key that marks each.
 BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "curve"
 MEAN_OF, GAIN_OF = "mean_of", "gain_of"
+CORRELATION = "correlation"
+"""With `benchmark`: in the place of a metric's mean how it goes with the score, pearson or spearman."""
+
 READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE)
 FROM_COLUMNS = (MEAN_OF, GAIN_OF)
 

@@ -1,0 +1,38 @@
+"""Inference-related words (AR-Lopti, Figure 5 and Table 5) beside the reward, for `clipx eval run --reward`."""
+
+import re
+from typing import Any
+
+from verl_clipx.tasks.knights_and_knaves import reward
+
+# Table 5; its verbs also in the past tense, its nouns also in the plural (Appendix C.1.1). An if and its then are at
+# most so many characters apart, in one sentence.
+_APART = 300
+CATEGORIES = {
+    "analysis": r"\b(?:analyzed?|consider(?:ed)?|look(?:ed)? at|check(?:ed)?|examined?)\b",
+    "statement": r"\b\w+['\u2019]s? statements?\b",
+    "causal_indicator": r"\b(?:since|because|due to|given that)\b",
+    "conclusion_indicator": r"\b(?:so|thus|hence|as a result|consequently|therefore)\b",
+    "assumption": rf"\bassumed?\b|\bif\b[^.!?\n]{{1,{_APART}}}?\bthen\b",
+    "assertion": r"\b(?:must be|definite)\b",
+}
+"""By category, a pattern of which every match is one word."""
+
+_PATTERNS = {name: re.compile(pattern, re.IGNORECASE) for name, pattern in CATEGORIES.items()}
+
+check_ground_truth = reward.check_ground_truth
+
+
+def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwargs: Any) -> dict[str, float]:
+    """Score one response, and count its words.
+
+    Args:
+        data_source, solution_str, ground_truth, **kwargs: as for the reward.
+
+    Returns:
+        The reward's parts, and for each of `CATEGORIES` how often its words stand in the response.
+
+    Source: AR-Lopti, Figure 5. The paper says frequency; that it is the count in a response is this project's reading.
+    """
+    counts = {name: float(len(pattern.findall(solution_str))) for name, pattern in _PATTERNS.items()}
+    return reward.compute_score(data_source, solution_str, ground_truth, **kwargs) | counts
