@@ -1,16 +1,21 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
 Covers, on 2 ranks: a user's own controller, compiled, with entropy selection, in sync; Lopti and advantage reweighting
-on BAPO with stale samples in bypass mode and a KL loss, in colocate_async. With `-m matrix`: every method under every
-pair of settings. Not covered: one rank (test_tasks.py), equal bounds over ranks and what the other methods do
-(test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
+on BAPO with stale samples in bypass mode and a KL loss, in colocate_async; the traces of both. With `-m matrix`: every
+method under every pair of settings. Not covered: one rank (test_tasks.py), equal bounds over ranks and what the other
+methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
 """
 
 import itertools
 import json
 import math
 
+import pandas
 import pytest
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+from verl_clipx.traces import read_shards, shards_in
 
 from .method_checks import CHECKS, SETTINGS
 from .runs import REPOSITORY, Run, train, write_documented_method
@@ -47,6 +52,7 @@ def own(task, tmp_path_factory) -> Run:
         *("+clipx=custom", "clipx.function=spread_clip:SpreadClip", "+clipx.width=0.5", "+clipx.least=0"),
         "clipx.compile=true",
         *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
+        *("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1"),
         "trainer.n_gpus_per_node=2",
         environment={"PYTHONPATH": f"{REPOSITORY}:{folder}"},
         steps=STEPS,
@@ -57,7 +63,8 @@ def own(task, tmp_path_factory) -> Run:
 def lopti(task, tmp_path_factory) -> Run:
     """2 ranks, colocate_async, KL loss: two passes on samples of older weights, with their probabilities as the old."""
     ranks = ("trainer.n_gpus_per_node=2", f"trainer.save_freq={STEPS}")
-    return train(task, tmp_path_factory.mktemp("lopti"), *LOPTI_ON_STALE_BAPO, *ranks, steps=STEPS + 1)
+    traces = ("+clipx/trace=prompts", "clipx.trace.fraction=0.5", "clipx.trace.every=3")
+    return train(task, tmp_path_factory.mktemp("lopti"), *LOPTI_ON_STALE_BAPO, *ranks, *traces, steps=STEPS + 1)
 
 
 def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
@@ -75,6 +82,59 @@ def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
 def state_of(run: Run) -> dict:
     """The state of the bounds in the checkpoint of step 3."""
     return json.loads((run.folder / f"checkpoints/global_step_{STEPS}/actor/clipx_state.json").read_text())
+
+
+def traces_of(run: Run) -> pandas.DataFrame:
+    """Every traced token of a run."""
+    folder = run.folder / "traces"
+    assert "clipx.trace:" not in run.output
+    return read_shards(folder, shards_in(folder)).to_pandas()
+
+
+def test_traces_agree_with_the_metrics(own):
+    tokens = traces_of(own)
+    assert set(tokens["rank"]) == {0, 1} and set(tokens.step) == {1, 2, 3} and set(tokens["update"]) == {0, 1}
+    responses = tokens.groupby(["step", "prompt", "sample"])
+    assert responses.ngroups == STEPS * 16 * 4 and (responses["rank"].nunique() == 1).all()
+    # The last response's tokens are all there: it reached the disk before Ray ended the workers.
+    assert (responses.position.max() + 1 == responses.size()).all()
+    for step, updates in tokens.groupby("step"):
+
+        def logged(metric, step=step):
+            return pytest.approx(own.log[f"actor/clipx/{metric}"][step], rel=1e-5)
+
+        # verl averages over the updates of a step.
+        each = updates.groupby("update")
+        assert each.ratio.mean().mean() == logged("ratio_mean")
+        assert each.selected.apply(lambda kept: kept.astype(float).mean()).mean() == logged("selected_fraction")
+        for region in REGIONS:
+            share = each.region.apply(lambda found, region=region: (found == region).mean()).mean()
+            assert share == logged(f"region_fraction/{region}"), region
+        score = responses.score.first()[step].mean()
+        assert score == pytest.approx(own.log["critic/score/mean"][step], rel=1e-5)
+    assert (tokens.weight[~tokens.selected.astype(bool)] == 0).all() and (tokens.entropy >= 0).all()
+    assert (tokens.age == 0).all() and tokens.prompt_text.str.contains("=").all()
+
+
+def test_the_report_reads_them(own):
+    result = CliRunner().invoke(app, ["report", str(own.folder), "--out", str(own.folder / "report")])
+    assert result.exit_code == 0, result.output
+    assert len(pandas.read_csv(own.folder / "report" / "tokens.csv"))
+
+
+def test_traces_of_both_passes_on_stale_samples(lopti):
+    tokens = traces_of(lopti)
+    assert set(tokens.step) == {1, 4} and set(tokens["update"]) == {0, 1, 2, 3}
+    # Chosen by their hash: some of the 16 prompts of each batch, with all their responses.
+    found = tokens.groupby("step").prompt.nunique()
+    assert found.between(1, 15).all()
+    assert (tokens.groupby(["step", "prompt"])["sample"].nunique() == 4).all()
+    low = tokens.old_log_prob <= math.log(0.5)
+    assert (tokens.advantage[low & (tokens["update"] >= 2)] == 0).all()
+    assert (tokens.advantage[~low & (tokens["update"] < 2)] == 0).all()
+    assert (tokens.age[tokens.step == 1] == 0).all() and tokens.age.max() >= 1
+    # In bypass mode the old policy is the one that sampled.
+    assert (tokens.old_log_prob == tokens.rollout_log_prob).all()
 
 
 def test_a_user_s_own_controller_trains_on_two_ranks(own):
