@@ -47,7 +47,7 @@ WITH_OPTIONS = [group for group in TRAINABLE if group != OBSERVE]
 def test_there_are_groups_of_every_kind():
     assert len(METHODS) >= 20 and {*REFUSED} <= {*METHODS}
     assert {modifier.split("=")[0] for modifier in MODIFIERS} == {
-        f"+clipx/{name}" for name in ("shaping", "select", "update", "rollout")
+        f"+clipx/{name}" for name in ("shaping", "select", "update", "rollout", "trace")
     }
 
 
@@ -114,7 +114,7 @@ def test_every_loss_of_verl_s_trains_with_observe(loss_mode):
 def test_observe_refuses_what_is_about_the_plugin_s_losses(option):
     key, _, value = option.partition("=")
     config = merged([OBSERVE, option]) if key.startswith("+") else merged([OBSERVE], {key: value})
-    if option.startswith("+clipx/rollout"):
+    if option.startswith(("+clipx/rollout", "+clipx/trace")):
         first_call(actor_of(config))
         return
     with pytest.raises(Exception, match=r"clipx\.\w+ is not a parameter of observe"):

@@ -1,8 +1,8 @@
 """The line that driver and workers print about a run.
 
 Covers: by overrides on verl's configuration: scope, what differs from which group, where old_log_probs come from in
-each trainer, updates per rollout batch, whether clipping can act; a worker's rank 0 prints the driver's line. Not
-covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
+each trainer, updates per rollout batch, whether clipping can act, what is traced; a worker's rank 0 prints the line.
+Not covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
 """
 
 from functools import partial
@@ -61,6 +61,14 @@ def line_of(*groups, group=None, **values):
 )
 def test_the_loss_its_scope_and_what_differs_from_its_group(groups, values, expected):
     assert expected in line_of(*groups, **values)
+
+
+@pytest.mark.parametrize("group", ["+clipx=acpo", "+clipx=observe"])
+def test_what_is_traced(group, monkeypatch, tmp_path):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", f"{tmp_path}/metrics.jsonl")
+    line = line_of(group, "+clipx/trace=prompts", **{"clipx.trace.fraction": 0.125})
+    assert line.endswith(f"; 12.5 % of the prompts traced in one of 10 rollout batches, to {tmp_path}/traces")
+    assert "trace" not in line_of(group)
 
 
 def test_a_group_of_one_s_own_is_named_and_held_against_the_method():

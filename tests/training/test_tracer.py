@@ -376,9 +376,9 @@ def test_the_last_rollout_batch_is_on_the_disk_when_training_ends(tmp_path):
 
 
 def test_a_token_takes_few_bytes(tmp_path):
-    batch = {name: values.repeat(1000, 1) for name, values in example().items()}
+    batch = {name: values.repeat(100, 1) for name, values in example().items()}
     tracer = tracer_to(tmp_path)
-    data, _ = micro_batch(batch, list(range(4000)))
+    data, _ = micro_batch(batch, list(range(400)))
     generator = torch.Generator().manual_seed(0)
     with tracer.rollout_batch(data):
         rows = tracer.rows(data, {}, None)
@@ -389,7 +389,7 @@ def test_a_token_takes_few_bytes(tmp_path):
     (shard,) = shards_in(tmp_path)
     size = shard.path_in(tmp_path).stat().st_size
     # Eight columns that don't compress, four bytes each, and little more.
-    assert size / int(batch["mask"][:4000].sum()) < 50
+    assert size / int(batch["mask"][:400].sum()) < 50
 
 
 def test_a_tracer_without_a_folder_says_so():

@@ -79,6 +79,9 @@ LEFT_OUT = (
     "*.seed",
     "*.data_loader_seed",
     "clipx_rollout.*",
+    # what is written down about a run
+    "clipx.trace.*",
+    "*.clipx.trace.*",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # read off other keys
