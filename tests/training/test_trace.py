@@ -68,3 +68,16 @@ def test_a_wrong_value_is_named(values, message):
 
 def test_the_first_rollout_batch_is_among_them():
     assert [step for step in range(1, 8) if Trace(every=3).includes(step)] == [1, 4, 7]
+
+
+@pytest.mark.parametrize(
+    ("values", "batches"),
+    [
+        ({}, 1),
+        ({"trainer.v1.trainer_mode": "separate_async", "trainer.v1.separate_async.parameter_sync_step": 4}, 4),
+        ({"async_training.trigger_parameter_sync_step": 3}, 3),
+    ],
+)
+def test_rollout_batches_that_verl_logs_as_one_step(values, batches):
+    run = actor_of(merged(TRACED, {**values, "trainer.critic_warmup": 2})).policy_loss.run
+    assert run.batches_a_step == batches and run.critic_warmup == 2

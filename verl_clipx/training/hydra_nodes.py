@@ -29,6 +29,7 @@ class RunFacts:
         bypass: whether the rollout's log-probabilities serve as the old policy's.
         rollout_prompts: prompts of a rollout batch, or None if unknown.
         parameter_sync_step: parts that the trainer cuts a rollout batch into.
+        steps_a_version: steps of the fully asynchronous trainer between two weight versions, which it logs as one.
         mini_batch_prompts: prompts of an optimizer mini-batch, or None if unknown.
         epochs: passes over a rollout batch.
         critic_warmup: training steps before this one train the critic alone.
@@ -49,6 +50,7 @@ class RunFacts:
     bypass: bool = False
     rollout_prompts: int | None = None
     parameter_sync_step: int = 1
+    steps_a_version: int = 1
     mini_batch_prompts: int | None = None
     epochs: int = 1
     critic_warmup: int = 0
@@ -69,6 +71,11 @@ class RunFacts:
             return None
         prompts = self.rollout_prompts / (self.parameter_sync_step or 1)
         return math.ceil(prompts / self.mini_batch_prompts) * self.epochs
+
+    @property
+    def batches_a_step(self) -> int:
+        """Rollout batches, as the worker gets them, that verl logs as one step and trains on one weight version."""
+        return (self.parameter_sync_step or 1) * (self.steps_a_version or 1)
 
     @property
     def old_policy_starts_the_update(self) -> bool:

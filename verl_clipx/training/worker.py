@@ -210,7 +210,7 @@ class ClipxTraining:
             )
             if settings.observes:
                 refuse_dropout(self.engine.module)
-            self.parameter_sync_step = run.parameter_sync_step or 1
+            self.parameter_sync_step = run.batches_a_step
             self._watch_engine()
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
@@ -336,16 +336,15 @@ class ClipxTraining:
         finally:
             self.step = None
 
-    def _tracer(self, trace: Trace, run: RunFacts, batches: int) -> Tracer:
-        batches_a_step = run.parameter_sync_step or 1
+    def _tracer(self, trace: Trace, run: RunFacts, last: int) -> Tracer:
         return Tracer(
             trace,
             rank=self.engine.get_data_parallel_rank(),
             ranks=self.engine.get_data_parallel_size(),
             tokenizer=self.model_config.tokenizer,
-            batches=max(run.critic_warmup - 1, 0) * batches_a_step,
-            batches_a_step=batches_a_step,
-            last=batches,
+            batches=max(run.critic_warmup - 1, 0) * run.batches_a_step,
+            batches_a_step=run.batches_a_step,
+            last=last,
         )
 
     def _restored_state(self, folder: Path) -> ControllerState:
