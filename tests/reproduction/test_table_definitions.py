@@ -62,6 +62,11 @@ def test_the_papers_tables_and_figures_are_all_here():
     }
 
 
+def test_the_page_on_tables_names_each():
+    page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
+    assert [name for name in TABLES if f"`{name}`" not in page] == []
+
+
 @pytest.mark.parametrize("name", TABLES)
 def test_presets_exist(name):
     presets = {source.preset for source, _ in TABLES[name].sources() if source.preset}
