@@ -1,14 +1,16 @@
 """Wrong files given to the command line: one message with the file's name, an exit code, no traceback, never a hang.
 
 Covers: random bytes, deep nesting, JSON of any content, a folder and a pipe in the place of every file that a command
-reads. Not covered: files that are right but for a value, beyond what the modules' own tests have; the files of models
-and checkpoints, which verl and transformers read.
+reads, and another type in the place of a value. Not covered: right types with wrong values, beyond what the modules'
+own tests have; the files of models and checkpoints, which verl and transformers read.
 """
 
 import json
 import os
 import shutil
+from functools import reduce
 from pathlib import Path
+from random import Random
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -28,6 +30,7 @@ from verl_clipx.reproduction import collect, tables_definition
 from verl_clipx.reproduction.config_hash import significant_values
 
 EXAMPLES = 12
+MISSING = object()
 RUN = "run/metrics.jsonl"
 TABLE_RUN = "runs/p-seed1"
 SMALL = {
@@ -173,6 +176,60 @@ def test_no_content_is_a_traceback(door, folder, content):
     put(door, folder, content)
     ends_well(door, folder)
     shutil.rmtree(folder / "built", ignore_errors=True)
+
+
+CHANGES = [None, True, -1, 1.5, float("inf"), "x", "", [], ["a"], {}, {"a": 1}, 10**400]
+
+# Files whose values commands rely on: the door, and a right content where `whole` has none.
+PROBLEM = {
+    "prompt": [{"content": "q"}],
+    "reward_model": {"ground_truth": "5"},
+    "extra_info": {"difficulty": 1.0, "index": 3},
+}
+RIGHT = {
+    "report, record": {"versions": {"verl": "1"}, "configuration": {"clipx": {"method": "acpo"}}},
+    "report, log": {"step": 1, "data": {"actor/x": 1.0}},
+    "bounds": {"step": 1, "data": {"actor/clipx/epsilon/bin_0": 1.0}},
+    "collect, evaluation": None,
+    "render": None,
+    "score, configuration": None,
+    "build, JSON": [PROBLEM],
+    "build, lines": PROBLEM,
+    "build, ORZ": [[{"value": "q"}, {"ground_truth": {"value": "5"}}]],
+}
+
+
+def places(value, path=()):
+    """The path of every value within a value."""
+    parts = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in parts:
+        yield (*path, key)
+        yield from places(part, (*path, key))
+
+
+def changed(right, place, value):
+    """A copy with another value in a place, or without it."""
+    copy = json.loads(json.dumps(right))
+    parent = reduce(lambda node, key: node[key], place[:-1], copy)
+    if value is MISSING:
+        del parent[place[-1]]
+    else:
+        parent[place[-1]] = value
+    return json.dumps(copy)
+
+
+@pytest.mark.parametrize("door", RIGHT)
+def test_no_value_of_another_type_is_a_traceback(door, folder):
+    path = put(door, folder, b"") if RIGHT[door] else folder / DOORS[door][1]
+    if door == "render":
+        CliRunner().invoke(app, ["table", "collect", "small", "--runs", str(folder / "runs"), "--out", str(path)])
+    right = RIGHT[door] or json.loads(path.read_text())
+    random = Random(0)
+    for _ in range(EXAMPLES):
+        place, value = random.choice([*places(right)]), random.choice([MISSING, *CHANGES])
+        path.write_text(changed(right, place, value))
+        ends_well(door, folder)
+        shutil.rmtree(folder / "built", ignore_errors=True)
 
 
 def refused(door: str, folder: Path) -> None:

@@ -4,8 +4,9 @@ import contextlib
 import io
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,10 +26,12 @@ MAX_CONFIG_DEPTH = 50
 """Most levels of a configuration; verl's has 7."""
 
 MAX_TABLE_BYTES = 4 << 30
-"""Most bytes that the columns read of one Parquet file may have once they are unpacked."""
+"""Most bytes that the columns read of one Parquet file may have once they are unpacked; equal values count once."""
 
 MAX_TABLE_ROWS = 20_000_000
 """Most rows of a Parquet file that is held in memory; DAPO's public set, the largest one known, has 1.8 million."""
+
+EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @contextlib.contextmanager
@@ -77,8 +80,9 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     most = MAX_BYTES if most is None else most
     _check_kind(path)
     with path.open("rb") as file:
-        content = file.read(most + 1)
-    if len(content) > most:
+        # A file may grow while it is read, and some tell no size.
+        content = file.read(most + 1) if path.stat().st_size <= most else None
+    if content is None or len(content) > most:
         raise ValueError(f"{path}: larger than {most} bytes; is it the right file?")
     return content
 
@@ -149,23 +153,39 @@ def read_json(path: Path) -> Any:
     return parse_json(read_bytes(path), str(path))
 
 
-def read_json_object(path: Path, keys: Sequence[str] = ()) -> dict[str, Any]:
+def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, Any]:
     """Read a JSON file that holds an object.
 
     Args:
         path: the file.
-        keys: what the object must have.
+        shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
+            entries have; under the key `str`, that of every value. Further keys are free.
 
     Raises:
-        OSError, ValueError: as `read_json`; or it holds something else, or lacks a key.
+        OSError, ValueError: as `read_json`; or it holds something else; names the key.
     """
     content = read_json(path)
-    if not isinstance(content, dict):
-        raise ValueError(f"{path}: holds {type(content).__name__}, not an object; remove it, or make it anew")
-    missing = [key for key in keys if key not in content]
-    if missing:
-        raise ValueError(f"{path}: has no {', '.join(missing)}; remove it, or make it anew")
+    misfit = _misfit(content, shape, "")
+    if misfit:
+        raise ValueError(f"{path}: {misfit}; remove it, or make it anew")
     return content
+
+
+def _misfit(value: Any, shape: Any, where: str) -> str | None:
+    """Where a value is not of a shape, None if it is."""
+    kind = dict if isinstance(shape, Mapping) else list if isinstance(shape, list) else shape
+    if not isinstance(value, kind):
+        return f"{where or 'it'} is {value!s:.60}, not of the type {getattr(kind, '__name__', kind)}"
+    parts: Iterable[tuple[Any, Any, Any]] = ()
+    if isinstance(shape, Mapping):
+        missing = [key for key in shape if key is not str and key not in value]
+        if missing:
+            return f"{where or 'it'} has no {', '.join(missing)}"
+        parts = ((key, value[key], shape.get(key, shape.get(str, object))) for key in value)
+    elif isinstance(shape, list):
+        parts = ((index, part, shape[0]) for index, part in enumerate(value))
+    found = (_misfit(part, inner, f"{where}.{key}".removeprefix(".")) for key, part, inner in parts)
+    return next(filter(None, found), None)
 
 
 def read_config(path: Path) -> "DictConfig":

@@ -43,6 +43,15 @@ def test_a_watched_command_s_exit_code_and_output(tmp_path):
     assert log.read_text() == "noise\n"
 
 
+@pytest.mark.parametrize("content", [b"nonsense\n", b"[" * 100_000 + b"\n", None])
+def test_a_log_that_cannot_be_read_ends_no_training(tmp_path, content):
+    metrics = tmp_path / "metrics.jsonl"
+    metrics.mkdir() if content is None else metrics.write_bytes(content)
+    command = [sys.executable, "-c", "print('to the end')"]
+    assert run_watched(command, steps=1, metrics=metrics, log=tmp_path / "run.log", label="test") == 0
+    assert (tmp_path / "run.log").read_text() == "to the end\n"
+
+
 def test_a_command_that_is_not_there_ends_with_one_line(tmp_path):
     done = CliRunner().invoke(app, ["watch", str(tmp_path / "run"), "--steps", "1", "--", "no-such-command"])
     assert done.exit_code == 127 and isinstance(done.exception, SystemExit)

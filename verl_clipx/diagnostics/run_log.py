@@ -70,12 +70,6 @@ def read_growing_log(path: Path) -> pandas.DataFrame:
     return _table(text[: text.rfind(b"\n") + 1], path)
 
 
-def last_step(path: Path) -> int:
-    """The last step in a log; 0 if there is no log yet."""
-    table = read_growing_log(path)
-    return 0 if table.empty else int(table.index[-1])
-
-
 def _table(text: bytes, path: Path) -> pandas.DataFrame:
     rows: dict[int, dict[str, float]] = {}
     lines = text.splitlines()

@@ -149,7 +149,7 @@ def _record(log: Path) -> dict[str, Any]:
     """What `run_start` wrote down, and what `clipx table plan` did for a run without that."""
     for path in (record_path(log), log.with_name("run.json")):
         if path.exists():
-            return read_json_object(path)
+            return read_json_object(path, {"versions": {str: str | None}})
     return {}
 
 

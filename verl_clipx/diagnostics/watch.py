@@ -11,7 +11,7 @@ import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.diagnostics.run_log import last_step, read_growing_log
+from verl_clipx.diagnostics.run_log import read_growing_log
 
 SECONDS_TO_END = 15
 
@@ -116,10 +116,14 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
 
 
 def show(progress: Progress, task, metrics: Path, label: str) -> None:
-    """Puts the last step and its reward into the progress bar."""
-    step = last_step(metrics)
-    if step == 0:
+    """Puts the last step and its reward into the progress bar; a log that cannot be read ends no training."""
+    try:
+        log = read_growing_log(metrics)
+    except (OSError, ValueError) as error:
+        progress.update(task, description=f"{label}, no progress known: {error}")
         return
-    rewards = read_growing_log(metrics).get("critic/score/mean")
+    if log.empty or log.index[-1] == 0:
+        return
+    step, rewards = int(log.index[-1]), log.get("critic/score/mean")
     recent = "" if rewards is None else f", reward {rewards.dropna().tail(10).mean():.2f}"
     progress.update(task, completed=step, description=f"{label}{recent}")

@@ -6,6 +6,19 @@ from typing import Any
 
 from verl_clipx.files import read_json_object, write_json
 
+# What scoring needs of a configuration.
+CONFIG = {
+    "model": str,
+    "protocol": str,
+    "checkpoints": {str: {"step": int | None}},
+    "benchmarks": {str: {"path": str, "sha256": str, "questions": int, "limit": int | None}},
+    "sampling": {"samples": int},
+    "reward": str,
+    "answer": str | None,
+    "correct": str | None,
+    "correct_from": int | float,
+}
+
 
 @dataclass(frozen=True)
 class EvaluationFolder:
@@ -44,8 +57,11 @@ class EvaluationFolder:
         """
         if not self.config.exists():
             raise FileNotFoundError(f"{self.path}: holds no evaluation (config.json); make one with `clipx eval run`")
-        keys = ("benchmarks", "checkpoints", "sampling", "protocol", "reward", "answer", "correct", "correct_from")
-        return read_json_object(self.config, keys)
+        config = read_json_object(self.config, CONFIG)
+        empty = [key for key in ("checkpoints", "benchmarks") if not config[key]]
+        if empty:
+            raise ValueError(f"{self.config}: {empty[0]} is empty; make another evaluation with `clipx eval run`")
+        return config
 
 
 def claim(path: Path, origin: dict[str, Any]) -> None:

@@ -20,6 +20,17 @@ from verl_clipx.reproduction.tables_definition import GAIN_OF, MEAN_OF, Column, 
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
 
+# What rendering needs of results.
+RESULTS = {
+    "table": str,
+    "definition": str,
+    "collected_with": {"commit": str | None},
+    "runs": [{"preset": str | None, "seed": int | None, "versions": dict, "commit": str | None}],
+    "cells": [{"row": str, "column": str}],
+    "curves": list,
+    "refused": list,
+}
+
 PresetValues = Callable[[str], Mapping[str, Any]]
 """From a preset's name to its significant values."""
 

@@ -11,6 +11,21 @@ from omegaconf import DictConfig
 from verl_clipx.files import parse_json, read_bytes, read_config, read_json_object, read_table, read_whole_number
 from verl_clipx.reproduction.config_hash import significant_values
 
+# What a table needs of an evaluation's results.
+RESULTS = {
+    "config": {
+        "model": str,
+        "protocol": str,
+        "checkpoints": {str: {"step": int | None}},
+        "benchmarks": {str: dict},
+        "sampling": {"samples": int, "temperature": int | float, "max_tokens": int, "top_p": int | float},
+        "versions": dict,
+    },
+    "benchmarks": {
+        str: {"result": {str: {"mean": int | float, "low": int | float | None, "high": int | float | None}}}
+    },
+}
+
 
 @dataclass(frozen=True)
 class RunFolder:
@@ -91,7 +106,7 @@ class RunFolder:
     def evaluation(self, benchmark: str) -> dict[str, Any] | None:
         """The results of `clipx eval run` on a benchmark; None if there are none."""
         path = self.path / "evaluation" / benchmark / "results.json"
-        return read_json_object(path, ("config", "benchmarks")) if path.exists() else None
+        return read_json_object(path, RESULTS) if path.exists() else None
 
     def scores(self, benchmark: str) -> pandas.DataFrame:
         """What the reward said of each response of an evaluation, all checkpoints together.

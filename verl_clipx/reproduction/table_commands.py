@@ -69,7 +69,7 @@ def plan(
     os.environ["CLIPX_DATA"] = str(places.data)
     try:
         jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         _fail(error)
     waiting = [job for job in jobs if not job.done]
     _say(f"# {name}: {len(waiting)} of {len(jobs)} commands to do. {_cost(table, places, waiting)}")
@@ -176,7 +176,7 @@ def collect(
     try:
         with progress_console.status("composing presets, reading runs"):
             results = collect_table(table, runs)
-    except (FileNotFoundError, ValueError) as error:
+    except (OSError, ValueError) as error:
         _fail(error)
     out = out or default_results(runs, name)
     try:
@@ -210,18 +210,18 @@ def render(
 
     Of a figure the table has the curves' last numbers; svg, png and csv are the curves.
     """
-    from verl_clipx.reproduction.collect import hash_of_definition
+    from verl_clipx.reproduction.collect import RESULTS, hash_of_definition
     from verl_clipx.reproduction.render import render as render_table
 
     table = _load(name)
     path = results or default_results(runs, name)
-    if results and not results.is_file():
+    if results and not results.exists():
         _fail(FileNotFoundError(f"--results {results}: no such file; make it with `clipx table collect {name}`"))
     try:
-        found = read_json_object(path) if path.is_file() else None
+        found = read_json_object(path, RESULTS) if path.exists() else None
     except (OSError, ValueError) as error:
         _fail(error)
-    if found and found.get("definition") != hash_of_definition(table):
+    if found is not None and found["definition"] != hash_of_definition(table):
         _fail(ValueError(f"{path}: the table's definition has changed since; run `clipx table collect {name}` again"))
     try:
         if markup in CURVE_FORMATS:

@@ -131,8 +131,11 @@ def build_split(
                 f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file"
             )
         record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
-        with replacing(path) as partial:
-            _write(spool, partial, schema, record)
+        try:
+            with replacing(path) as partial:
+                _write(spool, partial, schema, record)
+        except pa.ArrowException as error:
+            raise ValueError(f"{definition.name}, {split}: Parquet has no place for the rows ({error})") from error
     finally:
         spool.unlink(missing_ok=True)
     return record
@@ -232,7 +235,7 @@ def _add_line(row: Row, file: BinaryIO, counts: _Counts) -> None:
 def _schema(chunk: list[Row], definition: DatasetDefinition) -> pa.Schema:
     try:
         return pa.Table.from_pylist(chunk).schema
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+    except pa.ArrowException as error:
         raise ValueError(f"{definition.name}: rows of different types ({error}); make each field one type") from error
 
 

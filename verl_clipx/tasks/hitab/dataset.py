@@ -149,7 +149,7 @@ def _check(sample: dict[str, Any], where: str) -> None:
             raise ValueError(f"{where}: no field {field!r} but {sorted(sample)}; is it a file of HiTab's samples?")
     if not sample["answer"]:
         raise ValueError(f"{where}: no answer; remove the sample")
-    if re.fullmatch(r"[\w.-]+", sample["table_id"]) is None:
+    if re.fullmatch(r"[\w.-]+", str(sample["table_id"])) is None:
         raise ValueError(f"{where}: table_id={sample['table_id']!r} is no file name")
 
 

@@ -67,7 +67,7 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
         raise ValueError(f"{source}: holds {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
     for number, conversation in enumerate(conversations, 1):
         try:
-            text, answer = conversation[0]["value"], conversation[1]["ground_truth"]["value"]
+            text, answer = str(conversation[0]["value"]), conversation[1]["ground_truth"]["value"]
         except (LookupError, TypeError):
             raise ValueError(
                 f"{source}, entry {number}: not a pair of messages with 'value' and 'ground_truth'; is it {ORZ_FILE}?"
@@ -78,7 +78,7 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
 def read_dapo_17k(source: Path | None) -> Iterator[MathProblem]:
     """Yield DAPO's problems out of verl's schema; the public set holds each about a hundred times."""
     for record in read_records(source, hub=DAPO_HUB, hub_split="train"):
-        text, truth, _ = _verl_fields(record, DAPO_HUB)
+        text, truth, _ = _verl_fields(record, source or DAPO_HUB)
         yield from _problem(_unwrap(text, _DAPO_OPENING, _DAPO_CLOSING), [truth])
 
 
@@ -91,17 +91,20 @@ def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
     if source is None:
         raise ValueError(f"dsr_uniform is on no hub; give a local copy of {DSR_UNIFORM_FILE}")
     for record in read_records(source, hub="", hub_split=""):
-        text, truth, extra = _verl_fields(record, "dsr_uniform")
-        about = {"difficulty": float(extra["difficulty"]), "source_index": int(extra["index"])}
+        text, truth, extra = _verl_fields(record, source)
+        try:
+            about = {"difficulty": float(extra["difficulty"]), "source_index": int(extra["index"])}
+        except (KeyError, TypeError, ValueError, OverflowError):
+            raise ValueError(f"{source}: a record has extra_info={extra}; it needs numbers difficulty, index") from None
         yield from _problem(_unwrap(text, "", _STEP_BY_STEP), [truth], about)
 
 
 def read_skywork_or1_math(source: Path | None) -> Iterator[MathProblem]:
     """Yield the mathematics of Skywork-OR1: the right answer is a JSON array of spellings; empty ones are left out."""
     for record in read_records(source, hub=SKYWORK_HUB, hub_split="math"):
-        text, truth, extra = _verl_fields(record, SKYWORK_HUB)
+        text, truth, extra = _verl_fields(record, source or SKYWORK_HUB)
         answers = decode_ground_truth(truth)
-        about = {"source": record["data_source"], "model_difficulty": extra.get("model_difficulty")}
+        about = {"source": record.get("data_source"), "model_difficulty": extra.get("model_difficulty")}
         yield from _problem(
             _unwrap(text, "", _STEP_BY_STEP), answers if isinstance(answers, list) else [answers], about
         )
@@ -121,23 +124,23 @@ def reader_of_benchmark(hub: str, hub_split: str, hub_config: str | None = None)
 
     def read(source: Path | None) -> Iterator[MathProblem]:
         for record in read_records(source, hub=hub, hub_split=hub_split, hub_config=hub_config):
-            yield from _benchmark_problem(record, hub)
+            yield from _benchmark_problem(record, source or hub)
 
     return read
 
 
-def _benchmark_problem(record: Record, hub: str) -> Iterator[MathProblem]:
+def _benchmark_problem(record: Record, origin: Path | str) -> Iterator[MathProblem]:
     if "reward_model" in record:
-        text, truth, _ = _verl_fields(record, hub)
+        text, truth, _ = _verl_fields(record, origin)
         text = _unwrap(text, "", _STEP_BY_STEP)
     else:
         text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
         truth = next((record[name] for name in _ANSWER_FIELDS if record.get(name) is not None), None)
         if truth is None and isinstance(record.get("solution"), str):
             truth = last_boxed(record["solution"], _MAX_BOX) or record["solution"]
-        if text is None or truth is None:
+        if not isinstance(text, str) or truth is None:
             raise ValueError(
-                f"{hub}: a record has the fields {sorted(record)}; it needs one of {_QUESTION_FIELDS} and one of "
+                f"{origin}: a record has the fields {sorted(record)}; it needs one of {_QUESTION_FIELDS} and one of "
                 f"{(*_ANSWER_FIELDS, 'solution')}"
             )
         context = record.get("context")
@@ -145,13 +148,18 @@ def _benchmark_problem(record: Record, hub: str) -> Iterator[MathProblem]:
     yield from _problem(text, truth if isinstance(truth, list) else [truth])
 
 
-def _verl_fields(record: Record, name: str) -> tuple[str, Any, dict[str, Any]]:
+def _verl_fields(record: Record, origin: Path | str) -> tuple[str, Any, dict[str, Any]]:
     try:
-        return record["prompt"][0]["content"], record["reward_model"]["ground_truth"], record.get("extra_info") or {}
+        text, truth = record["prompt"][0]["content"], record["reward_model"]["ground_truth"]
     except (LookupError, TypeError):
+        text = truth = None
+    extra = record.get("extra_info") or {}
+    if not isinstance(text, str) or not isinstance(extra, dict):
         raise ValueError(
-            f"{name}: a record has the fields {sorted(record)}; it needs verl's prompt and reward_model"
-        ) from None
+            f"{origin}: a record has the fields {sorted(record)}; it needs verl's prompt, reward_model and, if there "
+            "is one, extra_info"
+        )
+    return text, truth, extra
 
 
 def _unwrap(text: str, opening: str, closing: str) -> str:
