@@ -29,7 +29,7 @@ from verl_clipx.evaluation.samples import Sample, write_shard
 from verl_clipx.reproduction import collect, tables_definition
 from verl_clipx.reproduction.config_hash import significant_values
 
-EXAMPLES = 12
+EXAMPLES = 8
 MISSING = object()
 RUN = "run/metrics.jsonl"
 TABLE_RUN = "runs/p-seed1"
