@@ -339,12 +339,13 @@ def fused_kernels(rank, world, folder):
     from verl.utils import tensordict_utils as tu
 
     found = {}
-    fused = (f"{ACTOR}.strategy=fsdp2", "actor_rollout_ref.model.use_fused_kernels=True")
+    engine = (f"{ACTOR}.strategy=fsdp2", "actor_rollout_ref.model.use_fused_kernels=True")
+    fused = {"use_fused_kernels": True, "fused_kernel_options": {"impl_backend": "torch"}, "use_remove_padding": True}
     for tied in (True, False):
         policy = save_checkpoint(Path(folder) / str(tied), random_policy(tied=tied))
         rows = torch.load(make_rows(policy, 3, masked=(), drift=0.4), weights_only=False)
         with unpatched_model():
-            worker = build_worker(policy, engine=fused, use_fused_kernels=True, use_remove_padding=True)
+            worker = build_worker(policy, engine=engine, **fused)
             data = mini_batch(rows, sequences=len(rows))
             tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3, compute_loss=False)
             tu.assign_non_tensor(data, calculate_entropy=False)

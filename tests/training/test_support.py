@@ -38,6 +38,11 @@ FUSED = ("actor_rollout_ref.model.use_fused_kernels=True", f"{ACTOR}.strategy=fs
 MODELS = Path(__file__).parent / "fixtures" / "models"
 UNTIED, TIED = (f"actor_rollout_ref.model.path={MODELS / name}" for name in ("untied", "tied"))
 
+CRITIC_S_ULYSSES = (
+    "critic.fsdp.ulysses_sequence_parallel_size=2",
+    "+critic.model.override_config.attn_implementation=sdpa",
+)
+
 REFUSED = {
     "Ulysses with sdpa": (
         ("+clipx=grpo", ULYSSES, SDPA),
@@ -55,15 +60,6 @@ REFUSED = {
     "Ulysses of the reference": (
         ("+clipx=grpo", "actor_rollout_ref.ref.ulysses_sequence_parallel_size=2", SDPA),
         r"ref\.ulysses_sequence_parallel_size=2 with actor_rollout_ref\.model\..*=sdpa",
-    ),
-    "Ulysses of the critic": (
-        (
-            "+clipx=grpo",
-            "trainer.device=cpu",
-            "critic.fsdp.ulysses_sequence_parallel_size=2",
-            "+critic.model.override_config.attn_implementation=sdpa",
-        ),
-        r"critic\.fsdp\.ulysses_sequence_parallel_size=2 with critic\.model\..*=sdpa",
     ),
     "VeOmni's Ulysses with sdpa": (
         ("+clipx=grpo", VEOMNI, f"{ACTOR}.veomni.ulysses_parallel_size=2", f"{ACTOR}.veomni.attn_implementation=sdpa"),
@@ -99,9 +95,9 @@ SERVED = {
     "Ulysses with flash attention": ("+clipx=acpo", ULYSSES, FLASH, PACKED),
     "Ulysses with verl's default attention": ("+clipx=acpo", ULYSSES, PACKED),
     "sdpa without Ulysses": ("+clipx=acpo", SDPA),
-    "Ulysses of the critic on GPUs, whose attention is flash attention whatever is said": (
-        *("+clipx=grpo", "critic.ulysses_sequence_parallel_size=2"),
-        "+critic.model.override_config.attn_implementation=sdpa",
+    "Ulysses of the critic, whose attention on GPUs is flash attention whatever is said": (
+        "+clipx=grpo",
+        *CRITIC_S_ULYSSES,
     ),
     "fused kernels of tied embeddings": ("+clipx=grpo", *FUSED, TIED),
     "fused kernels of untied embeddings under FSDP1": ("+clipx=grpo", FUSED[0], UNTIED),
@@ -134,6 +130,14 @@ def test_what_is_not_served_stops_in_the_driver(actor, name):
     overrides, message = REFUSED[name]
     with pytest.raises(InstantiationException, match=message):
         actor(*overrides)
+
+
+def test_the_critic_s_attention_counts_on_a_cpu(actor, monkeypatch):
+    monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: SimpleNamespace(device_name="cpu"))
+    with pytest.raises(
+        InstantiationException, match=r"critic\.fsdp\.ulysses_.*=2 with critic\.model\..*=sdpa"
+    ):
+        actor("+clipx=grpo", *CRITIC_S_ULYSSES)
 
 
 @pytest.mark.parametrize("name", SERVED)

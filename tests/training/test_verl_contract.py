@@ -94,6 +94,13 @@ def test_the_worker_s_name_can_be_rebound():
     assert "super(TrainingWorker" not in source and "TrainingWorker." not in source.split('"""', 2)[2]
 
 
+def test_merging_an_adapter_is_about_the_rollout_s_weights_alone():
+    # So that a worker's numbers are LoRA's with and without it.
+    source = inspect.getsource(transformer_impl)
+    reads = 'lora.get("merge"'
+    assert source.count(reads) == inspect.getsource(transformer_impl.FSDPEngine.get_per_tensor_param).count(reads) == 1
+
+
 def test_log_probs_come_through_the_engine_s_infer_batch():
     (verl_s,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
     source = inspect.getsource(verl_s.infer_batch)

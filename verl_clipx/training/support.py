@@ -19,7 +19,6 @@ ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
 FUSED_KERNELS = "actor_rollout_ref.model.use_fused_kernels"
 MODEL_PATH = "actor_rollout_ref.model.path"
-DEVICE = "trainer.device"
 # Keys of every model's sequence parallelism, each with the key of its attention.
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 REFERENCE, CRITIC_ATTENTION = "actor_rollout_ref.ref", "critic.model.override_config.attn_implementation"
@@ -35,7 +34,7 @@ SEQUENCE_PARALLEL = {
 
 # Keys of the run's configuration that refusals depend on.
 READ = (
-    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH, DEVICE),
+    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH),
     *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()]),
 )
 
@@ -61,9 +60,11 @@ WRONG_ATTENTION = (
 
 def attention_on_a_slice(options: Options, _: Settings | Observe) -> str | None:
     """Sequence parallelism with an attention that does not know of it."""
+    from verl.plugin.platform import get_platform
+
     for key, attention in SEQUENCE_PARALLEL.items():
         size, name = options.get(key), options.get(attention)
-        if attention == CRITIC_ATTENTION and options.get(DEVICE) != "cpu":
+        if attention == CRITIC_ATTENTION and get_platform().device_name != "cpu":
             # Whatever the key says, verl's critic takes flash attention (utils/model.py), which a CPU does not have.
             continue
         if size and size > 1 and not has_sequence_parallel_attention(name):
