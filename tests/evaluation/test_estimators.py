@@ -107,7 +107,8 @@ def test_the_interval_by_hand():
     half = 2.776445105 * math.sqrt(0.3 / 5)
     assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half), abs=1e-9)
     assert str(mean_over_questions([0.5, 0.5])) == "0.500 [0.500, 0.500]"
-    assert mean_over_questions([0.25]).as_dict() == {"mean": 0.25, "low": 0.25, "high": 0.25}
+    assert mean_over_questions([0.25]).as_dict() == {"mean": 0.25, "low": None, "high": None}
+    assert str(mean_over_questions([0.25])) == "0.250"
 
 
 def test_the_interval_is_over_questions_not_samples():

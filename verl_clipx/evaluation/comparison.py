@@ -50,16 +50,16 @@ class Compared:
     seeds: tuple[int, int]
     samples: tuple[int | None, int | None]
 
-    def as_dict(self) -> dict[str, Any]:
-        """JSON values: `metrics`, and `variance` with each part of one sample's score and what it adds to the squared
-        standard error of the accuracy."""
-        found = {}
+    def variance_as_dict(self) -> dict[str, Any]:
+        """JSON values: of "first" and "second" each part of the variance of one sample's score, and what it adds to the
+        squared standard error of the accuracy."""
+        found: dict[str, Any] = {}
         for (name, split), seeds, samples in zip(self.variance.items(), self.seeds, self.samples, strict=True):
             found[name] = split and {
                 "of_one_sample": split.as_dict(),
                 "of_the_mean": split.of_mean(self.questions, seeds, samples or 1),
             }
-        return {"metrics": {metric: one.as_dict() for metric, one in self.metrics.items()}, "variance": found}
+        return found
 
 
 def find_evaluations(pattern: str) -> list[EvaluationFolder]:

@@ -39,8 +39,12 @@ def compare(
             _print_compared(benchmark, one)
         if out is not None:
             names = [[str(folder.path) for folder in method] for method in folders]
-            benchmarks = {name: one.as_dict() for name, one in found.items()}
-            write_json(out, {"first": names[0], "second": names[1], "benchmarks": benchmarks})
+            written: dict[str, Any] = {"first": names[0], "second": names[1]}
+            written["benchmarks"] = {
+                name: {metric: value.as_dict() for metric, value in one.metrics.items()} for name, one in found.items()
+            }
+            written["variance"] = {name: one.variance_as_dict() for name, one in found.items()}
+            write_json(out, written)
 
 
 def _print_compared(benchmark: str, found: "Compared") -> None:
