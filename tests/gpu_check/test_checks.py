@@ -16,8 +16,9 @@ import torch
 from hydra import compose, initialize_config_module
 from omegaconf import OmegaConf
 
+from tests.claims.configuration import actor_of, merged
 from verl_clipx.gpu_check import checks, memory, rollout
-from verl_clipx.gpu_check.engine import Update, composed
+from verl_clipx.gpu_check.engine import Update, composed, loss_call
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.sample import Row, Sample, expected, save_model
 from verl_clipx.reproduction.models import shape_of
@@ -177,6 +178,15 @@ def test_every_sync_of_a_call_is_counted(monkeypatch):
 
     assert checks.counted_syncs(call) == 3
     assert modes == ["warn", "default"]
+
+
+def test_traced_rows_arrive_and_others_would_not_pass():
+    tokens, parts = checks.example_tokens("cpu"), []
+    checks.traced(loss_call(actor_of(merged(["+clipx=acpo"])), tokens), parts)()
+    assert checks.arrived(parts[0], tokens)
+    tokens["log_prob"][checks.TRACED[1], 0] += 1
+    tokens["response_mask"][checks.TRACED[1], 0] = True
+    assert not checks.arrived(parts[0], tokens)
 
 
 def test_the_run_with_vllm_composes_with_a_reward_that_varies(tmp_path):

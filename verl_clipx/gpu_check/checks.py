@@ -16,6 +16,9 @@ from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, Bench, attention, 
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.memory import memory
 from verl_clipx.gpu_check.report import Measured
+from verl_clipx.training.step import MicroBatch, in_micro_batch
+from verl_clipx.training.traced_columns import Part
+from verl_clipx.training.tracer import TracedRows
 
 GRPO = ("+clipx=grpo",)
 PACKING = f"{MODEL}.use_remove_padding=True"
@@ -32,6 +35,8 @@ ROUNDING_HALF = 0.1
 BOUNDS = 0.01
 # Most host syncs of a loss call with all its metrics.
 SYNCS = 1
+# Rows of a micro-batch.
+TRACED = [1, 4]
 
 
 def relative_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
@@ -194,25 +199,51 @@ def compiled(bench: Bench) -> Measured:
 
 
 def syncs_and_kernels(bench: Bench) -> Measured:
-    """Host syncs and kernels of a call of verl's vanilla and of ACPO's loss, forward and backward."""
+    """Host syncs and kernels of a call of verl's vanilla and of ACPO's loss, and that what is traced arrives."""
     losses = {
         "vanilla": (),
         "uncompiled": ("+clipx=acpo", "clipx.compile=false"),
         "compiled": ("+clipx=acpo", "clipx.compile=true"),
+        "traced": ("+clipx=acpo", "clipx.compile=true", "+clipx/trace=prompts"),
     }
     numbers = {}
+    tokens, parts = example_tokens(bench.machine.device), []
     for name, overrides in losses.items():
-        call = loss_call(bench.actor(*overrides), example_tokens(bench.machine.device))
+        call = loss_call(bench.actor(*overrides), tokens)
+        if name == "traced":
+            call = traced(call, parts)
         # The first call compiles.
         call()
         numbers[f"syncs_{name}"], numbers[f"kernels_{name}"] = counted_syncs(call), counted_kernels(call)
-    passed = numbers["syncs_compiled"] <= SYNCS and numbers["syncs_uncompiled"] <= SYNCS
+    passed = all(numbers[f"syncs_{name}"] <= SYNCS for name in ("compiled", "uncompiled", "traced"))
+    passed &= arrived(parts[-1], tokens)
     found = ", ".join(f"{name} {numbers[f'syncs_{name}']} and {numbers[f'kernels_{name}']}" for name in losses)
     return Measured(
         passed and numbers["kernels_compiled"] < numbers["kernels_uncompiled"],
         f"host syncs and kernels: {found}; at most {SYNCS} sync, compiled fewer kernels than uncompiled",
         numbers,
     )
+
+
+def traced(call: Callable[[], object], parts: list[Part]) -> Callable[[], object]:
+    """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced.
+
+    Args:
+        call: the loss call.
+        parts: where what is traced goes.
+    """
+
+    def with_traces() -> object:
+        with in_micro_batch(MicroBatch(traced=TracedRows(TRACED, [], parts, None))):
+            return call()
+
+    return with_traces
+
+
+def arrived(part: Part, tokens: dict[str, Tensor]) -> bool:
+    """Whether the log-probabilities of the rows TRACED are on the host as they were on the device."""
+    found = torch.from_numpy(part.values.numpy())[:, part.names.index("log_prob")]
+    return torch.equal(found, torch.where(tokens["response_mask"], tokens["log_prob"], 0.0)[TRACED].cpu())
 
 
 def counted_syncs(call: Callable[[], object]) -> int:
