@@ -128,7 +128,10 @@ def test_origins_are_those_of_the_values_that_hydra_takes(name):
 def expected_updates(name: str) -> int:
     """By hand from the papers: 2 and 16 (ACPO), 2 (AR-Lopti), 16 (DGPO), 256/64 a pass (BAPO); Lopti doubles them."""
     paper, run = name.split("/")
+    if run.endswith("on_policy"):
+        return 1
     if paper == "bapo":
+        run = run.removesuffix("_8k")
         passes = {"epochs_1": 1, "epochs_2": 2, "epochs_4": 4, "rollout": 1, "async": 1}
         return 4 * next((count for end, count in passes.items() if run.endswith(end)), 2)
     once = {"acpo": 16 if "_off" in run else 2, "ar_lopti": 2, "dgpo": 16}[paper]
