@@ -165,10 +165,24 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
         OSError, ValueError: as `read_json`; or it holds something else; names the key.
     """
     content = read_json(path)
+    check_shape(path, content, shape)
+    return content
+
+
+def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
+    """Refuse what is not of a shape; see `read_json_object`.
+
+    Args:
+        path: where the content is from.
+        content: a JSON value.
+        shape: what it must have.
+
+    Raises:
+        ValueError: it has not; names the file and the key.
+    """
     misfit = _misfit(content, shape, "")
     if misfit:
         raise ValueError(f"{path}: {misfit}; remove it, or make it anew")
-    return content
 
 
 def _misfit(value: Any, shape: Any, where: str) -> str | None:

@@ -50,6 +50,12 @@ def test_only_what_passed_without_a_failure_ends_with_0(results, code):
     assert exit_code(results) == code
 
 
+def test_a_folder_for_the_results_is_refused_before_the_checks(monkeypatch, tmp_path):
+    monkeypatch.setattr(run, "results", lambda machine: pytest.fail("the checks ran"))
+    done = CliRunner().invoke(app, ["gpu-check", "--device", "cpu", "--json", str(tmp_path)], env={"COLUMNS": "400"})
+    assert done.exit_code == 2 and f"--json {tmp_path}: a folder; name the file to write" in done.output
+
+
 def test_a_check_that_measures_too_much_fails():
     assert result_of("memory", Measured(False, "1.4 of the plan"), 1.0).outcome == "fail"
 

@@ -35,6 +35,7 @@ def run(seed, commit):
 
 
 RESULTS = {
+    "curves": [],
     "table": "small",
     "definition": hash_of_definition(TABLE),
     "collected_with": {"commit": "abc", "versions": {}},

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.files import last_lines, read_json_object, replacing, write_json
+from verl_clipx.files import check_shape, last_lines, read_json_object, replacing, write_json
 from verl_clipx.listed import print_list
 
 if TYPE_CHECKING:
@@ -218,12 +218,13 @@ def render(
     if results and not results.exists():
         _fail(FileNotFoundError(f"--results {results}: no such file; make it with `clipx table collect {name}`"))
     try:
-        found = read_json_object(path, RESULTS) if path.exists() else None
-    except (OSError, ValueError) as error:
-        _fail(error)
-    if found is not None and found["definition"] != hash_of_definition(table):
-        _fail(ValueError(f"{path}: the table's definition has changed since; run `clipx table collect {name}` again"))
-    try:
+        found = read_json_object(path, {"definition": str}) if path.exists() else None
+        if found is not None and found["definition"] != hash_of_definition(table):
+            raise ValueError(
+                f"{path}: the table's definition has changed since; run `clipx table collect {name}` again"
+            )
+        if found is not None:
+            check_shape(path, found, RESULTS)
         if markup in CURVE_FORMATS:
             content = _curves(table, found, markup, path)
         else:

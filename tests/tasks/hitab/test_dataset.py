@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from verl_clipx.tasks.hitab import dataset
 from verl_clipx.tasks.hitab.dataset import DATASETS, checked_rows, release_rows
 from verl_clipx.tasks.hitab.reward import compute_score
 
@@ -78,7 +79,7 @@ def test_checked_samples_without_a_question_are_left_out():
     assert [row["extra_info"]["index"] for row in rows] == [0]
 
 
-def test_tables_are_read_from_the_zip(tmp_path):
+def test_tables_are_read_from_the_zip(tmp_path, monkeypatch):
     data = tmp_path / "data"
     data.mkdir()
     for path in (RELEASE / "data").glob("*.jsonl"):
@@ -90,6 +91,9 @@ def test_tables_are_read_from_the_zip(tmp_path):
     for split in ("train", "dev", "test"):
         arguments = {"split": split, "prompt": "r1_base"}
         assert list(release_rows(tmp_path, **arguments)) == list(release_rows(RELEASE, **arguments))
+    monkeypatch.setattr(dataset, "MAX_BYTES", 10)
+    with pytest.raises(ValueError, match=r"table '\w+': .*\.json of .*tables\.zip: larger than 10 bytes"):
+        list(release_rows(tmp_path, split="dev", prompt="r1_base"))
     (data / "tables.zip").write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(ValueError, match=r"tables.zip: .*; is the copy complete \(git lfs\)\?"):
         list(release_rows(tmp_path, split="dev", prompt="r1_base"))
@@ -109,7 +113,7 @@ SAMPLE = {"id": "1", "table_id": "900", "question": "how many?", "answer": [1.0]
         ({"id": "1"}, ValueError, r"dev_samples.jsonl, sample 0: no field 'table_id'"),
         (SAMPLE | {"answer": []}, ValueError, r"sample 0: no answer"),
         (SAMPLE | {"table_id": "../900"}, ValueError, r"table_id='../900' is no file name"),
-        (SAMPLE, FileNotFoundError, r"table '900' is not in the copy"),
+        (SAMPLE, FileNotFoundError, r"table '900' is not there"),
     ],
 )
 def test_refuses(tmp_path, sample, error, message):

@@ -116,12 +116,12 @@ def test_the_prompt_is_chosen_by_name(tmp_path):
 
 
 def test_a_copy_without_questions_is_named():
-    with pytest.raises(ValueError, match=r"math-ai/aime25.*\['text'\].*problem"):
+    with pytest.raises(ValueError, match=r"unknown\.jsonl.*\['text'\].*problem"):
         list(BY_NAME["aime25"].rows(FIXTURES / "unknown.jsonl", split="test", prompt="r1_base"))
 
 
 def test_a_copy_of_another_schema_is_named():
-    with pytest.raises(ValueError, match=r"DAPO-Math-17k.*\['text'\].*reward_model"):
+    with pytest.raises(ValueError, match=r"unknown\.jsonl.*\['text'\].*reward_model"):
         list(BY_NAME["dapo_17k"].rows(FIXTURES / "unknown.jsonl", split="train", prompt="r1_base"))
 
 
