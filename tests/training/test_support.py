@@ -134,9 +134,7 @@ def test_what_is_not_served_stops_in_the_driver(actor, name):
 
 def test_the_critic_s_attention_counts_on_a_cpu(actor, monkeypatch):
     monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: SimpleNamespace(device_name="cpu"))
-    with pytest.raises(
-        InstantiationException, match=r"critic\.fsdp\.ulysses_.*=2 with critic\.model\..*=sdpa"
-    ):
+    with pytest.raises(InstantiationException, match=r"critic\.fsdp\.ulysses_.*=2 with critic\.model\..*=sdpa"):
         actor("+clipx=grpo", *CRITIC_S_ULYSSES)
 
 
