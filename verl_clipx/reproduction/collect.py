@@ -4,18 +4,18 @@ import hashlib
 import json
 import subprocess
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
-from verl_clipx.reproduction.measures import NotThere, Value, curve_of, measure, over_seeds
+from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure, over_seeds
 from verl_clipx.reproduction.run_folder import RunFolder, find_runs
+from verl_clipx.reproduction.significance import CellKey, compare_rows
 from verl_clipx.reproduction.tables_definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
@@ -33,9 +33,6 @@ RESULTS = {
 
 PresetValues = Callable[[str], Mapping[str, Any]]
 """From a preset's name to its significant values."""
-
-CellKey = tuple[str, str]
-"""Row's and column's name."""
 
 
 @dataclass
@@ -67,10 +64,10 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         preset_values: for tests; by default the presets are composed.
 
     Returns:
-        `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `curves`, `missing`,
-        `refused`: JSON values. A curve has row, column, seed, steps, values and smooth (see `Curve`). A cell has row,
-        column, expected, and if it was measured mean, low, high, `interval` ("seeds", "questions" or null), seeds,
-        `by_seed` (each seed's number) and difference, in the table's unit.
+        `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
+        `compare_rows`), `curves`, `missing`, `refused`: JSON values. A curve has row, column, seed, steps, values and
+        smooth (see `Curve`). A cell has row, column, expected, and if it was measured mean, low, high, `interval`
+        ("seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the table's unit.
     """
     found = Collected()
     preset_values = preset_values or _values_of_preset
@@ -86,13 +83,15 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
                 found.refused.append({"folder": name, "preset": source.preset, "reasons": [str(error)]})
         if source.preset and usable < len(table.seeds):
             found.missing.append(f"{source.preset}: {usable} of {len(table.seeds)} seeds")
-    measured = _combine(table, found.by_seed)
+    by_seed = _with_means(table, found.by_seed)
+    measured = _combine(table, by_seed)
     return {
         "table": table.name,
         "definition": hash_of_definition(table),
         "collected_with": {"commit": commit_here(), "versions": versions_here()},
         "runs": found.runs,
         "cells": [_cell(table, row, column, measured) for row in table.rows for column in table.columns],
+        "comparisons": compare_rows(table, by_seed),
         "curves": found.curves,
         "missing": found.missing,
         "refused": found.refused,
@@ -186,8 +185,8 @@ class Measured:
     by_seed: dict[int, float]
 
 
-def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
-    """Numbers over seeds; means over columns seed by seed, then gains and differences of what came out."""
+def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, dict[int, Value]]:
+    """Adds means over columns, seed by seed."""
     by_seed = dict(by_seed)
     for row in table.rows:
         for column in table.columns:
@@ -195,9 +194,16 @@ def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[Cel
             parts = [by_seed.get((row.name, name), {}) for name in means or []]
             seeds = set.intersection(*map(set, parts)) if parts else set()
             if seeds:
+                of_parts = {seed: mean_of([part[seed] for part in parts]) for seed in sorted(seeds)}
+                # Of one seed no interval: the columns' questions may be the same ones.
                 by_seed[row.name, column.name] = {
-                    seed: Value(float(np.mean([part[seed].mean for part in parts]))) for seed in sorted(seeds)
+                    seed: replace(value, low=None, high=None) for seed, value in of_parts.items()
                 }
+    return by_seed
+
+
+def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
+    """Numbers over seeds, then gains and differences of what came out."""
     measured = {cell: _over_seeds(values) for cell, values in by_seed.items()}
     for row in table.rows:
         for column in table.columns:
@@ -292,6 +298,7 @@ def commit_here() -> str | None:
 
 def hash_of_definition(table: Table) -> str:
     """SHA-256 of what decides a table's numbers: results belong to one definition."""
+    # Without a baseline of the table's the hash is that of a definition that has no such key.
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
     column_keys = ("name", "run", "preset", "measure")
     parts = [
@@ -300,4 +307,6 @@ def hash_of_definition(table: Table) -> str:
         [{key: getattr(row, key) for key in row_keys} for row in table.rows],
         [{key: getattr(column, key) for key in column_keys} for column in table.columns],
     ]
+    if table.baseline:
+        parts.append(table.baseline)
     return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()

@@ -1,7 +1,7 @@
 """From a run's folder to the numbers of a table's cells."""
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -22,8 +22,7 @@ from verl_clipx.reproduction.tables_definition import (
     Row,
     Table,
 )
-
-CONFIDENCE = 0.95
+from verl_clipx.statistics.variance import CONFIDENCE
 
 
 @dataclass(frozen=True)
@@ -34,9 +33,33 @@ class Value:
     low: float | None = None
     high: float | None = None
 
+    by_question: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
+    """By benchmark ``[questions]``: `mean` is the sum over benchmarks of their means. None where a number has none."""
+
+    clusters: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
+    """By benchmark ``[questions]`` labels of the questions' sources, where the table names a field for them."""
+
     def scaled(self, factor: float) -> "Value":
-        """All three times a factor."""
-        return Value(*(None if number is None else number * factor for number in asdict(self).values()))
+        """All numbers times a factor."""
+        ends = (None if number is None else number * factor for number in (self.mean, self.low, self.high))
+        by_question = self.by_question and {name: values * factor for name, values in self.by_question.items()}
+        return Value(*ends, by_question, self.clusters)
+
+
+def mean_of(values: Sequence[Value]) -> Value:
+    """Mean of numbers, without an interval; questions of one benchmark that several have are one question each."""
+    if len(values) == 1:
+        return values[0]
+    mean = float(np.mean([value.mean for value in values]))
+    if any(value.by_question is None for value in values):
+        return Value(mean)
+    by_question: dict[str, np.ndarray] = {}
+    for value in values:
+        for name, one in value.by_question.items():
+            by_question[name] = by_question.get(name, 0.0) + one / len(values)
+    return Value(
+        mean, None, None, by_question, {name: labels for value in values for name, labels in value.clusters.items()}
+    )
 
 
 @dataclass(frozen=True)
@@ -87,7 +110,7 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
         return correlation(table, row, run, how)
     metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
     found = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
-    return found[0] if len(found) == 1 else Value(float(np.mean([value.mean for value in found])))
+    return mean_of(found)
 
 
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
@@ -182,10 +205,18 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
         ValueError: it was made with other settings, or before the training ended.
     """
     results = _checked(table, row, run, benchmark)
-    found = results["benchmarks"].get(benchmark, {}).get("result", {})
+    there = results["benchmarks"].get(benchmark, {})
+    found = there.get("result", {})
     if metric not in found:
         raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
-    return Value(found[metric]["mean"], found[metric]["low"], found[metric]["high"])
+    # An evaluation scored before these were kept has none; `clipx eval score` adds them.
+    values = there.get("values", {}).get(metric)
+    labels = results["config"]["benchmarks"][benchmark].get("clusters")
+    return Value(
+        **found[metric],
+        by_question=None if values is None else {benchmark: np.asarray(values, dtype=np.float64)},
+        clusters={} if labels is None else {benchmark: np.asarray(labels)},
+    )
 
 
 def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) -> Value:
@@ -239,6 +270,7 @@ def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any
     sampling, entry = config["sampling"], config["benchmarks"].get(benchmark, {})
     found = {"protocol": config["protocol"], "limit": entry.get("limit"), "questions": entry.get("questions")}
     found |= {key: sampling[key] for key in ("samples", "temperature", "max_tokens", "top_p")}
+    wanted["cluster"], found["cluster"] = settings.get("cluster"), config.get("cluster")
     if row.model and "{data}" not in row.model:
         wanted["model"], found["model"] = row.model, config["model"]
     return [f"{key}: table {wanted[key]!r}, evaluation {found[key]!r}" for key in wanted if wanted[key] != found[key]]

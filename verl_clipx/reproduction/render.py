@@ -4,42 +4,15 @@ import html
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from verl_clipx.reproduction.footnotes import footnotes_of, marks
+from verl_clipx.reproduction.page import MINUS, Cell, Page, printed
+from verl_clipx.reproduction.significance import significance_page
 from verl_clipx.reproduction.tables_definition import Column, Row, Table
-
-MINUS = "\u2212"
 
 NOT_INSTALLED = "not installed"
 """What an evaluation writes for the version of a package that is not there."""
-
-
-@dataclass(frozen=True)
-class Cell:
-    """What is printed in a cell: nothing where there is nothing."""
-
-    expected: str
-    measured: str
-
-
-@dataclass(frozen=True)
-class Page:
-    """A table as text, before it gets a format."""
-
-    title: str
-    head: list[tuple[str, tuple[str, ...]]]
-    """Headings with the marks of their footnotes."""
-
-    rows: list[tuple[str, tuple[str, ...], list[Cell]]]
-    """Heading, marks, cells."""
-
-    below: list[str]
-    """Lines under the table."""
-
-    footnotes: list[tuple[str, str]]
-    """Mark and text."""
 
 
 def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
@@ -51,7 +24,8 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
         markup: one of `FORMATS`.
 
     Returns:
-        The text. Cells without a run have no measured number.
+        The text; cells without a run have no measured number. Below it, where methods were compared with a baseline, a
+        table of their differences.
 
     Raises:
         ValueError: the format is unknown, or the results are of another table.
@@ -60,7 +34,8 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
         raise ValueError(f"--format {markup}: must be one of {', '.join(FORMATS)}")
     if results is not None and results["table"] != table.name:
         raise ValueError(f"the results are of table {results['table']}, not of {table.name}; collect them again")
-    return FORMATS[markup](build_page(table, results))
+    pages = [build_page(table, results), significance_page(table, results) if results else None]
+    return "\n".join(FORMATS[markup](page) for page in pages if page)
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
@@ -91,24 +66,16 @@ def _cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], per_c
     digits = table.digits if column.digits is None else column.digits
     expected = table.expected(row, column)
     if "mean" not in cell:
-        return Cell(_number(expected, digits), "")
-    measured = _number(cell["mean"], digits)
+        return Cell(printed(expected, digits), "")
+    measured = printed(cell["mean"], digits)
     if cell["low"] is not None:
-        measured += f" [{_number(cell['low'], digits)}, {_number(cell['high'], digits)}]"
+        measured += f" [{printed(cell['low'], digits)}, {printed(cell['high'], digits)}]"
     if cell["difference"] is not None:
-        measured += f" ({_number(cell['difference'], digits, sign='+')})"
+        measured += f" ({printed(cell['difference'], digits, sign='+')})"
     # A model that is only evaluated has no seed.
     if per_cell and cell["interval"] and cell["seeds"]:
         measured += f", {_seeds(len(cell['seeds']))}"
-    return Cell(_number(expected, digits), measured)
-
-
-def _number(value: float | None, digits: int, sign: str = "-") -> str:
-    if value is None:
-        return ""
-    # Without a sign for what rounds to zero.
-    value = round(value, digits) + 0.0
-    return f"{value:{sign}.{digits}f}".replace("-", MINUS)
+    return Cell(printed(expected, digits), measured)
 
 
 def _seeds(count: int) -> str:

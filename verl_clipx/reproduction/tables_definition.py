@@ -75,7 +75,7 @@ class Row:
     """Why the row is never measured."""
 
     baseline: str | None = None
-    """The row that `gain_of` compares with."""
+    """The row that `gain_of` and the table of differences compare with; for the latter the table's where it is None."""
 
     measure: Mapping[str, Any] = field(default_factory=dict)
     """See `Column.measure`."""
@@ -136,8 +136,9 @@ class Table:
     """`makes`: a file below the data folder; `command`: what makes it."""
 
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`, and their
-    `origin`, unless the paper names the questions."""
+    """By name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`, their
+    `origin`, unless the paper names the questions, and `cluster`, the field of extra_info that questions of one source
+    share."""
 
     origins: Mapping[str, str] = field(default_factory=dict)
     """Where the evaluation's settings come from, by `EVALUATED`, and the `estimator` where it is best@k: [paper],
@@ -145,6 +146,9 @@ class Table:
 
     evaluation_options: str = ""
     """More options of every `clipx eval run`."""
+
+    baseline: str | None = None
+    """The row that the table of differences compares all others with, but for those that name one themselves."""
 
     footnotes: Mapping[str, str] = field(default_factory=dict)
     """By name, what no other field says (footnotes.py has the rest); without a row or column, about the whole table."""
@@ -172,6 +176,8 @@ class Table:
         lacking = [key for key in EVALUATED if self.origins and key not in self.origins]
         if lacking or set(self.origins) - {*EVALUATED, "estimator"}:
             self._refuse(f"origins: give {', '.join(EVALUATED)}, and estimator where it is best@k")
+        if self.baseline and self.baseline not in self._row_names:
+            self._refuse(f"baseline: no row is called {self.baseline}")
         for row in self.rows:
             self._check_row(row)
 
@@ -225,6 +231,11 @@ class Table:
     def column(self, name: str) -> Column:
         """The column of that name."""
         return self._column_names[name]
+
+    def baseline_of(self, row: Row) -> str | None:
+        """The row that a row's differences are from; None where there is none, or it is the baseline itself."""
+        name = row.baseline or self.baseline
+        return None if name == row.name else name
 
     def expected(self, row: Row, column: Column) -> float | None:
         """The paper's number."""
