@@ -97,7 +97,14 @@ def write_metrics(monkeypatch, folder: Path, steps: dict, name: str = "metrics.j
 
 
 def write_results(
-    folder: Path, benchmark: str, mean: float, model: str, step: int | None, questions: int = 4, **sampling
+    folder: Path,
+    benchmark: str,
+    mean: float,
+    model: str,
+    step: int | None,
+    questions: int = 4,
+    values: list[float] | None = None,
+    **sampling,
 ) -> None:
     out = folder / "evaluation" / benchmark
     out.mkdir(parents=True, exist_ok=True)
@@ -111,7 +118,8 @@ def write_results(
         "versions": VERSIONS,
     }
     result = {f"avg@{settings['samples']}": {"mean": mean, "low": mean - 0.1, "high": mean + 0.1}}
-    (out / "results.json").write_text(json.dumps({"config": config, "benchmarks": {benchmark: {"result": result}}}))
+    found = {"result": result} | ({"values": dict.fromkeys(result, values)} if values else {})
+    (out / "results.json").write_text(json.dumps({"config": config, "benchmarks": {benchmark: found}}))
 
 
 def cells_of(results):
@@ -164,6 +172,26 @@ def test_two_seeds_of_every_row(tmp_path, make_run, preset_values):
     assert (run["seed"], run["steps"], run["versions"], run["commit"]) == (2, 20, VERSIONS, None)
     assert run["config_hash"] == runs[f"{GRPO}-seed1"]["config_hash"] != runs[f"{ACPO}-seed1"]["config_hash"]
     assert run["started_from"] == "${oc.env:CLIPX_DATA,data}/policies/countdown"
+
+
+def test_three_seeds_are_compared_with_the_baseline_over_seeds_and_questions(tmp_path, make_run, preset_values):
+    for preset, better in ((GRPO, 0.0), (ACPO, 0.2)):
+        for seed in (1, 2, 3):
+            folder = make_run(preset, seed, None, None)
+            by_question = [0.1 + better + 0.01 * seed, 0.5, 0.3 + better, 0.6 + better / 2]
+            for benchmark in "bc":
+                mean = sum(by_question) / 4
+                # Of c there are only the means.
+                kept = by_question if benchmark == "b" else None
+                write_results(folder, benchmark, mean, "checkpoints", 20, values=kept)
+    results = collect(definition(), tmp_path, preset_values)
+    found = {one["column"]: one for one in results["comparisons"]}
+    assert {one["row"] for one in results["comparisons"]} == {"ACPO"} and found["B"]["baseline"] == "GRPO"
+    assert found["B"]["difference"] == pytest.approx(12.5) and found["B"]["seeds"] == (3, 3)
+    assert found["B"]["over"] == "seeds and questions" and found["B"]["wins"] == 3 and found["B"]["ties"] == 1
+    # Differences of 20, 0, 20 and 10 points: variance 275 / 3 over 4 questions.
+    assert found["B"]["error"]["question"] == pytest.approx(275 / 3 / 4)
+    assert found["C"]["over"] == found["Avg"]["over"] == "seeds" and "Gain" not in found
 
 
 def test_nothing_there_leaves_every_cell_empty(tmp_path, preset_values):

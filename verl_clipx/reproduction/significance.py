@@ -57,7 +57,7 @@ def _stacked(side: list[Value]) -> dict[str, np.ndarray] | None:
 def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
     """The differences from the baseline, with Holm's p-values; None where nothing was compared.
 
-    The family of a correction is the methods of a column.
+    The family of a correction is the methods of a column that have one baseline.
     """
     found = {(one["row"], one["column"]): one for one in results.get("comparisons", [])}
     if not found:
@@ -81,9 +81,12 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
 
 
 def _corrected(found: Mapping[CellKey, Mapping[str, Any]]) -> dict[CellKey, float]:
-    corrected = {}
-    for column in dict.fromkeys(name for _, name in found):
-        family = [key for key, one in found.items() if key[1] == column and one["p_value"] is not None]
+    families: dict[CellKey, list[CellKey]] = {}
+    for key, one in found.items():
+        if one["p_value"] is not None:
+            families.setdefault((one["baseline"], one["column"]), []).append(key)
+    corrected: dict[CellKey, float] = {}
+    for family in families.values():
         corrected |= dict(zip(family, holm([found[key]["p_value"] for key in family]), strict=True))
     return corrected
 
@@ -108,7 +111,9 @@ def _below(found: Mapping[CellKey, Mapping[str, Any]]) -> list[str]:
     said = [text for kind, text in of.items() if kind in kinds]
     if said:
         lines.append(f"95 % intervals {', '.join(said)}; not corrected for the number of methods.")
-        lines.append("p: Holm's, over the methods of a column; columns are not corrected for each other. * p < 0.05.")
+        lines.append(
+            "p: Holm's, over the methods of a column with one baseline, not over columns. * p < 0.05."
+        )
     reasons = dict.fromkeys(one["refused"] for one in found.values() if one["p_value"] is None)
     lines += [f"No interval and no p: {reason}." for reason in reasons]
     return lines

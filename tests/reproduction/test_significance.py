@@ -1,0 +1,140 @@
+"""Comparing a table's rows with its baseline: what is compared with what, Holm's correction by column and baseline, and
+how it is printed.
+
+Not covered: the formulas (tests/statistics), reading runs (test_table_collect.py).
+"""
+
+import numpy as np
+import pytest
+
+from tests.reproduction.tables import small_table
+from verl_clipx.reproduction.measures import Value, mean_of
+from verl_clipx.reproduction.render import render
+from verl_clipx.reproduction.significance import compare_rows
+from verl_clipx.statistics.comparison import compare, compare_means
+from verl_clipx.statistics.multiple import holm
+
+TABLE = small_table(
+    """
+    baseline: base
+    benchmarks: {b: {file: b.parquet, questions: 4}}
+    columns:
+      - {name: one, measure: {benchmark: b, metric: avg@8}}
+      - {name: two, measure: {validation: b, samples: 8}}
+    rows:
+      - {name: base, preset: cpu/countdown_grpo_near}
+      - {name: x, preset: cpu/countdown_acpo_near}
+      - {name: y, preset: cpu/countdown_dapo_near}
+      - {name: z, preset: cpu/countdown_bapo_near, baseline: y}
+      - {name: model, model: hub/model}
+      - {name: gap, minus: [x, base]}
+    """
+)
+
+
+def with_questions(values: np.ndarray, **changes) -> dict[int, Value]:
+    """A cell's numbers by seed, from ``[seeds, questions]``."""
+    return {seed: Value(float(one.mean()), by_question={"b": one}, **changes) for seed, one in enumerate(values, 1)}
+
+
+def drawn(better: float, seeds: int = 3) -> np.ndarray:
+    generator = np.random.default_rng(round(100 * better))
+    return 40 + 100 * better + np.array([0, 10, 20, 5, 8]) + generator.normal(0, 2, (seeds, 5))
+
+
+def test_every_row_is_compared_with_its_own_baseline():
+    values = {name: drawn(better) for name, better in (("base", 0.0), ("x", 0.1), ("y", 0.02), ("z", 0.05))}
+    by_seed = {(name, "one"): with_questions(one) for name, one in values.items()}
+    by_seed["model", "one"] = {-1: Value(10.0)}
+    found = compare_rows(TABLE, by_seed)
+    assert [(one["row"], one["baseline"], one["column"]) for one in found] == [
+        ("x", "base", "one"),
+        ("y", "base", "one"),
+        ("z", "y", "one"),
+    ]
+    for one in found:
+        expected = compare({"b": values[one["baseline"]]}, {"b": values[one["row"]]})
+        assert {key: one[key] for key in expected.as_dict()} == expected.as_dict()
+
+
+def test_numbers_without_questions_are_compared_over_seeds():
+    base, ours = [40.0, 42.0, 41.0], [50.0, 49.0, 52.0, 51.0]
+    by_seed = {
+        (name, "two"): {seed: Value(one) for seed, one in enumerate(values)}
+        for name, values in (("base", base), ("x", ours))
+    }
+    (found,) = compare_rows(TABLE, by_seed)
+    assert found["p_value"] == compare_means(base, ours).p_value and found["over"] == "seeds"
+
+
+def test_clusters_reach_the_comparison():
+    labels = {"clusters": {"b": np.arange(5)}}
+    by_seed = {
+        ("base", "one"): with_questions(drawn(0.0), **labels),
+        ("x", "one"): with_questions(drawn(0.1), **labels),
+    }
+    (found,) = compare_rows(TABLE, by_seed)
+    assert found["p_value"] is not None
+    labels["clusters"]["b"] = np.array([0, 0, 0, 1, 1])
+    (found,) = compare_rows(TABLE, by_seed | {("base", "one"): with_questions(drawn(0.0), **labels)})
+    assert found["p_value"] is None and "an interval over clusters needs 5" in found["refused"]
+
+
+def results_of(comparisons: list[dict]) -> dict:
+    return {
+        **{"table": "small", "runs": [], "collected_with": {"commit": None}, "missing": [], "refused": []},
+        **{"cells": [], "comparisons": comparisons},
+    }
+
+
+def comparison_of(row: str, p_value: float | None, baseline: str = "base", column: str = "one", **changes) -> dict:
+    known = {"row": row, "baseline": baseline, "column": column, "difference": -1.24, "p_value": p_value}
+    ends = {"low": -3.0, "high": 0.52, "over": "seeds and questions"} if p_value is not None else {"over": None}
+    return known | ends | {"refused": None} | changes
+
+
+def test_holm_is_over_the_methods_of_a_column_with_one_baseline():
+    found = [comparison_of("x", 0.02), comparison_of("y", 0.0004), comparison_of("z", 0.04, baseline="y")]
+    found += [comparison_of("x", 0.03, column="two")]
+    text = render(TABLE, results_of(found), "markdown")
+    assert holm([0.02, 0.0004]) == [0.02, 0.0008]
+    assert "### t: differences from the baseline" in text
+    assert "| x | **−1.2 [−3.0, +0.5], p 0.020 *** | **−1.2 [−3.0, +0.5], p 0.030 *** |" in text
+    assert "| y | **−1.2 [−3.0, +0.5], p < 0.001 *** |" in text
+    assert "| z | **−1.2 [−3.0, +0.5], p 0.040 *** |" in text
+    assert "Each row minus base or y." in text and "95 % intervals over training seeds and questions together;" in text
+    # Twice 0.03 is no longer below 0.05.
+    text = render(TABLE, results_of([comparison_of("x", 0.03), comparison_of("y", 0.9)]), "markdown")
+    assert "| x | **−1.2 [−3.0, +0.5], p 0.060** |" in text
+
+
+@pytest.mark.parametrize("markup", ["markdown", "html", "latex"])
+def test_what_is_refused_says_so(markup):
+    reason = "1 and 1 training seeds; whether a method is better takes 3 of each"
+    text = render(TABLE, results_of([comparison_of("x", None, refused=reason)]), markup)
+    assert f"No interval and no p: {reason}." in text and "Holm" not in text
+    assert "[" not in text.partition("differences from the baseline")[2].partition("No interval")[0].replace(
+        "\\\\[", ""
+    )
+
+
+def test_nothing_compared_prints_no_second_table():
+    assert "differences from the baseline" not in render(TABLE, results_of([]), "markdown")
+    assert "differences from the baseline" not in render(TABLE, None, "markdown")
+
+
+def test_a_mean_of_columns_counts_a_question_once():
+    one = Value(2.0, by_question={"b": np.array([1.0, 3.0])}, clusters={"b": np.array(["f", "g"])})
+    other = Value(5.0, by_question={"b": np.array([4.0, 6.0]), "c": np.array([0.0])})
+    found = mean_of([one, other])
+    assert found.mean == 3.5 and found.low is None
+    assert found.by_question["b"].tolist() == [2.5, 4.5] and found.by_question["c"].tolist() == [0.0]
+    assert sum(values.mean() for values in found.by_question.values()) == 3.5
+    assert found.clusters["b"].tolist() == ["f", "g"]
+    assert mean_of([one, Value(1.0)]).by_question is None and mean_of([one]) is one
+    assert one.scaled(100.0).by_question["b"].tolist() == [100.0, 300.0]
+
+
+def test_a_baseline_that_is_no_row_is_refused():
+    with pytest.raises(ValueError, match="table small: baseline: no row is called nothing"):
+        small_table("{columns: [], rows: [], baseline: nothing}")
