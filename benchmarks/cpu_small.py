@@ -6,7 +6,6 @@ Run: python benchmarks/cpu_small.py RUNS    (RUNS is what `clipx table plan cpu_
 import json
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,7 +14,6 @@ import pandas
 import typer
 
 from verl_clipx.diagnostics.run_log import read_run_log
-from verl_clipx.reproduction.measures import over_seeds
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
@@ -51,12 +49,7 @@ GROUPS = {
 """Patterns of presets' names, and the table's columns."""
 
 BELOW = """
-### Difference from GRPO, seed by seed
-
-{differences}
-
-Mean over the seeds that both have, with Student's 95 % interval. Runs of one seed have the same problems in the same
-order.
+Runs of one seed have the same problems in the same order, which the differences leave unused.
 
 ### The runs' logs
 
@@ -92,25 +85,6 @@ def steps_of(runs: Path, results: dict[str, Any]) -> pandas.DataFrame:
     return table.sort_values(["preset", "seed", "step"])
 
 
-def differences(results: dict[str, Any]) -> Iterator[str]:
-    """Lines of a table: each row's mean difference from GRPO over the seeds that both have, with its interval."""
-    cells = {(cell["row"], cell["column"]): cell.get("by_seed", {}) for cell in results["cells"]}
-    columns = list(dict.fromkeys(column for _, column in cells))
-    yield "| minus GRPO | " + " | ".join(columns) + " |"
-    yield "|---|" + "---|" * len(columns)
-    for row in dict.fromkeys(row for row, _ in cells):
-        texts = []
-        for column in columns:
-            ours, base = cells[row, column], cells["GRPO", column]
-            values = [ours[seed] - base[seed] for seed in ours if seed in base]
-            texts.append("")
-            if row != "GRPO" and len(values) > 1:
-                value = over_seeds(values)
-                texts[-1] = f"{value.mean:+.3f} [{value.low:+.3f}, {value.high:+.3f}]".replace("-", "\u2212")
-        if any(texts):
-            yield f"| {row} | " + " | ".join(texts) + " |"
-
-
 def draw(steps: pandas.DataFrame) -> None:
     """Draws the mean over seeds of each method, with the range of the seeds."""
     figure, axes = pyplot.subplots(len(GROUPS), len(PANELS), figsize=(21, 11), sharex=True, layout="constrained")
@@ -135,7 +109,7 @@ def draw(steps: pandas.DataFrame) -> None:
 
 
 def main(runs: Annotated[Path, typer.Argument(help="Folder of all runs, as of `clipx table plan --runs`.")]) -> None:
-    """Collect and render the table, add the differences from GRPO, the logs' summary and the figure."""
+    """Collect and render the table, add the logs' summary and the figure."""
     runs = runs.resolve()
     if not any(runs.glob("cpu/*-seed*/metrics.jsonl")):
         raise typer.BadParameter(
@@ -147,7 +121,7 @@ def main(runs: Annotated[Path, typer.Argument(help="Folder of all runs, as of `c
     steps = steps_of(runs, results)
     steps.to_csv(STEPS, index=False, float_format="%.4g", lineterminator="\n")
     draw(steps)
-    below = BELOW.format(differences="\n".join(differences(results)), figure=FIGURE.name, steps=STEPS.name)
+    below = BELOW.format(figure=FIGURE.name, steps=STEPS.name)
     with TABLE.open("a", encoding="utf-8") as file:
         file.write(below)
     for path in (RESULTS, TABLE, STEPS, FIGURE):

@@ -68,7 +68,12 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
 
     def text(row: Row, name: str, digits: int) -> Cell:
         one = found.get((row.name, name))
-        return Cell("", "" if one is None else _difference(one, corrected.get((row.name, name)), digits))
+        if one is None:
+            return Cell("", "")
+        p_value = corrected.get((row.name, name))
+        difference = _difference(one, p_value, digits)
+        # What a format prints in bold is what is significant here.
+        return Cell("", difference) if p_value is not None and p_value < LEVEL else Cell(difference, "")
 
     digits = {column.name: table.digits if column.digits is None else column.digits for column in columns}
     return Page(
@@ -97,7 +102,7 @@ def _difference(one: Mapping[str, Any], p_value: float | None, digits: int) -> s
         return difference
     low, high = (printed(one[end], digits, sign="+") for end in ("low", "high"))
     p_text = "p < 0.001" if p_value < 0.001 else f"p {p_value:.3f}"
-    return f"{difference} [{low}, {high}], {p_text}{' *' if p_value < LEVEL else ''}"
+    return f"{difference} [{low}, {high}], {p_text}"
 
 
 def _below(found: Mapping[CellKey, Mapping[str, Any]]) -> list[str]:
@@ -111,9 +116,7 @@ def _below(found: Mapping[CellKey, Mapping[str, Any]]) -> list[str]:
     said = [text for kind, text in of.items() if kind in kinds]
     if said:
         lines.append(f"95 % intervals {', '.join(said)}; not corrected for the number of methods.")
-        lines.append(
-            "p: Holm's, over the methods of a column with one baseline, not over columns. * p < 0.05."
-        )
+        lines.append("p: Holm's, over the methods of a column with one baseline, not over columns. Bold: p < 0.05.")
     reasons = dict.fromkeys(one["refused"] for one in found.values() if one["p_value"] is None)
     lines += [f"No interval and no p: {reason}." for reason in reasons]
     return lines
