@@ -68,19 +68,20 @@ class TokenFunctions(Functions):
     Args:
         method: the method.
         shaping: advantage reweighting, or None.
+        detailed: as for `token_loss`.
         compiled: as for `Functions`.
     """
 
-    def __init__(self, method: Method, shaping: AdvantageReweighting | None, *, compiled: bool):
+    def __init__(self, method: Method, shaping: AdvantageReweighting | None, *, detailed: bool = False, compiled: bool):
         super().__init__(method.name, method, shaping, compiled=compiled)
-        self.method = method
+        self.method, self.detailed = method, detailed
 
     def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
         """As `token_loss`."""
         if not self.compiled:
-            return self.call(token_loss, inputs, decision)
+            return self.call(token_loss, inputs, decision, self.detailed)
         rows, columns = inputs.mask.shape
-        both, sums = self.call(token_loss_in_one, inputs, decision)
+        both, sums = self.call(token_loss_in_one, inputs, decision, self.detailed)
         return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
 
     def statistics(self, inputs: Inputs) -> Tensor:
@@ -103,26 +104,32 @@ class TokenFunctions(Functions):
 
 
 def token_loss_in_one(
-    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool
 ) -> tuple[Tensor, Tensor]:
     """As `token_loss`, but value and weighted as one tensor, (sequences, 2, length), and sums.
 
     On a CPU the compiler then makes a single loop of it. Of two tensors it would make one over all tokens, into which
     sums over each sequence don't fit: two loops more, and what all three share stored in between.
     """
-    value, weighted, sums = token_loss(method, shaping, inputs, decision)
+    value, weighted, sums = token_loss(method, shaping, inputs, decision, detailed)
     return torch.stack((value, weighted), 1), sums
 
 
 class ObservedFunctions(Functions):
-    """`observed_sums`, for +clipx=observe."""
+    """`observed_sums`, for +clipx=observe.
 
-    def __init__(self, *, compiled: bool):
+    Args:
+        detailed: as for `observed_sums`.
+        compiled: as for `Functions`.
+    """
+
+    def __init__(self, *, detailed: bool = False, compiled: bool):
         super().__init__("+clipx=observe", compiled=compiled)
+        self.detailed = detailed
 
     def sums(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
         """As `observed_sums`."""
-        return self.call(observed_sums, tokens, bounds, by_sequence)
+        return self.call(observed_sums, tokens, bounds, by_sequence, self.detailed)
 
     def prepare(self, device: torch.device | str, bounds: Bounds, by_sequence: bool) -> None:
         """Compiles now, so that no step waits for it.

@@ -45,12 +45,15 @@ def token_statistics(method: Method, shaping: AdvantageReweighting | None, input
     return method.statistics(t if inputs.counted is None else t._replace(mask=t.mask & inputs.counted))
 
 
-def token_loss(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor) -> TokenLoss:
+def token_loss(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool = False
+) -> TokenLoss:
     """A method's loss per token.
 
     Args:
         method, shaping, inputs: as for `tokens_in`.
         decision: what the method decided.
+        detailed: as for `metrics.token_sums`.
 
     Returns:
         In float32 or, for float64 inputs, in float64. A value inside the mask that is not finite makes the token's
@@ -66,7 +69,8 @@ def token_loss(method: Method, shaping: AdvantageReweighting | None, inputs: Inp
     value, weighted = value + not_finite, weighted + not_finite
     del not_finite
     dual_clip = getattr(method, "dual_clip", None)
-    return TokenLoss(value, weighted, token_sums(t, method.bounded(t), bounds, weighted, dual_clip, inputs.counted))
+    sums = token_sums(t, method.bounded(t), bounds, weighted, dual_clip, inputs.counted, detailed)
+    return TokenLoss(value, weighted, sums)
 
 
 def zero_or_nan(t: Tokens) -> Tensor:

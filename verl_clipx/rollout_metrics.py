@@ -9,37 +9,44 @@ from typing import Any
 import torch
 from torch import Tensor
 
-EPSILON, COUNT = "clipx/epsilon/bin_", "clipx/count/bin_"
+from verl_clipx.methods.method import Method
 
 AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
 MOMENTS = ("tokens", "log_ratio", "squared_log_ratio")
 PREFIX = "clipx/staleness"
+VERSIONS = f"{PREFIX}/versions"
 
 
-def with_summary(metrics: dict[str, list[Any]]) -> dict[str, list[Any]]:
-    """Adds what a mean over updates would hide: ACPO's highest bound and its average over tokens.
+def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -> dict[str, list[Any]]:
+    """Adds what a mean over updates would hide: the bounds that single updates used.
 
     verl averages a list over the updates, so each of these is one number.
 
     Args:
         metrics: metric name to its value in each update.
+        method: the method, which says what to log of its own metrics.
+        each: whether to log them for each update.
 
     Returns:
-        The same metrics, with clipx/epsilon_highest (over bins with tokens and updates) and clipx/epsilon_average
-        (weighted by the bins' tokens) where there are epsilons.
+        The same metrics, with what the method's `over_updates` says and, where wanted, clipx/update_<number>/<name>,
+        numbered from 0.
     """
-    bins = [key.removeprefix(EPSILON) for key in metrics if key.startswith(EPSILON)]
-    pairs = [
-        (epsilon, count)
-        for index in bins
-        for epsilon, count in zip(metrics[EPSILON + index], metrics[COUNT + index], strict=True)
-        if count > 0
-    ]
-    if not pairs:
+    empty = torch.zeros(method.statistics_size, dtype=torch.float64)
+    own = {
+        name: metrics[key]
+        for name in method.metrics(empty, method.decide(empty))
+        if (key := f"clipx/{name}") in metrics
+    }
+    if not own:
         return metrics
-    average = sum(epsilon * count for epsilon, count in pairs) / sum(count for _, count in pairs)
-    highest = max(epsilon for epsilon, _ in pairs)
-    return {**metrics, "clipx/epsilon_highest": [highest], "clipx/epsilon_average": [average]}
+    found = {f"clipx/{name}": [value] for name, value in method.over_updates(own).items()}
+    if each:
+        found |= {
+            f"clipx/update_{update}/{name}": [value]
+            for name, values in own.items()
+            for update, value in enumerate(values)
+        }
+    return {**metrics, **found}
 
 
 def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, list[Any]]:
@@ -72,40 +79,50 @@ def staleness_sums(age: Tensor, *, log_ratio: Tensor | None, mask: Tensor) -> di
         `clipx/staleness/<moment>/<age>`: tokens, log-ratios and squared log-ratios of the tokens of each age.
     """
     tokens = mask.sum(1, dtype=torch.float64)
-    moved = torch.zeros_like(mask, dtype=torch.float64)
+    rows = [tokens]
     if log_ratio is not None:
         moved = torch.where(mask, log_ratio.detach().to(torch.float64), 0.0)
-    sums = {f"{PREFIX}/versions": (age * tokens).sum()}
+        rows += [moved.sum(1), moved.square().sum(1)]
+    sums = {VERSIONS: (age * tokens).sum()}
     group = age.clamp(max=len(AGES) - 1)
-    for name, row in zip(MOMENTS, (tokens, moved.sum(1), moved.square().sum(1)), strict=True):
+    # Without the rollout's log-probabilities the tokens alone.
+    for name, row in zip(MOMENTS, rows, strict=False):
         by_age = torch.zeros(len(AGES), dtype=torch.float64, device=mask.device).scatter_add(0, group, row)
         sums |= {f"{PREFIX}/{name}/{label}": by_age[index] for index, label in enumerate(AGES)}
     return sums
 
 
-def with_spread(metrics: dict[str, list[float]], *, updates_before: int, updates: int) -> dict[str, list[float]]:
-    """Turns sums by age into the standard deviation of the log-ratio, and versions into updates since the rollout.
+def with_staleness(
+    metrics: dict[str, list[float]], *, updates_before: int, updates: int, moves: bool, detailed: bool
+) -> dict[str, list[float]]:
+    """Turns the sums of `staleness_sums` into metrics.
 
     Args:
         metrics: metric name to its value in each update of a pass; sums over the mini-batch's tokens, divided by their
             number.
         updates_before: updates on this rollout batch before this pass.
         updates: updates that each rollout batch gets.
+        moves: whether the run has had a sample of older weights.
+        detailed: whether to log more than the mean age.
 
     Returns:
-        The metrics with `clipx/staleness/updates` and, by age, `clipx/staleness/fraction/<age>` (of the tokens) and
-        `clipx/staleness/spread/<age>` (0 where no token has that age) in the place of the sums.
+        The metrics without the sums; where the age moves, with `clipx/staleness/versions`, and detailed
+        `clipx/staleness/updates` and by age `clipx/staleness/fraction/<age>` (of the tokens) and, where the sums are
+        there, `clipx/staleness/spread/<age>` (the log-ratio's standard deviation, 0 where no token has that age).
     """
-    versions = metrics.get(f"{PREFIX}/versions")
-    if versions is None:
-        return metrics
-    result = dict(metrics)
+    result = {key: values for key, values in metrics.items() if not key.startswith(PREFIX)}
+    if VERSIONS not in metrics or not moves:
+        return result
+    versions = result[VERSIONS] = metrics[VERSIONS]
+    if not detailed:
+        return result
     result[f"{PREFIX}/updates"] = [version * updates + updates_before + index for index, version in enumerate(versions)]
     for age in AGES:
-        tokens, total, squares = (result.pop(f"{PREFIX}/{name}/{age}") for name in MOMENTS)
+        tokens, *moments = (metrics[key] for name in MOMENTS if (key := f"{PREFIX}/{name}/{age}") in metrics)
         result[f"{PREFIX}/fraction/{age}"] = tokens
-        result[f"{PREFIX}/spread/{age}"] = [
-            max(square / count - (value / count) ** 2, 0.0) ** 0.5 if count > 0 else 0.0
-            for count, value, square in zip(tokens, total, squares, strict=True)
-        ]
+        if moments:
+            result[f"{PREFIX}/spread/{age}"] = [
+                max(square / count - (value / count) ** 2, 0.0) ** 0.5 if count > 0 else 0.0
+                for count, value, square in zip(tokens, *moments, strict=True)
+            ]
     return result

@@ -1,6 +1,8 @@
 """ACPO (arXiv 2606.22570, Eq. 8): GRPO's clip, its bounds from the spread of the ratio in each bin of probability."""
 
+import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, cat, float32, float64, stack, where
 
@@ -17,6 +19,9 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     Bounds 1 -+ epsilon, epsilon = alpha sigma + epsilon_base, sigma the ratio's population standard deviation in the
     bin, with a relative error of about 1e-16 (1 + (mean - 1)^2 / variance).
     """
+
+    # (epsilon - epsilon_base) / alpha, but where a least or most epsilon acts.
+    detailed_metrics: ClassVar[tuple[str, ...]] = ("sigma",)
 
     alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
     epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin without spread")
@@ -72,6 +77,21 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
         of_bins = {"count": statistics[: self.bins], "sigma": decision[: self.bins], "epsilon": decision[self.bins :]}
         return {f"{name}/bin_{k}": value for name, values in of_bins.items() for k, value in enumerate(values.unbind())}
+
+    def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
+        """The largest epsilon of a bin with tokens in any update, the average over all tokens, the last update's."""
+        of_bins = {
+            f"bin_{k}": list(zip(metrics[f"epsilon/bin_{k}"], metrics[f"count/bin_{k}"], strict=True))
+            for k in range(self.bins)
+        }
+        found = {}
+        pairs = [(epsilon, count) for pairs in of_bins.values() for epsilon, count in pairs if count > 0]
+        if pairs:
+            found["epsilon_highest"] = max(epsilon for epsilon, _ in pairs)
+            found["epsilon_average"] = sum(map(math.prod, pairs)) / sum(count for _, count in pairs)
+        if len(of_bins["bin_0"]) > 1:
+            found |= {f"epsilon_last/{name}": pairs[-1][0] for name, pairs in of_bins.items()}
+        return found
 
     def _bin(self, t: Tokens) -> Tensor:
         probability = (t.old_log_prob if self.bin_on == "old" else t.log_prob).exp()

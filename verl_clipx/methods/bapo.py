@@ -138,6 +138,14 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         names = ("c_low", "c_high", "positive_share_before", "positive_share_after")
         return dict(zip(names, decision.unbind(), strict=True))
 
+    def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
+        """How far the search moved each bound in any update, and where the last update's lay."""
+        if len(metrics["c_low"]) == 1:
+            return {}
+        of_bounds = {name: metrics[name] for name in ("c_low", "c_high")}
+        highest = {f"{name}_highest": max(values) for name, values in of_bounds.items()}
+        return highest | {f"{name}_last": values[-1] for name, values in of_bounds.items()}
+
     def _token_weight(self, t: Tokens) -> Tensor | float:
         if self.weight == "none":
             return 1.0

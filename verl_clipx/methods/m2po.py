@@ -98,6 +98,13 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
             "masked_share": masked,
         }
 
+    def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
+        """The narrowest bound of any update, and the last update's."""
+        bounds = metrics["log_ratio_bound"]
+        if len(bounds) == 1:
+            return {}
+        return {"log_ratio_bound_lowest": min(bounds), "log_ratio_bound_last": bounds[-1]}
+
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, x = t.advantages, self.bounded(t)
         masked = ((A > 0) & (x > bounds.high)) | ((A < 0) & (x < bounds.low))

@@ -55,6 +55,8 @@ class Method:
     source: ClassVar[str] = ""
     # What is wrong with the class, said where it is used: a module's other methods are not to suffer from it.
     refused: ClassVar[ValueError | None] = None
+    # Of its own metrics, those that are logged under clipx.metrics=all alone: the first parts of their names.
+    detailed_metrics: ClassVar[tuple[str, ...]] = ()
 
     log_ratio_clamp: float | None = parameter(
         20.0,
@@ -107,6 +109,10 @@ class Method:
 
         No key contains "max" or "min": verl's driver would reduce it by maximum or minimum instead of the mean.
         """
+        return {}
+
+    def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
+        """What to log besides of a rollout batch whose updates had these metrics, of which verl logs the means."""
         return {}
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:

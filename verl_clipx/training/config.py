@@ -28,6 +28,13 @@ def compile_parameter(meaning: str) -> Any:
     return parameter("auto", allowed, f"whether torch.compile fuses {meaning}; auto: on an accelerator")
 
 
+def metrics_parameter() -> Any:
+    """Which metrics are logged."""
+    return parameter(
+        "default", choice("default", "all"), "default: the metrics that most runs need; all: those behind them too"
+    )
+
+
 def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
     """Whether to compile for a device, by the value of a `compile_parameter`."""
     return torch.device(device).type != "cpu" if compile == "auto" else compile
@@ -59,6 +66,7 @@ class Settings:
         "resuming from a checkpoint without a usable state of the bounds: an error, or a fresh start",
     )
     compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
+    metrics: str = metrics_parameter()
     shaping: AdvantageReweighting | None = parameter(
         None, optional(instance(AdvantageReweighting)), "+clipx/shaping=advantage_reweighting"
     )
@@ -78,7 +86,13 @@ class Settings:
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The loss and the statistics of these settings for tokens on a device, compiled or not."""
-        return token_functions(self.method, self.shaping, compiled=compiled_on(device, self.compile))
+        compiled = compiled_on(device, self.compile)
+        return token_functions(self.method, self.shaping, detailed=self.detailed, compiled=compiled)
+
+    @property
+    def detailed(self) -> bool:
+        """Whether metrics beyond the default ones are logged."""
+        return self.metrics == "all"
 
     @property
     def adaptive(self) -> bool:
@@ -118,6 +132,7 @@ class Observe:
     """
 
     compile: str | bool = compile_parameter("the metrics into one graph")
+    metrics: str = metrics_parameter()
     trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
@@ -125,7 +140,12 @@ class Observe:
 
     def functions(self, device: torch.device | str) -> ObservedFunctions:
         """The sums behind the metrics for tokens on a device, compiled or not."""
-        return observed_functions(compiled=compiled_on(device, self.compile))
+        return observed_functions(detailed=self.detailed, compiled=compiled_on(device, self.compile))
+
+    @property
+    def detailed(self) -> bool:
+        """As that of `Settings`."""
+        return self.metrics == "all"
 
 
 # What the clipx node holds besides the method's own parameters.

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.metrics import to_host
-from verl_clipx.observed import MASS, ObservedTokens, observed_metrics
+from verl_clipx.metrics import OF_GRADIENT, to_host
+from verl_clipx.observed import ObservedTokens, observed_metrics
 from verl_clipx.training.config import Observe, clip_range
 from verl_clipx.training.step import current_micro_batch
 
@@ -64,11 +64,13 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
             if micro_batch.traced is not None:
                 shares = shares_of(tokens.mask, named["loss_agg_mode"], config)
                 micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
-            (sums,) = to_host(observed_metrics(found))
+            (sums,) = to_host(observed_metrics(found, node.detailed))
             # In units of |F*A|: under token-mean each token's weight in the loss is ranks / tokens of the mini-batch.
             shared = config.global_batch_info
             unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
-            micro_batch.sums |= {key: value * unit if key.startswith(MASS) else value for key, value in sums.items()}
+            micro_batch.sums |= {
+                key: value * unit if key.startswith(OF_GRADIENT) else value for key, value in sums.items()
+            }
         return loss, metrics
 
     with_metrics.observed_by_clipx = True

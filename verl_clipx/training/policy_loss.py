@@ -11,6 +11,7 @@ from torch import Tensor
 from verl_clipx.loss import per_token_loss
 from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS, to_host, token_metrics
+from verl_clipx.mini_batch_metrics import with_ratios_of_sums
 from verl_clipx.rollout_metrics import staleness_sums
 from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import Settings, settings_without_group
@@ -128,7 +129,8 @@ def policy_loss(
     if rollout_is_weights is not None:
         factor = torch.where(mask, rollout_is_weights.detach().to(value.dtype), 0.0)
         value, weighted = value * factor, weighted * factor
-    metrics = token_metrics(sums)
+    dual_clipped = getattr(method, "dual_clip", None) is not None
+    metrics = token_metrics(sums, dual_clipped=dual_clipped, detailed=settings.detailed)
 
     # For verl's aggregation: the matrix, the tokens it is averaged over, and their number over the mini-batch.
     matrix, averaged = per_token_loss(log_prob, value, weighted), mask
@@ -138,7 +140,9 @@ def policy_loss(
         if known.entropy is None:
             raise ValueError(f"clipx.select needs entropy: {REMEDIES['entropy']}.")
         selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
-        metrics["clipx/selected_fraction"] = (selected & counted).sum(dtype=torch.float64)
+        if settings.detailed or settings.selects_over_mini_batch:
+            # In a sequence it is the ratio but for rounding.
+            metrics["clipx/selected_fraction"] = (selected & counted).sum(dtype=torch.float64)
         # An entropy that is not finite selects nothing that is right: NaN makes verl skip the step.
         not_finite = torch.where(mask, known.entropy.detach() * 0, 0.0).sum()
         matrix = torch.where(selected, matrix, 0.0) * (1 + not_finite)
@@ -153,14 +157,19 @@ def policy_loss(
         rollout = known.rollout_log_prob
         moved = None if rollout is None else torch.where(mask, log_prob.detach() - rollout, 0.0)
         metrics |= staleness_sums(known.age, log_ratio=moved, mask=counted)
-    decided = {f"clipx/{name}": tensor for name, tensor in method.metrics(statistics, decision).items()}
+    decided = {
+        f"clipx/{name}": tensor
+        for name, tensor in method.metrics(statistics, decision).items()
+        if settings.detailed or name.partition("/")[0] not in method.detailed_metrics
+    }
     host_sums, host_values = to_host(metrics, decided)
     if micro_batch is not None:
         micro_batch.sums.update(host_sums)
         micro_batch.values.update(host_values)
         return loss, {}
     token_count = max(host_sums.pop(TOKENS), 1.0)
-    return loss, {**{name: total / token_count for name, total in host_sums.items()}, **host_values}
+    means = with_ratios_of_sums({name: [total / token_count] for name, total in host_sums.items()})
+    return loss, {**{name: value for name, (value,) in means.items()}, **host_values}
 
 
 def called_by_verl(caller: FrameType) -> bool:

@@ -20,8 +20,8 @@ from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import TOKENS
-from verl_clipx.observed import gradient_shares
-from verl_clipx.rollout_metrics import merged_passes, with_spread, with_summary
+from verl_clipx.mini_batch_metrics import with_ratios_of_sums
+from verl_clipx.rollout_metrics import VERSIONS, merged_passes, with_staleness, with_updates
 from verl_clipx.training.announcement import announcement
 from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.hydra_nodes import RunFacts
@@ -175,6 +175,8 @@ class ClipxTraining:
     # Fingerprint of the weights that computed log-probabilities since the latest update; whether the reference's come.
     weights_of_log_probs: torch.Tensor | None = None
     for_reference: bool = False
+    # Whether the run has had a sample of older weights; where it can't, the age of samples is a constant.
+    stale: bool = False
     # Whether the run has +clipx=observe: no planner, verl's own steps; and whether rollout correction rejects tokens.
     observes: bool = False
     rejects: bool = False
@@ -233,8 +235,8 @@ class ClipxTraining:
         if self.planner is None:
             output = super().train_mini_batch(data)
             if self.observes and output is not None:
-                metrics = tu.get(output, "metrics")
-                metrics.update(gradient_shares(metrics))
+                metrics = with_ratios_of_sums(tu.get(output, "metrics"))
+                return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics}).cpu()
             return output
         metrics = {}
         token_passes = self.planner.passes(data)
@@ -245,11 +247,8 @@ class ClipxTraining:
                 # verl takes keys out of what it is given.
                 output = super().train_mini_batch(data if self.last_pass else data.copy())
                 if output is not None:
-                    updates_of_all_passes = self.update * len(token_passes)
-                    metrics[None if token_pass is None else token_pass.name] = with_spread(
-                        with_summary(tu.get(output, "metrics")),
-                        updates_before=self.updates_before_pass,
-                        updates=updates_of_all_passes,
+                    metrics[None if token_pass is None else token_pass.name] = self._finished(
+                        tu.get(output, "metrics"), updates=self.update * len(token_passes)
                     )
         finally:
             self.token_pass, self.last_pass, self.update, self.updates_before_pass = None, True, None, 0
@@ -345,6 +344,16 @@ class ClipxTraining:
             batches=max(run.critic_warmup - 1, 0) * run.batches_a_step,
             batches_a_step=run.batches_a_step,
             last=last,
+        )
+
+    def _finished(self, metrics: dict[str, list[Any]], *, updates: int) -> dict[str, list[Any]]:
+        """Of a pass, the metrics that take the sums over its mini-batches, or the values of all its updates."""
+        settings = self.planner.settings
+        metrics = with_updates(with_ratios_of_sums(metrics), settings.method, each=settings.detailed)
+        self.stale = self.stale or any(metrics.get(VERSIONS, ()))
+        before = self.updates_before_pass
+        return with_staleness(
+            metrics, updates_before=before, updates=updates, moves=self.stale, detailed=settings.detailed
         )
 
     def _restored_state(self, folder: Path) -> ControllerState:
