@@ -16,6 +16,7 @@ ENGINE_WORKERS = "verl.workers.engine_workers"
 DEVICE = "verl.utils.device"
 MAIN_PPO = "verl.trainer.main_ppo"
 TRACKING = "verl.utils.tracking"
+METRIC_UTILS = "verl.trainer.ppo.metric_utils"
 SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
@@ -45,6 +46,12 @@ def _keep_the_log(tracking: ModuleType) -> None:
     from verl_clipx.diagnostics import run_start
 
     run_start.install(tracking)
+
+
+def _log_the_reward_s_error(metric_utils: ModuleType) -> None:
+    from verl_clipx.diagnostics import reward_error
+
+    reward_error.install(metric_utils)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -97,6 +104,7 @@ def install() -> None:
     when_imported(MAIN_PPO)(_loud(_decide_before_ray))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
     when_imported(TRACKING)(_loud(_keep_the_log))
+    when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error))
     when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()
 

@@ -22,8 +22,9 @@ LATEST = "latest_checkpointed_iteration.txt"
 TENSORBOARD = {
     "clipped tokens": ["Multiline", [r"actor/clipx/clip_fraction_(low|high)$"]],
     "bounds": ["Multiline", [r"actor/clipx/(c_low|c_high|epsilon/bin_\d+)$"]],
+    "the last update's bounds": ["Multiline", [r"actor/clipx/(c_low_last|c_high_last|epsilon_last/bin_\d+)$"]],
     "gradient mass": ["Multiline", [r"actor/clipx/gradient_mass/\w+$"]],
-    "tokens by region": ["Multiline", [r"actor/clipx/region_fraction/\w+$"]],
+    "contribution": ["Multiline", [r"actor/clipx/contribution/\w+$"]],
     "positive share": ["Multiline", [r"actor/clipx/positive_share_(before|after)$"]],
 }
 

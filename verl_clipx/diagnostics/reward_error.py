@@ -1,0 +1,67 @@
+"""The standard error of a step's mean score over its prompts, beside verl's own metrics of the scores.
+
+verl computes those in the driver, by one function that every trainer imports by name: this module wraps it when verl
+imports it, before a trainer does, and is all that relies on that.
+"""
+
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+from wrapt import wrap_function_wrapper
+
+STANDARD_ERROR = "critic/score/standard_error"
+
+
+def install(metric_utils: ModuleType) -> None:
+    """Wraps `compute_data_metrics` of verl.trainer.ppo.metric_utils."""
+    wrap_function_wrapper(metric_utils, "compute_data_metrics", _with_standard_error)
+
+
+def _with_standard_error(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
+    metrics, batch = wrapped(*positional, **named), _batch(*positional, **named)
+    error = standard_error(
+        batch.batch["token_level_scores"].sum(-1), prompt_numbers(batch), batch.batch["response_mask"].bool().any(-1)
+    )
+    return metrics if error is None else {**metrics, STANDARD_ERROR: error}
+
+
+def _batch(batch: Any, use_critic: bool = True) -> Any:
+    return batch
+
+
+def prompt_numbers(batch: Any) -> Tensor:
+    """A number for each response's prompt, int64, (responses,).
+
+    Args:
+        batch: verl's DataProto; without uid, as in the v1 trainers, responses to the same tokens are of one prompt.
+    """
+    if "uid" in batch.non_tensor_batch:
+        numbers: dict[str, int] = {}
+        return torch.tensor([numbers.setdefault(str(uid), len(numbers)) for uid in batch.non_tensor_batch["uid"]])
+    return torch.unique(batch.batch["prompts"], dim=0, return_inverse=True)[1]
+
+
+def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | None:
+    """The standard error of the mean score, by the prompts' totals: responses to one prompt are not independent.
+
+    Args:
+        scores: (responses,).
+        prompts: int64, at least 0, (responses,): equal numbers for the responses to one prompt.
+        counted: bool, (responses,): aborted responses, which have no tokens, are not in verl's mean.
+
+    Returns:
+        With equally many responses to each prompt, the standard deviation of the prompts' means over the root of their
+        number; None with fewer than two prompts.
+
+    Source: the clustered standard error of a mean (Miller, arXiv 2411.00640, Eq. 4), its small-sample factor n / (n - 1).
+    """
+    prompts = torch.unique(prompts[counted], return_inverse=True)[1]
+    scores = scores[counted].to(torch.float64)
+    number = int(prompts.max()) + 1 if len(prompts) else 0
+    if number < 2:
+        return None
+    of_prompts = torch.zeros(number, dtype=torch.float64, device=scores.device)
+    of_prompts.index_add_(0, prompts, scores - scores.mean())
+    return float((of_prompts.square().sum() * number / (number - 1)).sqrt()) / len(scores)
