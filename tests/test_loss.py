@@ -107,7 +107,7 @@ def test_a_loss_per_token_by_hand():
     assert weighted.tolist() == [[2.0, 4.0], [8.0, 0.0]]
     # The third token's ratio is 2 and above the bound.
     found = token_metrics(sums)
-    assert [found[f"clipx/{name}"] for name in ("region_fraction/HP", "gradient_mass/HP", "gradient_mass/M")] == [
+    assert [found[f"clipx/{name}"] for name in ("clip_fraction_high", "gradient_mass/HP", "gradient_mass/M")] == [
         1,
         8,
         6,

@@ -12,10 +12,12 @@ from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.loss import token_loss, tokens_in
 from verl_clipx.methods import method_named
 from verl_clipx.metrics import REGIONS, TOKENS, token_metrics
+from verl_clipx.mini_batch_metrics import with_ratios_of_sums
 from verl_clipx.run_files import traces_path
 from verl_clipx.tokens import Inputs
 from verl_clipx.traces import Shard, write_shard
 
+OWN = "actor/clipx/"
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
 WORDS = ("<answer>", " 12", " +", " 7", " -", " 3", " 16", "</answer>", "\n", " ", "so", "<|end|>")
 UNSAFE = "</script><img src=x onerror=document.title='unsafe'>"
@@ -62,7 +64,11 @@ def write_run(folder: Path, method: str, *, seed: int = 1, steps: int = 6, trace
     for step in range(1, steps + 1):
         batch = _rollout(generator, step)
         updates = [_update(built, batch, update, generator) for update in range(UPDATES)]
-        found = {name: sum(metrics[name] for metrics, _ in updates) / UPDATES for name in updates[0][0]}
+        found = {name: [metrics[name] for metrics, _ in updates] for name in updates[0][0]}
+        of_method = {name.removeprefix(OWN): values for name, values in found.items() if name.startswith(OWN)}
+        summary = built.over_updates(of_method) if built.statistics_size else {}
+        found = {name: sum(values) / UPDATES for name, values in found.items()}
+        found |= {f"{OWN}{name}": value for name, value in summary.items()}
         reward = float(batch["score"][:, 0].mean())
         rows.append(found | {"critic/score/mean": reward, "actor/entropy": 0.9 - 0.05 * step})
         if traced and step % 2 == 0:
@@ -104,7 +110,8 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     metrics = {name: float(value) for name, value in token_metrics(found.sums).items()}
     count = metrics.pop(TOKENS)
     own = {name: float(value) for name, value in method.metrics(statistics, decision).items()}
-    logged = {name if name.startswith("actor/") else f"actor/{name}": value / count for name, value in metrics.items()}
+    means = with_ratios_of_sums({name: [value / count] for name, value in metrics.items()})
+    logged = {name if name.startswith("actor/") else f"actor/{name}": value for name, (value,) in means.items()}
     logged |= {f"actor/clipx/{name}": value for name, value in own.items()}
     low, high = (torch.as_tensor(bound, dtype=old.dtype).expand(old.shape) for bound in bounds)
     bounded = method.bounded(tokens)

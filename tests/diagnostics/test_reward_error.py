@@ -15,7 +15,11 @@ from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.reward_error import STANDARD_ERROR, standard_error
 
 # Every module of verl's that imports the function by name.
-TRAINERS = ("verl.trainer.ppo.ray_trainer", "verl.trainer.ppo.v1.trainer_base", "verl.experimental.separation.ray_trainer")
+TRAINERS = (
+    "verl.trainer.ppo.ray_trainer",
+    "verl.trainer.ppo.v1.trainer_base",
+    "verl.experimental.separation.ray_trainer",
+)
 
 
 def error(scores, prompts, counted=None):

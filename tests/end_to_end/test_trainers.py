@@ -16,7 +16,10 @@ pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 CORRECTION = "algorithm.rollout_correction"
 ROLLOUT = "actor_rollout_ref.rollout"
-REGIONS = ("LN", "HP", "LP", "HN", "M")
+FRACTIONS = (
+    *(f"clip_fraction_{side}" for side in ("low", "high")),
+    *(f"region_fraction/{of}" for of in ("LP", "HN", "M")),
+)
 # Of a rollout server on a rank of its own.
 APART = ("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2")
 # Of the two experimental trainers, outside verl's own checkout.
@@ -61,9 +64,8 @@ def train_acpo(task, folder, *overrides: str, **options) -> Run:
     folder.mkdir(exist_ok=True)
     reward = folder / "reward.py"
     reward.write_text(REWARD)
-    return train(
-        task, folder / "run", "+clipx=acpo", f"reward.custom_reward_function.path={reward}", *overrides, **options
-    )
+    ours = ("+clipx=acpo", "clipx.metrics=all", f"reward.custom_reward_function.path={reward}")
+    return train(task, folder / "run", *ours, *overrides, **options)
 
 
 def check_adapted(run: Run, steps: list[int], updates: int) -> None:
@@ -85,7 +87,7 @@ def check_adapted(run: Run, steps: list[int], updates: int) -> None:
 
 def check_all_tokens(run: Run) -> None:
     """The metrics are those of every token of the mini-batch."""
-    fractions = run.log[[f"actor/clipx/region_fraction/{name}" for name in REGIONS]].dropna()
+    fractions = run.log[[f"actor/clipx/{name}" for name in FRACTIONS]].dropna()
     assert fractions.sum(axis=1).tolist() == pytest.approx([1] * len(fractions), abs=1e-6)
 
 

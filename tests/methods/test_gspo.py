@@ -80,8 +80,8 @@ def test_regions_are_counted_by_the_sequence_s_ratio():
     t = tokens_at(torch.stack([row(4.0, 0.25)[0], row(1.0, 4.0)[0]]), torch.ones(2, 2, dtype=torch.float64))
     bounds = method.bounds(t, method.decide(method.statistics(t)))
     weighted = method.gradient_weight(t, bounds) * t.advantages
-    metrics = token_metrics(token_sums(t, method.bounded(t), bounds, weighted, None, None))
-    assert metrics["clipx/region_fraction/HP"] == 2 and metrics["clipx/region_fraction/M"] == 2
+    metrics = token_metrics(token_sums(t, method.bounded(t), bounds, weighted, None, None, True), detailed=True)
+    assert metrics["clipx/clip_fraction_high"] == 2 and metrics["clipx/region_fraction/M"] == 2
     assert metrics["clipx/gradient_mass/HP"] == 0
 
 

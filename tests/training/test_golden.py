@@ -202,6 +202,7 @@ def test_clip_fractions(case):
     ppo = run(case, SETUPS[PPO[method]].overrides(case)).metrics if method in PPO else own
     clipped = ppo["actor/pg_clipfrac"]
     if method == "verl091_cispo":
+        own = run(case, (*overrides_of(case), "clipx.metrics=all")).metrics
         # verl counts every clamped weight there, the plugin in every method what PPO would clip.
         clipped += own["clipx/region_fraction/LP"] + own["clipx/region_fraction/HN"]
     elif method == "dgpo":

@@ -97,7 +97,8 @@ def test_selected_tokens(case):
     expected, mask = case.expected["selection_mask"].bool(), case.inputs["response_mask"]
     assert (selected(case) == expected).all()
     assert_close(selected(case).sum(1), selection_of(case).counts(mask), rtol=0, atol=0)
-    assert run(case).metrics["clipx/selected_fraction"] == pytest.approx(float(expected.sum() / mask.sum()), rel=1e-6)
+    metrics = run(case, (*overrides_of(case), "clipx.metrics=all")).metrics
+    assert metrics["clipx/selected_fraction"] == pytest.approx(float(expected.sum() / mask.sum()), rel=1e-6)
 
 
 @parametrize(ENTROPY_LOSSES)

@@ -95,11 +95,12 @@ def test_entropy_outside_the_pass_counts_nothing(actor):
 
 
 def test_region_metrics_are_shares_of_the_pass_s_tokens(actor):
-    config = actor("+clipx=grpo")
+    config = actor("+clipx=grpo", "clipx.metrics=all")
     batch = example()
     for name in ("low", "high"):
         _, _, metrics = loss_and_gradient(config, batch, step_of(name, batch))
-        shares = [metrics[f"clipx/region_fraction/{region}"].aggregate() for region in ("LN", "HP", "LP", "HN", "M")]
+        names = ("clip_fraction_low", "clip_fraction_high", *(f"region_fraction/{name}" for name in ("LP", "HN", "M")))
+        shares = [metrics[f"clipx/{name}"].aggregate() for name in names]
         assert sum(shares) == pytest.approx(1)
         inside = batch["mask"] & ((batch["old_log_prob"].exp() <= ETA) == (name == "low"))
         ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()[inside].mean()

@@ -55,7 +55,7 @@ def random_tensors(seed, spread=1.0):
 @pytest.mark.parametrize("weighted", [False, True])
 def test_agrees_with_verl_s_own_loss(actor, ours, theirs, aggregation, spread, weighted):
     tensors = random_tensors(seed=int(spread * 100), spread=spread)
-    config = actor(f"+clipx={ours}", "actor_rollout_ref.actor.loss_scale_factor=32")
+    config = actor(f"+clipx={ours}", "clipx.metrics=all", "actor_rollout_ref.actor.loss_scale_factor=32")
     weights = torch.rand(8, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
     config.global_batch_info.update(dp_size=1, batch_num_tokens=200, global_batch_size=8, loss_scale_factor=32)
     loss, gradient, metrics = call(f"clipx_{ours}", config, tensors, weights=weights, loss_agg_mode=aggregation)

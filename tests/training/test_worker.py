@@ -117,6 +117,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
         f"clipx.select.over={over}",
         "+clipx/update=lopti",
         "actor_rollout_ref.actor.use_kl_loss=True",
+        "clipx.metrics=all",
     )
     batch = example()
     generator = torch.Generator().manual_seed(0)

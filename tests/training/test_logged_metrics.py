@@ -1,0 +1,125 @@
+"""Which metrics are logged: every one in docs/metrics.md, each once, exact over every split of a mini-batch.
+
+Covers: every method with its defaults, and verl's vanilla under +clipx=observe, with clipx.metrics=default and all;
+metrics as verl's Metric class aggregates them. Not covered: the updates of a rollout batch
+(tests/test_rollout_metrics.py), the engine (tests/end_to_end).
+"""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from verl.workers.utils.losses import ppo_loss
+
+from tests.claims.documents import inline_code_of
+from verl_clipx.methods import BUILT_IN
+from verl_clipx.mini_batch_metrics import with_ratios_of_sums
+from verl_clipx.training.observe import observe_registered
+from verl_clipx.training.worker import observing
+
+from .test_worker import aggregated
+
+WHOLE = [[list(range(6))]]
+SPLITS = [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]], [[2, 3]]]]
+MODES = ("default", "all")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def random_batch():
+    """Sequences of unlike lengths whose tokens are in every region, with no two equal numbers."""
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.tensor([40, 17, 33, 9, 26, 31])
+    mask = torch.arange(40) < lengths[:, None]
+    old = -3 * torch.rand(6, 40, generator=generator, dtype=torch.float64)
+    log_prob = (old + 0.5 * torch.randn(6, 40, generator=generator, dtype=torch.float64)).clamp(max=0)
+    advantages = torch.tensor([1.3, -0.7, 0.4, -1.9, 0.9, -0.2], dtype=torch.float64)[:, None].expand(6, 40).clone()
+    rollout = old + 0.1 * torch.randn(6, 40, generator=generator, dtype=torch.float64)
+    return {
+        "log_prob": log_prob,
+        "old_log_prob": old,
+        "advantages": advantages,
+        "mask": mask,
+        "rollout_log_prob": rollout,
+        "entropy": torch.rand(6, 40, generator=generator, dtype=torch.float64),
+    }
+
+
+def logged(actor, group, metrics, split=WHOLE):
+    """What a worker logs of one optimizer step."""
+    needed = ["actor_rollout_ref.rollout.calculate_log_probs=True"] if group != "observe" else []
+    config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed)
+    batch = random_batch()
+    if group == "observe":
+        observe_registered("vanilla")
+        batch["log_prob"] = batch["log_prob"].requires_grad_(True)
+    function = observing(partial(ppo_loss, config=config), config.policy_loss.clipx)
+    found = aggregated(function, batch, split)
+    return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
+
+
+def documented():
+    """The keys of docs/metrics.md, as patterns: in its tables `…`, `<x>` and `bin_0` stand for what may follow."""
+    found = []
+    for code in inline_code_of(DOCUMENT.read_text(encoding="utf-8")):
+        pattern = re.escape(code).replace("…", ".+")
+        found.append(re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)))
+    return found
+
+
+GROUPS = [*BUILT_IN, "observe"]
+OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
+
+
+@pytest.mark.parametrize("metrics", MODES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics):
+    found = {name: value for name, value in logged(actor, group, metrics).items() if name.startswith(OWN)}
+    patterns = documented()
+    unknown = [name for name in found if not any(p.fullmatch(name.removeprefix("actor/")) for p in patterns)]
+    assert unknown == []
+    assert not [name for name in found if name.startswith("clipx/sum/") or "max" in name or "min" in name]
+    # A method with a hard clip, or without a bound, keeps metrics that all have at 0. What verl's own loss logs beside
+    # the exact metrics is verl's, and its clip fractions are those of the regions where its clip is PPO's.
+    values = {name: value for name, value in found.items() if value != 0}
+    if group == "observe":
+        values = {name: value for name, value in values.items() if name.startswith("clipx/") and "region" not in name}
+    names = list(values)
+    equal = [
+        (one, other)
+        for index, one in enumerate(names)
+        for other in names[index + 1 :]
+        if values[one] == pytest.approx(values[other], rel=1e-9)
+    ]
+    assert equal == [], equal
+
+
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_default_set_is_part_of_all_and_small(actor, group):
+    default, everything = (logged(actor, group, metrics) for metrics in MODES)
+    assert default.keys() < everything.keys()
+    for name, value in default.items():
+        assert everything[name] == pytest.approx(value, rel=1e-12), name
+    shared = [name for name in default if name.startswith(OWN) and not re.search(r"/bin_\d+$", name)]
+    assert len(shared) <= 20
+
+
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("group", ["grpo", "dgpo", "observe"])
+def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, split):
+    whole, parts = (logged(actor, group, "all", cut) for cut in (WHOLE, split))
+    assert whole.keys() == parts.keys()
+    own = [name for name in whole if name.startswith("clipx/")]
+    assert {"clipx/effective_sample_size", "clipx/entropy_clip_estimate", "clipx/lemma_1/slope"} <= {*own}
+    for name in own:
+        assert parts[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-9), name
+
+
+@pytest.mark.parametrize("metrics", MODES)
+def test_constants_are_not_logged(actor, metrics):
+    assert "actor/pg_clipfrac_lower" in logged(actor, "grpo", metrics)
+    assert "actor/pg_clipfrac_lower" not in logged(actor, "acpo", metrics)
+    # The same number under another name.
+    for region in ("LN", "HP"):
+        assert f"clipx/region_fraction/{region}" not in logged(actor, "grpo", metrics)
