@@ -51,10 +51,12 @@ def regions(ratio, advantages, bounds, **given):
     names = []
     for token in range(len(ratio)):
         counted = torch.tensor([[token == other for other in range(len(ratio))]])
-        found = metrics_of(ratio, advantages, bounds, weighted=[-2.0] * len(ratio), counted=counted, **given)
+        weighted = [-2.0 * (advantage != 0) for advantage in advantages]
+        found = metrics_of(ratio, advantages, bounds, weighted=weighted, counted=counted, **given)
         (region,) = (region for region in REGIONS if number_in(region, found))
+        mass = 2.0 * (advantages[token] != 0)
         assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [
-            2.0 * (name == region) for name in REGIONS
+            mass * (name == region) for name in REGIONS
         ]
         names.append(region)
     return names

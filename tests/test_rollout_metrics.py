@@ -1,8 +1,8 @@
-"""Metrics of a rollout batch: the bounds of its updates, the passes of Lopti, the log-ratio's spread by the samples' age.
+"""Metrics of a rollout batch: its updates' bounds, the passes of Lopti, the log-ratio's spread by the samples' age.
 
 Covers: what ACPO, BAPO and M2PO say of their updates' bounds; the passes kept apart; sums against means and deviations
-by hand; updates since the rollout; that an age that cannot move is not logged. Not covered: ages (tests/training/test_step.py), real stale samples
-(tests/end_to_end/test_training.py).
+by hand; updates since the rollout; that an age that cannot move is not logged. Not covered: ages
+(tests/training/test_step.py), real stale samples (tests/end_to_end/test_training.py).
 """
 
 import pytest
@@ -13,7 +13,6 @@ from verl_clipx.methods.bapo import Bapo
 from verl_clipx.methods.grpo import Grpo
 from verl_clipx.methods.m2po import M2po
 from verl_clipx.rollout_metrics import AGES, merged_passes, staleness_sums, with_staleness, with_updates
-
 
 ACPO = {
     "clipx/epsilon/bin_0": [0.2, 0.9],

@@ -55,7 +55,7 @@ def standard_error(scores: Tensor, prompts: Tensor, counted: Tensor) -> float | 
         With equally many responses to each prompt, the standard deviation of the prompts' means over the root of their
         number; None with fewer than two prompts.
 
-    Source: the clustered standard error of a mean (Miller, arXiv 2411.00640, Eq. 4), its small-sample factor n / (n - 1).
+    Source: the clustered standard error of a mean (Miller, arXiv 2411.00640), times n / (n - 1) for n prompts.
     """
     prompts = torch.unique(prompts[counted], return_inverse=True)[1]
     scores = scores[counted].to(torch.float64)
