@@ -6,6 +6,14 @@ from typing import Protocol
 SETTINGS = {"bapo": ("clipx.target=0.7",)}
 
 
+# The share of the tokens in each region, under clipx.metrics=all.
+FRACTIONS = {
+    "LN": "clip_fraction_low",
+    "HP": "clip_fraction_high",
+    **{region: f"region_fraction/{region}" for region in ("LP", "HN", "M")},
+}
+
+
 class Trained(Protocol):
     """A run or an optimizer step whose metrics can be looked at."""
 
@@ -61,13 +69,14 @@ def check_m2po(trained: Trained) -> None:
 
 def check_sapo(trained: Trained) -> None:
     # Without bounds.
-    assert mean(trained, "actor/clipx/region_fraction/M") == 1
+    assert mean(trained, "actor/pg_clipfrac") == 0
+    assert mean(trained, "actor/clipx/gradient_mass/LP") == mean(trained, "actor/clipx/gradient_mass/HN") == 0
     assert mean(trained, "actor/clipx/gradient_mass/M") > 0
 
 
 def check_topr(trained: Trained) -> None:
     # Negative tokens alone have a bound, and weight 1 above it.
-    assert mean(trained, "actor/clipx/region_fraction/HP") == mean(trained, "actor/clipx/region_fraction/LP") == 0
+    assert mean(trained, "actor/clipx/clip_fraction_high") == mean(trained, "actor/clipx/gradient_mass/LP") == 0
     assert mean(trained, "actor/clipx/gradient_mass/HN") > 0
 
 

@@ -10,16 +10,13 @@ from dataclasses import replace
 
 import pytest
 
+from .method_checks import FRACTIONS
 from .runs import Run, train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 CORRECTION = "algorithm.rollout_correction"
 ROLLOUT = "actor_rollout_ref.rollout"
-FRACTIONS = (
-    *(f"clip_fraction_{side}" for side in ("low", "high")),
-    *(f"region_fraction/{of}" for of in ("LP", "HN", "M")),
-)
 # Of a rollout server on a rank of its own.
 APART = ("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2")
 # Of the two experimental trainers, outside verl's own checkout.
@@ -87,7 +84,7 @@ def check_adapted(run: Run, steps: list[int], updates: int) -> None:
 
 def check_all_tokens(run: Run) -> None:
     """The metrics are those of every token of the mini-batch."""
-    fractions = run.log[[f"actor/clipx/{name}" for name in FRACTIONS]].dropna()
+    fractions = run.log[[f"actor/clipx/{name}" for name in FRACTIONS.values()]].dropna()
     assert fractions.sum(axis=1).tolist() == pytest.approx([1] * len(fractions), abs=1e-6)
 
 

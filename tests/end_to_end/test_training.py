@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from verl_clipx.cli import app
 from verl_clipx.traces import read_shards, shards_in
 
-from .method_checks import CHECKS, SETTINGS
+from .method_checks import CHECKS, FRACTIONS, SETTINGS
 from .runs import REPOSITORY, Run, train, write_documented_method
 
 pytestmark = pytest.mark.end_to_end
@@ -28,10 +28,6 @@ MATRIX = [
     for method, ranks, mode in itertools.product(CHECKS, (1, 2), ("sync", "colocate_async"))
 ]
 STEPS = 3
-FRACTIONS = (
-    *(f"clip_fraction_{side}" for side in ("low", "high")),
-    *(f"region_fraction/{of}" for of in ("LP", "HN", "M")),
-)
 
 LOPTI_ON_STALE_BAPO = (
     *("+clipx=bapo", "clipx.metrics=all"),
@@ -74,7 +70,7 @@ def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
     """What holds of every run, whatever its loss."""
     assert list(run.log.index) == list(range(1, steps + 1))
     assert ("actor/kl_loss" in run.log) == kl
-    fractions = [run.log[f"actor/clipx/{name}"].mean() for name in FRACTIONS]
+    fractions = [run.log[f"actor/clipx/{name}"].mean() for name in FRACTIONS.values()]
     assert sum(fractions) == pytest.approx(1, abs=1e-6)
     # Ages and a spread of the ratio are logged from the first step on that has them.
     late = run.log.filter(regex="^actor/clipx/((low|high)/)?(staleness|lemma_1)/")
@@ -114,9 +110,9 @@ def test_traces_agree_with_the_metrics(own):
         each = updates.groupby("update")
         assert each.ratio.mean().mean() == logged("ratio_mean")
         assert each.selected.apply(lambda kept: kept.astype(float).mean()).mean() == logged("selected_fraction")
-        for region in REGIONS:
+        for region, name in FRACTIONS.items():
             share = each.region.apply(lambda found, region=region: (found == region).mean()).mean()
-            assert share == logged(f"region_fraction/{region}"), region
+            assert share == logged(name), region
         score = responses.score.first()[step].mean()
         assert score == pytest.approx(own.log["critic/score/mean"][step], rel=1e-5)
     assert (tokens.weight[~tokens.selected.astype(bool)] == 0).all() and (tokens.entropy >= 0).all()

@@ -169,7 +169,7 @@ def test_rejected_tokens_are_not_counted_by_hand(verl_s, monkeypatch):
     output["log_probs"].requires_grad_(True)
     worker = type("Worker", (ClipxTraining, Stepping), {"output": output})()
     monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
-    worker.set_loss_fn(verl_s("vanilla", "+clipx=observe", f"{CORRECTION}.rollout_rs=token_k1"))
+    worker.set_loss_fn(verl_s("vanilla", "+clipx=observe", "clipx.metrics=all", f"{CORRECTION}.rollout_rs=token_k1"))
     metrics = worker.train_batch(data)
     assert number_of(metrics, "clipx/ratio_mean") == pytest.approx(3.1 / 3)
     assert number_of(metrics, "clipx/clip_fraction") == pytest.approx(1 / 3)
