@@ -110,7 +110,7 @@ def whole(tmp_path_factory):
     sampling = {"samples": 1, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0}
     config = {"protocol": "sampled", "sampling": sampling, "versions": {}, "model": "model"}
     config |= {"reward": "tests.test_wrong_files:nothing", "answer": None, "correct": None, "correct_from": 1.0}
-    config["checkpoints"] = {"model": {"source": "model", "step": None}}
+    config["checkpoints"] = {"model": {"source": "model", "step": None, "fingerprint": "f"}}
     config["benchmarks"] = {
         "b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": 2, "limit": None}
     }

@@ -145,4 +145,4 @@ def test_a_trace_that_is_cut_short_is_an_error(tmp_path):
     path = shards_in(run / "traces")[-1].path_in(run / "traces")
     path.write_bytes(path.read_bytes()[:50])
     result = report(run, "--out", tmp_path / "out")
-    assert result.exit_code == 1 and "cut short" in result.output.replace("\n", " ")
+    assert result.exit_code == 1 and "cut off" in result.output.replace("\n", " ")

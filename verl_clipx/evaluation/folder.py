@@ -10,7 +10,7 @@ from verl_clipx.files import read_json_object, write_json
 CONFIG = {
     "model": str,
     "protocol": str,
-    "checkpoints": {str: {"step": int | None}},
+    "checkpoints": {str: {"step": int | None, "fingerprint": str}},
     "benchmarks": {str: {"path": str, "sha256": str, "questions": int, "limit": int | None}},
     "sampling": {"samples": int},
     "reward": str,
