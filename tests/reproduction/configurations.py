@@ -5,20 +5,23 @@ Run it after a change of values that is meant, and look at the diff: a line a pr
 
 import json
 from pathlib import Path
+from typing import Any
 
 from verl_clipx.reproduction.config_hash import hash_of_values
-from verl_clipx.reproduction.origins import read_origins
+from verl_clipx.reproduction.origins import is_wiring, read_origins
 from verl_clipx.reproduction.presets import preset_names
 
 FILE = Path(__file__).with_suffix(".json")
 
 
 def configurations() -> dict[str, str]:
-    """By preset, the hash of its values. test_presets.py and test_table_cpu_presets.py hold these against Hydra's."""
-    return {
-        name: hash_of_values({key: origin.value for key, origin in read_origins(name).items()})
-        for name in preset_names()
-    }
+    """By preset, the hash of the values that `clipx recipe show` shows. The
+    tests of the presets hold them against Hydra's."""
+    return {name: hash_of_values(_values(name)) for name in preset_names()}
+
+
+def _values(name: str) -> dict[str, Any]:
+    return {key: origin.value for key, origin in read_origins(name).items() if not is_wiring(origin)}
 
 
 if __name__ == "__main__":

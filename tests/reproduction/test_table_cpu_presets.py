@@ -28,12 +28,17 @@ def verl_s_own():
 
 
 @functools.cache
-def composed(name: str):
-    # A preset is merged last, so merging its own files onto verl's configuration gives what Hydra gives for both.
+def alone(name: str):
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose(None, [f"+recipe={name}"])
     OmegaConf.set_struct(config, False)
-    return OmegaConf.merge(verl_s_own(), config)
+    return config
+
+
+@functools.cache
+def composed(name: str):
+    # A preset is merged last, so merging its own parts onto verl's configuration gives what Hydra gives for both.
+    return OmegaConf.merge(verl_s_own(), alone(name))
 
 
 def test_the_table_names_every_preset():
@@ -71,3 +76,10 @@ def test_every_value_has_an_origin(name):
     origins = read_origins(name).values()
     assert origins
     assert not [one.key for one in origins if one.kind is None or not one.comment]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_origins_are_those_of_the_values_that_hydra_takes(name):
+    for origin in read_origins(name).values():
+        plain = OmegaConf.to_container(OmegaConf.select(alone(name), origin.key.rpartition(".")[0]))
+        assert plain[origin.key.rpartition(".")[2]] == origin.value

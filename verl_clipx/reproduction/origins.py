@@ -76,6 +76,16 @@ def origin_of(key: str, origins: Mapping[str, Origin]) -> Origin:
     return origins.get(key, Origin(key, None, "verl", LABELS["verl"], ""))
 
 
+def is_wiring(origin: Origin) -> bool:
+    """Whether a value of a method's group only connects the group with verl: a class, or what is read off another key.
+
+    Args:
+        origin: where the value comes from.
+    """
+    is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
+    return origin.kind == "method" and (origin.key.endswith("_target_") or is_read_off)
+
+
 def overridden(origin: Origin) -> Origin:
     """Returns the origin of a value that the command line or another group set after the preset.
 

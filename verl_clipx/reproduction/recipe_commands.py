@@ -49,7 +49,7 @@ def show(
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_clipx.reproduction.origins import LABELS, overridden, read_origins, title_of
+    from verl_clipx.reproduction.origins import LABELS, is_wiring, overridden, read_origins, title_of
     from verl_clipx.reproduction.presets import check_method, compose_preset, updates_per_rollout
 
     try:
@@ -61,7 +61,7 @@ def show(
             return
         rows = []
         for _, origin in sorted(read_origins(name).items()):
-            if _is_wiring(origin.kind, origin.key, origin.value):
+            if is_wiring(origin):
                 continue
             found = _value(config, origin.key, resolve=False)
             shown = origin if found == origin.value else overridden(origin)
@@ -80,11 +80,6 @@ def show(
     console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
     print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
-
-
-def _is_wiring(kind: str | None, key: str, value: Any) -> bool:
-    """Whether a value of a method's group only connects the group with verl."""
-    return kind == "method" and (key.endswith("_target_") or (isinstance(value, str) and value.startswith("${")))
 
 
 def _value(config: Any, key: str, *, resolve: bool) -> Any:
