@@ -9,15 +9,15 @@ set -xeuo pipefail
 # empty: DeepSeek-R1-Distill-Qwen; bp_math: the authors' own fine-tuned model, to be named by MODEL_PATH
 INITIAL_MODEL=${INITIAL_MODEL:-}
 
-# grpo, clip_higher or bapo
+# grpo, clip_higher or bapo; without REGIME also bapo_fixed_bounds (Figures 4 and 9) and clip_lower (Figure 7)
 METHOD=${METHOD:-bapo}
 
 # empty, or how stale the data are: epochs_1, epochs_2, epochs_4, partial_rollout, separate_async;
-# script: the released script's settings
+# script: the released script's settings; with grpo also epochs_1_8k, epochs_4_8k and on_policy (Figure 2)
 REGIME=${REGIME:-}
 
-# responses have up to 64k tokens with bp_math, 32k with epochs_*
-if [[ $INITIAL_MODEL == bp_math || $REGIME == epochs_* ]]; then
+# responses have up to 64k tokens with bp_math, 32k with epochs_1, 2 or 4
+if [[ $INITIAL_MODEL == bp_math || $REGIME == epochs_[124] ]]; then
     HARDWARE_RESPONSE=${HARDWARE_RESPONSE-64k}
 fi
 

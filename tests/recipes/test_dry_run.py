@@ -25,6 +25,11 @@ AR_LOPTI = [
     )
 ]
 AR_LOPTI_GRPO = [method for method in AR_LOPTI if method.startswith("grpo")]
+FIGURE_6 = [
+    *("grpo_low_only", "grpo_lopti_high_first"),
+    *(f"grpo_ar_alpha_0_{tenths}" for tenths in (1, 2, 4)),
+    *(f"grpo_lopti_eta_0_{tenths}" for tenths in (1, 3, 7)),
+]
 BAPO = ["grpo", "clip_higher", "bapo"]
 DGPO = ["grpo", "cispo", "gppo", "ce_gppo", "aspo", "dgpo"]
 DGPO_GRID = [f"dgpo_n{n}_m{m}" for n, m in product((1, 2), (1, 2))]
@@ -45,7 +50,7 @@ OFFERED = {
             "REGIME": ACPO_REGIMES,
         },
     ],
-    "ar_lopti/run_qwen2.5_3b_fsdp.sh": [{"METHOD": AR_LOPTI}],
+    "ar_lopti/run_qwen2.5_3b_fsdp.sh": [{"METHOD": [*AR_LOPTI, *FIGURE_6]}],
     "ar_lopti/run_qwen2.5_7b_fsdp.sh": [
         {"DATA": ["kk"], "METHOD": AR_LOPTI},
         {"DATA": ["dsr", "orz"], "METHOD": AR_LOPTI_GRPO},
@@ -53,6 +58,8 @@ OFFERED = {
     "bapo/run_octothinker_llama_3b_fsdp.sh": [{"METHOD": BAPO}],
     "bapo/run_r1_distill_qwen_7b_fsdp.sh": [
         {"METHOD": BAPO, "REGIME": STALENESS},
+        {"METHOD": ["bapo_fixed_bounds", "clip_lower"]},
+        {"METHOD": ["grpo"], "REGIME": ["epochs_1_8k", "epochs_4_8k", "on_policy"]},
         {"METHOD": ["grpo", "bapo"], "INITIAL_MODEL": ["bp_math"]},
     ],
     "bapo/run_r1_distill_qwen_32b_fsdp.sh": [
