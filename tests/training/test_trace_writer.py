@@ -30,6 +30,8 @@ def test_a_full_queue_drops_and_says_so_once(caplog):
     go.set()
     assert writer.flush() and done == [0, 1]
     assert len(caplog.records) == 1 and "2 updates wait to be written" in caplog.text
+    writer.close()
+    assert len(caplog.records) == 2 and "3 updates were not traced" in caplog.text
 
 
 @pytest.mark.parametrize("error", [OSError(28, "No space left on device"), KeyError("x")])

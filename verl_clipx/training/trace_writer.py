@@ -26,7 +26,7 @@ class TraceWriter:
         self.failed = False
         self._jobs: queue.Queue[Callable[[], object]] = queue.Queue(capacity)
         threading.Thread(target=self._work, name="clipx-trace", daemon=True).start()
-        atexit.register(self.flush)
+        atexit.register(self.close)
 
     def put(self, job: Callable[[], object]) -> None:
         """Hands over a job and never waits."""
@@ -52,6 +52,13 @@ class TraceWriter:
             return False
         return done.wait(max(deadline - time.monotonic(), 0))
 
+    def close(self) -> None:
+        """As `flush`, and says how many jobs were dropped."""
+        self.flush()
+        if self.dropped:
+            logger.warning(DROPPED, self.dropped)
+            self.dropped = 0
+
     def _work(self) -> None:
         while True:
             job = self._jobs.get()
@@ -64,4 +71,5 @@ class TraceWriter:
 
 
 FULL = "clipx.trace: the disk is slower than the training: %d updates wait to be written, further ones are not traced."
+DROPPED = "clipx.trace: %d updates were not traced, because the disk was slower than the training."
 FAILED = "clipx.trace: nothing more is traced by this process, and the training goes on: %s: %s"

@@ -177,6 +177,8 @@ class Tracer:
         if not self._goes_on:
             self.writer.put(partial(self._remove, self.step))
             self._goes_on = True
+        # What an update left that did not end is not the next one's.
+        self._parts = []
         if self.batches % self.batches_a_step == 0:
             self._update = 0
         if self.trace.includes(self.step):
@@ -186,7 +188,7 @@ class Tracer:
         self.batches += 1
         if self.batches == self.last:
             # Ray ends a worker without its exit handlers, and nothing is left to train.
-            self.writer.flush()
+            self.writer.close()
 
     def rows(self, data: Any, model_output: Any, entropy: Tensor | None) -> TracedRows | None:
         """The traced rows of a micro-batch; None without any.
@@ -231,7 +233,7 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
         rank, ranks: as for `Tracer`.
         version: of the weights that its training starts from.
     """
-    known = {key: list(data[key].unbind()) for key in RESPONSE_FIELDS if key in data}
+    known = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
     scores = known.get("rm_scores", known.get("token_level_scores"))
     age = ages(data, version)
     responses, rows, seen = [], [], Counter()
@@ -261,10 +263,10 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
 
 def prompts_in(data: Any) -> list[Tensor]:
     """The tokens of each row's prompt, int64, (length of the prompt,)."""
-    prompts = data["prompts"]
+    prompts = data["prompts"].cpu()
     if prompts.is_nested:
         return list(prompts.unbind())
-    attention = data["attention_mask"][:, : prompts.shape[1]].bool()
+    attention = data["attention_mask"][:, : prompts.shape[1]].bool().cpu()
     return [prompt[present] for prompt, present in zip(prompts, attention, strict=True)]
 
 
