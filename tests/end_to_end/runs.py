@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 
-from verl_clipx.diagnostics.run_log import last_step, read_growing_log, read_run_log
+from verl_clipx.diagnostics.run_log import read_growing_log, read_run_log
 
 from .process_tree import kill_tree
 
@@ -97,7 +97,7 @@ def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], b
 
 def step_is_logged(step: int) -> Callable[[Path], bool]:
     """For `train_and_kill`: the step has been logged, so that the next one is under way."""
-    return lambda folder: last_step(metrics_of(folder)) >= step
+    return lambda folder: step in read_growing_log(metrics_of(folder)).index
 
 
 def launch(
