@@ -11,6 +11,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from verl_clipx.reproduction.tables_definition import Column, Table
 
@@ -93,6 +94,7 @@ def _panel(axes: Axes, column: Column, curves: list[Mapping[str, Any]], styles: 
             axes.plot(*_mean(seeds), color=colour, linestyle=dash)
     axes.set_title(column.name)
     axes.set_xlabel("training step")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_ylabel(column.measure["curve"], fontsize="small")
 
 
