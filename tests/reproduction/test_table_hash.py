@@ -129,6 +129,8 @@ def test_values_that_the_preset_leaves_open_are_taken_from_the_run():
         "actor_rollout_ref.actor.fsdp_config.seed",
         "actor_rollout_ref.rollout.name",
         "ray_kwargs.ray_init.num_cpus",
+        "clipx.metrics",
+        "actor_rollout_ref.actor.policy_loss.clipx.metrics",
     ],
 )
 def test_keys_that_do_not_count(key):

@@ -82,6 +82,8 @@ LEFT_OUT = (
     # what is written down about a run
     "clipx.trace.*",
     "*.clipx.trace.*",
+    "clipx.metrics",
+    "*.clipx.metrics",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # read off other keys
