@@ -58,9 +58,10 @@ def test_packing_dynamic_batch_sizes_checkpointing_offload_and_chunked_entropy(t
 def test_lora_merged_for_the_rollout(task, tmp_path):
     adapter = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora_alpha=8", f"{MODEL}.lora.merge=True")
     run = train_acpo(task, tmp_path, *adapter, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.optim.lr=1e-2")
-    check_run(run)
-    # The reference is the model without its adapter.
-    assert run.log["actor/kl_loss"][2] > 0
+    # verl rounds merged weights to bfloat16, whatever the rollout's precision is.
+    check_run(run, rollout_difference=0.02)
+    # The reference is the model without its adapter, from which the first step led away; the rollout went with it.
+    assert abs(run.log["rollout_corr/kl"][2]) < 0.1 * run.log["actor/kl_loss"][1]
 
 
 @pytest.mark.matrix

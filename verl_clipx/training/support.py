@@ -221,7 +221,12 @@ ROWS = (
     Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"4 ranks; {BOTH}"),
     Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"packed; {BOTH}"),
     Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; its rollout needs GPUs"),
-    Row("LoRA, merged for the rollout", "actor_rollout_ref.model.lora.merge=True", OPTIONS, f"its training: {RANKS}"),
+    Row(
+        "LoRA, merged for the rollout",
+        "actor_rollout_ref.model.lora.merge=True",
+        OPTIONS,
+        f"its training: {RANKS}; verl rounds merged weights to bfloat16",
+    ),
     Row("fused kernels", f"{FUSED_KERNELS}=True", OPTIONS, f"torch's, tied embeddings; in numbers: {GPU_CHECK}"),
     Row(
         "fused kernels under FSDP2, untied embeddings",
