@@ -4,9 +4,11 @@ import shutil
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 from typer.testing import CliRunner
 
 from tests.diagnostics.runs import write_run
+from tests.evaluation.evaluations import evaluation_of, questions_file
 from tests.evaluation.tiny import save_model, save_questions
 from tests.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
 from verl_clipx.cli import app
@@ -48,6 +50,17 @@ def two_evaluations(folder: Path) -> None:
         )
 
 
+def evaluations_of_seeds(folder: Path) -> None:
+    """Evaluations of three trainings of two methods, with outcomes made up."""
+    generator = np.random.default_rng(0)
+    (folder / "prepared").mkdir(exist_ok=True)
+    questions = questions_file(folder / "prepared", 12)
+    for method in ("grpo", "acpo"):
+        for seed in (1, 2, 3):
+            out = folder / f"runs/{method}-seed{seed}/evaluation/aime24"
+            evaluation_of(out, generator.random((12, 4)) < 0.5, questions)
+
+
 def puzzle_policy(folder: Path) -> dict[str, str]:
     """A policy for puzzles, as its warm start leaves it after three steps, and a run's checkpoint of the same."""
     policy = fit_policy(draw_training_puzzles(50, seed=0), 0.0, SMALL, folder / "runs/policies", num_threads=1)
@@ -82,7 +95,7 @@ def deepscaler_file(folder: Path) -> None:
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/cluster.md": [finished_run],
-    "docs/evaluation.md": [two_evaluations, puzzles, puzzle_policy],
+    "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
     "docs/report.md": [two_runs],
     "docs/tasks/hitab.md": [hitab_release],
     "docs/tables.md": [finished_run],

@@ -14,7 +14,7 @@ from verl_clipx.statistics.simulation import World
 
 
 def test_millers_example():
-    # Section 5 of arXiv 2411.00640: a variance of 1/9 over questions, no sampling left: 3 points need 969 questions.
+    # arXiv 2411.00640, on power: a variance of 1/9 over questions, no sampling left: 3 points need 969 questions.
     parts = Parts(method=1 / 9, seed=0.0, interaction=0.0, sample=0.0)
     assert power_of(parts, 0.03, Design(969, 1, 1)) == pytest.approx(0.8, abs=0.01)
     assert needed(parts, 0.03, Design(2, 1, 1), "questions").questions == pytest.approx(969, rel=0.01)

@@ -15,7 +15,7 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
 
     sum over clusters of (sum of the deviations)^2 / questions^2, times n / (n - 1) with the effective number n
     of clusters, which makes it unbiased where questions are independent. With a question a cluster it is
-    s^2 / questions. Miller, Adding Error Bars to Evals (arXiv 2411.00640), section 2.2, leaves the factor out.
+    s^2 / questions. Miller, Adding Error Bars to Evals (arXiv 2411.00640), on clustered questions, without the factor.
 
     Args:
         values: ``[..., questions]`` float64.
@@ -93,7 +93,7 @@ def split_variance(values: np.ndarray, samples: int | None) -> Split:
 
     Two-way analysis of variance, seeds x questions, both random, whose residual holds interaction and sampling; the
     latter is known from the shares themselves, since a score is 0 or 1: mean of p (1 - p) k / (k - 1). A part that
-    comes out negative is 0. Searle, Casella, McCulloch, Variance Components, 4.3.
+    comes out negative is 0. Searle, Casella, McCulloch, Variance Components.
 
     Args:
         values: ``[seeds, questions]`` shares of right samples.
