@@ -4,13 +4,17 @@ how it is printed.
 Not covered: the formulas (tests/statistics), reading runs (test_table_collect.py).
 """
 
+import json
+
 import numpy as np
 import pytest
 
 from tests.reproduction.tables import small_table
-from verl_clipx.reproduction.measures import Value, mean_of
+from verl_clipx.reproduction.measures import Value, mean_of, measure
 from verl_clipx.reproduction.render import render
+from verl_clipx.reproduction.run_folder import RunFolder
 from verl_clipx.reproduction.significance import compare_rows
+from verl_clipx.reproduction.table_plan import Places, plan_table
 from verl_clipx.statistics.comparison import compare, compare_means
 from verl_clipx.statistics.multiple import holm
 
@@ -138,3 +142,32 @@ def test_a_mean_of_columns_counts_a_question_once():
 def test_a_baseline_that_is_no_row_is_refused():
     with pytest.raises(ValueError, match="table small: baseline: no row is called nothing"):
         small_table("{columns: [], rows: [], baseline: nothing}")
+
+
+def test_a_benchmarks_cluster_is_planned_and_demanded(tmp_path):
+    table = small_table(
+        """
+        evaluation: {protocol: sampled, samples: 8, temperature: 1.0, max_tokens: 16}
+        benchmarks:
+          b: {file: b.parquet, questions: 4, cluster: table}
+        columns: [{name: one, measure: {benchmark: b, metric: avg@8}}]
+        rows: [{name: model, model: hub/model}]
+        """
+    )
+    jobs = plan_table(table, Places(runs=tmp_path, data=tmp_path, hardware="cpu", nodes=1), (1,), ())
+    assert ["--cluster table" in job.command for job in jobs] == [True]
+    run = RunFolder(tmp_path / table.folder_of(table.source_of(table.rows[0], table.columns[0])))
+    file = run.path / "evaluation" / "b" / "results.json"
+    file.parent.mkdir(parents=True)
+    config = {
+        **{"model": "hub/model", "checkpoints": {"m": {"step": None}}, "protocol": "sampled", "cluster": "table"},
+        "sampling": {"samples": 8, "temperature": 1.0, "max_tokens": 16, "top_p": 1.0},
+        "benchmarks": {"b": {"questions": 4, "limit": None, "clusters": ["s", "s", "t", "t"]}},
+    }
+    scored = {"result": {"avg@8": {"mean": 0.5, "low": None, "high": None}}, "values": {"avg@8": [0.0, 1.0, 1.0, 0.0]}}
+    file.write_text(json.dumps({"config": config, "benchmarks": {"b": scored}}))
+    found = measure(table, table.rows[0], table.columns[0], run)
+    assert found.clusters["b"].tolist() == ["s", "s", "t", "t"] and found.by_question["b"].tolist() == [0, 1, 1, 0]
+    file.write_text(json.dumps({"config": config | {"cluster": None}, "benchmarks": {"b": scored}}))
+    with pytest.raises(ValueError, match="cluster: table 'table', evaluation None"):
+        measure(table, table.rows[0], table.columns[0], RunFolder(run.path))

@@ -147,7 +147,7 @@ def test_methods_on_other_questions_are_refused(first, second):
         compare(first, second)
 
 
-# Trainings differ by 1.5 or 3 points, as those of docs/results/cpu_small.md do; questions as in small and large sets.
+# Trainings differ by 1.4 or 2.7 points, as those of docs/results/cpu_small.md do; questions as in small and large sets.
 WORLDS = (World(), World(seeds=(0.2, 0.2)))
 TRUTH = {world: world.true_difference() for world in WORLDS}
 REPEATS = 300

@@ -138,9 +138,9 @@ def power_of(parts: Parts, difference: float, design: Design) -> float:
     """Chance that the 95 % interval of `compare` leaves out 0.
 
     The difference's squared standard error is (method + 2 (interaction + sample / samples) / seeds) / questions +
-    2 seed / seeds; Miller, Adding Error Bars to Evals (arXiv 2411.00640), on power, has it without seeds. With few seeds
-    the estimate of the error varies so much that the chance has no short formula: the mean squares that `compare` sees
-    are drawn, each a chi-squared number, and the chance is a mean over the draws, exact to about 0.01.
+    2 seed / seeds; Miller, Adding Error Bars to Evals (arXiv 2411.00640), on power, has it without seeds. With few
+    seeds the estimate of the error varies so much that the chance has no short formula: the mean squares that `compare`
+    sees are drawn, each a chi-squared number, and the chance is a mean over the draws, exact to about 0.01.
 
     Args:
         parts: the variances.
