@@ -54,7 +54,9 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, det
         moved = t.sequence_mean(moved)
     clipped = t.mask & (t.advantages != 0) & (gradient == 0)
     counts = [members.sum(dtype=torch.float64) for members in (clipped, clipped & (moved < 0), clipped & (moved > 0))]
-    counts.append(where(t.advantages == 0, gradient.abs(), 0.0).sum(-1).sum(dtype=torch.float64))
+    # Or no number: a sum that is none shows it.
+    no_sign = ~(t.advantages.abs() > 0)
+    counts.append(where(no_sign, gradient.abs(), 0.0).sum(-1).sum(dtype=torch.float64))
     ratio = bounded_of(t, by_sequence)
     return torch.cat([token_sums(t, ratio, bounds, -gradient, None, None, detailed), torch.stack(counts)])
 

@@ -27,6 +27,7 @@ from tests.cpu.policy import random_policy, save_checkpoint
 from verl_clipx.gpu_check.engine import unpatched_model
 from verl_clipx.methods import BUILT_IN
 
+from .method_checks import FRACTIONS
 from .training_ranks import actor_config, build_worker, make_policy, make_rows, mini_batch, on_ranks
 
 pytestmark = pytest.mark.end_to_end
@@ -228,7 +229,7 @@ def observed_under_rejection(rank, world, policy, rows):
 
     worker, found = build_worker(Path(policy)), []
     for group in ("observe", "grpo"):
-        overrides = (f"+clipx={group}", "algorithm.rollout_correction.rollout_rs=token_k1")
+        overrides = (f"+clipx={group}", "clipx.metrics=all", "algorithm.rollout_correction.rollout_rs=token_k1")
         data = prepared(worker, torch.load(rows, weights_only=False), overrides)
         for sequence in data["response_mask"].unbind()[:2]:
             sequence.zero_()
@@ -457,8 +458,9 @@ def test_observe_changes_no_bit_of_the_weights_after_an_update(found, loss_mode)
 
 def test_rejected_tokens_are_not_counted(found):
     observed, ours = found["observed_under_rejection"]
-    regions = [f"clipx/region_fraction/{region}" for region in ("LN", "HP", "LP", "HN", "M")]
+    regions = [f"clipx/{name}" for name in FRACTIONS.values()]
     for metrics in (observed, ours):
+        # Of the loss that is PPO's, what it clips on either side is what lies there.
         assert sum(metrics[region] for region in regions) == pytest.approx(1, abs=1e-9)
     for key in (*regions, "clipx/ratio_mean", "clipx/gradient_mass/M"):
         assert observed[key] == pytest.approx(ours[key], rel=1e-6), key

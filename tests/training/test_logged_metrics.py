@@ -21,6 +21,8 @@ from verl_clipx.training.worker import observing
 
 from .test_worker import aggregated
 
+# So that the search moves a bound: otherwise P/(P+N) is the same before and after.
+FURTHER = {"bapo": ("clipx.target=0.9",)}
 WHOLE = [[list(range(6))]]
 SPLITS = [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]], [[2, 3]]]]
 MODES = ("default", "all")
@@ -29,7 +31,7 @@ DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
 
 def random_batch():
     """Sequences of unlike lengths whose tokens are in every region, with no two equal numbers."""
-    generator = torch.Generator().manual_seed(5)
+    generator = torch.Generator().manual_seed(6)
     lengths = torch.tensor([40, 17, 33, 9, 26, 31])
     mask = torch.arange(40) < lengths[:, None]
     old = -3 * torch.rand(6, 40, generator=generator, dtype=torch.float64)
@@ -49,7 +51,7 @@ def random_batch():
 def logged(actor, group, metrics, split=WHOLE):
     """What a worker logs of one optimizer step."""
     needed = ["actor_rollout_ref.rollout.calculate_log_probs=True"] if group != "observe" else []
-    config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed)
+    config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed, *FURTHER.get(group, ()))
     batch = random_batch()
     if group == "observe":
         observe_registered("vanilla")
