@@ -24,7 +24,8 @@ def make(tmp_path):
                 "data": {"seed": seed},
                 "trainer": {"default_local_dir": f"/runs/{name}", "experiment_name": name, "total_epochs": 3},
                 "actor_rollout_ref": {
-                    "actor": {"optim": {"lr": lr}, "data_loader_seed": seed, "policy_loss": {"clipx": clipx}}
+                    "actor": {"optim": {"lr": lr}, "data_loader_seed": seed, "policy_loss": {"clipx": clipx}},
+                    "rollout": {"trace": {"experiment_name": name}},
                 },
             },
         )

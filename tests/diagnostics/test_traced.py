@@ -3,6 +3,8 @@
 Not covered: the figures' looks; reading (test_traces.py).
 """
 
+from dataclasses import replace
+
 import numpy
 import pandas
 import pytest
@@ -78,6 +80,19 @@ def test_the_view_has_the_numbers_of_its_tokens_in_order(tmp_path):
     assert sum(counts) == max(
         sum(event in ("low", "high") for line in group.lines for _, event, _ in line.tokens) for group in section.groups
     )
+
+
+def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_those_that_learn(tmp_path):
+    runs = [read_run(write_run(tmp_path / name, name, steps=2)) for name in ("grpo", "acpo")]
+    updates = []
+    for update in traced_updates(settings_of(runs)):
+        rows = update.tokens.head(3).assign(event="kept", under_grpo="kept", advantage=0.0)
+        prompts = [rows.assign(prompt=name, prompt_text=name) for name in "abc"]
+        updates.append(replace(update, tokens=pandas.concat(prompts, ignore_index=True)))
+    updates[0].tokens.loc[updates[0].tokens.prompt == "b", "advantage"] = 1.0
+    updates[1].tokens.loc[8, "under_grpo"] = "low"
+    sections = token_sections(updates)
+    assert [[group.prompt for group in section.groups] for section in sections] == [["c", "b", "a"]] * 2
 
 
 def test_white_space_is_to_be_seen():

@@ -127,8 +127,8 @@ def _of_bins(setting: Setting, names: list[str]) -> Finding:
     first, last = setting.mean(names[0]), setting.mean(names[-1])
     edge = 1 / len(names)
     text = (
-        f"ε was {between(first)} for tokens of probability below {edge:g} and {between(last)} above {1 - edge:g} "
-        "(means over a step’s updates)."
+        f"The ratio may leave 1 by ε, which was {between(first)} for tokens of probability below {edge:g} and "
+        f"{between(last)} above {1 - edge:g} (means over a step’s updates). Bounds of 0.8 and 1.2 are ε = 0.2."
     )
     if setting.mean(keys.EPSILON_HIGHEST).size:
         text += f" The widest of any update was {number(setting.table(keys.EPSILON_HIGHEST).to_numpy().max(), 2)}."

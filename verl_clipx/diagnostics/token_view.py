@@ -51,7 +51,7 @@ class Section:
 
     Args:
         update: the update.
-        groups: its prompts, those with the most clipped tokens first.
+        groups: its prompts, in the page's order.
         clipped, clipped_under_grpo: numbers of clipped tokens among those shown, by the setting's own rule and by
             GRPO's.
         total: number of tokens that are shown.
@@ -72,14 +72,25 @@ def visible(text: str) -> str:
 
 
 def token_sections(updates: list[TracedUpdate]) -> list[Section]:
-    """Up to MOST_COMPLETIONS completions in all, the same number a setting, whole prompts first."""
-    return [_section(update, MOST_COMPLETIONS // len(updates)) for update in updates]
+    """Up to MOST_COMPLETIONS completions in all, the same number a setting, whole prompts first.
+
+    The settings show the same prompts where they have them: first those with the most tokens that either rule clips in
+    any of them, then those with an advantage.
+    """
+    if not updates:
+        return []
+    prompts = _ordered_prompts(pandas.concat([update.tokens for update in updates]))
+    return [_section(update, prompts, MOST_COMPLETIONS // len(updates)) for update in updates]
 
 
-def _section(update: TracedUpdate, most: int) -> Section:
+def _ordered_prompts(tokens: pandas.DataFrame) -> list[str]:
+    clipped = tokens[["event", "under_grpo"]].isin([LOW, HIGH]).any(axis=1)
+    counts = pandas.DataFrame({"prompt": tokens.prompt, "clipped": clipped, "learning": tokens.advantage != 0})
+    return list(counts.groupby("prompt").sum().sort_values(["clipped", "learning"], ascending=False).index)
+
+
+def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
     tokens = update.tokens.sort_values(["prompt", "sample", "position"], kind="stable")
-    clipped = tokens.event.isin([LOW, HIGH]).groupby(tokens.prompt).sum()
-    prompts = clipped.sort_index().sort_values(ascending=False, kind="stable").index
     groups, kept, left = [], [], most
     for prompt in prompts:
         samples = list(tokens[tokens.prompt == prompt].groupby("sample"))[:left]
