@@ -1,6 +1,6 @@
-"""What follows from the classes: README's table of methods, and `clipx methods observe`.
+"""What follows from the classes: docs/methods.md's table, and `clipx methods observe`.
 
-Covers: README has the table that `clipx methods --markdown` prints, and every group that chooses a method is in it;
+Covers: the page has the table that `clipx methods --markdown` prints, and every group that chooses a method is in it;
 what `clipx methods` makes of a group's name and of observe. Not covered: what the rows say, its other columns
 (tests/training/test_groups.py).
 """
@@ -14,13 +14,13 @@ from verl_clipx.cli import app
 from verl_clipx.configs_folder import configs_folder
 from verl_clipx.listing import described_by, group_settings, markdown_table
 
-README = Path(__file__).parents[1] / "README.md"
+PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 START, END = "<!-- clipx methods --markdown -->\n", "\n<!-- end -->"
 
 
-def test_readme_has_the_table_that_the_command_prints():
-    table = README.read_text().split(START)[1].split(END)[0]
-    assert table == markdown_table(), "clipx methods --markdown prints the table that README should have"
+def test_the_page_has_the_table_that_the_command_prints():
+    table = PAGE.read_text().split(START)[1].split(END)[0]
+    assert table == markdown_table(), "clipx methods --markdown prints the table that the page should have"
 
 
 def test_every_group_with_a_method_has_its_place():

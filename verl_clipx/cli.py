@@ -125,7 +125,7 @@ def gpu_check(
 def methods(
     name: Annotated[str | None, typer.Argument(help="A method, or observe, for its parameters.")] = None,
     parameters: Annotated[list[str] | None, typer.Argument(help="With --plot, clipx.<parameter>=… .")] = None,
-    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table that README has.")] = False,
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
 ) -> None:
     """List the methods, or the parameters of one, or draw one."""

@@ -75,13 +75,13 @@ def parameter_rows(name: str, groups: list[str]) -> list[tuple[str, ...]]:
 
 
 def markdown_table() -> str:
-    """README's table of methods, a row a method: its groups, what it does, source, file; and a row for none."""
+    """The table of docs/methods.md, a row a method: its groups, what it does, source, file; and a row for none."""
     rows = ["| `+clipx=` | what it does | source | file |", "|---|---|---|---|"]
     for name, method in METHODS.items():
         if method.__module__.startswith("verl_clipx.methods."):
             groups = ", ".join(f"`{group}`" for group in groups_of(name))
-            file = method.__module__.replace(".", "/") + ".py"
+            file = method.__module__.removeprefix("verl_clipx.").replace(".", "/") + ".py"
             rows.append(
-                f"| {groups} | {method.summary().rstrip('.')} | {method.source} | [{file.split('/', 1)[1]}]({file}) |"
+                f"| {groups} | {method.summary().rstrip('.')} | {method.source} | [{file}](../verl_clipx/{file}) |"
             )
-    return "\n".join([*rows, f"| `{OBSERVE}` | {' | '.join(OBSERVED)} | [docs/metrics.md](docs/metrics.md) |"])
+    return "\n".join([*rows, f"| `{OBSERVE}` | {' | '.join(OBSERVED)} | [metrics.md](metrics.md) |"])
