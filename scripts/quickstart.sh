@@ -1,16 +1,18 @@
 #!/usr/bin/env bash
-# Trains a small policy with a real verl GRPO run on the CPU under one of the plugin's losses, and shows what came of it.
-#   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default bapo)
-# About ten minutes on two cores, the installation included; up to 8 GB of memory. Safe to run twice.
-# Adjustable by environment variables: RUNS (where runs are kept), SEED, and those of scripts/environment.sh and
-# recipes/quickstart/run_countdown_tiny_cpu.sh (TOTAL_STEPS, ACTOR_LR, …). Further arguments are Hydra overrides.
+# Trains a small policy with the real verl on the CPU, once under GRPO's clip and once under another method, and puts
+# both runs on one page.
+#   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default acpo); grpo: that run alone
+# About ten minutes on two cores, besides the download of packages; up to 8 GB of memory. Safe to run twice.
+# Adjustable by environment variables: SEEDS (runs of each method; 3 makes bands), SEED (the first of them), RUNS (where
+# runs are kept), and those of scripts/environment.sh and recipes/quickstart/run_countdown_tiny_cpu.sh (TOTAL_STEPS,
+# ACTOR_LR, …). Further arguments are Hydra overrides: of METHOD's runs alone where they begin with clipx, else of all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case ${1:-} in
-    --help | -h) sed -n '2,7s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
-METHOD=${1:-bapo}
+METHOD=${1:-acpo}
 [[ $# -gt 0 ]] && shift
 
 # The values that a group leaves to the user: marked ??? in its file.
@@ -33,16 +35,26 @@ for key in $(asked "$METHOD"); do
     }
 done
 
+# What GRPO's runs get of the overrides.
+shared=()
+for override in "$@"; do
+    [[ $override =~ ^[+~]*clipx[./] ]] || shared+=("$override")
+done
+
+SEED=${SEED:-1}
+SEEDS=${SEEDS:-1}
+[[ $SEED =~ ^(0|[1-9][0-9]*)$ && $SEEDS =~ ^[1-9][0-9]*$ ]] || {
+    printf 'SEED=%s SEEDS=%s: give a whole number, and how many seeds from there on\n' "$SEED" "$SEEDS" >&2
+    exit 2
+}
+
 # Containers often set it. Each of a run's processes would then compile 4,000 modules anew: 11 s of imports, not 5.
 unset PYTHONDONTWRITEBYTECODE
 
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
-export SEED=${SEED:-1}
-export METHOD
-export TOTAL_STEPS=${TOTAL_STEPS:-50}
-export RUN_FOLDER=${RUN_FOLDER:-$RUNS/$METHOD-seed$SEED}
+export TOTAL_STEPS=${TOTAL_STEPS:-16}
 export TRAIN_FILE=$RUNS/data/train.parquet
 export TEST_FILE=$RUNS/data/test.parquet
 
@@ -60,33 +72,53 @@ step() {
     fi
 }
 
+# Trains under a method with a seed; further arguments are overrides.
+train() {
+    local method=$1 seed=$2 folder=$RUNS/$1-seed$2
+    shift 2
+    say "4/5 training: verl with +clipx=$method, seed $seed, $TOTAL_STEPS steps (log: $folder/run.log)"
+    rm -rf "$folder"
+    METHOD=$method SEED=$seed RUN_FOLDER=$folder clipx watch "$folder" --steps "$TOTAL_STEPS" --label "$method" -- \
+        bash recipes/quickstart/run_countdown_tiny_cpu.sh "$@"
+    folders+=("$folder")
+}
+
 say "1/5 environment"
 bash scripts/environment.sh cpu
 VENV=${VENV:-.venv}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
 export PATH="$VENV/bin:$PATH"
 
-step "2/5 data: Countdown problems" data python -m verl_clipx.tasks.countdown "$RUNS/data"
+# Four numbers: the answers are long, and unsure enough that each of ACPO's bins holds tokens.
+problems=(--min-numbers 4 --max-numbers 4)
+step "2/5 data: Countdown problems" data python -m verl_clipx.tasks.countdown "$RUNS/data" "${problems[@]}"
 
-step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
-    python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1
-MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
+if [[ -n ${MODEL_PATH:-} ]]; then
+    say "3/5 policy: $MODEL_PATH"
+else
+    step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
+        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 "${problems[@]}"
+    MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
+    grep 'held-out reward' "$RUNS/policy.log" || true
+fi
 export MODEL_PATH
-grep 'held-out reward' "$RUNS/policy.log" || true
 
-say "4/5 training: verl with +clipx=$METHOD, $TOTAL_STEPS steps (log: $RUN_FOLDER/run.log)"
-rm -rf "$RUN_FOLDER"
-clipx watch "$RUN_FOLDER" --steps "$TOTAL_STEPS" --label "$METHOD" -- \
-    bash recipes/quickstart/run_countdown_tiny_cpu.sh "$@"
+folders=()
+for ((seed = SEED; seed < SEED + SEEDS; seed++)); do
+    [[ $METHOD == grpo ]] || train grpo "$seed" ${shared[@]+"${shared[@]}"}
+    train "$METHOD" "$seed" "$@"
+done
 
-say "5/5 report"
-clipx report "$RUN_FOLDER" --out "$RUN_FOLDER/report" --title "Countdown with +clipx=$METHOD, seed $SEED"
+PAGE=$RUNS/$METHOD-page
+say "5/5 page"
+clipx report "${folders[@]}" --out "$PAGE"
 cat <<END
 What next:
-  open the page                $RUN_FOLDER/report/report.html
-  two runs on one page         $VENV/bin/clipx report $RUN_FOLDER OTHER_FOLDER --out report
+  open the page                $PAGE/report.html
   another method               bash scripts/quickstart.sh dgpo
   another parameter            bash scripts/quickstart.sh acpo clipx.alpha=2
+  three seeds, with bands      SEEDS=3 bash scripts/quickstart.sh
+  any runs on one page         $VENV/bin/clipx report RUN OTHER_RUN --out page
   the methods                  $VENV/bin/clipx methods
   your own verl run            add +clipx=$METHOD to its command line (README.md)
 END

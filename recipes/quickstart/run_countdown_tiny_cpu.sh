@@ -6,7 +6,7 @@ set -xeuo pipefail
 ############################# user-adjustable #############################
 
 # a group of configs/clipx
-METHOD=${METHOD:-bapo}
+METHOD=${METHOD:-acpo}
 
 MODEL_PATH=${MODEL_PATH:-runs/quickstart/policy}
 TRAIN_FILE=${TRAIN_FILE:-runs/quickstart/data/train.parquet}
@@ -16,16 +16,19 @@ RUN_FOLDER=${RUN_FOLDER:-runs/quickstart/$METHOD}
 NNODES=${NNODES:-1}
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-1}
 
-TOTAL_STEPS=${TOTAL_STEPS:-50}
-TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-16}
+TOTAL_STEPS=${TOTAL_STEPS:-16}
+TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-80}
 ROLLOUT_N=${ROLLOUT_N:-8}
-# prompts per optimizer step: two updates per rollout batch, so that clipping can act
-MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-8}
-MICRO_BATCH_SIZE=${MICRO_BATCH_SIZE:-64}
+# prompts per optimizer step: eight updates per rollout batch, so that clipping can act
+MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-10}
+# responses a rank passes at once: its share of an optimizer step
+MICRO_BATCH_SIZE=${MICRO_BATCH_SIZE:-$((MINI_BATCH_SIZE * ROLLOUT_N / (NNODES * NGPUS_PER_NODE)))}
 ACTOR_LR=${ACTOR_LR:-3e-4}
 MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-24}
-MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-16}
-VAL_N=${VAL_N:-2}
+MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-20}
+VAL_N=${VAL_N:-1}
+# one of so many rollout batches leaves traces of all its tokens
+TRACE_EVERY=${TRACE_EVERY:-5}
 TEST_FREQ=${TEST_FREQ:-$TOTAL_STEPS}
 SEED=${SEED:-1}
 
@@ -43,6 +46,9 @@ mkdir -p "$RUN_FOLDER"
 
 LOSS=(
     +clipx="$METHOD"
+    +clipx/trace=prompts
+    clipx.trace.fraction=1.0
+    clipx.trace.every="$TRACE_EVERY"
 )
 
 DATA=(
@@ -66,6 +72,7 @@ ACTOR=(
 )
 
 ROLLOUT=(
+    +clipx/rollout=seeded
     actor_rollout_ref.rollout.n="$ROLLOUT_N"
     actor_rollout_ref.rollout.seed="$SEED"
     actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE"

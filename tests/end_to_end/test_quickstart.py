@@ -1,0 +1,69 @@
+"""scripts/quickstart.sh, short: GRPO and ACPO by the real verl, one after the other, and their page.
+
+Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page.
+Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/tasks), several
+seeds (tests/claims/test_quickstart.py), learning and times (docs/quickstart.md has measured runs).
+"""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from verl_clipx.diagnostics.runs import read_run
+from verl_clipx.traces import read_shards
+
+from .runs import REPOSITORY, SECONDS
+
+pytestmark = pytest.mark.end_to_end
+
+SMALL = {"TOTAL_STEPS": "2", "TRAIN_BATCH_SIZE": "16", "MINI_BATCH_SIZE": "4", "ROLLOUT_N": "4", "TRACE_EVERY": "1"}
+
+
+def checkout(folder: Path) -> Path:
+    """The repository with links for its folders, whose environment is always up to date."""
+    (folder / "scripts").mkdir(parents=True)
+    for path in REPOSITORY.iterdir():
+        if path.name not in ("scripts", "runs", ".git"):
+            (folder / path.name).symlink_to(path)
+    (folder / "scripts" / "quickstart.sh").symlink_to(REPOSITORY / "scripts" / "quickstart.sh")
+    (folder / "scripts" / "environment.sh").write_text("exit 0\n")
+    return folder / "scripts" / "quickstart.sh"
+
+
+def test_grpo_and_acpo_on_one_page(task, tmp_path):
+    script, runs = checkout(tmp_path / "checkout"), tmp_path / "runs"
+    given = {"VENV": sys.prefix, "RUNS": str(runs), "MODEL_PATH": str(task.policy)}
+    overrides = [f"data.train_files={task.train}", "trainer.val_before_train=False", "trainer.test_freq=-1"]
+    done = subprocess.run(
+        ["bash", script, "acpo", *overrides, "clipx.alpha=2"],
+        env=os.environ | SMALL | given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.glob("*/run.log"))
+    assert done.returncode == 0, done.stdout + logs
+
+    grpo, acpo = (read_run(runs / f"{method}-seed1") for method in ("grpo", "acpo"))
+    assert (grpo.method, acpo.method) == ("grpo", "acpo")
+    assert list(grpo.log.index) == list(acpo.log.index) == [1, 2]
+    assert "clipx.alpha" not in grpo.configuration and acpo.configuration["clipx.alpha"] == 2
+    assert grpo.configuration["data.train_files"] == acpo.configuration["data.train_files"] == str(task.train)
+    # Drawn before any update: the seed alone decides it.
+    assert grpo.values("critic/score/mean")[1] == acpo.values("critic/score/mean")[1]
+
+    first = []
+    for run in (grpo, acpo):
+        assert {(shard.step, shard.update) for shard in run.shards} == {(s, u) for s in (1, 2) for u in range(4)}
+        (shard,) = [shard for shard in run.shards if (shard.step, shard.update) == (1, 0)]
+        first.append(read_shards(run.traces, [shard]).to_pandas()[["prompt", "sample", "position", "token_id"]])
+    assert len(first[0]) > 64 and first[0].equals(first[1])
+
+    page = runs / "acpo-page" / "report.html"
+    assert f"open the page                {page}" in done.stdout
+    text = page.read_text()
+    assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
