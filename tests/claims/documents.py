@@ -1,4 +1,4 @@
-"""Reading README.md and docs: the commands, Python and YAML of their code blocks, their inline code, their links.
+"""Reading README, CONTRIBUTING, CHANGELOG and docs: the code blocks, the inline code, the links.
 
 A command that no test can run says why at the end of its line, `# needs: GPUs`, alone or after other words and a
 semicolon: `# launch; needs: GPUs, the hub`. The reasons are those of REASONS.
@@ -13,7 +13,7 @@ from pathlib import Path
 from markdown_it import MarkdownIt
 
 ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 
 # What a command may need that a test does not have; minutes and hours are its own running time.
 REASONS = frozenset({"GPUs", "a cluster", "the hub", "the network", "Docker", "minutes", "hours"})
