@@ -70,11 +70,11 @@ def test_the_numbers_are_those_of_the_log(written, runs):
     assert set(tokens["setting"]) == {"GRPO", "ACPO"} and {"ratio", "low", "high", "weight"} <= set(tokens)
 
 
-def test_without_traces_it_says_where_it_looks_for_them(tmp_path):
+def test_without_traces_it_says_how_to_get_them(tmp_path):
     run = write_run(tmp_path / "bapo-seed1", "bapo", traced=False)
     assert report(run / "metrics.jsonl", "--out", tmp_path / "out").exit_code == 0
     page = (tmp_path / "out" / "report.html").read_text()
-    assert "traces/*.parquet" in page and "<script" not in page
+    assert "+clipx/trace=prompts" in page and "<script" not in page
     assert not (tmp_path / "out" / "tokens.csv").exists()
 
 

@@ -181,6 +181,15 @@ def test_flushing_before_a_checkpoint_changes_nothing_later():
     assert torch.equal(through.step(batch(seed=3)).statistics, saved.step(batch(seed=3)).statistics)
 
 
+def test_a_restored_state_is_not_mixed_with_what_waited():
+    run, kept = Run("acpo", scope="lagged"), Run("acpo", scope="lagged")
+    kept.step(batch(seed=1))
+    kept.planner.flush()
+    run.step(batch(seed=2))
+    run.planner.restore(kept.planner.state)
+    assert torch.equal(run.step(batch(seed=3)).statistics, RANKS * run.own(batch(seed=1)))
+
+
 def test_micro_batch_and_fixed_bounds_cost_nothing():
     for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
         step = run.step(batch())

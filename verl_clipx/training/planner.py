@@ -188,6 +188,10 @@ class StepPlanner:
         self._alarmed = difference > TOLERATED_DIFFERENCE
         return difference
 
+    def restore(self, state: ControllerState) -> None:
+        """Goes on from a checkpoint's state; what waits for the next step belongs to the weights before it."""
+        self.state, self._pending = state, None
+
     def flush(self) -> None:
         """Sums what waits for the next step over the ranks now; every rank must call it."""
         if self._pending is not None:

@@ -320,7 +320,7 @@ class ClipxTraining:
         found = re.search(r"global_step_(\d+)", str(local_path))
         step = int(found[1]) if found else 0
         if self.planner is not None and local_path is not None:
-            self.planner.state = self._restored_state(Path(local_path))
+            self.planner.restore(self._restored_state(Path(local_path)))
             self.rollouts = step * self.parameter_sync_step
         if self.tracer is not None:
             self.tracer.resume(step)
