@@ -21,8 +21,12 @@ from verl_clipx.training.worker import observing
 
 from .test_worker import aggregated
 
-# So that the search moves a bound: otherwise P/(P+N) is the same before and after.
-FURTHER = {"bapo": ("clipx.target=0.9",)}
+# So that the search moves a bound, tokens are clipped on both sides, and some sequences are not.
+FURTHER = {
+    "bapo": ("clipx.target=0.9",),
+    "acpo": ("clipx.alpha=0.5",),
+    "gspo": ("clipx.clip_low=0.95", "clipx.clip_high=1.05"),
+}
 WHOLE = [[list(range(6))]]
 SPLITS = [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]], [[2, 3]]]]
 MODES = ("default", "all")
