@@ -161,7 +161,7 @@ def test_a_benchmarks_cluster_is_planned_and_demanded(tmp_path):
     file.parent.mkdir(parents=True)
     config = {
         **{"model": "hub/model", "checkpoints": {"m": {"step": None}}, "protocol": "sampled", "cluster": "table"},
-        "sampling": {"samples": 8, "temperature": 1.0, "max_tokens": 16, "top_p": 1.0},
+        **{"sampling": {"samples": 8, "temperature": 1.0, "max_tokens": 16, "top_p": 1.0}, "versions": {}},
         "benchmarks": {"b": {"questions": 4, "limit": None, "clusters": ["s", "s", "t", "t"]}},
     }
     scored = {"result": {"avg@8": {"mean": 0.5, "low": None, "high": None}}, "values": {"avg@8": [0.0, 1.0, 1.0, 0.0]}}
