@@ -9,7 +9,7 @@ set -xeuo pipefail
 # empty: DeepSeek-R1-Distill-Qwen; bp_math: the authors' own fine-tuned model, to be named by MODEL_PATH
 INITIAL_MODEL=${INITIAL_MODEL:-}
 
-# grpo, clip_higher or bapo; without REGIME also bapo_fixed_bounds (Figures 4 and 9) and clip_lower (Figure 7)
+# grpo, clip_higher or bapo; without REGIME also clip_lower (Figure 7)
 METHOD=${METHOD:-bapo}
 
 # empty, or how stale the data are: epochs_1, epochs_2, epochs_4, partial_rollout, separate_async;

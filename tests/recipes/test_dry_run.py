@@ -58,7 +58,7 @@ OFFERED = {
     "bapo/run_octothinker_llama_3b_fsdp.sh": [{"METHOD": BAPO}],
     "bapo/run_r1_distill_qwen_7b_fsdp.sh": [
         {"METHOD": BAPO, "REGIME": STALENESS},
-        {"METHOD": ["bapo_fixed_bounds", "clip_lower"]},
+        {"METHOD": ["clip_lower"]},
         {"METHOD": ["grpo"], "REGIME": ["epochs_1_8k", "epochs_4_8k", "on_policy"]},
         {"METHOD": ["grpo", "bapo"], "INITIAL_MODEL": ["bp_math"]},
     ],
