@@ -40,10 +40,17 @@ if [[ ! -x $VENV/bin/python ]]; then
     "$PYTHON" -m venv "$VENV" || fail "$PYTHON has no venv module: apt-get install python3-venv"
 fi
 
-# What is installed depends on these alone.
-wanted=$(printf '%s\n' "${extras[@]}" "$TORCH_VERSION" | sort | cat - pyproject.toml | sha256sum | cut -d ' ' -f 1)
-stamp=$VENV/.verl-clipx-$(printf '%s-' "${extras[@]}" | tr -c 'a-z\n' '-')installed
-if [[ -f $stamp && $(cat "$stamp") == "$wanted" ]]; then
+# What is installed depends on these alone. The stamp has their hash, then the extras that are installed.
+wanted=$(printf '%s\n' "$TORCH_VERSION" | cat - pyproject.toml | sha256sum | cut -d ' ' -f 1)
+stamp=$VENV/.verl-clipx-installed
+installed=()
+[[ -f $stamp ]] && read -ra installed <"$stamp"
+[[ ${installed[0]:-} == "$wanted" ]] || installed=("$wanted")
+missing=()
+for extra in "${extras[@]}"; do
+    [[ " ${installed[*]} " == *" $extra "* ]] || missing+=("$extra")
+done
+if [[ ${#missing[@]} -eq 0 ]]; then
     say "the environment in $VENV is up to date"
     exit 0
 fi
@@ -65,5 +72,5 @@ list=$(IFS=,; echo "${extras[*]}")
 say "installing verl-clipx[$list] and what it needs (a minute or two)"
 "${install[@]}" --editable ".[$list]" || fail "pip could not install verl-clipx[$list]; see its message above"
 "${pip[@]}" check >/dev/null || fail "the installed packages do not fit together: $VENV/bin/python -m pip check"
-printf '%s' "$wanted" >"$stamp"
+printf '%s\n' "${installed[*]} ${missing[*]}" >"$stamp"
 say "done: $VENV"
