@@ -218,7 +218,7 @@ ROWS = (
     ),
     Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS, BOTH),
     Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS, BOTH),
-    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, "4 ranks; no run through Ray yet"),
+    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"4 ranks; {BOTH}"),
     Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"packed; {BOTH}"),
     Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; its rollout needs GPUs"),
     Row(
@@ -231,7 +231,7 @@ ROWS = (
         "fused kernels",
         f"{FUSED_KERNELS}=True",
         GPU_CHECK,
-        "torch's back end, tied embeddings; no run through Ray yet",
+        f"torch's back end, tied embeddings; {BOTH}",
     ),
     Row(
         "fused kernels under FSDP2, untied embeddings",
@@ -239,7 +239,7 @@ ROWS = (
         remark=f"{WRAPPED_HEAD}: {ENGINE}; in the driver where the model's configuration lies there",
         refusal=fused_kernels_of_a_wrapped_head,
     ),
-    Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", GPU_CHECK, "no run through Ray yet"),
+    Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", GPU_CHECK, BOTH),
     Row("KL loss", "use_kl_loss=True", TRAINING),
     Row("several epochs", "ppo_epochs=2", TRAINERS),
     Row(
