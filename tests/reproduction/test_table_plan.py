@@ -70,7 +70,10 @@ def finish_training(run: Path, steps: int, total: int | None = 20) -> None:
 
 def finish_evaluation(folder: Path, benchmark: str) -> None:
     (folder / "evaluation" / benchmark).mkdir(parents=True)
-    (folder / "evaluation" / benchmark / "results.json").write_text("{}")
+    sampling = {"samples": 1, "temperature": 1.0, "max_tokens": 8, "top_p": 1.0}
+    config = {"model": "m", "protocol": "p", "checkpoints": {}, "benchmarks": {}, "sampling": sampling, "versions": {}}
+    results = {"config": config, "benchmarks": {}}
+    (folder / "evaluation" / benchmark / "results.json").write_text(json.dumps(results))
 
 
 def test_data_first_then_models_then_seed_after_seed(places):

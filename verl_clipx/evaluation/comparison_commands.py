@@ -79,7 +79,7 @@ def _meaning(one: "Comparison", questions: int) -> str:
 
 def _print_variance(found: "Compared") -> None:
     table = Table(title="where the error of avg comes from", box=SIMPLE, pad_edge=False)
-    for heading in ("part", "first: one sample", "in the mean", "second: one sample", "in the mean"):
+    for heading in ("part", "first: a sample", "the mean", "second: a sample", "the mean"):
         table.add_column(heading, no_wrap=True)
     cells: dict[str, list[str]] = {}
     for split, seeds, samples in zip(found.variance.values(), found.seeds, found.samples, strict=True):
