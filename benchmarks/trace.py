@@ -88,7 +88,7 @@ def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, trac
     if tracer is None:
         update()
     else:
-        with tracer.rollout_batch(data):
+        with tracer.rollout_batch(data, 0):
             update()
             tracer.end_update()
     seconds = time.thread_time() - started

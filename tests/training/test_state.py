@@ -134,6 +134,13 @@ def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):
     assert worker.planner.state.step == 7 and worker.rollouts == 9 and worker.loaded == str(folder)
 
 
+def test_a_checkpoint_of_a_step_that_trained_the_critic_alone_takes_nothing_from_the_count(tmp_path, one_rank):
+    worker = Worker(method="grpo")
+    worker.rollouts = 9
+    worker.load_checkpoint(str(tmp_path / "global_step_2" / "actor"))
+    assert worker.rollouts == 9
+
+
 @pytest.mark.parametrize(
     ("spoil", "message"),
     [

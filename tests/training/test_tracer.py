@@ -66,7 +66,7 @@ def traced_call(config, tracer, *, step=None, weights=None, batch=None, rows=ROW
     if tracer is None:
         loss, metrics = function(model_output=output, data=data)
     else:
-        with tracer.rollout_batch(data):
+        with tracer.rollout_batch(data, 0):
             loss, metrics = function(model_output=output, data=data)
             tracer.end_update()
     loss.backward()
@@ -204,7 +204,7 @@ def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, f
             with counted_host_syncs() as counter:
                 function(model_output=output, data=data)
         else:
-            with tracer.rollout_batch(data), counted_host_syncs() as counter:
+            with tracer.rollout_batch(data, 0), counted_host_syncs() as counter:
                 function(model_output=output, data=data)
                 tracer.end_update()
             assert tokens_in(tracer).prompt.nunique() == 2 * fraction
@@ -250,9 +250,9 @@ def batch_of(prompts, *, session=False, **fields):
     return data
 
 
-def traced_batch(tracer, data, updates=1):
+def traced_batch(tracer, data, updates=1, before=0):
     """The responses of a rollout batch that are traced; its updates add made-up numbers."""
-    with tracer.rollout_batch(data):
+    with tracer.rollout_batch(data, before):
         for _ in range(updates):
             rows = tracer.rows(data, {}, None) if ROW in data else None
             if rows is not None:
@@ -284,8 +284,8 @@ def test_what_the_batch_knows_of_a_response_is_written(tmp_path):
     logs = jagged([torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -4.0])])
     data = batch_of([[1], [1]], session=True, rm_scores=scores, rollout_log_probs=logs)
     tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 0}, {"max_global_steps": 2}])
-    tracer = tracer_to(tmp_path, tokenizer=Tokenizer(), batches=2)
-    traced_batch(tracer, data)
+    tracer = tracer_to(tmp_path, tokenizer=Tokenizer())
+    traced_batch(tracer, data, before=2)
     tokens = tokens_in(tracer)
     assert tokens.text.tolist() == [" t7", " t8"] * 2 and set(tokens.prompt_text) == {"t1"}
     assert tokens["sample"].tolist() == [0, 0, 1, 1] and tokens.score.tolist() == [0.5, 0.5, 1, 1]
@@ -321,9 +321,9 @@ def test_a_row_without_tokens_is_left_out(tmp_path):
     assert tracer.writer.flush() and shards_in(tmp_path) == []
 
 
-def shards_after(tracer, batches, updates=2):
-    for _ in range(batches):
-        traced_batch(tracer, batch_of([[1]]), updates)
+def shards_after(tracer, batches, updates=2, before=0):
+    for number in range(before, before + batches):
+        traced_batch(tracer, batch_of([[1]]), updates, number)
     assert tracer.writer.flush()
     return [(shard.step, shard.update) for shard in shards_in(tracer.folder)]
 
@@ -337,16 +337,10 @@ def test_parts_of_a_step_go_on_counting_updates(tmp_path):
     assert found == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1)]
 
 
-def test_steps_that_trained_the_critic_alone_count(tmp_path):
-    assert shards_after(tracer_to(tmp_path, batches=2), 1) == [(3, 0), (3, 1)]
-
-
 def test_a_resumed_run_keeps_what_came_before_and_writes_the_rest_anew(tmp_path):
     shards_after(tracer_to(tmp_path), 4)
     kept = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
-    resumed = tracer_to(tmp_path, batches=1)
-    resumed.resume(2)
-    assert shards_after(resumed, 1, updates=1) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert shards_after(tracer_to(tmp_path), 1, updates=1, before=2) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
     assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == kept
 
 
@@ -370,8 +364,8 @@ def test_nothing_but_traces_is_removed(tmp_path):
 
 def test_the_last_rollout_batch_is_on_the_disk_when_training_ends(tmp_path):
     tracer = tracer_to(tmp_path, last=2)
-    for _ in range(2):
-        traced_batch(tracer, batch_of([[1]]))
+    for number in range(2):
+        traced_batch(tracer, batch_of([[1]]), before=number)
     assert len(shards_in(tmp_path)) == 2
 
 
@@ -380,7 +374,7 @@ def test_a_token_takes_few_bytes(tmp_path):
     tracer = tracer_to(tmp_path)
     data, _ = micro_batch(batch, list(range(400)))
     generator = torch.Generator().manual_seed(0)
-    with tracer.rollout_batch(data):
+    with tracer.rollout_batch(data, 0):
         rows = tracer.rows(data, {}, None)
         shape = len(rows.places), batch["mask"].shape[1]
         rows.add(TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields)), {})

@@ -2,25 +2,29 @@
 
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
-on; a loss call outside an optimizer step; distillation's loss of the logits; dropout is refused. Not covered: the real
-engine (tests/end_to_end).
+on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
+distillation's loss of the logits; dropout is refused. Not covered: the real engine (tests/end_to_end).
 """
 
 import math
 from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
 from verl.trainer.distillation import distillation_ppo_loss
+from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
+from verl_clipx.traces import shards_in
 from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.observation import refuse_dropout
+from verl_clipx.training.observe import observe_registered
 from verl_clipx.training.step import AGE, OptimizerStep
-from verl_clipx.training.worker import clipx_node, observing
+from verl_clipx.training.worker import ClipxTraining, clipx_node, observing
 
 from .host_syncs import counted_host_syncs
 from .jagged import micro_batch
@@ -164,6 +168,80 @@ def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
     whole = aggregated(wrapped, example(), [[[0, 1, 2, 3, 4, 5]]])
     parts = aggregated(wrapped, example(), [[[0], [1, 2], [3, 4, 5]]])
     assert parts["clipx/ratio_mean"] == pytest.approx(whole["clipx/ratio_mean"], rel=1e-6)
+
+
+class VerlsWorker:
+    """What the plugin's part of a worker needs of verl's: rank 0 of one, whose rollout batch is one mini-batch."""
+
+    rank, model_config = 0, SimpleNamespace(tokenizer=None)
+
+    def __init__(self, config, output):
+        self.output = output
+        self.engine = SimpleNamespace(
+            module=torch.nn.Linear(1, 1),
+            is_mp_src_rank_with_outputs=lambda: True,
+            get_data_parallel_rank=lambda: 0,
+            get_data_parallel_size=lambda: 1,
+            get_data_parallel_group=lambda: None,
+            optimizer_step=lambda: 1.0,
+            infer_batch=lambda: None,
+        )
+        self.set_loss_fn(partial(ppo_loss, config=config))
+
+    def set_loss_fn(self, loss_fn):
+        self.loss_fn = loss_fn
+
+    def forward_backward(self, data):
+        """As verl's Tinker worker."""
+        _, metrics = self.loss_fn(model_output=self.output, data=data)
+        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_batch(self, data):
+        return self.forward_backward(data)
+
+    def train_mini_batch(self, data):
+        return self.train_batch(data)
+
+
+class Worker(ClipxTraining, VerlsWorker):
+    """Ours on top of it."""
+
+
+@pytest.fixture
+def worker_and_data(actor, monkeypatch):
+    def build(*overrides):
+        """A worker and a mini-batch that was sampled by the weights after step 1."""
+        monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
+        observe_registered("vanilla")
+        data, output = micro_batch(example(), [0, 1, 2, 3, 4])
+        output["log_probs"].requires_grad_(True)
+        tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 1}] * 5)
+        return Worker(actor(*overrides), output), data
+
+    return build
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+@pytest.mark.parametrize("call", ["forward_backward", "train_batch", "train_mini_batch"])
+def test_sums_that_no_rollout_batch_makes_metrics_of_are_not_logged(worker_and_data, group, call):
+    worker, data = worker_and_data(group, "clipx.metrics=all", "trainer.critic_warmup=4")
+    metrics = tu.get(getattr(worker, call)(data), "metrics")
+    assert "clipx/ratio_mean" in metrics
+    assert not [key for key in metrics if key.startswith(("clipx/sum/", "clipx/staleness/tokens"))]
+    of_rollout_batches = {"clipx/effective_sample_size", "clipx/entropy_clip_estimate"}
+    if group == "+clipx=grpo":
+        of_rollout_batches |= {"clipx/staleness/versions", "clipx/staleness/spread/age_2"}
+    assert of_rollout_batches & metrics.keys() == (of_rollout_batches if call == "train_mini_batch" else set())
+
+
+def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_and_data, tmp_path):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace)
+    ages = [tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/staleness/versions"] for _ in range(2)]
+    # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
+    assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
+    assert worker.tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])

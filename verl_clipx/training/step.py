@@ -36,6 +36,7 @@ class OptimizerStep:
         observe: whether the training pass adds up its own statistics although others are given.
         observed: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
         assumed: this rank's statistics under the assumption that the ratio is 1, where they were used.
+        of_rollout_batch: whether it is one of a rollout batch's, whose end makes metrics of sums over each mini-batch.
     """
 
     position: str = ""
@@ -49,6 +50,7 @@ class OptimizerStep:
     observe: bool = False
     observed: Tensor | None = None
     assumed: Tensor | None = None
+    of_rollout_batch: bool = True
 
 
 @dataclass

@@ -127,7 +127,6 @@ class Tracer:
         trace: what to trace.
         rank, ranks: the data-parallel rank and their number.
         tokenizer: of the policy, or None.
-        batches: rollout batches that verl counts before the first one, as with a critic's warm-up.
         batches_a_step: rollout batches that verl logs as one step.
         last: the number of the run's last rollout batch, if known.
 
@@ -142,7 +141,6 @@ class Tracer:
         rank: int,
         ranks: int,
         tokenizer: Any,
-        batches: int = 0,
         batches_a_step: int = 1,
         last: int | None = None,
     ):
@@ -151,42 +149,34 @@ class Tracer:
         self.trace, self.folder = trace, Path(trace.folder)
         self.rank, self.ranks = rank, ranks
         self.texts = TokenTexts(tokenizer)
-        self.batches, self.batches_a_step, self.last = batches, batches_a_step, last
+        self.batches_a_step, self.last = batches_a_step, last
         self.writer = TraceWriter()
-        self._update = 0
+        self._step, self._update = 1, 0
         self._responses: list[Response] = []
         self._parts: list[Part] = []
         self._goes_on = False
 
-    @property
-    def step(self) -> int:
-        """The step that the rollout batch under way is logged as, from 1."""
-        return self.batches // self.batches_a_step + 1
-
-    def resume(self, step: int) -> None:
-        """Goes on after a step: the traces of later ones are written anew."""
-        self.batches, self._goes_on = max(self.batches, step * self.batches_a_step), False
-
     @contextmanager
-    def rollout_batch(self, data: Any) -> Iterator[None]:
-        """Traces the updates on a rollout batch.
+    def rollout_batch(self, data: Any, before: int) -> Iterator[None]:
+        """Traces the updates on a rollout batch. The first one's step and later ones are written anew.
 
         Args:
             data: this rank's share, on the host; gets a field that says which rows are traced.
+            before: rollout batches that verl counts before this one.
         """
+        self._step = before // self.batches_a_step + 1
         if not self._goes_on:
-            self.writer.put(partial(self._remove, self.step))
+            self.writer.put(partial(self._remove, self._step))
             self._goes_on = True
         # What an update left that did not end is not the next one's.
         self._parts = []
-        if self.batches % self.batches_a_step == 0:
+        if before % self.batches_a_step == 0:
             self._update = 0
-        if self.trace.includes(self.step):
-            self._responses, rows = responses_in(data, self.trace, self.rank, self.ranks, version=self.step - 1)
+        if self.trace.includes(self._step):
+            self._responses, rows = responses_in(data, self.trace, self.rank, self.ranks, version=self._step - 1)
             tu.assign_non_tensor_stack(data, ROW, rows)
         yield
-        self.batches += 1
-        if self.batches == self.last:
+        if before + 1 == self.last:
             # Ray ends a worker without its exit handlers, and nothing is left to train.
             self.writer.close()
 
@@ -211,7 +201,7 @@ class Tracer:
     def end_update(self) -> None:
         """Hands what the update's micro-batches added to the writer."""
         parts, self._parts = self._parts, []
-        shard = Shard(self.step, self._update, self.rank)
+        shard = Shard(self._step, self._update, self.rank)
         self._update += 1
         if parts:
             self.writer.put(lambda: write_shard(self.folder, shard, columns_of(parts, self.texts)))

@@ -19,7 +19,7 @@ from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.methods.method import NODE
-from verl_clipx.metrics import TOKENS
+from verl_clipx.metrics import SUM, TOKENS
 from verl_clipx.mini_batch_metrics import with_ratios_of_sums
 from verl_clipx.rollout_metrics import VERSIONS, merged_passes, with_staleness, with_updates
 from verl_clipx.training.announcement import announcement
@@ -69,7 +69,7 @@ def with_exact_metrics(
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
     for name, total in micro_batch.sums.items():
-        if name != TOKENS:
+        if name != TOKENS and (step.of_rollout_batch or not name.startswith(SUM)):
             metrics[name] = Metric(AggregationType.SUM, total * scale)
     for name, value in micro_batch.values.items():
         # Counts of one micro-batch add up; those over the mini-batch are the same in each.
@@ -102,7 +102,7 @@ def step_without_worker(settings: Settings) -> OptimizerStep:
             "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train by "
             f"train_mini_batch or train_batch, or use a method with fixed bounds (+{NODE}=grpo) without it."
         )
-    return OptimizerStep()
+    return OptimizerStep(of_rollout_batch=False)
 
 
 def observing(
@@ -128,7 +128,7 @@ def observing(
         if of_logits:
             return loss_fn(data=data, **of_logits)
         if isinstance(settings, Observe):
-            step = current_step() or OptimizerStep()
+            step = current_step() or OptimizerStep(of_rollout_batch=False)
             micro_batch = MicroBatch(step, traced=traced(tracer, model_output, data))
             return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
         step = current_step() or step_without_worker(settings)
@@ -167,8 +167,9 @@ class ClipxTraining:
     last_pass: bool = True
     update: int | None = None
     updates_before_pass: int = 0
-    # Rollout batches trained so far, and after how many of them the rollout gets new weights.
+    # Rollout batches that verl counts so far, and after how many of them the rollout gets new weights.
     rollouts: int = 0
+    in_rollout_batch: bool = False
     parameter_sync_step: int = 1
     gradient_norm: float | None = None
     watching: bool = False
@@ -194,6 +195,9 @@ class ClipxTraining:
         config, device = loss_fn.keywords["config"], get_device_id()
         run, functions = config.policy_loss.run, settings.functions(device)
         self.rejects = run.options.get(ROLLOUT_RS) is not None
+        # verl trains the critic alone in the steps before this one, and counts them.
+        self.parameter_sync_step = run.batches_a_step
+        self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.batches_a_step)
         if self.rank == 0:
             # Not logged: verl's workers show warnings alone.
             print(announcement(config.policy_loss), flush=True)
@@ -212,7 +216,6 @@ class ClipxTraining:
             )
             if settings.observes:
                 refuse_dropout(self.engine.module)
-            self.parameter_sync_step = run.batches_a_step
             self._watch_engine()
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
@@ -228,8 +231,14 @@ class ClipxTraining:
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
         """verl's loop over the mini-batches of a rollout batch; with Lopti, once for each group of tokens."""
-        with nullcontext() if self.tracer is None else self.tracer.rollout_batch(data):
-            return self._train_mini_batch(data)
+        self.in_rollout_batch = True
+        try:
+            with nullcontext() if self.tracer is None else self.tracer.rollout_batch(data, self.rollouts):
+                output = self._train_mini_batch(data)
+        finally:
+            self.in_rollout_batch = False
+        self.rollouts += 1
+        return output
 
     def _train_mini_batch(self, data):
         if self.planner is None:
@@ -253,7 +262,6 @@ class ClipxTraining:
         finally:
             self.token_pass, self.last_pass, self.update, self.updates_before_pass = None, True, None, 0
             self.weights_of_log_probs = None
-        self.rollouts += 1
         if not metrics:
             return None
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": merged_passes(metrics)}).cpu()
@@ -278,9 +286,11 @@ class ClipxTraining:
             token_pass=self.token_pass,
             weights_moved=self._weights_moved(),
         )
-        age = ages(data, self.rollouts // self.parameter_sync_step)
-        if age is not None:
-            data[AGE] = age
+        self.step.of_rollout_batch = self.in_rollout_batch
+        if self.in_rollout_batch:
+            age = ages(data, self.rollouts // self.parameter_sync_step)
+            if age is not None:
+                data[AGE] = age
         if self.planner.settings.needs_entropy:
             self.step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
@@ -321,15 +331,15 @@ class ClipxTraining:
         step = int(found[1]) if found else 0
         if self.planner is not None and local_path is not None:
             self.planner.restore(self._restored_state(Path(local_path)))
-            self.rollouts = step * self.parameter_sync_step
-        if self.tracer is not None:
-            self.tracer.resume(step)
+        self.rollouts = max(self.rollouts, step * self.parameter_sync_step)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
     def _observed_batch(self, data: Any) -> Any:
-        if self.observes and self.rejects:
-            left = padded(data["response_mask"]).sum(dtype=torch.float64)
-            self.step = OptimizerStep(counted_tokens=float(self._all_reduce(left)))
+        if self.observes:
+            self.step = OptimizerStep(of_rollout_batch=self.in_rollout_batch)
+            if self.rejects:
+                left = padded(data["response_mask"]).sum(dtype=torch.float64)
+                self.step.counted_tokens = float(self._all_reduce(left))
         try:
             return super().train_batch(data)
         finally:
@@ -341,7 +351,6 @@ class ClipxTraining:
             rank=self.engine.get_data_parallel_rank(),
             ranks=self.engine.get_data_parallel_size(),
             tokenizer=self.model_config.tokenizer,
-            batches=max(run.critic_warmup - 1, 0) * run.batches_a_step,
             batches_a_step=run.batches_a_step,
             last=last,
         )
