@@ -9,10 +9,13 @@ import pytest
 from tests.diagnostics.runs import write_validation
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.findings import (
+    entropy_changes,
     findings,
     rewards,
+    same_signs,
     small_bins,
     unequal_starts,
+    went_as_estimated,
     what_bounds_did,
     what_clipping_did,
 )
@@ -114,6 +117,36 @@ def test_small_bins_are_warned_of():
     found = small_bins(of(counts, alpha=3.0))
     assert found.head.startswith("1 of M’s 2 bins has too few tokens") and "9 tokens" in found.text
     assert small_bins(of(counts, alpha=2.0)) is None
+
+
+def estimated(estimate, entropy):
+    return of({keys.ENTROPY_ESTIMATE: estimate, keys.ENTROPY: entropy})
+
+
+def test_a_step_s_estimate_goes_with_the_change_to_the_next_step():
+    # Falls by 0.5, rises by 0.25, stands still; what comes after the last step is not known.
+    found = estimated([-2.0, -1.0, 4.0, 3.0], [1.0, 0.5, 0.75, 0.75])
+    changes = entropy_changes(found)
+    assert changes.index.tolist() == [1, 2, 3]
+    assert changes.estimate.tolist() == [-2, -1, 4] and changes.change.tolist() == [-0.5, 0.25, 0]
+    assert same_signs(changes) == (1, 2)
+
+
+def test_the_change_over_a_step_that_is_not_in_the_log_is_not_known():
+    assert entropy_changes(estimated([-1.0] * 3, [1.0, float("nan"), 0.25])).empty
+
+
+def test_whether_entropy_moved_as_estimated():
+    # Of six signs all equal have a probability of 2 / 64, below 0.05; five, or five equal ones of six, do not.
+    falling = [1.0 - 0.1 * step for step in range(7)]
+    assert "the way of the Entropy-Clip estimate in 6 of 6" in went_as_estimated([estimated([-1.0] * 7, falling)])
+    assert "against the Entropy-Clip estimate in 6 of 6" in went_as_estimated([estimated([1.0] * 7, falling)])
+    mixed = went_as_estimated([estimated([1.0, *[-1.0] * 6], falling)])
+    assert mixed.startswith("The Entropy-Clip estimate does not tell") and "5 of 6 steps" in mixed
+    assert "does not tell" in went_as_estimated([estimated([-1.0] * 6, falling[:6])])
+    # Over all settings.
+    assert "6 of 6" in went_as_estimated([estimated([-1.0] * 4, falling[:4])] * 2 + [of({keys.ENTROPY: falling})])
+    assert "right in 0 of 0 steps" in went_as_estimated([estimated([-1.0] * 3, [1.0] * 3)])
 
 
 def rewarded(*runs, label="M"):

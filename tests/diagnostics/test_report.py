@@ -78,6 +78,46 @@ def test_without_traces_it_says_how_to_get_them(tmp_path):
     assert not (tmp_path / "out" / "tokens.csv").exists()
 
 
+ESTIMATE = "actor/clipx/entropy_clip_estimate"
+
+
+def test_runs_that_log_the_entropy_clip_estimate_show_it_beside_what_happened(tmp_path):
+    rows = [{"actor/entropy": 1 - 0.1 * step} for step in range(7)]
+    write_log(tmp_path / "without" / "metrics.jsonl", rows)
+    write_log(tmp_path / "with" / "metrics.jsonl", [{**row, ESTIMATE: -3.0} for row in rows])
+    for names, shown in ((("without",), False), (("without", "with"), True)):
+        assert report(*(tmp_path / name for name in names), "--out", tmp_path / "out").exit_code == 0
+        page = (tmp_path / "out" / "report.html").read_text()
+        figures = [path.name for path in (tmp_path / "out" / "figures").glob("entropy_change_*.svg")]
+        assert figures == ["entropy_change_0.svg"] * shown
+        heading = "Entropy moved the way of the Entropy-Clip estimate in 6 of 6 steps"
+        assert (heading in page) == (ESTIMATE in pandas.read_csv(tmp_path / "out" / "metrics.csv")) == shown
+    drawn = (tmp_path / "out" / "figures" / "entropy_change_0.svg").read_text()
+    assert "nats per unit of learning rate" in drawn and "same sign in 6 of 6 steps" in drawn
+
+
+@pytest.mark.parametrize(
+    ("means", "last"),
+    [
+        ({"c_low": 0.6, "c_high": 1.2}, {"c_low_last": 0.5, "c_high_last": 5.0}),
+        ({"epsilon/bin_0": 0.3, "epsilon/bin_1": 0.2}, {"epsilon_last/bin_0": 4.0, "epsilon_last/bin_1": 0.2}),
+    ],
+)
+def test_the_last_update_s_bounds_are_dashed_and_within_the_figure(tmp_path, means, last):
+    for folder, names in (("without", means), ("with", means | last)):
+        row = {f"actor/clipx/{name}": value for name, value in names.items()}
+        write_log(tmp_path / folder / "metrics.jsonl", [row] * 3)
+        assert report(tmp_path / folder, "--out", tmp_path / "out" / folder).exit_code == 0
+        page = (tmp_path / "out" / folder / "report.html").read_text()
+        drawn = (tmp_path / "out" / folder / "figures" / "bounds_0.svg").read_text()
+        assert ("Dashed: those of its last update." in page) == (folder == "with")
+        assert ("can lie much further out" in page) == (folder == "without")
+        # Two lines a panel.
+        assert drawn.count("stroke-dasharray: ") == (len(last) if "c_low" in means else 4) * (folder == "with")
+        # The axis reaches the widest.
+        assert (">4<" in drawn) == (folder == "with")
+
+
 def test_a_loss_of_verl_s_own_and_a_thousand_steps(tmp_path):
     rows = [{"actor/entropy": 1.0, "critic/score/mean": 0.5 + 0.4 * (step % 2)} for step in range(1000)]
     write_log(tmp_path / "metrics.jsonl", rows)

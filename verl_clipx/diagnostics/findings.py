@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import numpy
 import pandas
+from scipy.stats import binomtest
 
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.intervals import Interval, difference_interval, mean_interval
@@ -16,6 +17,8 @@ HARDLY = 0.01
 ROUNDING = 1e-6
 # Of the log's numbers: a bound that moves by less stands still.
 STILL = 1e-9
+# Of a test of signs: below this probability of chance a direction is claimed.
+SIGNIFICANT = 0.05
 
 
 class Finding(NamedTuple):
@@ -56,6 +59,34 @@ def mass_shares(setting: Setting) -> pandas.DataFrame:
     mass = pandas.DataFrame({region: setting.mean(key) for region, key in keys.MASS.items()}).dropna()
     total = mass.sum(axis=1)
     return mass[total > 0].div(total[total > 0], axis=0)
+
+
+def entropy_changes(setting: Setting) -> pandas.DataFrame:
+    """By step: the Entropy-Clip `estimate`, and the `change` of entropy to the next step; without rows if unknown."""
+    entropy = setting.mean(keys.ENTROPY)
+    following = entropy.rename(lambda step: step - 1)
+    return pandas.DataFrame({"estimate": setting.mean(keys.ENTROPY_ESTIMATE), "change": following - entropy}).dropna()
+
+
+def same_signs(changes: pandas.DataFrame) -> tuple[int, int]:
+    """In how many steps estimate and change have one sign, and of how many; a 0 has none.
+
+    Args:
+        changes: from `entropy_changes`.
+    """
+    signs = numpy.sign(changes)
+    known = signs[(signs != 0).all(axis=1)]
+    return int((known.estimate == known.change).sum()), len(known)
+
+
+def went_as_estimated(settings: list[Setting]) -> str:
+    """Whether entropy moved as the Entropy-Clip Rule says, over the steps of all settings."""
+    same, steps = numpy.sum([same_signs(entropy_changes(setting)) for setting in settings], axis=0).tolist()
+    if steps == 0 or binomtest(same, steps).pvalue >= SIGNIFICANT:
+        return f"The Entropy-Clip estimate does not tell which way entropy goes: right in {same} of {steps} steps"
+    if 2 * same > steps:
+        return f"Entropy moved the way of the Entropy-Clip estimate in {same} of {steps} steps"
+    return f"Entropy moved against the Entropy-Clip estimate in {steps - same} of {steps} steps"
 
 
 def what_clipping_did(setting: Setting) -> Finding:

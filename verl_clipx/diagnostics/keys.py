@@ -6,17 +6,19 @@ REWARD = "critic/score/mean"
 # Over prompts, of the mean above; not every run logs it.
 REWARD_ERROR = "critic/score/standard_error"
 ENTROPY = "actor/entropy"
+ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 RATIO = "actor/clipx/ratio_mean"
 CLIPPED_LOW = "actor/clipx/clip_fraction_low"
 CLIPPED_HIGH = "actor/clipx/clip_fraction_high"
 BOUND_LOW, BOUND_HIGH = "actor/clipx/c_low", "actor/clipx/c_high"
+BOUND_LOW_LAST, BOUND_HIGH_LAST = "actor/clipx/c_low_last", "actor/clipx/c_high_last"
 SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/positive_share_after"
 EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
 MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP", "LP", "HN", "M")}
 
 # What the figures show, and so the table of numbers: these, and those that begin with the names of adaptive bounds.
-SHOWN = (REWARD, REWARD_ERROR, ENTROPY, KL, RATIO, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values())
+SHOWN = (REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, RATIO, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values())
 ADAPTIVE = ("actor/clipx/epsilon", "actor/clipx/sigma", "actor/clipx/count", "actor/clipx/c_", "actor/clipx/positive_")
 
 
@@ -24,7 +26,7 @@ def of_bins(name: str, columns: Iterable[str]) -> list[str]:
     """The keys of a metric that ACPO logs per probability bin, in order of bins.
 
     Args:
-        name: epsilon, sigma or count.
+        name: epsilon, epsilon_last, sigma or count.
         columns: of a log.
     """
     prefix = f"actor/clipx/{name}/bin_"

@@ -15,9 +15,12 @@ from verl_clipx.diagnostics.drawing import end_labels, figure
 from verl_clipx.diagnostics.findings import (
     HARDLY,
     clipped,
+    entropy_changes,
     mass_shares,
     percent,
     rewards,
+    same_signs,
+    went_as_estimated,
     what_bounds_did,
 )
 from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT
@@ -64,7 +67,7 @@ class Plate:
 
 def log_plates(settings: list[Setting]) -> list[Plate]:
     """The figures that the logs allow: outcome first, then mechanism."""
-    plates = (outcome(settings), bounds(settings), fractions(settings), masses(settings))
+    plates = (outcome(settings), bounds(settings), fractions(settings), masses(settings), entropy(settings))
     return [plate for plate in plates if plate.panels]
 
 
@@ -136,12 +139,14 @@ def bounds(settings: list[Setting]) -> Plate:
         for index, (setting, draw) in enumerate(drawn)
     ]
     told = [finding.head.rstrip(".") for setting, _ in drawn if (finding := what_bounds_did(setting))]
+    of_last = any(setting.bins("epsilon_last") or len(setting.mean(keys.BOUND_HIGH_LAST)) for setting, _ in drawn)
+    last = "Dashed: those of its last update. " if of_last else "A single update’s bounds can lie much further out. "
     return Plate(
         told[0] if len(told) == 1 else "How the bounds moved",
         "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
         "gradient that GRPO would clip.",
-        "Means over a step’s updates, the first of which has ratio 1; a single update’s bounds can lie much further "
-        "out. A lower bound at 0 is none. As in BAPO’s Figure 8.",
+        f"Solid: means over a step’s updates, the first of which has ratio 1. {last}"
+        "A lower bound at 0 is none. As in BAPO’s Figure 8.",
         panels,
     )
 
@@ -150,10 +155,12 @@ def _bin_bounds(setting: Setting, names: list[str]) -> Figure:
     shown = [names[i] for i in sorted(set(numpy.linspace(0, len(names) - 1, min(len(names), MOST_BINS)).astype(int)))]
     rows = ceil(len(shown) / 3)
     drawing, panels = figure(46 + 132 * rows, rows=rows, columns=3, left=30, sharex=True, sharey=True)
-    highest = max(1 + setting.mean(name).max() for name in names)
+    highest = max(1 + setting.mean(name).max() for name in (*names, *setting.bins("epsilon_last")))
     for axes, name in zip(panels, shown, strict=False):
         epsilon, bin = setting.mean(name), int(name.rpartition("_")[2])
-        _band(axes, epsilon.index, (1 - epsilon).clip(lower=0), 1 + epsilon, setting.colour)
+        last = setting.mean(name.replace("/epsilon/", "/epsilon_last/"))
+        _band(axes, (1 - epsilon).clip(lower=0), 1 + epsilon, setting.colour)
+        _last_bounds(axes, (1 - last).clip(lower=0), 1 + last, setting.colour)
         edges = f"{bin / len(names):.2g}–{(bin + 1) / len(names):.2g}"
         axes.set_title(f"p  {edges}" if bin == 0 else edges, fontsize=11, pad=4)
         axes.set_ylim(0, max(2.0, 1.08 * highest))
@@ -169,7 +176,8 @@ def _searched_bounds(setting: Setting) -> Figure:
     share = setting.mean(keys.SHARE_BEFORE)
     drawing, panels = figure(330 if len(share) else 220, rows=2 if len(share) else 1, sharex=True)
     low, high = setting.mean(keys.BOUND_LOW), setting.mean(keys.BOUND_HIGH)
-    _band(panels[0], low.index, low, high, setting.colour)
+    _band(panels[0], low, high, setting.colour)
+    _last_bounds(panels[0], *(setting.mean(key) for key in (keys.BOUND_LOW_LAST, keys.BOUND_HIGH_LAST)), setting.colour)
     panels[0].set_title("bounds on the ratio", fontsize=11)
     if len(share):
         axes, after = panels[1], setting.mean(keys.SHARE_AFTER)
@@ -182,12 +190,17 @@ def _searched_bounds(setting: Setting) -> Figure:
     return drawing
 
 
-def _band(axes: Axes, steps: pandas.Index, low: pandas.Series, high: pandas.Series, colour: str) -> None:
-    axes.fill_between(steps, low, high, color=colour, alpha=0.14, lw=0)
-    axes.plot(steps, low, color=colour)
-    axes.plot(steps, high, color=colour)
+def _band(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str) -> None:
+    axes.fill_between(low.index, low, high, color=colour, alpha=0.14, lw=0)
+    axes.plot(low.index, low, color=colour)
+    axes.plot(high.index, high, color=colour)
     for bound in (GRPO_LOW, GRPO_HIGH):
         axes.axhline(bound, color=GRPO, lw=1)
+
+
+def _last_bounds(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str) -> None:
+    for bound in (low, high):
+        axes.plot(bound.index, bound, color=colour, lw=1, ls=(0, (3, 2)))
 
 
 def fractions(settings: list[Setting]) -> Plate:
@@ -264,6 +277,32 @@ def masses(settings: list[Setting]) -> Plate:
         "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
         "mass outside the bounds that no clip removes (HN up, LP down).",
         "Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
+        panels,
+    )
+
+
+def entropy(settings: list[Setting]) -> Plate:
+    """The Entropy-Clip estimate over steps, and the change of entropy that happened."""
+    known = {setting.label: (setting, changes) for setting in settings if len(changes := entropy_changes(setting))}
+    panels = []
+    for index, (label, (setting, changes)) in enumerate(known.items()):
+        drawing, (estimate, change) = figure(330, rows=2, left=58, sharex=True)
+        same, steps = same_signs(changes)
+        titles = "estimate, nats per unit of learning rate", f"change, nats: same sign in {same} of {steps} steps"
+        for axes, name, title in zip((estimate, change), changes, titles, strict=True):
+            axes.axhline(0, color=HAIR, lw=0.7)
+            marker = "o" if len(changes) <= MOST_BARS else None
+            axes.plot(changes.index, changes[name], color=setting.colour, marker=marker, markersize=3)
+            axes.set_title(title, fontsize=11, fontweight="normal")
+        _steps(change)
+        description = f"The Entropy-Clip estimate of {label} over steps, above the change of entropy that happened."
+        panels.append(Panel(f"entropy_change_{index}", label, description, drawing))
+    return Plate(
+        went_as_estimated(settings),
+        "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
+        "The estimate is BAPO’s Eq. 6, a mean over a step’s updates. Adam has no single learning rate that would make "
+        "nats of it, so its size says nothing. The change is to the next step, whose samples are others. The heading "
+        "tests the signs of all settings against chance, as if steps were independent.",
         panels,
     )
 
