@@ -1,8 +1,8 @@
-"""Which metrics are logged: every one in docs/metrics.md, each once, exact over every split of a mini-batch.
+"""Which metrics are logged: those that docs/metrics.md names and no others, each once, exact over every split.
 
 Covers: every method with its defaults, and verl's vanilla under +clipx=observe, with clipx.metrics=default and all;
-metrics as verl's Metric class aggregates them. Not covered: the updates of a rollout batch
-(tests/test_rollout_metrics.py), the engine (tests/end_to_end).
+metrics as verl's Metric class aggregates them. Not covered: the values over a rollout batch
+(tests/test_rollout_metrics.py), what is logged elsewhere (ELSEWHERE), the engine (tests/end_to_end).
 """
 
 import re
@@ -14,8 +14,9 @@ import torch
 from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.documents import inline_code_of
-from verl_clipx.methods import BUILT_IN
+from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.mini_batch_metrics import with_ratios_of_sums
+from verl_clipx.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.training.observe import observe_registered
 from verl_clipx.training.worker import observing
 
@@ -52,10 +53,10 @@ def random_batch(seed):
     }
 
 
-def logged(actor, group, metrics, split=WHOLE, seed=0):
+def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=()):
     """What a worker logs of one optimizer step."""
     needed = ["actor_rollout_ref.rollout.calculate_log_probs=True"] if group != "observe" else []
-    config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed, *FURTHER.get(group, ()))
+    config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed, *FURTHER.get(group, ()), *overrides)
     batch = random_batch(seed)
     if group == "observe":
         observe_registered("vanilla")
@@ -65,10 +66,10 @@ def logged(actor, group, metrics, split=WHOLE, seed=0):
     return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
 
 
-def documented():
-    """The keys of docs/metrics.md, as patterns: in its tables `…`, `<x>` and `bin_0` stand for what may follow."""
+def documented(text):
+    """The keys that a text names, as patterns: `…` and `bin_0` stand for what may follow."""
     found = []
-    for code in inline_code_of(DOCUMENT.read_text(encoding="utf-8")):
+    for code in inline_code_of(text):
         pattern = re.escape(code).replace("…", ".+")
         found.append(re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)))
     return found
@@ -83,7 +84,7 @@ OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
 def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics):
     batches = [logged(actor, group, metrics, seed=seed) for seed in range(4)]
     found = {name: [one[name] for one in batches] for name in batches[0] if name.startswith(OWN)}
-    patterns = documented()
+    patterns = documented(DOCUMENT.read_text(encoding="utf-8"))
     unknown = [name for name in found if not any(p.fullmatch(name.removeprefix("actor/")) for p in patterns)]
     assert unknown == []
     assert not [name for name in found if name.startswith("clipx/sum/") or "max" in name or "min" in name]
@@ -100,6 +101,32 @@ def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics
         if values[one] == pytest.approx(values[other], rel=1e-9)
     ]
     assert equal == [], equal
+
+
+# What neither a loss nor a rollout batch logs, and the test that sees it logged.
+ELSEWHERE = {
+    "clipx/closed_form_difference": "tests/end_to_end/test_engine.py",
+    "critic/score/standard_error": "tests/diagnostics/test_reward_error.py",
+}
+
+
+def test_every_key_in_the_document_s_tables_is_logged(actor):
+    found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
+    # One without metrics of its own, those with, and verl's.
+    for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:
+        names = logged(actor, group, "all")
+        two_updates = {name: [value, value] for name, value in names.items()}
+        found |= {*names, *(with_updates(two_updates, METHODS[group](), each=True) if group != "observe" else ())}
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    sums = staleness_sums(torch.tensor([0, 3]), log_ratio=torch.zeros(2, 3), mask=mask)
+    lists = {name: [float(value)] for name, value in sums.items()}
+    found |= {*with_staleness(lists, updates_before=0, updates=1, moves=True, detailed=True)}
+    found |= {*merged_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
+    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    patterns = documented("\n".join(row.split("|")[1] for row in rows))
+    assert len(patterns) > 50
+    keys = {name.removeprefix("actor/") for name in found}
+    assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, keys))] == []
 
 
 @pytest.mark.parametrize("group", GROUPS)

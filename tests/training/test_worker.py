@@ -37,7 +37,9 @@ def aggregated(loss_function, batch, split):
     for micro_batches in split:
         collected: dict[str, Metric] = {}
         for rows in micro_batches:
-            data, output = micro_batch(batch, rows, dp_size=len(split), total=total, sequences=6)
+            data, output = micro_batch(
+                batch, rows, dp_size=len(split), total=total, sequences=6, entropy=batch.get("entropy")
+            )
             _, metrics = loss_function(model_output=output, data=data)
             for key, value in metrics.items():
                 if isinstance(value, Metric):
