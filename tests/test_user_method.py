@@ -1,8 +1,8 @@
 """A user's own loss: class or decorated function, configuration, command line.
 
 Covers: the way from a module that no entry point knows to verl's registry and config; parameters; bounds of other
-methods and of statistics of its own; what a mistake's message says, and that it leaves the module's other losses alone.
-Not covered: the contract (test_contract.py), a training run (tests/end_to_end).
+methods and of statistics of its own; what a class logs; what a mistake's message says, and that it leaves the module's
+other losses alone. Not covered: the contract (test_contract.py), a training run (tests/end_to_end).
 """
 
 import importlib
@@ -22,6 +22,7 @@ from verl_clipx.cli import app
 from verl_clipx.contract import example
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.grpo import Grpo
+from verl_clipx.rollout_metrics import with_updates
 from verl_clipx.training.config import build
 
 MODULE = example_losses.__name__
@@ -107,6 +108,41 @@ from verl_clipx import FixedBounds, Method, parameter, register_loss
 from verl_clipx.methods.grpo import Grpo
 from verl_clipx.parameters import number
 """
+
+
+TOLD = f"""
+from dataclasses import dataclass
+from {MODULE} import WithinSpread
+
+@dataclass(frozen=True, kw_only=True)
+class Told(WithinSpread, name="tests_told"):
+    detailed_metrics = ("tokens",)
+
+    def metrics(self, statistics, decision):
+        return {{"spread": decision[0], "tokens/all": statistics[0]}}
+
+    def over_updates(self, metrics):
+        return {{f"{{name}}_last": values[-1] for name, values in metrics.items()}}
+"""
+
+
+@pytest.mark.parametrize(("metrics", "own"), [("default", ["spread"]), ("all", ["spread", "tokens/all"])])
+def test_what_a_class_logs_of_each_update_and_of_all(users_module, tensors, metrics, own):
+    users_module(TOLD)
+    config = built(
+        hydra_s("+clipx=custom", "clipx.function=users_losses:Told", "+clipx.scope=lagged", f"clipx.metrics={metrics}")
+    )
+    settings = config.policy_loss.clipx
+    _, _, found = call("clipx_custom", config, tensors)
+    names = [f"clipx/{name}" for name in own]
+    assert [name for name in found if name in ("clipx/spread", "clipx/tokens/all")] == names
+    two_updates = {name: [found[name], 9.0] for name in names}
+    of_both = {f"{name}_last": [9.0] for name in names}
+    if metrics == "all":
+        for number in (0, 1):
+            of_both |= {f"clipx/update_{number}/{name}": [(found[f"clipx/{name}"], 9.0)[number]] for name in own}
+    assert with_updates(two_updates, settings.method, each=settings.detailed) == two_updates | of_both
+
 
 # What a user may get wrong, and the message that says it. Each is called `wrong`.
 FUNCTION = "@register_loss('wrong'{})\ndef wrong({}):\n    return ratio\n"
