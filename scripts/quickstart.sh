@@ -54,7 +54,7 @@ unset PYTHONDONTWRITEBYTECODE
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
-export TOTAL_STEPS=${TOTAL_STEPS:-16}
+export TOTAL_STEPS=${TOTAL_STEPS:-8}
 export TRAIN_FILE=$RUNS/data/train.parquet
 export TEST_FILE=$RUNS/data/test.parquet
 

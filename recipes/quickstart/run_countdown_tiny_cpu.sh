@@ -16,7 +16,7 @@ RUN_FOLDER=${RUN_FOLDER:-runs/quickstart/$METHOD}
 NNODES=${NNODES:-1}
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-1}
 
-TOTAL_STEPS=${TOTAL_STEPS:-16}
+TOTAL_STEPS=${TOTAL_STEPS:-8}
 TRAIN_BATCH_SIZE=${TRAIN_BATCH_SIZE:-80}
 ROLLOUT_N=${ROLLOUT_N:-8}
 # prompts per optimizer step: eight updates per rollout batch, so that clipping can act
@@ -28,7 +28,7 @@ MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-24}
 MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-20}
 VAL_N=${VAL_N:-1}
 # one of so many rollout batches leaves traces of all its tokens
-TRACE_EVERY=${TRACE_EVERY:-5}
+TRACE_EVERY=${TRACE_EVERY:-7}
 TEST_FREQ=${TEST_FREQ:-$TOTAL_STEPS}
 SEED=${SEED:-1}
 
