@@ -160,7 +160,7 @@ def test_selection_over_the_mini_batch_keeps_its_share(own):
 
 
 def test_of_fresh_samples_no_age_is_logged(own):
-    assert own.log.filter(like="staleness").empty
+    assert own.log.filter(like="clipx/staleness").empty
 
 
 def test_bapo_on_asynchronous_ranks(lopti):
