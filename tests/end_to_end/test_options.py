@@ -1,11 +1,11 @@
 """Options of verl's engine through the real verl, ACPO on fresh samples: what support.py says of them.
 
-Covers: packing, dynamic batch sizes, gradient checkpointing, offload and chunked entropy together on 2 ranks; with `-m
-matrix` also LoRA, merged for the rollout, with a KL loss; fused kernels (torch's back end, tied embeddings) under
-hybrid sharding on 4 ranks; bfloat16; Ulysses on 2 ranks, its attention's kernel in torch. In each ACPO's bounds adapt,
-metrics are of every token and finite, and the rollout has the weights that were trained. Not covered: that none of them
-changes bounds or gradients (test_invariance.py), GPUs, LoRA's adapters in a rollout (the CPU's takes merged ones
-alone).
+Covers, with `-m matrix` alone: packing, dynamic batch sizes, gradient checkpointing, offload and chunked entropy
+together on 2 ranks (test_vllm.py has them beside vLLM's rollout in every run of the tests); LoRA, merged for the
+rollout, with a KL loss; fused kernels (torch's back end, tied embeddings) under hybrid sharding on 4 ranks; bfloat16;
+Ulysses on 2 ranks, its attention's kernel in torch. In each ACPO's bounds adapt, metrics are of every token and finite,
+and the rollout has the weights that were trained. Not covered: that none of them changes bounds or gradients
+(test_invariance.py), GPUs, LoRA's adapters in a rollout (the CPU's takes merged ones alone).
 """
 
 import math
@@ -18,12 +18,19 @@ from transformers import AutoModelForCausalLM
 from .runs import REPOSITORY, Run
 from .test_trainers import check_adapted, check_all_tokens, train_acpo
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
 MODEL, ACTOR = "actor_rollout_ref.model", "actor_rollout_ref.actor"
 FSDP = f"{ACTOR}.fsdp_config"
 TWO_RANKS = "trainer.n_gpus_per_node=2"
 PACKING = f"{MODEL}.use_remove_padding=True"
+TOGETHER = (
+    *(PACKING, f"{MODEL}.enable_gradient_checkpointing=True"),
+    *(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=200"),
+    *(f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True"),
+    *(f"{ACTOR}.entropy_from_logits_with_chunking=True", f"{ACTOR}.entropy_from_logits_chunk_size=16"),
+    f"{ACTOR}.calculate_entropy=True",
+)
 
 
 def check_run(run: Run, *, rollout_difference: float = 1e-4) -> None:
@@ -41,20 +48,11 @@ def check_run(run: Run, *, rollout_difference: float = 1e-4) -> None:
 
 
 def test_packing_dynamic_batch_sizes_checkpointing_offload_and_chunked_entropy(task, tmp_path):
-    run = train_acpo(
-        task,
-        tmp_path,
-        *(TWO_RANKS, PACKING, f"{MODEL}.enable_gradient_checkpointing=True"),
-        *(f"{ACTOR}.use_dynamic_bsz=True", f"{ACTOR}.ppo_max_token_len_per_gpu=200"),
-        *(f"{FSDP}.param_offload=True", f"{FSDP}.optimizer_offload=True"),
-        *(f"{ACTOR}.entropy_from_logits_with_chunking=True", f"{ACTOR}.entropy_from_logits_chunk_size=16"),
-        f"{ACTOR}.calculate_entropy=True",
-    )
+    run = train_acpo(task, tmp_path, TWO_RANKS, *TOGETHER)
     check_run(run)
     assert (run.log["actor/entropy"] > 0).all()
 
 
-@pytest.mark.matrix
 def test_lora_merged_for_the_rollout(task, tmp_path):
     adapter = (f"{MODEL}.lora_rank=4", f"{MODEL}.lora_alpha=8", f"{MODEL}.lora.merge=True")
     run = train_acpo(task, tmp_path, *adapter, f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.optim.lr=1e-2")
@@ -64,7 +62,6 @@ def test_lora_merged_for_the_rollout(task, tmp_path):
     assert abs(run.log["rollout_corr/kl"][2]) < 0.1 * run.log["actor/kl_loss"][1]
 
 
-@pytest.mark.matrix
 def test_fused_kernels_under_hybrid_sharding(task, tmp_path):
     policy = tmp_path / "tied"
     shutil.copytree(task.policy, policy)
@@ -81,7 +78,6 @@ def test_fused_kernels_under_hybrid_sharding(task, tmp_path):
     check_run(run)
 
 
-@pytest.mark.matrix
 def test_bfloat16(task, tmp_path):
     run = train_acpo(task, tmp_path, f"{FSDP}.mixed_precision.param_dtype=bf16")
     # The rollout stays in float32.
@@ -89,7 +85,6 @@ def test_bfloat16(task, tmp_path):
     assert run.log["training/rollout_probs_diff_max"].max() > 1e-4
 
 
-@pytest.mark.matrix
 def test_ulysses(task, tmp_path):
     run = train_acpo(
         task,

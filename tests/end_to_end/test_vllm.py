@@ -1,9 +1,9 @@
 """verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own.
 
-Covers: 2 ranks in sync; with `-m matrix` acpo, bapo, dgpo and GRPO with Lopti, 1 and 2 ranks, both modes; on tokens of
-the actor's own version the rollout's log-probabilities are the actor's, in sync after every update; a hang fails with
-the stacks of all processes. Not covered: requests that an update interrupts (too short here to be sure of one), GPUs,
-sleep mode, tensor parallel rollouts, half precision, learning.
+Covers: ACPO on 2 ranks in sync, under the engine's options of test_options.py; with `-m matrix` acpo, bapo, dgpo and
+GRPO with Lopti, 1 and 2 ranks, both modes; on tokens of the actor's own version the rollout's log-probabilities are the
+actor's, in sync after every update; a hang fails with the stacks of all processes. Not covered: requests that an update
+interrupts (too short here to be sure of one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
 
 docs/vllm_cpu.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh
 when it is missing.
@@ -27,6 +27,7 @@ from .method_checks import CHECKS, SETTINGS
 from .process_tree import kill_tree
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
 from .runs import Run, launch, metrics_of, output_of
+from .test_options import TOGETHER
 
 pytestmark = pytest.mark.end_to_end
 
@@ -44,7 +45,7 @@ METHODS = {
     "lopti": ["+clipx=grpo", "+clipx/update=lopti"],
 }
 MODES = ("sync", "colocate_async")
-# Only the transfer of weights is about vLLM, and that knows no method.
+# Only the transfer of weights is about vLLM, and that knows no method. It carries TOGETHER.
 COVER = ("acpo", 2, "sync")
 CASES = [
     pytest.param(*case, marks=() if case == COVER else pytest.mark.matrix)
@@ -172,7 +173,9 @@ def test_a_hang_fails_with_the_stacks_of_all_processes(tmp_path):
 @pytest.mark.vllm
 @pytest.mark.parametrize(("method", "ranks", "mode"), CASES)
 def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method, ranks, mode):
-    run = train_with_vllm(*METHODS[method], f"trainer.n_gpus_per_node={ranks}", f"trainer.v1.trainer_mode={mode}")
+    setting = (f"trainer.n_gpus_per_node={ranks}", f"trainer.v1.trainer_mode={mode}")
+    options = TOGETHER if (method, ranks, mode) == COVER else ()
+    run = train_with_vllm(*METHODS[method], *setting, *options)
     assert list(run.log.index) == list(range(1, STEPS + 1))
     for metric in run.log.filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric

@@ -111,10 +111,10 @@ def _spread_text(update: TracedUpdate) -> str:
 
 def _spread(update: TracedUpdate, right: float) -> Figure:
     row, tokens = 58, shown(update.tokens)
-    drawing, (axes,) = figure(30 + BINS * row + 38, top=10)
+    drawing, (axes,) = figure(30 + BINS * row + 38, left=50, top=10)
     bins, of_all = bin_of(tokens, BINS), update.tokens.groupby(bin_of(update.tokens, BINS))
     medians = of_all[["low", "high"]].median() if on_ratio(update.tokens) else None
-    scale = (WIDTH - 56) / right
+    scale = (WIDTH - 62) / right
     for bin in range(BINS):
         y = bin * row + row / 2
         if medians is not None and bin in medians.index:

@@ -182,8 +182,10 @@ TRAINING = "tests/end_to_end/test_training.py"
 GPU_CHECK = "tests/end_to_end/test_gpu_check.py"
 TRAINERS = "tests/end_to_end/test_trainers.py"
 OPTIONS = "tests/end_to_end/test_options.py"
+VLLM = "tests/end_to_end/test_vllm.py"
 # Bounds, gradients and log-probabilities in the engine without Ray, and a run with it.
 BOTH = f"the same through Ray: {OPTIONS}"
+BESIDE_VLLM = f"the same through Ray, beside vLLM: {VLLM}"
 
 ROWS = (
     Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo"),
@@ -202,8 +204,8 @@ ROWS = (
         remark="where a pass without gradient observes: it would route by itself",
         refusal=recorded_routes,
     ),
-    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"sdpa; {BOTH}"),
-    Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS, BOTH),
+    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"sdpa; {BESIDE_VLLM}"),
+    Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS, BESIDE_VLLM),
     Row(
         "Ulysses, flash attention",
         "ulysses_sequence_parallel_size=2",
@@ -216,10 +218,10 @@ ROWS = (
         remark=f"{WRONG_ATTENTION}; so on every CPU, and in the worker by the model's own attention",
         refusal=attention_on_a_slice,
     ),
-    Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS, BOTH),
-    Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS, BOTH),
+    Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS, BESIDE_VLLM),
+    Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS, BESIDE_VLLM),
     Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"4 ranks; {BOTH}"),
-    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"packed; {BOTH}"),
+    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"packed; {BESIDE_VLLM}"),
     Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; its rollout needs GPUs"),
     Row(
         "LoRA, merged for the rollout",
