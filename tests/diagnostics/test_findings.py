@@ -193,6 +193,48 @@ def test_a_run_alone_is_compared_with_its_start(tmp_path):
     assert rewards([rewarded([0.1, 0.2])]) == []
 
 
+def held_out(folder, label, *runs):
+    """A setting whose runs were validated: by step, the scores of each problem's samples."""
+    for index, scores in enumerate(runs):
+        write_validation(folder / f"{label}{index}", scores)
+    rewarded = {keys.REWARD: [0.1]}
+    return setting(
+        *(run(rewarded, held_out=held_out_rewards(folder / f"{label}{index}")) for index in range(len(runs))),
+        label=label,
+    )
+
+
+def test_held_out_problems_are_compared_one_by_one(tmp_path):
+    one = held_out(tmp_path, "A", {0: [(0,), (0,), (0,)], 4: [(0, 1), (0, 0), (1, 1)]})
+    # The same step and the same problems; differences 0.5, 0.5, 0: mean 1/3, s / sqrt(3) = 1/6, t(0.975, 2) = 4.302653.
+    two = held_out(tmp_path, "B", {0: [(0,), (0,), (0,)], 4: [(1, 1), (0, 1), (1, 1)], 6: [(0,), (0,), (0,)]})
+    (found,) = rewards([one, two])
+    assert found.head == "On held-out problems A and B cannot be told apart."
+    assert "After step 4 the mean is 0.500 with A and 0.833 with B (difference +0.333, −0.384 to 1.050" in found.text
+    assert "over 3 problems; to cover seeds" in found.text
+    # All differ by as much.
+    two = held_out(tmp_path, "C", {4: [(1, 2), (1, 1), (2, 2)]})
+    for pair in ([one, two], [two, one]):
+        assert rewards(pair)[0].head == "On held-out problems C is ahead of A."
+
+
+def test_seeds_decide_on_held_out_problems_where_there_are_two(tmp_path):
+    one = held_out(tmp_path, "A", {4: [(0,), (0,)]}, {4: [(5,), (5,)]})
+    two = held_out(tmp_path, "B", {4: [(1,), (1,)]}, {4: [(6,), (6,)]})
+    (found,) = rewards([one, two])
+    assert "cannot be told apart" in found.head and "over 2 and 2 seeds" in found.text
+
+
+@pytest.mark.parametrize(
+    "other",
+    [{0: [(0,), (1,)]}, {4: [(0,), (1,), (1,)]}, {5: [(0,), (1,)]}, {}],
+    ids=["start", "problems", "step", "none"],
+)
+def test_what_was_not_validated_alike_is_not_compared(tmp_path, other):
+    one = held_out(tmp_path, "A", {0: [(0,), (1,)], 4: [(0,), (1,)]})
+    assert rewards([one, held_out(tmp_path, "B", other)]) == []
+
+
 def test_a_seed_that_did_not_fix_the_samples():
     first, second = ({"data.seed": 1}, {"data.seed": 2})
     one = setting(run({keys.REWARD: [0.188, 0.3]}, first, name="one"))

@@ -188,12 +188,17 @@ def small_bins(setting: Setting) -> Finding | None:
 
 
 def rewards(settings: list[Setting]) -> list[Finding]:
-    """Whether rewards can be told apart, for each pair with the first setting; of one setting, whether it rose."""
+    """Whether rewards can be told apart, in training and held out, for each pair with the first setting.
+
+    Args:
+        settings: of one alone, whether its held-out reward rose.
+    """
     if len(settings) == 1:
         return [finding for finding in [_rise(settings[0])] if finding]
     pairs = [(settings[0], other) for other in settings[1:]]
     level = 1 - 0.05 / len(pairs)
-    return [finding for one, two in pairs if (finding := _compared(one, two, level))]
+    found = [compare(one, two, level) for one, two in pairs for compare in (_compared, _compared_held_out)]
+    return [finding for finding in found if finding]
 
 
 def _compared(one: Setting, two: Setting, level: float) -> Finding | None:
@@ -220,6 +225,35 @@ def _compared(one: Setting, two: Setting, level: float) -> Finding | None:
         return Finding(f"The rewards of {one.label} and {two.label} cannot be told apart.", f"{means} {interval}.")
     best, worst = (two, one) if found.mean > 0 else (one, two)
     return Finding(f"{best.label} collected more reward than {worst.label}.", f"{means} {interval}.")
+
+
+def _compared_held_out(one: Setting, two: Setting, level: float) -> Finding | None:
+    """The last validation that all runs have, if an update came before it and their problems are the same."""
+    runs = [run for setting in (one, two) for run in setting.runs]
+    step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
+    if step == 0:
+        return None
+    # A row a problem, a column a run.
+    rewards = [next(reward for reward in run.held_out if reward.step == step) for run in runs]
+    table = pandas.DataFrame([reward.by_problem for reward in rewards]).T
+    if len(table) < 2 or table.isna().any(axis=None):
+        return None
+    first, second = table.iloc[:, : len(one.runs)], table.iloc[:, len(one.runs) :]
+    if min(first.shape[1], second.shape[1]) > 1:
+        found = difference_interval(first.mean(), second.mean(), level)
+        basis = f"over {first.shape[1]} and {second.shape[1]} seeds"
+    else:
+        found = mean_interval(second.mean(axis=1) - first.mean(axis=1), level)
+        basis = f"over {len(table)} problems; to cover seeds takes two runs of each setting"
+    text = (
+        f"After step {step} the mean is {number(first.to_numpy().mean())} with {one.label} and "
+        f"{number(second.to_numpy().mean())} with {two.label} (difference {signed(found)}, {100 * level:.3g}\u202f% "
+        f"interval {basis})."
+    )
+    if found.low <= 0 <= found.high:
+        return Finding(f"On held-out problems {one.label} and {two.label} cannot be told apart.", text)
+    best, worst = (two, one) if found.mean > 0 else (one, two)
+    return Finding(f"On held-out problems {best.label} is ahead of {worst.label}.", text)
 
 
 def signed(interval: Interval) -> str:

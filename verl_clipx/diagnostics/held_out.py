@@ -17,7 +17,7 @@ class HeldOutReward:
         step: training step of the validation.
         mean: mean over problems of the mean over a problem's samples.
         low, high: ends of the 95 % confidence interval over problems.
-        problems: number of problems.
+        by_problem: the mean over the samples of each problem, by its prompt.
         samples: number of samples in all.
     """
 
@@ -25,8 +25,13 @@ class HeldOutReward:
     mean: float
     low: float
     high: float
-    problems: int
+    by_problem: dict[str, float]
     samples: int
+
+    @property
+    def problems(self) -> int:
+        """How many problems."""
+        return len(self.by_problem)
 
     def __str__(self) -> str:
         return str(Interval(self.mean, self.low, self.high))
@@ -68,6 +73,6 @@ def held_out_reward(path: Path) -> HeldOutReward:
             ) from None
     if not scores:
         raise ValueError(f"{path}: empty; remove it to go on without it")
-    found = mean_interval([float(numpy.mean(values)) for values in scores.values()])
+    by_problem = {problem: float(numpy.mean(values)) for problem, values in scores.items()}
     samples = sum(map(len, scores.values()))
-    return HeldOutReward(int(path.stem), *found, len(scores), samples)
+    return HeldOutReward(int(path.stem), *mean_interval(list(by_problem.values())), by_problem, samples)
