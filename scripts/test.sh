@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Sets up the project's environment and runs every check. Safe to run twice.
 #   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: about 20 minutes
-#   bash scripts/test.sh --fast   the same without the end-to-end runs
+#   bash scripts/test.sh --fast   the same without end-to-end runs and slow unit tests: about three minutes
 #   bash scripts/test.sh --all    with every end-to-end run under every setting: about 110 starts of verl, some two hours
 # Further arguments go to the last pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
 # output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM on the CPU, which make an environment of their own in
@@ -9,10 +9,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-selection='end_to_end and not matrix'
+selection='(end_to_end or slow) and not matrix'
 case ${1:-} in
     --fast) selection='' ; shift ;;
-    --all) selection='end_to_end'; shift ;;
+    --all) selection='(end_to_end or slow)'; shift ;;
     --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
@@ -72,18 +72,18 @@ if [[ -n $installing ]] && ! { wait "$installing" && browser >/dev/null; }; then
     exit 1
 fi
 
-say "unit tests"
+say "unit tests, the fast ones"
 # A file's tests stay together: they share what they compose.
-python -m pytest tests -m 'not end_to_end' --durations=10 -n "$WORKERS" --dist loadfile
+python -m pytest tests -m 'not end_to_end and not slow' --durations=10 -n "$WORKERS" --dist loadfile
 
 if [[ -n $selection ]]; then
     if [[ $END_TO_END_VLLM != 0 ]]; then
         wait "$vllm" || { tail -n 30 .venv-vllm.log >&2; say "no environment with vLLM"; exit 1; }
         trap - EXIT
     fi
-    say "end-to-end runs of the real verl: $selection"
+    say "end-to-end runs of the real verl, and slow unit tests: $selection"
     # As above: they share runs. In the files' order: by their number of tests the longest run would come last, alone.
-    python -m pytest tests/end_to_end tests/test_missing_tools.py -m "$selection" --durations=0 --durations-min=1 \
+    python -m pytest tests -m "$selection" --durations=0 --durations-min=1 \
         -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 fi
 say "everything passed"

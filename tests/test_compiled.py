@@ -66,6 +66,7 @@ def both(functions: TokenFunctions, inputs: Inputs) -> list[Tensor]:
     return [statistics, *functions.loss(inputs, functions.method.decide(statistics))]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BUILT_IN)
 def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
     method = METHODS[name]()
@@ -98,6 +99,7 @@ def learning(inputs: Inputs) -> Inputs:
     return inputs._replace(log_prob=inputs.log_prob.clone().requires_grad_(True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name in BUILT_IN if METHODS[name]().statistics_size])
 def test_statistics_hold_no_scattered_sum_of_floats(name, recorded):
     # Such sums add in the order in which threads come, and so differ in the last bit.
@@ -113,6 +115,7 @@ def test_statistics_hold_no_scattered_sum_of_floats(name, recorded):
     assert not [node for node in scattering if node.meta["example_value"].is_floating_point()]
 
 
+@pytest.mark.slow
 def test_many_configurations_in_one_process(recorded, caplog):
     # The compiler allows eight graphs of one function.
     for index in range(10):
@@ -134,6 +137,7 @@ def test_lopti_s_tokens_are_another_input_of_the_same_graphs(recorded):
     assert recorded.frame_count == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["acpo", "bapo"])
 def test_the_real_compiler_s_results(name):
     torch._dynamo.reset()

@@ -102,6 +102,7 @@ def environment(request, environments):
     return request.param, environments[request.param]
 
 
+@pytest.mark.slow
 def test_the_environment_is_verls(environment):
     _, versions = environment
     pins = {"verl": "0.9.1", "vllm": "0.24.0", "torch": "2.11.0", "transformers": "5.9.0", "flash-attn": "2.8.3"}
@@ -109,11 +110,13 @@ def test_the_environment_is_verls(environment):
     assert len(versions) > 200
 
 
+@pytest.mark.slow
 def test_the_plugin_alone_adds_and_moves_nothing(environment, tmp_path):
     day, versions = environment
     assert resolve(tmp_path, VERL, f"verl-clipx @ {ROOT.as_uri()}", day=day) == versions
 
 
+@pytest.mark.slow
 def test_the_tools_move_nothing(environment, tmp_path):
     day, versions = environment
     found = resolve(tmp_path, VERL, f"verl-clipx[gpu] @ {ROOT.as_uri()}", day=day)
@@ -121,6 +124,7 @@ def test_the_tools_move_nothing(environment, tmp_path):
     assert {canonicalize_name(name) for name in TOOLS.values()} <= found.keys()
 
 
+@pytest.mark.slow
 def test_an_upper_end_that_moves_a_package_is_seen(environments, tmp_path):
     # What the tests above are for: as if this project asked for an older numpy than vLLM takes.
     project = tmp_path / "pyproject.toml"

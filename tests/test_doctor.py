@@ -48,12 +48,14 @@ def test_a_missing_tool_is_a_warning_that_names_the_extra(monkeypatch):
     assert "pip install 'verl-clipx[tools]'" in finding.advice
 
 
+@pytest.mark.slow
 def test_registration_is_found_in_a_fresh_interpreter():
     findings = doctor.check_registration("here", doctor.REGISTERED, 120)
     assert [finding.level for finding in findings] == ["ok", "ok"]
     assert "clipx_acpo" in findings[0].found
 
 
+@pytest.mark.slow
 def test_a_switched_off_plugin_is_an_error_that_names_the_variable(monkeypatch):
     monkeypatch.setenv("VERL_USE_EXTERNAL_PLUGINS", "none")
     (finding,) = doctor.check_registration("here", doctor.REGISTERED, 120)
@@ -61,6 +63,7 @@ def test_a_switched_off_plugin_is_an_error_that_names_the_variable(monkeypatch):
     assert "VERL_USE_EXTERNAL_PLUGINS is 'none'" in finding.advice
 
 
+@pytest.mark.slow
 def test_a_crash_and_a_hang_are_told_apart():
     assert "ZeroDivisionError" in doctor.check_registration("here", "1 / 0", 60)[0].advice
     assert "no answer within 1 s" in doctor.check_registration("here", "import time; time.sleep(30)", 1)[0].advice

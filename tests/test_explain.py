@@ -30,6 +30,7 @@ def explain(*words):
     return result.exit_code, result.output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "before",
     [
@@ -47,6 +48,7 @@ def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
     assert taken == f"taken over: {HIGH} as clipx.clip_high=1.28"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -73,6 +75,7 @@ def test_it_says_where_the_plugin_has_no_part():
     assert explain(*NEEDED) == (0, "clipx: no part in this run, which trains verl's own loss vanilla\n")
 
 
+@pytest.mark.slow
 def test_the_other_entries_and_hydra_s_options(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "hydra:\n  searchpath: [pkg://verl.trainer.config]\ndefaults: [ppo_trainer, clipx: dapo, _self_]\n"

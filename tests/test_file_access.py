@@ -88,6 +88,7 @@ def accesses(tree: ast.AST) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 def test_files_are_read_up_to_a_size_and_written_whole():
     found = {
         f"{path.relative_to(PACKAGE).as_posix()}:{access}"

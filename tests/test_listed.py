@@ -34,6 +34,7 @@ def test_no_line_of_a_table_is_longer_than_the_console():
     assert max(map(len, shown(40, rows).splitlines())) == 40
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "names"),
     [

@@ -18,11 +18,13 @@ PAGE = Path(__file__).parents[1] / "docs" / "methods.md"
 START, END = "<!-- clipx methods --markdown -->\n", "\n<!-- end -->"
 
 
+@pytest.mark.slow
 def test_the_page_has_the_table_that_the_command_prints():
     table = PAGE.read_text().split(START)[1].split(END)[0]
     assert table == markdown_table(), "clipx methods --markdown prints the table that the page should have"
 
 
+@pytest.mark.slow
 def test_every_group_with_a_method_has_its_place():
     names = [path.stem for path in (configs_folder() / "clipx").glob("*.yaml")]
     chosen = [name for name in names if group_settings(name).get("method")]

@@ -126,6 +126,7 @@ def outcomes(request, tmp_path_factory):
     return json.loads(done.stdout.splitlines()[-1]), expected
 
 
+@pytest.mark.slow
 def test_a_command_works_or_names_what_it_needs(outcomes):
     found, expected = outcomes
     assert found.keys() == expected.keys()
@@ -157,6 +158,7 @@ def test_the_program_prints_one_line_and_no_traceback(tmp_path):
     assert done.stdout == "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n"
 
 
+@pytest.mark.slow
 def test_verl_has_the_losses_without_any_tool(tmp_path):
     program = """
 import verl

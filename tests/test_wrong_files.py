@@ -169,6 +169,7 @@ def put(door: str, folder: Path, content: bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 @settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(content=contents)
@@ -218,6 +219,7 @@ def changed(right, place, value):
     return json.dumps(copy)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", RIGHT)
 def test_no_value_of_another_type_is_a_traceback(door, folder):
     path = put(door, folder, b"") if RIGHT[door] else folder / DOORS[door][1]

@@ -211,6 +211,7 @@ def refuse_commands(block: Block) -> list[str]:
 RUNNERS = {"bash": run_bash, "python": run_python, "yaml": run_yaml, "": refuse_commands}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_run_as_printed(name, folder):
     for prepare in PREPARATIONS.get(name, ()):
@@ -218,6 +219,7 @@ def test_blocks_run_as_printed(name, folder):
     assert mistakes_of((ROOT / name).read_text()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_inline_code_names_what_there_is(name):
     mistakes = []
@@ -239,6 +241,7 @@ def page(*lines: str, language: str = "bash") -> str:
     return "\n".join(["# Made up", "", FENCE + language, *lines, FENCE, ""])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "mistake"),
     [

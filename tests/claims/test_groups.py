@@ -72,6 +72,7 @@ def test_the_tokens_reach_beyond_verl_s_clamp_and_to_a_sequence_that_is_masked()
     assert log_ratio.max() == pytest.approx(25) and log_ratio.min() == pytest.approx(-25)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", TRAINABLE)
 def test_a_group_trains(group):
     values = GIVEN.get(group, {})
@@ -87,12 +88,14 @@ def test_a_group_that_cannot_train_says_so_in_the_driver(group):
         actor_of(merged([group]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("modifier", MODIFIERS)
 @pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_with_a_modifier(group, modifier):
     first_call(actor_of(merged([group, modifier], GIVEN.get(group, {}))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scope", SCOPES)
 @pytest.mark.parametrize("group", WITH_OPTIONS)
 def test_a_group_trains_under_a_scope(group, scope):
@@ -132,6 +135,7 @@ def test_a_modifier_alone_is_none_of_a_method(modifier):
         actor_of(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("groups", "values"),
     [

@@ -76,6 +76,7 @@ def trains(built):
         finite_for_every_finite_input(settings.method)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "name", "value"), [case for case in CASES if case not in NEVER])
 def test_a_parameter_at_an_end_trains(method, name, value):
     trains(actor(method, {name: value, **WITH.get((method, name, value), {})}))
@@ -136,6 +137,7 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
         actor(method, {name: 2 * ends[1] + 1})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
 @pytest.mark.parametrize("end", [0, 1])
 def test_all_parameters_at_one_end_together_train(method, end):

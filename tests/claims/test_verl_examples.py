@@ -21,12 +21,14 @@ def test_every_command_line_has_an_outcome_and_at_least_55_of_a_revision_compose
         assert sum(revision in example.revisions for example in COMPOSING) >= 55
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_its_bounds_or_the_refused_keys_are_as_written_down(group):
     found = {example.name: by_merging(example, group) for example in COMPOSING}
     assert found == {name: outcomes()[name][group] for name in found}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("example", BY_HYDRA, ids=lambda example: example.name)
 def test_hydra_gives_what_putting_the_keys_together_gives(example):
     assert {group: by_hydra(example, group) for group in GROUPS} == outcomes()[example.name]

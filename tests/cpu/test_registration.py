@@ -42,6 +42,7 @@ def test_importing_the_package_imports_neither_torch_nor_verl():
     assert result.stdout.strip() == "[]"
 
 
+@pytest.mark.slow
 def test_the_environment_variable_chooses_it_and_registering_imports_no_engine_and_no_rollout():
     code = (
         "import verl, sys, verl_clipx.cpu as cpu; cpu.register()\n"

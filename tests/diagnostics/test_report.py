@@ -35,6 +35,7 @@ def written(runs):
     return out, (out / "report.html").read_text(), result.output
 
 
+@pytest.mark.slow
 def test_the_page_names_what_was_compared(written):
     _, page, output = written
     assert "<h1>a &lt; b</h1>" in page
@@ -126,6 +127,7 @@ def test_a_loss_of_verl_s_own_and_a_thousand_steps(tmp_path):
     assert "1 to 1000" in (tmp_path / "out" / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_a_report_is_replaced(runs, tmp_path):
     for names in (("grpo-seed1", "acpo-seed1"), ("bapo-seed1",)):
         assert report(*(runs / name for name in names), "--out", tmp_path).exit_code == 0
@@ -141,6 +143,7 @@ def test_what_no_report_made_is_not_replaced(runs, tmp_path):
     assert (tmp_path / "figures" / "mine.svg").exists()
 
 
+@pytest.mark.slow
 def test_the_largest_page_is_small_enough_and_quick(tmp_path):
     """64 completions of more than 512 tokens."""
     run = write_run(tmp_path / "run", "acpo", steps=2)

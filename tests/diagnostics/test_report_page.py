@@ -12,6 +12,8 @@ from tests.diagnostics.browser import open_page
 from tests.diagnostics.runs import UNSAFE, write_run
 from verl_clipx.cli import app
 
+pytestmark = pytest.mark.slow
+
 LOOK = """
 (function () {
   var view = page.getElementById("tokens"), holder = page.querySelector(".tokens");

@@ -36,6 +36,7 @@ def lives(pid):
         return False
 
 
+@pytest.mark.slow
 def test_a_watched_command_s_exit_code_and_output(tmp_path):
     command = [sys.executable, "-c", "print('noise'); raise SystemExit(3)"]
     log = tmp_path / "run.log"
@@ -43,6 +44,7 @@ def test_a_watched_command_s_exit_code_and_output(tmp_path):
     assert log.read_text() == "noise\n"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("content", [b"nonsense\n", b"[" * 100_000 + b"\n", None])
 def test_a_log_that_cannot_be_read_ends_no_training(tmp_path, content):
     metrics = tmp_path / "metrics.jsonl"
@@ -70,6 +72,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_leaves_no_processes(tmp_path, sent):
     pid_file = tmp_path / "pid"
@@ -96,6 +99,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_a_child_that_an_orphan_starts_is_found(tmp_path):
     program = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True); input()"
     orphan_command = [sys.executable, "-c", ORPHAN, str(tmp_path)]

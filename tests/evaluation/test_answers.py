@@ -43,6 +43,7 @@ def test_the_last_answer(text, answer):
     assert extract_answer(text) == answer
 
 
+@pytest.mark.slow
 @given(
     st.lists(
         st.sampled_from(["<answer>", "</answer>", "<think>", "</think>", r"\boxed{", "{", "}", "\\", " ", "1", "é"]),

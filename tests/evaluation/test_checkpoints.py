@@ -95,6 +95,7 @@ def test_nothing_to_evaluate_is_an_error(tmp_path):
         find_checkpoints(str(tmp_path / "runs" / "checkpoints"))
 
 
+@pytest.mark.slow
 def test_shards_are_merged_once_and_again_when_they_change(sharded, monkeypatch):
     model, actor = sharded
     (checkpoint,) = find_checkpoints(str(actor))
@@ -120,6 +121,7 @@ def test_shards_are_merged_once_and_again_when_they_change(sharded, monkeypatch)
     assert fingerprint_of_folder(merged) == fingerprint
 
 
+@pytest.mark.slow
 def test_merged_models_can_be_kept_elsewhere_and_a_failed_merge_leaves_nothing(sharded, tmp_path):
     _, actor = sharded
     broken = tmp_path / "global_step_40" / "actor"

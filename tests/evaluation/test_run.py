@@ -121,6 +121,7 @@ def test_a_build_of_torch_that_calls_itself_otherwise_than_its_distribution(inpu
     assert {path: path.stat().st_mtime_ns for path in out.glob(SHARDS)} == before and results_of(out) == results
 
 
+@pytest.mark.slow
 def test_a_killed_run_goes_on_where_it_stopped(inputs, whole, tmp_path):
     command = [sys.executable, "-m", "verl_clipx.cli", *options(inputs, tmp_path, "--shard-size", "1")]
     log = tmp_path / "log"

@@ -17,6 +17,8 @@ from verl_clipx.evaluation.backends import Model, SampleRequest
 from verl_clipx.evaluation.settings import SamplingSettings
 from verl_clipx.evaluation.vllm_backend import VLLMEngine, VLLMSettings, vllm_backend
 
+pytestmark = pytest.mark.slow
+
 MODEL = Model(Path("/model"), frozenset({7, 3}), 100, 64)
 SAMPLING = SamplingSettings(samples=2, max_tokens=8, temperature=0.6, top_p=0.9, top_k=5, seed=2**40)
 

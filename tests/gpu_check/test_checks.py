@@ -149,6 +149,7 @@ def test_the_expected_update_is_ppo_s_by_hand():
     assert sample.clipped == pytest.approx(3 / 6)
 
 
+@pytest.mark.slow
 def test_the_plan_s_bytes_are_those_of_the_tensors(tmp_path):
     save_model(tmp_path, tied=False)
     planned = memory.planned_bytes(composed(GPUS, tmp_path, memory.overrides(GPUS)), 80e9)

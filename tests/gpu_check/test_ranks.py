@@ -75,6 +75,7 @@ def test_a_rank_that_ends_fails_its_check_and_no_other(found, name, said):
     assert any("started 1" in line for line in broken.log)
 
 
+@pytest.mark.slow
 def test_a_rank_that_never_answers_fails_its_check_and_is_ended(found):
     broken, last = found("hang", "good 1", seconds=1.0)
     assert broken.outcome == "fail" and broken.found == "no answer within 1 s" and last.outcome == "pass"

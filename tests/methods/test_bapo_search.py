@@ -82,6 +82,7 @@ def test_algorithm_1(tokens, criteria, counted):
     assert_same_bounds(tokens, Bapo(target=target, contribution=contribution, counted=counted, weight="none"))
 
 
+@pytest.mark.slow
 @given(tokens=TOKENS, target=st.floats(0.02, 3.0), counted=COUNTED, upper_step=st.sampled_from([0.1, 0.3, 0.7]))
 @settings(max_examples=300, deadline=None)
 def test_the_releases_loops(tokens, target, counted, upper_step):

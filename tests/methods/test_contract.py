@@ -32,11 +32,13 @@ every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
 every_adaptive_method = pytest.mark.parametrize("method", ADAPTIVE.values(), ids=ADAPTIVE)
 
 
+@pytest.mark.slow
 @every_method
 def test_the_contract_passes(method):
     assert [f"{name} {failure}" for name, failure in check_method(method) if failure] == []
 
 
+@pytest.mark.slow
 @every_adaptive_method
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @given(seed=st.integers(0, 10_000), parts=st.integers(2, 6))

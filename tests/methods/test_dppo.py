@@ -117,6 +117,7 @@ def test_regions_are_counted_by_the_divergence():
     assert metrics["clipx/gradient_mass/HP"] == metrics["clipx/gradient_mass/LN"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", SAME)
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("spread", [2.0, 15.0])

@@ -92,6 +92,7 @@ def presets() -> set[str]:
     return {name for name in preset_names() if name.split("/")[0] in GROUPS}
 
 
+@pytest.mark.slow
 def test_the_recipes_reach_every_preset(dry_run):
     assert {str(file.relative_to(RECIPES)) for group in GROUPS for file in (RECIPES / group).iterdir()} == set(OFFERED)
     reached = set()
@@ -160,6 +161,7 @@ def test_a_variable_becomes_an_override(dry_run, variable, value, override):
     assert override in dry_run("acpo/run_qwen2.5_3b_fsdp.sh", **{variable: value})
 
 
+@pytest.mark.slow
 def test_every_folder_and_name_reaches_verl_as_it_is(dry_run):
     odd = "/shared/a=b,c 'd' \"e\" {f} [g] \u00fcber (h):i"
     for name in (odd, "1e3", "null", "1_000"):
@@ -201,6 +203,7 @@ def test_an_unknown_method_stops_with_the_presets_that_there_are(tmp_path):
     assert "\nbapo/octothinker_3b_bapo\n" in done.stderr and "bapo/base" not in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("recipe", "variables", "machines"),
     [

@@ -243,6 +243,7 @@ def test_the_word_that_the_run_has_begun_is_written_before_it_and_removed(cluste
     assert (done.returncode, "begun" in done.stdout) == (7, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("requeue_exit", ["0", "1"])
 def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue_exit):
     home = cluster.commands.parent

@@ -60,12 +60,14 @@ def alive(pid):
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("command", "code"), [("exit 0", 0), ("exit 3", 3), ("kill -KILL $$", 137)])
 def test_where_no_node_is_lost_the_exit_code_is_the_commands(command, code, monkeypatch):
     monkeypatch.setattr(module, "SECONDS_TO_NOTICE", 0.2)
     assert module.run(["sh", "-c", command], NEVER) == code
 
 
+@pytest.mark.slow
 def test_a_lost_node_ends_the_command_and_what_it_started(tmp_path):
     child = tmp_path / "child"
     command = ["sh", "-c", f"sleep 600 & echo $! >{child}; wait"]
@@ -83,6 +85,7 @@ def test_what_ignores_the_first_signal_is_killed(tmp_path):
     assert not alive(process.pid)
 
 
+@pytest.mark.slow
 def test_a_command_may_fail_of_a_lost_node_before_ray_notices():
     assert module.run(["sh", "-c", "exit 1"], ["sleep", "1"]) == 75
     # A run that has finished has finished.
@@ -104,6 +107,7 @@ def cluster(tmp_path):
     return {**os.environ, **variables}, nodes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("event", ["a node is lost", "the script is told to end"])
 def test_the_script(cluster, tmp_path, event):
     variables, nodes = cluster

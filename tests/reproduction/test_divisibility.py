@@ -175,6 +175,7 @@ def test_micro_batches_by_sequences_divide_a_ranks_mini_batch_as_verl_wants_it(s
             layout_of(changed(static), QWEN_7B)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -86,6 +86,7 @@ def test_a_run_of_unknown_length_says_what_to_add(plan):
     assert code == 0 and "--train-prompts" in output
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

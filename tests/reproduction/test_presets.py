@@ -77,6 +77,7 @@ def leaves(node, prefix=""):
         yield from leaves(value, f"{path}.") if isinstance(value, dict) and value else [(path, value)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     ["acpo/orz_7b_ar_lopti_off_script", "ar_lopti/kk_3b_reinforce", "dgpo/dapo17k_1_5b_dgpo", "bapo/skywork_7b_bapo"],
@@ -86,6 +87,7 @@ def test_the_shortcut_of_these_tests_gives_what_hydra_gives(name):
     assert OmegaConf.to_container(whole) == OmegaConf.to_container(composed(name))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_verl_accepts(name):
     config = composed(name)
@@ -99,6 +101,7 @@ def test_verl_accepts(name):
     assert need_reference_policy(config) == name.startswith("ar_lopti/")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_its_first_optimizer_step_is_finite(name):
     first_call_of(composed(name).actor_rollout_ref.actor)

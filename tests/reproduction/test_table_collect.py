@@ -126,6 +126,7 @@ def cells_of(results):
     return {(cell["row"], cell["column"]): cell for cell in results["cells"]}
 
 
+@pytest.mark.slow
 def test_two_seeds_of_every_row(tmp_path, make_run, preset_values):
     make_run(GRPO, 1, 0.40, 0.60)
     make_run(GRPO, 2, 0.50, 0.70)
@@ -174,6 +175,7 @@ def test_two_seeds_of_every_row(tmp_path, make_run, preset_values):
     assert run["started_from"] == "${oc.env:CLIPX_DATA,data}/policies/countdown"
 
 
+@pytest.mark.slow
 def test_three_seeds_are_compared_with_the_baseline_over_seeds_and_questions(tmp_path, make_run, preset_values):
     for preset, better in ((GRPO, 0.0), (ACPO, 0.2)):
         for seed in (1, 2, 3):
@@ -225,6 +227,7 @@ def test_the_same_seed_twice_is_refused(tmp_path, make_run, preset_values):
     assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(40.0)
 
 
+@pytest.mark.slow
 def test_a_training_that_goes_on_is_missing(tmp_path, make_run, preset_values):
     make_run(GRPO, 1, 0.40, 0.60, steps=12)
     results = collect(definition(), tmp_path, preset_values)
@@ -242,6 +245,7 @@ def test_a_missing_evaluation_leaves_its_cells_and_their_means_empty(tmp_path, m
     assert f"{GRPO}: 1 of 2 seeds" in results["missing"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sampling, reason",
     [
@@ -302,6 +306,7 @@ def test_best_validation_of_a_log_whose_last_line_was_cut_off(tmp_path, make_run
     assert cell["mean"] == pytest.approx(70.0) and cell["low"] is None and cell["interval"] is None
 
 
+@pytest.mark.slow
 def test_a_validation_with_another_number_of_samples_is_missing(tmp_path, make_run, preset_values, monkeypatch):
     table = definition(
         benchmarks={"countdown": {"file": "countdown/test.parquet", "questions": 256}},
@@ -372,6 +377,7 @@ def test_one_seed_has_no_interval_over_seeds():
 BOMB = "[" * 100_000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("file", "content"),
     [
@@ -395,6 +401,7 @@ def test_a_file_that_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, m
     assert cells_of(results)["GRPO", "B"]["mean"] == pytest.approx(50.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "file", ["run.json", "metrics.jsonl", "checkpoints/latest_checkpointed_iteration.txt", "evaluation/b/results.json"]
 )

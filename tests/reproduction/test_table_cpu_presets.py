@@ -48,6 +48,7 @@ def test_the_table_names_every_preset():
     assert set(NAMES) == named == countdown | puzzles
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_verl_accepts_it_with_the_updates_of_its_column(name):
     config = composed(name)
@@ -56,11 +57,13 @@ def test_verl_accepts_it_with_the_updates_of_its_column(name):
     assert updates_per_rollout(config) == passes * (16 if name.endswith("_off") else 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_its_first_optimizer_step_is_finite(name):
     first_call_of(composed(name).actor_rollout_ref.actor)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_only_the_method_differs_from_grpo(name):
     task = name.split("_")[0]

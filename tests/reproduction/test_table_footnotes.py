@@ -173,6 +173,7 @@ def test_a_curve_says_what_its_number_is_and_how_it_is_smoothed():
     ]
 
 
+@pytest.mark.slow
 def test_gains_that_do_not_follow_from_their_cells_are_these_five_of_figure_4():
     odd = {
         (name, note.rows): note.text
@@ -213,6 +214,7 @@ def test_a_papers_evaluations_say_where_their_settings_come_from(name):
     assert bool(table.origins) == (evaluated and name != "cpu_small")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_every_field_worth_a_footnote_has_one_in_render(name):
     table = TABLES[name]
@@ -227,6 +229,7 @@ def test_every_field_worth_a_footnote_has_one_in_render(name):
     assert [part for part in worth if part not in text] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TABLES)
 def test_no_footnote_is_without_its_mark_and_no_mark_without_its_footnote(name):
     table = TABLES[name]

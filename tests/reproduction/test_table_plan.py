@@ -228,6 +228,7 @@ def test_a_failed_command_gives_its_exit_code(tmp_path):
     assert (tmp_path / "evaluate.log").read_text() == "why\n"
 
 
+@pytest.mark.slow
 def test_a_training_runs_under_watch_and_leaves_a_record(tmp_path, monkeypatch):
     monkeypatch.setattr(table_plan, "SECONDS_BETWEEN_LOOKS", 0.1)
     run = tmp_path / "run"
@@ -244,6 +245,7 @@ def test_a_training_runs_under_watch_and_leaves_a_record(tmp_path, monkeypatch):
     assert record["versions"]["verl"] == "0.9.1" and record["seconds"] > 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_ends_the_command_and_what_it_started(tmp_path, number):
     script = (

@@ -92,6 +92,7 @@ def test_it_is_registered_under_the_name_that_the_group_chooses(composed):
     assert _agent_loop_registry[chosen]["_target_"] == f"{sampling_seed.__module__}.SeededSingleTurnAgentLoop"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "overrides",
     [

@@ -109,6 +109,7 @@ def test_a_batch_in_which_every_sample_failed_passes(waiting):
     assert batch.keys == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refill_failed", [False, True])
 def test_verl_builds_its_own_buffer_with_ordered_rows(composed, refill_failed):
     def built(*overrides):

@@ -153,6 +153,7 @@ TRUTH = {world: world.true_difference() for world in WORLDS}
 REPEATS = 300
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [3, 5, 10])
 def test_the_interval_holds_the_truth_as_often_as_it_says(seeds):
     held = []

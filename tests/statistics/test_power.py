@@ -27,6 +27,7 @@ def made_of(world: World) -> tuple[Parts, float]:
     return Parts(**measured_parts(first, second, 10)), world.true_difference()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("seeds", "questions", "samples"), [(3, 256, 8), (5, 100, 4), (3, 500, 1), (1, 256, 2)])
 def test_power_agrees_with_simulation(seeds, questions, samples):
     # With one seed the trainings are as they are.

@@ -81,6 +81,7 @@ def test_every_data_set_has_a_reward_with_all_parts(data_source):
     assert compute_score(data_source, "", None).keys() == set(PARTS)
 
 
+@pytest.mark.slow
 def test_rows_name_sources_with_a_reward():
     # The generated sets need no source: their rows are made here.
     for definition in definitions().values():

@@ -60,6 +60,7 @@ def test_every_method_with_golden_vectors_is_tested():
     assert golden_methods() == set(SETUPS) | set(TOKEN_SETUPS) | {"agg_loss"}
 
 
+@pytest.mark.slow
 @parametrize(FINITE)
 def test_gradient(case):
     near(run(case).gradient, case.expected["grad"], tolerance(case))
@@ -125,6 +126,7 @@ def test_gradient_weight(case):
     near(run(case).tokens.weight[counts], case.expected["coef"][counts], tolerance(case))
 
 
+@pytest.mark.slow
 @parametrize(of("acpo", "paper_acpo"))
 def test_acpo_bins(case):
     found = run(case, (*overrides_of(case), "clipx.metrics=all"))
@@ -176,6 +178,7 @@ def test_bapo_search(case):
     near(c_high, case.expected["c_high"], 1e-12)
 
 
+@pytest.mark.slow
 @parametrize(of("paper_bapo"))
 def test_bapo_weighed_by_the_rollout_s_probabilities(case):
     overrides = (*overrides_of(case), "clipx.weight=rollout", "actor_rollout_ref.rollout.calculate_log_probs=true")

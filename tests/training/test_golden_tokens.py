@@ -66,6 +66,7 @@ def reweighted(case, tokens=None):
     return per_token(settings, inputs).tokens.advantages
 
 
+@pytest.mark.slow
 @parametrize(REWEIGHTING)
 def test_reweighted_advantages(case):
     advantages = reweighted(case)
@@ -92,6 +93,7 @@ def selection_of(case):
     return built_once(overrides_of(case)).policy_loss.clipx.select
 
 
+@pytest.mark.slow
 @parametrize(ENTROPY)
 def test_selected_tokens(case):
     expected, mask = case.expected["selection_mask"].bool(), case.inputs["response_mask"]
@@ -153,6 +155,7 @@ def tokens_of_pass(case, name):
     return torch.nn.functional.pad(tokens, (0, mask.shape[1] - tokens.shape[1]))
 
 
+@pytest.mark.slow
 @parametrize(LOPTI)
 def test_lopti_groups(case):
     mask = case.inputs["response_mask"]

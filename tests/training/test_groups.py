@@ -113,6 +113,7 @@ def test_every_group_has_its_published_settings_here():
     assert sorted(PUBLISHED) == GROUPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_group_reaches_the_actor_with_its_published_settings(actor, group):
     policy_loss = actor(f"+clipx={group}").policy_loss
@@ -132,6 +133,7 @@ def test_group_spells_out_every_parameter_of_its_method(group):
     assert adaptive == (group.split("_")[0] in ("acpo", "bapo", "m2po"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", MEASURED)
 def test_a_group_with_measured_bounds_needs_its_numbers(actor, group):
     with pytest.raises((MissingMandatoryValue, InstantiationException), match=r"clip_(low|high)"):
@@ -154,6 +156,7 @@ MODIFIER_GROUPS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", MODIFIER_GROUPS)
 def test_a_modifier_goes_on_top_of_a_method_in_any_order(actor, group):
     expected = MODIFIER_GROUPS[group]
@@ -183,6 +186,7 @@ def test_every_modifier_group_is_listed_here(group):
     assert sum(1 for _ in (configs_folder() / "clipx").glob("*/*.yaml")) == len(MODIFIER_GROUPS) + OTHER_GROUPS
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_group_leaves_verl_s_aggregation_alone(composed, group):
     assert composed(f"+clipx={group}").actor_rollout_ref.actor.loss_agg_mode == "token-mean"
@@ -197,6 +201,7 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         composed("+clipx=acpo", "clipx.aplha=2")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

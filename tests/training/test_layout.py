@@ -61,6 +61,7 @@ def step_of(name, batch):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-sum", "seq-mean-token-mean"])
 def test_the_gradients_of_both_passes_add_up_to_the_plain_one(actor, aggregation):
     config = actor(

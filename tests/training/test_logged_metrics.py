@@ -79,6 +79,7 @@ GROUPS = [*BUILT_IN, "observe"]
 OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", MODES)
 @pytest.mark.parametrize("group", GROUPS)
 def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics):
@@ -110,6 +111,7 @@ ELSEWHERE = {
 }
 
 
+@pytest.mark.slow
 def test_every_key_in_the_document_s_tables_is_logged(actor):
     found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
     # One without metrics of its own, those with, and verl's.
@@ -129,6 +131,7 @@ def test_every_key_in_the_document_s_tables_is_logged(actor):
     assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, keys))] == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
 def test_the_default_set_is_part_of_all_and_small(actor, group):
     default, everything = (logged(actor, group, metrics) for metrics in MODES)
@@ -139,6 +142,7 @@ def test_the_default_set_is_part_of_all_and_small(actor, group):
     assert len(shared) <= 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("split", SPLITS)
 @pytest.mark.parametrize("group", ["grpo", "dgpo", "observe"])
 def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, split):

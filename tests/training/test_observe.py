@@ -90,6 +90,7 @@ def number_of(metrics, key):
     return value
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("loss_mode", LOSSES)
@@ -216,6 +217,7 @@ def test_a_token_without_a_gradient_at_ratio_1_is_on_neither_side(observed):
     assert number_of(metrics, "clipx/clip_fraction_low") == number_of(metrics, "clipx/clip_fraction_high") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("loss_mode", "group"), [("vanilla", "grpo"), ("cispo", "cispo")])
 def test_the_metrics_are_those_of_the_plugin_s_loss_of_the_same_formula(actor, observed, loss_mode, group):
     batch = example()
@@ -233,6 +235,7 @@ def test_the_metrics_are_those_of_the_plugin_s_loss_of_the_same_formula(actor, o
         assert number_of(ours, "clipx/clip_fraction") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "dppo_tv", "dppo_kl", "sapo", "dro", "gpg"])
 @pytest.mark.parametrize("split", [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]]]])
 def test_metrics_are_exact_however_the_mini_batch_is_split(observed, loss_mode, split):
@@ -250,6 +253,7 @@ def test_metrics_are_exact_however_the_mini_batch_is_split(observed, loss_mode, 
         assert parts[key] == pytest.approx(whole[key], rel=1e-6, abs=1e-12), key
 
 
+@pytest.mark.slow
 def test_only_the_losses_said_to_clip_by_sequence_do(observed):
     """In each sequence one token moved far, against the others: only a clip by sequence treats all of them alike."""
     inside = [[1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 1 / 9]]
@@ -270,6 +274,7 @@ def test_geo_mean_clips_a_token_by_its_own_ratio(observed):
     assert number_of(metrics, "clipx/clip_fraction_low") == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "kl_cov", "gpg"])
 def test_numbers_that_are_not_finite_pass_through(verl_s, observed, loss_mode, value):
@@ -293,6 +298,7 @@ def test_values_outside_the_mask_change_nothing(observed):
     assert called(function, batch)[3] == called(function, other)[3]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "clip_cov"])
 def test_one_host_sync_more_than_verl_s(verl_s, observed, loss_mode):
     batch, counts = example(torch.float32), []
@@ -304,6 +310,7 @@ def test_one_host_sync_more_than_verl_s(verl_s, observed, loss_mode):
     assert counts[1] == counts[0] + 1
 
 
+@pytest.mark.slow
 def test_compiled_sums_are_the_same(observed, monkeypatch):
     # The graph that the compiler gets, run as it is: tests/test_compiled.py has the real compiler.
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
@@ -359,6 +366,7 @@ def test_without_gradients_nothing_is_observed(observed):
     assert metrics and not [key for key in metrics if key.startswith("clipx/")]
 
 
+@pytest.mark.slow
 def test_the_group_leaves_verl_s_loss_mode_and_its_parameters(actor):
     assert actor("+clipx=observe").policy_loss.loss_mode == "vanilla"
     for overrides in (["+clipx=observe", f"{POLICY_LOSS}.loss_mode=gspo"], [f"{POLICY_LOSS}.loss_mode=gspo"]):
@@ -369,6 +377,7 @@ def test_the_group_leaves_verl_s_loss_mode_and_its_parameters(actor):
     assert clip_range(built) == (0.8, 1.28)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [

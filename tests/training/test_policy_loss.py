@@ -49,6 +49,7 @@ def random_tensors(seed, spread=1.0):
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 @pytest.mark.parametrize(("ours", "theirs"), [("grpo", "vanilla"), ("cispo", "cispo")])
 @pytest.mark.parametrize("spread", [0.05, 1.0, 12.0])
@@ -76,6 +77,7 @@ def test_agrees_with_verl_s_own_loss(actor, ours, theirs, aggregation, spread, w
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, aggregation):
@@ -92,6 +94,7 @@ def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, 
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_one_host_sync_per_micro_batch(actor, tensors, method):
     config = actor(f"+clipx={method}")
@@ -210,6 +213,7 @@ def test_unknown_keywords_are_ignored(actor, tensors):
     call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("group", ["high_entropy", "low_entropy"])
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
 def test_an_entropy_that_is_not_finite_makes_verl_skip_the_step(actor, tensors, group, value):

@@ -58,6 +58,7 @@ def assert_finite(loss, gradient, metrics):
     assert not [key for key, value in metrics.items() if not math.isfinite(value)]
 
 
+@pytest.mark.slow
 def test_every_method_is_here():
     assert {built_once(SETTINGS[name]).policy_loss.clipx.method.name for name in SETTINGS} == set(BUILT_IN)
 
@@ -128,6 +129,7 @@ def test_no_tokens_at_all_give_finite_metrics(name):
     assert not gradient.any()
 
 
+@pytest.mark.slow
 @every_setting
 @given(seed=st.integers(0, 10_000), order=st.integers(0, 10_000), padding=st.integers(0, 9))
 @settings(max_examples=15, deadline=None)

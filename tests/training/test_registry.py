@@ -35,6 +35,7 @@ def fake_core_algos(**registry):
     return module
 
 
+@pytest.mark.slow
 def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verl_s_own_imports_register(tmp_path):
     code = (
         "import sys, verl\n"
@@ -104,6 +105,7 @@ def test_another_plugin_s_worker_is_an_error_that_names_both():
         )
 
 
+@pytest.mark.slow
 def test_a_failing_plugin_prints_its_traceback_and_fails_where_losses_are_needed(tmp_path):
     code = (
         "import sys\n"

@@ -67,6 +67,7 @@ def run(monkeypatch, tmp_path):
     HydraConfig.instance().cfg = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     with pytest.raises(RayStarts):
@@ -87,18 +88,21 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     assert said[0].endswith(expected[door])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_a_loss_mode_against_its_group_stops_before_ray(run, door):
     with pytest.raises(ValueError, match=r"loss_mode=gspo but clipx\.method=acpo: choose .* alone \(\+clipx=acpo\)"):
         run(door, "+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("door", ["v1", "fully_async"])
 def test_a_loss_mode_of_the_plugin_s_without_its_group_stops_before_ray(run, door):
     with pytest.raises(ValueError, match=r"loss_mode=clipx_acpo without its group: .*: \+clipx=acpo\."):
         run(door, f"{ACTOR}.policy_loss.loss_mode=clipx_acpo")
 
 
+@pytest.mark.slow
 def test_verl_s_own_run_is_left_alone(run, capsys):
     with pytest.raises(RayStarts):
         run("v1", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")

@@ -125,6 +125,7 @@ def built(config):
     return instantiate(config.clipx)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_not_served_stops_in_the_driver(actor, name):
     overrides, message = REFUSED[name]
@@ -138,11 +139,13 @@ def test_the_critic_s_attention_counts_on_a_cpu(actor, monkeypatch):
         actor("+clipx=grpo", *CRITIC_S_ULYSSES)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SERVED)
 def test_what_is_served_goes_on(actor, name):
     assert actor(*SERVED[name]).policy_loss.run.options
 
 
+@pytest.mark.slow
 def test_verl_resolves_the_configuration_in_place_and_the_options_stay(composed):
     config = composed("+clipx=acpo", f"{CORRECTION}.rollout_is=token")
     # verl's task runners do this before anything else.
@@ -151,6 +154,7 @@ def test_verl_resolves_the_configuration_in_place_and_the_options_stay(composed)
     assert options[f"{CORRECTION}.rollout_is"] == "token" and options[f"{ACTOR}.strategy"] == "fsdp"
 
 
+@pytest.mark.slow
 def test_every_refused_row_is_refused_above(composed):
     missing = []
     for refusal in REFUSALS:

@@ -85,6 +85,7 @@ def in_order(tokens, mask):
     return column
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_the_traced_weight_is_the_loss_s(actor, tmp_path, method):
     config, tracer = actor(f"+clipx={method}", f"{TRACE}", "clipx.metrics=all"), tracer_to(tmp_path)
@@ -138,6 +139,7 @@ def test_a_pass_of_lopti_s_is_an_update_whose_other_tokens_have_no_advantage(act
     assert tokens.log_prob.tolist() == expected.tolist() and (~in_pass).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
 def test_of_verl_s_loss_the_weight_is_told_by_its_gradient(actor, tmp_path, monkeypatch, loss_agg_mode):
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
@@ -182,6 +184,7 @@ def test_loss_and_graph_are_the_same_with_traces(actor, tmp_path, monkeypatch):
     assert calls == without and len(calls) == 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [1, 0.5])
 def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, fraction):
     def refuse(*_, **__):

@@ -57,6 +57,7 @@ def loss_function(actor):
     return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["grpo", "cispo", "dgpo", "acpo", "bapo"])
 @pytest.mark.parametrize(
     "split",
@@ -146,6 +147,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     assert "clipx/staleness/versions" in metrics and "clipx/selected_fraction" in metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "needing"),
     [

@@ -64,6 +64,7 @@ def test_what_does_not_fit_is_refused_with_a_key_and_its_parts(changes, message)
         estimate(changed(changes), A100)
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(
     model=st.sampled_from(["1.5b", "3b", "7b"]),

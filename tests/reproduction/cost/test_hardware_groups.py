@@ -9,6 +9,7 @@ from verl_clipx.reproduction.cost.assumptions import A100, H100
 from verl_clipx.reproduction.cost.estimate import estimate
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hardware", ["a100x4", "a100x8", "h100x8"])
 @pytest.mark.parametrize("model", ["1.5b", "3b", "7b"])
 def test_machines_hold_models_up_to_8b(hardware, model):
@@ -17,6 +18,7 @@ def test_machines_hold_models_up_to_8b(hardware, model):
     assert result.rollout.full_length_sequences > 20
 
 
+@pytest.mark.slow
 def test_size_groups():
     assert estimate(composed(MODELS["14b"], "+hardware/model=14b"), A100).layout.sequence_parallel == 2
     long = ["+hardware/response=64k", "data.max_response_length=65536"]

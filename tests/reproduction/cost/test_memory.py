@@ -73,6 +73,7 @@ def test_tensor_parallel_splits_weights_and_cache_until_the_heads_run_out():
     assert four.cached_tokens == int(four.cache // (57344 / 4))
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None)
 @given(budget=st.integers(9216, 16384), more=st.integers(1, 4096), checkpointing=st.booleans())
 def test_a_larger_budget_never_takes_less_memory(budget, more, checkpointing):

@@ -65,6 +65,7 @@ def test_logits_by_temperature_entropy_and_kernel():
     assert logits("actor update", model__use_fused_kernels=True) == 0
 
 
+@pytest.mark.slow
 def test_entropy_selection_keeps_nothing_for_the_backward_pass():
     one = 16384 * 152064 * 2
 

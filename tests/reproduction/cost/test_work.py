@@ -10,6 +10,7 @@ from verl_clipx.reproduction.cost.estimate import estimate
 from verl_clipx.reproduction.cost.work import rows_of, steps_of
 
 
+@pytest.mark.slow
 def test_tokens_updates_and_operations_by_hand():
     result = estimate(BASE, A100, train_prompts=5130)
     work = result.work
@@ -51,6 +52,7 @@ def test_generation_by_hand_without_a_tail_and_with_one():
     assert many.work.generation_seconds == pytest.approx(prefill / 8 + 4096 * step(64) + 4096 * step(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "updates", "observations"),
     [

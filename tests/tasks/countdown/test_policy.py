@@ -31,6 +31,7 @@ def run_command_line():
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_prints_the_folder_alone_and_finds_it_again(run_command_line, tmp_path):
     arguments = (tmp_path, "--steps", 2, "--examples", 40, "--num-threads", 1)
     first, second = run_command_line(*arguments), run_command_line(*arguments)
@@ -41,6 +42,7 @@ def test_prints_the_folder_alone_and_finds_it_again(run_command_line, tmp_path):
     assert run_command_line(*arguments, "--seed", 1).stdout != first.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("key", "value"), [("steps", "0"), ("mistakes", "1.5"), ("mistakes", "-0.1")])
 def test_names_the_bad_key(run_command_line, tmp_path, key, value):
     result = run_command_line(tmp_path, f"--{key}", value)

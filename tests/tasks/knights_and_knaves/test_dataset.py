@@ -28,6 +28,7 @@ def tiny():
     return {split: list(tiny_rows(None, split=split, prompt="kk_compact")) for split in ("train", "test")}
 
 
+@pytest.mark.slow
 def test_counts_of_the_papers(paper):
     for split, count in (("train", 900), ("test", 100)):
         people = Counter(row["extra_info"]["people"] for row in paper[split])
@@ -36,6 +37,7 @@ def test_counts_of_the_papers(paper):
         assert {row["extra_info"]["people"] for row in paper[split][:50]} == {3, 4, 5, 6, 7}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["paper", "tiny"])
 def test_schema_and_solutions(name, request):
     for split, made in request.getfixturevalue(name).items():
@@ -78,6 +80,7 @@ def test_seed_decides_the_rows():
     assert Counter(row["extra_info"]["people"] for row in first) == {3: 5, 5: 5}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -94,6 +97,7 @@ def test_bad_arguments_are_named(arguments, message):
         list(rows(arguments.pop("source"), **arguments))
 
 
+@pytest.mark.slow
 def test_definitions_build_their_default_prompt(paper, tiny):
     assert [definition.name for definition in DATASETS] == ["knights_and_knaves", "knights_and_knaves_tiny"]
     for definition, made in zip(DATASETS, (paper, tiny), strict=True):

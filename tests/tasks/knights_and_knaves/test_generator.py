@@ -29,6 +29,7 @@ def paper():
     }
 
 
+@pytest.mark.slow
 def test_the_papers_counts_each_with_one_solution_and_no_two_alike(paper):
     for (people, split), puzzles in paper.items():
         assert len(puzzles) == len({puzzle.key for puzzle in puzzles}) == {"train": 900, "test": 100}[split]
@@ -38,6 +39,7 @@ def test_the_papers_counts_each_with_one_solution_and_no_two_alike(paper):
             assert split_of(puzzle) == split
 
 
+@pytest.mark.slow
 def test_train_and_test_share_no_puzzle_across_seeds(paper):
     for people in (3, 7):
         train = {puzzle.key for puzzle in paper[people, "train"]}
@@ -73,6 +75,7 @@ def test_same_seed_same_puzzles_and_longer_lists_extend_shorter_ones(paper):
     assert generate_puzzles(3, 50, 1, "train", CONFIG) != longer[:50]
 
 
+@pytest.mark.slow
 def test_exhausted_space_says_how_many_there_are():
     with pytest.raises(ValueError, match=r"^count=1000 train puzzles of 2 people .* found 35; ask for fewer"):
         generate_puzzles(2, 1000, 0, "train", CONFIG)

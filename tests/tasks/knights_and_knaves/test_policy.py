@@ -134,6 +134,7 @@ def run_command_line():
     return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
 
 
+@pytest.mark.slow
 def test_prints_the_folder_alone_and_finds_it_again(run_command_line, tmp_path):
     arguments = (tmp_path, "--steps", 2, "--examples", 40, "--num-threads", 1)
     first, second = run_command_line(*arguments), run_command_line(*arguments)

@@ -49,6 +49,7 @@ def puzzles_of(smallest: int, largest: int):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(puzzles_of(2, 4))
 def test_solutions_are_those_of_a_search_by_hand(statements):
@@ -130,6 +131,7 @@ def reword(statement, rng):
     return (kind, *reversed(parts))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(puzzles_of(2, 5), st.randoms(use_true_random=False))
 def test_key_ignores_order_of_people_and_wording(statements, rng):

@@ -83,6 +83,7 @@ def test_math_verify_decides(real):
     assert len(real.process_ids()) == 1
 
 
+@pytest.mark.slow
 def test_a_comparison_ends_by_its_processor_time(real):
     assert real.compare("1", "1") is True
     (before,) = real.process_ids()
@@ -94,6 +95,7 @@ def test_a_comparison_ends_by_its_processor_time(real):
     assert is_gone(before)
 
 
+@pytest.mark.slow
 def test_memory_is_bounded(real):
     real.compare("1", "1")
     (pid,) = real.process_ids()
@@ -103,6 +105,7 @@ def test_memory_is_bounded(real):
     assert real.compare("1", "1") is True
 
 
+@pytest.mark.slow
 def test_a_hung_process_is_killed_and_replaced_while_others_go_on(fake):
     verdicts = {}
     hung = threading.Thread(target=lambda: verdicts.update(hung=fake.compare("a", "hang")))
@@ -114,6 +117,7 @@ def test_a_hung_process_is_killed_and_replaced_while_others_go_on(fake):
     assert fake.compare("a", "a") is True
 
 
+@pytest.mark.slow
 def test_no_zombie_after_deadlines(fake):
     for answer in ("hang", "out of time", "die"):
         assert fake.compare("a", answer) is None
@@ -129,6 +133,7 @@ def test_a_process_that_died_while_idle_costs_no_verdict(fake):
     assert fake.compare("a", "a") is True
 
 
+@pytest.mark.slow
 def test_a_stopped_process_does_not_hold_a_comparison(fake):
     assert fake.compare("a", "a") is True
     os.kill(fake.process_ids()[0], signal.SIGSTOP)
@@ -136,6 +141,7 @@ def test_a_stopped_process_does_not_hold_a_comparison(fake):
     assert fake.compare("a", "a") is True
 
 
+@pytest.mark.slow
 def test_never_more_processes_than_its_size_and_none_before_the_first_comparison(fake):
     assert fake.process_ids() == []
     with ThreadPoolExecutor(16) as threads:
@@ -144,6 +150,7 @@ def test_never_more_processes_than_its_size_and_none_before_the_first_comparison
     assert len(fake.process_ids()) == 2
 
 
+@pytest.mark.slow
 def test_from_asyncio_the_way_verl_calls_it(fake):
     async def score_all():
         loop = asyncio.get_running_loop()
@@ -199,6 +206,7 @@ def _compare_in_child(connection):
     connection.recv()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_daemonic_child_has_processes_of_its_own(method):
     assert shared_pool().compare(r"\sqrt{9}", "3") is True
@@ -234,6 +242,7 @@ def test_a_forked_child_that_lives_on_does_not_keep_our_processes_alive(tmp_path
         process.kill()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["return", "sys.exit(3)", "os._exit(3)", "os.kill(os.getpid(), 9)", "raise ValueError"])
 def test_no_process_outlives_its_parent(end):
     run = _run_parent("", end=end)
@@ -241,6 +250,7 @@ def test_no_process_outlives_its_parent(end):
     wait_until_gone(run.comparison_pids)
 
 
+@pytest.mark.slow
 def test_a_busy_process_does_not_outlive_a_killed_parent():
     run = _run_parent(
         f"""

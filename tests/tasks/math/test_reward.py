@@ -182,6 +182,7 @@ NASTY = {
 HARMLESS = {"dollars", "newlines"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NASTY)
 @pytest.mark.parametrize("function", [compute_score, compute_score_strict, compute_score_for_evaluation])
 def test_hostile_text_is_wrong_in_bounded_time(name, function, tmp_path, monkeypatch):
@@ -260,6 +261,7 @@ def generated_responses(count, seed):
             yield f"<think>{noise.replace('<think>', '')}</think>\\boxed{{{answer}}}{rng.choice(['', '.', ' done'])}"
 
 
+@pytest.mark.slow
 def test_ten_thousand_generated_responses():
     # What only a process could decide is drawn from few answers, so that the cache leaves the time to the scans.
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

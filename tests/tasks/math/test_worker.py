@@ -83,6 +83,7 @@ def test_two_stages_find_the_same_expressions(monkeypatch):
     assert sum(map(len, expected.values())) > len(ANSWERS)  # most were parsed, none is empty by mistake
 
 
+@pytest.mark.slow
 def test_a_difference_in_value_never_contradicts_math_verify():
     expressions = parsed()
     refuted = 0

@@ -108,6 +108,7 @@ def test_same_seed_same_weights_on_one_thread(tmp_path):
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+@pytest.mark.slow
 def test_second_fit_goes_on_from_the_first(tmp_path):
     learned = dataclasses.replace(CONFIG, steps=150, batch_size=7, learning_rate=1e-2)
     other = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
