@@ -7,6 +7,7 @@ weights or the mask, which test_bapo.py does, nor contributions so small that BA
 
 import math
 
+import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
