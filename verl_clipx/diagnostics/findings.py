@@ -208,23 +208,16 @@ def _compared(one: Setting, two: Setting, level: float) -> Finding | None:
     if len(steps) < 2:
         return None
     first, second = first.loc[steps], second.loc[steps]
-    means = f"The mean over {len(steps)} steps is {number(first.to_numpy().mean())} with {one.label} and "
-    means += f"{number(second.to_numpy().mean())} with {two.label}"
     if first.shape == second.shape and (first.to_numpy() == second.to_numpy()).all():
         return Finding(
             f"The rewards of {one.label} and {two.label} are equal.", f"They are so in all {len(steps)} steps."
         )
-    if min(first.shape[1], second.shape[1]) > 1:
-        found = difference_interval(first.mean(), second.mean(), level)
-        basis = f"over {first.shape[1]} and {second.shape[1]} seeds"
-    else:
-        found = mean_interval(second.mean(axis=1) - first.mean(axis=1), level)
-        basis = "over steps, as if they were independent; to cover seeds takes two runs of each setting"
-    interval = f"(difference {signed(found)}, {100 * level:.3g}\u202f% interval {basis})"
+    found, over = _difference(first, second, level, "steps, as if they were independent")
+    text = f"The mean over {len(steps)} steps is {_means(one, first, two, second)} {over}."
     if found.low <= 0 <= found.high:
-        return Finding(f"The rewards of {one.label} and {two.label} cannot be told apart.", f"{means} {interval}.")
+        return Finding(f"The rewards of {one.label} and {two.label} cannot be told apart.", text)
     best, worst = (two, one) if found.mean > 0 else (one, two)
-    return Finding(f"{best.label} collected more reward than {worst.label}.", f"{means} {interval}.")
+    return Finding(f"{best.label} collected more reward than {worst.label}.", text)
 
 
 def _compared_held_out(one: Setting, two: Setting, level: float) -> Finding | None:
@@ -239,21 +232,27 @@ def _compared_held_out(one: Setting, two: Setting, level: float) -> Finding | No
     if len(table) < 2 or table.isna().any(axis=None):
         return None
     first, second = table.iloc[:, : len(one.runs)], table.iloc[:, len(one.runs) :]
-    if min(first.shape[1], second.shape[1]) > 1:
-        found = difference_interval(first.mean(), second.mean(), level)
-        basis = f"over {first.shape[1]} and {second.shape[1]} seeds"
-    else:
-        found = mean_interval(second.mean(axis=1) - first.mean(axis=1), level)
-        basis = f"over {len(table)} problems; to cover seeds takes two runs of each setting"
-    text = (
-        f"After step {step} the mean is {number(first.to_numpy().mean())} with {one.label} and "
-        f"{number(second.to_numpy().mean())} with {two.label} (difference {signed(found)}, {100 * level:.3g}\u202f% "
-        f"interval {basis})."
-    )
+    found, over = _difference(first, second, level, f"{len(table)} problems")
+    text = f"After step {step} the mean is {_means(one, first, two, second)} {over}."
     if found.low <= 0 <= found.high:
         return Finding(f"On held-out problems {one.label} and {two.label} cannot be told apart.", text)
     best, worst = (two, one) if found.mean > 0 else (one, two)
     return Finding(f"On held-out problems {best.label} is ahead of {worst.label}.", text)
+
+
+def _difference(first: pandas.DataFrame, second: pandas.DataFrame, level: float, rows: str) -> tuple[Interval, str]:
+    """Second minus first, a column a run: over seeds where both have two, else over rows; and how to say so."""
+    if min(first.shape[1], second.shape[1]) > 1:
+        found = difference_interval(first.mean(), second.mean(), level)
+        basis = f"{first.shape[1]} and {second.shape[1]} seeds"
+    else:
+        found = mean_interval(second.mean(axis=1) - first.mean(axis=1), level)
+        basis = f"{rows}; to cover seeds takes two runs of each setting"
+    return found, f"(difference {signed(found)}, {100 * level:.3g}\u202f% interval over {basis})"
+
+
+def _means(one: Setting, first: pandas.DataFrame, two: Setting, second: pandas.DataFrame) -> str:
+    return f"{number(first.to_numpy().mean())} with {one.label} and {number(second.to_numpy().mean())} with {two.label}"
 
 
 def signed(interval: Interval) -> str:
