@@ -93,8 +93,8 @@ def test_a_check_finds_a_method_that_breaks_it(check, method, message):
 KEPT_BY_THE_PLUGIN = {
     contract.nothing_outside_the_mask_is_read: ("tokens.where", lambda mask, values, other: values, "are read"),
     contract.not_finite_inside_the_mask_reaches_the_gradient: (
-        "loss.zero_or_nan",
-        lambda t: torch.zeros_like(t.ratio),
+        "loss.finite",
+        lambda t: torch.ones_like(t.mask),
         "log_prob=inf: the loss is finite",
     ),
 }
