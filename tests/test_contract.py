@@ -9,7 +9,8 @@ import torch
 from tests.training import example_losses
 from tests.training.example_losses import WithinSpread
 from verl_clipx import check_loss, contract
-from verl_clipx.contract import CHECKS, check_method
+from verl_clipx.compiled import token_functions
+from verl_clipx.contract import CHECKS, COMPILED_CHECKS, check_method
 
 
 def broken(**methods):
@@ -44,6 +45,20 @@ BROKEN = {
     contract.one_weight_per_token: [
         (weight(lambda t, _: t.ratio.mean(-1, keepdim=True)), r"has shape \(6, 1\)"),
         (weight(lambda t, _: t.ratio.float()), "the weight is torch.float32"),
+    ],
+    contract.weight_is_positive_at_ratio_1: [
+        # The commonest mistake: PPO's loss in the place of the weight.
+        (
+            weight(lambda t, _: -torch.minimum(t.ratio * t.advantages, t.ratio.clamp(0.8, 1.2) * t.advantages)),
+            r"F is -[0-9.]+ at ratio 1 for a token with A = [0-9.]+, not above 0\. Return the gradient weight F",
+        ),
+        (weight(lambda t, _: t.ratio * (t.advantages > 0)), r"F is 0 at ratio 1 for a token with A = -[0-9.]+"),
+        (weight(lambda t, _: t.ratio - 1), "F is 0 at ratio 1"),
+        (weight(lambda t, _: t.ratio * torch.nan), "F is nan at ratio 1"),
+    ],
+    contract.weight_does_not_depend_on_the_size_of_advantages: [
+        (weight(lambda t, _: t.ratio * t.advantages.abs()), r"when A is multiplied by 0\.25\. Return the gradient"),
+        (weight(lambda t, _: torch.where(t.advantages > 1.5, 2 * t.ratio, t.ratio)), r"F goes from .* multiplied by"),
     ],
     contract.gradient_is_weight_times_advantage: [(weight(lambda t, _: torch.rand_like(t.ratio)), "differs from -F")],
     contract.finite_for_every_finite_input: [
@@ -95,32 +110,55 @@ KEPT_BY_THE_PLUGIN = {
     contract.not_finite_inside_the_mask_reaches_the_gradient: (
         "loss.finite",
         lambda t: torch.ones_like(t.mask),
-        "log_prob=inf: the loss is finite",
+        "log_prob=inf, statistics its own: the loss is finite",
+    ),
+    # As good as `finite` uncompiled; to the compiler it is true of every number.
+    contract.compiled_it_is_the_same: (
+        "loss.finite",
+        lambda t: (t.log_prob - t.old_log_prob + t.advantages) * 0 == 0,
+        "compiled, log_prob=inf, statistics its own: the loss is finite",
     ),
 }
 
 
-@pytest.mark.parametrize("check", KEPT_BY_THE_PLUGIN, ids=lambda check: check.__name__)
+def test_a_method_that_means_it_says_so():
+    class Reversed(WithinSpread):
+        unconstrained_weight = True
+
+        def gradient_weight(self, t, bounds):
+            return -t.ratio * t.advantages.abs()
+
+    assert [failure for check in CHECKS if (failure := check(Reversed()))] == []
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=[pytest.mark.slow] * (check in COMPILED_CHECKS)) for check in KEPT_BY_THE_PLUGIN],
+    ids=lambda check: check.__name__,
+)
 def test_a_check_finds_a_fault_of_the_plugin_s_own(check, monkeypatch):
     name, fault, message = KEPT_BY_THE_PLUGIN[check]
     monkeypatch.setattr(f"verl_clipx.{name}", fault)
+    token_functions.cache_clear()
     with pytest.raises(AssertionError, match=message):
         check(WithinSpread())
 
 
 def test_every_check_is_tried():
-    assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS}
+    assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS, *COMPILED_CHECKS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [WithinSpread, example_losses.soft, example_losses.gppo_within_acpo])
 def test_sound_losses_pass(loss):
     check_loss(loss)
 
 
+@pytest.mark.slow
 def test_a_report_says_what_was_checked_and_what_failed():
     method = weight(lambda t, _: t.ratio / t.ratio.shape[1])
     report = dict(check_method(method))
-    assert len(report) == len(CHECKS)
+    assert len(report) == len(CHECKS) + len(COMPILED_CHECKS)
     assert {name: failure for name, failure in report.items() if failure} == {
         "Three more masked positions change nothing.": "AssertionError: padding matters"
     }

@@ -57,6 +57,9 @@ class Method:
     refused: ClassVar[ValueError | None] = None
     # Of its own metrics, those that are logged under clipx.metrics=all alone: the first parts of their names.
     detailed_metrics: ClassVar[tuple[str, ...]] = ()
+    # Whether F may be 0 or less at ratio 1, or change with the size of A: the contract then asks neither, and the line
+    # that says what a run trains names it.
+    unconstrained_weight: ClassVar[bool] = False
 
     log_ratio_clamp: float | None = parameter(
         20.0,

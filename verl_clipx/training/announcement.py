@@ -25,7 +25,8 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         chosen = f" (+clipx={run.group})" if run.group else ""
         scope = f"scope {settings.scope}" if settings.adaptive else "fixed bounds"
         differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
-        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}"
+        weight = UNCONSTRAINED if settings.method.unconstrained_weight else ""
+        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}{weight}"
         lopti = settings.update is not None and len(settings.update.passes) == 2
     return f"clipx: {loss}; old_log_probs {source_of_old_log_probs(run)}; {updates(run, twice=lopti)}{traced(settings)}"
 
@@ -113,3 +114,6 @@ def updates(run: RunFacts, *, twice: bool) -> str:
         several = f"for several updates set {ACTOR}.ppo_mini_batch_size below data.train_batch_size"
         return f"{number}, at ratio 1: clipping cannot act ({several})"
     return f"{number}: clipping can act"
+
+
+UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
