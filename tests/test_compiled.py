@@ -1,9 +1,9 @@
 """What torch.compile makes of the formulas: how many graphs, of which operations, with which results.
 
 Covers: graphs counted with a backend that only records, for every built-in method, under other shapes, strides, dtypes
-and grad modes; their operations; many configurations in one process; results of the real compiler for every built-in
-method, of values that are not finite too; a compiler that is missing or fails. Not covered: accelerators; times (benchmarks/loss.py); a training under
-compile=true (tests/end_to_end/test_training.py).
+and grad modes; their operations; many configurations in one process; the real compiler's results for every built-in
+method, and that values that are not finite reach them; a compiler that is missing or fails. Not covered: accelerators;
+times (benchmarks/loss.py); a training under compile=true (tests/end_to_end/test_training.py).
 """
 
 import dataclasses

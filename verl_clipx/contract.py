@@ -340,8 +340,8 @@ def no_value_is_read_on_the_host(method: Method) -> None:
 
 
 RETURN_F = (
-    "Return the gradient weight F, for GRPO the ratio, and no loss: the gradient is F*A, and the plugin multiplies by A. "
-    "A method that means it sets unconstrained_weight=True."
+    "Return the gradient weight F, for GRPO the ratio, and no loss: the gradient is F*A, and the plugin multiplies by "
+    "A. A method that means it sets unconstrained_weight=True."
 )
 
 # What stands outside the mask in `with_junk`.

@@ -3,9 +3,10 @@
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
 on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
-distillation's loss of the logits; dropout is refused. Not covered: the real engine (tests/end_to_end).
+skipped updates, and the warning of what was not finite; distillation's loss of the logits; dropout is refused. Not covered: the real engine (tests/end_to_end).
 """
 
+import logging
 import math
 from functools import partial
 from types import SimpleNamespace
@@ -246,6 +247,89 @@ def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_an
     # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
     assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
     assert worker.tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+
+
+class Stepping(VerlsWorker):
+    """As verl's worker, a rollout batch being three updates on one mini-batch, the second of which may be spoilt."""
+
+    def spoil(self, data):
+        """What the second update's mini-batch has that the others have not."""
+
+    def train_batch(self, data):
+        leaf = self.output["log_probs"]
+        leaf.grad = None
+        loss, metrics = self.loss_fn(self.output, data)
+        loss.backward()
+        self.engine.norm = leaf.grad.values().norm()
+        self.engine.optimizer_step()
+        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_mini_batch(self, data):
+        for update in range(3):
+            mini_batch = data.clone()
+            if update == 1:
+                self.spoil(mini_batch)
+            output = self.train_batch(mini_batch)
+        return output
+
+
+class SteppingWorker(ClipxTraining, Stepping):
+    """Ours on top of it."""
+
+    def set_loss_fn(self, loss_fn):
+        self.engine.optimizer_step = lambda: self.engine.norm
+        super().set_loss_fn(loss_fn)
+
+
+def spoilt(field, value, *places):
+    """Puts a value into a field of a mini-batch at some (sequence, token)."""
+
+    def spoil(data):
+        for sequence, token in places:
+            data[field][sequence][token] = value
+
+    return spoil
+
+
+@pytest.mark.parametrize("group", ["grpo", "acpo", "observe"])
+@pytest.mark.parametrize(
+    ("spoil", "named"),
+    [
+        (
+            spoilt("advantages", torch.nan, (2, 0), (2, 1), (3, 0)),
+            "advantages (advantages): 3 tokens of 2 sequences, the first of them of the prompt with uid prompt 1",
+        ),
+        (
+            spoilt("old_log_probs", -torch.inf, (0, 1)),
+            "old_log_probs (log-probabilities of the old policy): 1 tokens of 1 sequences, the first of them of the "
+            "prompt with uid prompt 0",
+        ),
+    ],
+)
+def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
+    actor, monkeypatch, caplog, group, spoil, named
+):
+    monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
+    observe_registered("vanilla")
+    data, output = micro_batch(example(), [0, 1, 2, 3, 4])
+    output["log_probs"].requires_grad_(True)
+    worker = SteppingWorker(actor(f"+clipx={group}", *(["clipx.scope=lagged"] if group == "acpo" else [])), output)
+
+    def skipped():
+        return tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]
+
+    with caplog.at_level(logging.WARNING, "verl_clipx"):
+        assert skipped() == [0.0] and not caplog.messages
+        worker.spoil = spoil
+        assert skipped() == [1.0] and skipped() == [1.0]
+    (message,) = caplog.messages
+    if group == "observe" and "old_log_probs" in named:
+        # verl's clamp makes a finite number of an infinite log-ratio: verl takes such an update.
+        named = "to be replaced"
+    assert named in message and "verl skips an update whose gradient's norm is nan" in message
+    worker.spoil = lambda data: None
+    assert skipped() == [0.0]
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])

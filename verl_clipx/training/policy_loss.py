@@ -166,8 +166,9 @@ def policy_loss(
         for name, tensor in method.metrics(statistics, decision).items()
         if settings.detailed or name.partition("/")[0] not in method.detailed_metrics
     }
-    host_sums, host_values = to_host(metrics, decided)
+    host_sums, host_values, own = to_host(metrics, decided, {"loss": loss.detach()})
     if micro_batch is not None:
+        micro_batch.loss = own["loss"]
         micro_batch.sums.update(host_sums)
         micro_batch.values.update(host_values)
         return loss, {}
