@@ -168,6 +168,9 @@ WHOLE = [
     (r"\left\lfloor x\right\rfloor+1", r"1+\lfloor x\rfloor"),
     (r"\bigl(1,2\bigr)", "(1,2)"),
     (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}"),
+    (r"5\text{ kg}\cdot\text{m/s}^2", "5"),
+    (r"15000 \text{ kcal m}^{-2} \text{yr}^{-1}", "15000"),
+    (r"\text{Area}=\frac12\text{ cm}^2", "1/2"),
     (r"(52_8)", "52_8"),
     (r"x=52_8", r"52_{\text{eight}}"),
     (r"1{,}203_4", "1203_4"),
@@ -206,6 +209,7 @@ def test_ordinary_forms_are_read_as_a_whole(answer, gold):
         "9_8",
         "5_{99}",
         r"\frac{5}{1_2}",
+        r"\sqrt{25}\text{ if }x>\frac{1}{2}",
     ],
 )
 def test_nothing_is_left_out_of_a_box(answer):

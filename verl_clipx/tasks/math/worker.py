@@ -31,8 +31,10 @@ Comparison = Callable[[str, str], bool | None]
 # math-verify leaves these out before it parses: 1,2,\ldots would be 1,2.
 _DROPPED_SILENTLY = re.compile(r"\\ldots(?![a-zA-Z])")
 
-# A text with another group behind it: from there on, math-verify would take everything for a unit.
-_TEXT_AND_MORE = re.compile(r"\\(?:text\w*|mbox|math(?:rm|it|bf))\s*\{[^{}]*\}.*\}\W*$")
+# Units behind an answer: texts, their powers, and what joins them.
+_TEXT = r"\\(?:text\w*|mbox|math(?:rm|it|bf))\s*\{[^{}]*\}"
+_UNITS = re.compile(rf"(?<=\S)\s*{_TEXT}(?:{_TEXT}|\^\{{?-?\d\}}?|\\(?:cdot|times)(?![a-zA-Z])|[\s/])*$")
+_ANY_TEXT = re.compile(_TEXT)
 
 
 def main() -> None:
@@ -101,7 +103,9 @@ def _load_comparison() -> Comparison:
         """
         if _DROPPED_SILENTLY.search(text):
             return None
-        normalised = normalize_latex(text, without_units if _TEXT_AND_MORE.search(text) else with_units)
+        text = _UNITS.sub("", text)
+        # From the first text on, math-verify takes everything for a unit.
+        normalised = normalize_latex(text, without_units if _ANY_TEXT.search(text) else with_units)
         try:
             parsed = latex2sympy(
                 normalised,
