@@ -106,6 +106,7 @@ UNEQUAL = [
     (r"3\,\mathrm{Thousand}", "3"),
     ("10^{-3}", "0.01"),
     (r"\mathbb R", r"\mathbb{Q}"),
+    (r"\text{north}\text{east}", r"\text{north}"),
 ]
 
 # Right for training by math-verify's conventions, and not beyond reasonable doubt.

@@ -103,7 +103,9 @@ def _load_comparison() -> Comparison:
         """
         if _DROPPED_SILENTLY.search(text):
             return None
-        text = _UNITS.sub("", text)
+        without = _UNITS.sub("", text)
+        # Behind a word, no text is a unit: northeast is not north.
+        text = text if _ANY_TEXT.fullmatch(without) else without
         # From the first text on, math-verify takes everything for a unit.
         normalised = normalize_latex(text, without_units if _ANY_TEXT.search(text) else with_units)
         try:
