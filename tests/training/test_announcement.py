@@ -132,7 +132,7 @@ def test_at_ratio_1_neither_gate_nor_truncation_acts(group):
 
 
 AGG = f"{ACTOR}.loss_agg_mode"
-SEQUENCES = f"(the paper averages each sequence first: {AGG}=seq-mean-token-mean)"
+SEQUENCES = f"(the paper averages each sequence first; set {AGG}=seq-mean-token-mean for that)"
 
 
 @pytest.mark.parametrize("group", ["sapo", "gspo", "topr", "acpo", "acpo_reference", "grpo"])
@@ -166,7 +166,7 @@ def test_rollout_correction_and_temperature(group):
     )
     assert (
         "; rollout correction rollout_is=token (threshold 0.5_5, normalised over the batch), rollout_rs=seq_mean_k3 "
-        "(threshold 0.03); temperature 0.6, in every log-probability; old_log_probs "
+        "(threshold 0.03); log-probabilities at temperature 0.6; old_log_probs "
     ) in line
     assert not {"correction", "temperature"} & set(line_of(f"+clipx={group}").split())
 

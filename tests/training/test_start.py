@@ -77,7 +77,7 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     assert said[0].startswith(
         "clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_low=0.7 (group: 0.8), "
         f"clip_high=1.28 (group: 1.2; from {ACTOR}.clip_ratio_high=0.28); loss_agg_mode token-mean (the paper averages "
-        f"each sequence first: {ACTOR}.loss_agg_mode=seq-mean-token-mean); old_log_probs are "
+        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); old_log_probs are "
     )
     expected = {
         # 1024 prompts by 256; one step off, verl bypasses by default.

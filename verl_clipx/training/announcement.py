@@ -59,7 +59,7 @@ def averages(run: RunFacts, *, observed: bool) -> str:
     paper = run.paper_loss_agg_mode
     if paper in (None, run.loss_agg_mode):
         return said
-    return f"{said} (the paper {AVERAGES.get(paper, 'averages otherwise')}: {key}={paper})"
+    return f"{said} (the paper {AVERAGES.get(paper, 'does not')}; set {key}={paper} for that)"
 
 
 def corrections(run: RunFacts) -> list[str]:
@@ -74,7 +74,7 @@ def corrections(run: RunFacts) -> list[str]:
     corrected = [f"rollout correction {', '.join(found)}"] if found else []
     if temperature in (None, 1):
         return corrected
-    return [*corrected, f"temperature {shown(temperature)}, in every log-probability"]
+    return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
 
 
 def traced(settings: Settings | Observe) -> str:

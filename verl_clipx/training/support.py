@@ -267,7 +267,7 @@ ROWS = (
     Row(
         "bypass mode, v0 trainer",
         f"{BYPASS}=True trainer.use_v1=False",
-        remark="verl names its own loss on the driver alone, after the workers were built: "
+        remark="verl names its own loss in the driver only, after the workers were built, so the composed one trains: "
         "tests/training/test_verl_contract.py",
     ),
     Row(
