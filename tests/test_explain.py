@@ -48,10 +48,34 @@ def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
     assert taken == f"taken over: {HIGH} as clipx.clip_high=1.28"
 
 
+CORRECTION = "algorithm.rollout_correction"
+NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        # verl's own registries and checks say what is allowed.
+        (
+            ["+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=vanila"],
+            f"{ACTOR}.policy_loss.loss_mode=vanila with clipx.method=observe: verl has no such loss to observe.",
+        ),
+        (
+            ["+clipx=grpo", "trainer.v1.trainer_mode=asynchronous"],
+            "trainer.v1.trainer_mode=asynchronous with trainer.use_v1=True: verl has no such trainer. Set "
+            "trainer.v1.trainer_mode to one of colocate_async, separate_async, sync, or trainer.use_v1=False",
+        ),
+        (
+            ["+clipx=grpo", f"{CORRECTION}.rollout_is=nonsense"],
+            f"{CORRECTION}.rollout_is=nonsense, {CORRECTION}.rollout_is_threshold=2.0: verl's rollout correction",
+        ),
+        (
+            ["+clipx=observe", f"{CORRECTION}.bypass_mode=True", NO_LOG_PROBS],
+            f"{CORRECTION}.bypass_mode=True with {NO_LOG_PROBS}: that needs the log-probabilities of the rollout",
+        ),
+        (["+clipx=acpo", f"{ACTOR}.ppo_epochs=0"], f"{ACTOR}.ppo_epochs=0: no update would be made. Set it to a whole"),
+        (["+clipx=gspo", HIGH], "clip_ratio_high=0.28 would be clipx.clip_high=1.28: a width over 0.01 is one for the"),
         (
             ["+clipx=acpo", HIGH],
             "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
@@ -69,6 +93,14 @@ def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
 def test_it_refuses_as_the_run_would_without_a_traceback(words, message):
     code, output = explain(*(words if words[0] == "python" else [*NEEDED, *words]))
     assert code == 1 and message in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainer_s_keys_say():
+    code, output = explain(*NEEDED, "+clipx=sapo", "trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
+    assert code == 0
+    assert "a soft gate and no bounds, every parameter as in its group; loss_agg_mode token-mean (the paper" in output
+    assert output.endswith("4 updates per rollout batch: the gate can act\n")
 
 
 def test_it_says_where_the_plugin_has_no_part():

@@ -70,8 +70,7 @@ def test_the_defaults_are_those_of_verl():
         ("acpo", dict(clip_ratio_c=10), dict(dual_clip=10.0, epsilon_base=0.2)),
         # verl's defaults, written out, mean nothing to bounds that adapt, and are no loss either.
         ("acpo", dict(clip_ratio=0.2, clip_ratio_low=0.2, clip_ratio_high=0.2), dict(epsilon_base=0.2, dual_clip=None)),
-        # But to GSPO they do.
-        ("gspo", dict(clip_ratio_low=0.2), dict(clip_low=0.8, clip_high=1.0004)),
+        ("gspo", dict(clip_ratio_low=1e-2), dict(clip_low=0.99, clip_high=1.0004)),
     ],
 )
 def test_verl_s_key_becomes_the_method_s(group, keys, expected):
@@ -88,6 +87,11 @@ def test_verl_s_key_becomes_the_method_s(group, keys, expected):
 def test_a_configuration_that_no_run_started_with_takes_over_the_same():
     actor = actor_of(merged(["+clipx=grpo"], {f"{ACTOR}.clip_ratio_high": 0.28}))
     assert actor.policy_loss.clipx.method.clip_high == 1.28
+
+
+def test_a_token_s_width_on_a_sequence_s_ratio_is_taken_where_ours_says_so_too():
+    config, _ = decided("+clipx=gspo", "clipx.clip_high=1.28", *verl_s(clip_ratio_high=0.28))
+    assert actor_of(config).policy_loss.clipx.method.clip_high == 1.28
 
 
 def test_without_verl_s_keys_nothing_is_taken_over():
@@ -137,6 +141,14 @@ def test_without_verl_s_keys_nothing_is_taken_over():
             verl_s(clip_ratio_c=1),
             r"clip_ratio_c=1 would be clipx\.dual_clip=1, which must be a number \(above 1",
         ),
+        (
+            "gspo",
+            verl_s(clip_ratio_high=0.28),
+            r"clip_ratio_high=0\.28 would be clipx\.clip_high=1\.28: a width over 0\.01 is one for the ratio of a "
+            r"token, and gspo bounds that of a sequence.* Set actor_rollout_ref\.actor\.clip_ratio_high to .*4e-4.* "
+            r"or set clipx\.clip_high=1\.28 beside it if you mean it",
+        ),
+        ("gspo", verl_s(clip_ratio_low=0.2), r"clip_ratio_low=0\.2 would be clipx\.clip_low=0\.8: a width over 0\.01"),
         (
             "gspo",
             verl_s(clip_ratio_low=-0.1),

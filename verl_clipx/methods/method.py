@@ -39,6 +39,21 @@ class Bounds(NamedTuple):
         return ratio.clamp(min=self.low).clamp(max=self.high)
 
 
+class Limit(NamedTuple):
+    """What limits a method's gradient weight, in the words of the line that a run prints.
+
+    Attributes:
+        described: what the method has, for example "fixed bounds".
+        acting: what acts on tokens whose ratio is not 1, for example "clipping"; empty if nothing does.
+    """
+
+    described: str
+    acting: str
+
+
+NO_LIMIT = Limit("no bounds", "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """One policy loss: subclass it with `name=` and `source=` (paper, equation) to register another.
@@ -89,6 +104,11 @@ class Method:
         """Which of `tokens.OPTIONAL` the method needs."""
         return ()
 
+    @property
+    def what_limits(self) -> Limit:
+        """What limits the gradient weight: bounds, where the method has any."""
+        return NO_LIMIT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
+
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds need none of it.
 
     @property
@@ -136,12 +156,19 @@ class Method:
 class FixedBounds(Method):
     """Methods whose clip bounds are constants."""
 
+    # What limits the weight besides the bounds: parameters of which null means no such limit.
+    other_limits: ClassVar[tuple[str, ...]] = ()
+
     clip_low: float | None = parameter(
         0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
     )
     clip_high: float | None = parameter(
         1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
     )
+
+    @property
+    def what_limits(self) -> Limit:
+        return limit_of(self, "fixed bounds", self.clip_low or None, self.clip_high)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
@@ -154,6 +181,20 @@ class ConstantWeight(Method):
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
         return -weight * t.advantages * t.log_prob
+
+
+def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
+    """What limits the weight of a method whose bounds may all be null.
+
+    Args:
+        method: the method, with its `other_limits`.
+        described: its bounds, in words.
+        bounds: their values.
+    """
+    if any(bound is not None for bound in bounds):
+        return Limit(described, "clipping")
+    others = " and ".join(key for key in method.other_limits if getattr(method, key) is not None)
+    return Limit(f"no bounds but {others}", others) if others else NO_LIMIT
 
 
 def dual_clip_parameter(default: float | None) -> Any:

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from verl_clipx.methods.dppo import Dppo
+from verl_clipx.methods.gspo import Gspo
 from verl_clipx.methods.method import NODE, FixedBounds, Method
 
 ACTOR = "actor_rollout_ref.actor"
@@ -17,8 +18,9 @@ ACTOR = "actor_rollout_ref.actor"
 # What stands in verl's configuration when nobody sets them.
 VERL_S_DEFAULTS = {"clip_ratio": 0.2, "clip_ratio_low": 0.2, "clip_ratio_high": 0.2, "clip_ratio_c": 3.0}
 
-# GSPO's scripts set widths of 3e-4 for the ratio of a sequence; on a token's ratio nobody means that.
-NARROWEST_ON_TOKENS = 0.01
+# GSPO's scripts set widths of 3e-4 for the ratio of a sequence, others 0.2 for that of a token: nobody means one of
+# them on the other.
+NARROWEST_ON_TOKENS = WIDEST_ON_SEQUENCES = 0.01
 
 
 class Meaning(NamedTuple):
@@ -28,11 +30,13 @@ class Meaning(NamedTuple):
         parameter: the method's parameter.
         value: from verl's value to the parameter's.
         narrowest: verl's value cannot be meant below this.
+        widest: nor above this.
     """
 
     parameter: str
     value: Callable[[float], float]
     narrowest: float = 0.0
+    widest: float = math.inf
 
 
 class Taken(NamedTuple):
@@ -76,8 +80,9 @@ def meanings(method: Method) -> dict[str, Meaning]:
     found = {}
     if isinstance(method, FixedBounds):
         narrowest = NARROWEST_ON_TOKENS if type(method).bounded is Method.bounded else 0.0
-        found["clip_ratio_low"] = Meaning("clip_low", below_one, narrowest)
-        found["clip_ratio_high"] = Meaning("clip_high", above_one, narrowest)
+        widest = WIDEST_ON_SEQUENCES if isinstance(method, Gspo) else math.inf
+        found["clip_ratio_low"] = Meaning("clip_low", below_one, narrowest, widest)
+        found["clip_ratio_high"] = Meaning("clip_high", above_one, narrowest, widest)
     if "dual_clip" in method.parameters:
         found["clip_ratio_c"] = Meaning("dual_clip", as_it_is)
     return found
@@ -177,6 +182,12 @@ def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Co
         return (
             f"{would_be}: a width under {meaning.narrowest:g} is one for the ratio of a sequence, and {method.name} "
             f"bounds that of a token. Remove it, or set {key}={ours:g} beside it if you mean it."
+        )
+    if value > meaning.widest:
+        return (
+            f"{would_be}: a width over {meaning.widest:g} is one for the ratio of a token, and {method.name} bounds "
+            f"that of a sequence, which hardly leaves 1. Set {ACTOR}.{source} to a width such as 4e-4, remove it for "
+            f"the group's bound, or set {key}={ours:g} beside it if you mean it."
         )
     if current != field.default or key in named:
         current = "null" if current is None else f"{current:g}"

@@ -14,6 +14,12 @@ ACTOR = "actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
 ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
+# Of verl's weights and of its rejection: the keys that go with each.
+WITH_ROLLOUT_IS = (f"{ROLLOUT_IS}_threshold", f"{ROLLOUT_IS}_batch_normalize")
+WITH_ROLLOUT_RS = (f"{ROLLOUT_RS}_threshold",)
+TEMPERATURE = "actor_rollout_ref.rollout.temperature"
+# Either switches torch.compile off.
+TORCH_COMPILE = (f"{ACTOR}.use_torch_compile", f"{ACTOR}.fsdp_config.use_torch_compile")
 STRATEGY = f"{ACTOR}.strategy"
 ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
@@ -32,8 +38,9 @@ SEQUENCE_PARALLEL = {
     **{f"{model}.veomni.ulysses_parallel_size": f"{model}.veomni.attn_implementation" for model in (ACTOR, REFERENCE)},
 }
 
-# Keys of the run's configuration that refusals depend on.
+# Keys of the run's configuration that refusals depend on, or what the run says of itself.
 READ = (
+    *(TEMPERATURE, *TORCH_COMPILE, *WITH_ROLLOUT_IS, *WITH_ROLLOUT_RS),
     *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH),
     *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()]),
 )
@@ -260,7 +267,7 @@ ROWS = (
     Row(
         "bypass mode, v0 trainer",
         f"{BYPASS}=True trainer.use_v1=False",
-        remark="verl names its own loss on the driver alone, after the workers were built: "
+        remark="verl names its own loss in the driver only, after the workers were built, so the composed one trains: "
         "tests/training/test_verl_contract.py",
     ),
     Row(
