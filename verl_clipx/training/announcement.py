@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from verl_clipx.listing import group_settings
-from verl_clipx.training.clip_keys import ACTOR, given, meanings
+from verl_clipx.training.clip_keys import ACTOR, given, meanings, written
 from verl_clipx.training.config import Observe, Settings
 from verl_clipx.training.hydra_nodes import ClipxPolicyLossConfig, RunFacts
 
@@ -73,8 +73,12 @@ def verl_s_key(settings: Settings, run: RunFacts, name: str, value: Any) -> str:
     """Of which of verl's clip keys a parameter has its value, for `differences`; empty if of none."""
     for key, meaning in meanings(settings.method).items():
         source, verl_s = given(key, run.clip_keys, ()) or (None, None)
-        if meaning.parameter == name and source is not None and meaning.value(verl_s) == value:
-            return f"; from {ACTOR}.{source}={verl_s}"
+        if (
+            meaning.parameter == name
+            and source is not None
+            and (verl_s if verl_s is None else meaning.value(verl_s)) == value
+        ):
+            return f"; from {ACTOR}.{source}={written(verl_s)}"
     return ""
 
 

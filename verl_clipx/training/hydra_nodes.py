@@ -7,7 +7,7 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.methods.method import NODE
-from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, taken_over
+from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, ignored_keys, taken_over
 from verl_clipx.training.config import NODES, OBSERVE, Observe, Settings, build
 from verl_clipx.training.support import refuse_unserved
 
@@ -21,6 +21,7 @@ class RunFacts:
     Args:
         group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
         clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
+        tau_pos, tau_neg: the temperatures of verl's own SAPO.
         loss_agg_mode: verl's aggregation mode.
         loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
         rollout_log_probs: whether the rollout returns its log-probabilities.
@@ -42,6 +43,8 @@ class RunFacts:
     clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
     clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
     clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
+    tau_pos: Any = VERL_S_DEFAULTS["tau_pos"]
+    tau_neg: Any = VERL_S_DEFAULTS["tau_neg"]
     loss_agg_mode: str = "token-mean"
     loss_scale_factor: Any = None
     rollout_log_probs: bool = False
@@ -59,7 +62,7 @@ class RunFacts:
 
     @property
     def clip_keys(self) -> dict[str, Any]:
-        """verl's own clip keys and their values."""
+        """The keys of `VERL_S_DEFAULTS` and their values."""
         return {key: getattr(self, key) for key in VERL_S_DEFAULTS}
 
     @property
@@ -116,6 +119,8 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             raise ValueError(missing_method(self.clipx))
         if other := another_loss(self.loss_mode, self.clipx):
             raise ValueError(other)
+        if ignored := ignored_keys(self.clipx.method, self):
+            raise ValueError("\n".join(ignored))
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
         bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
