@@ -10,6 +10,7 @@ from verl_clipx.listing import group_settings
 from verl_clipx.training.clip_keys import ACTOR, given, meanings, written
 from verl_clipx.training.config import Observe, Settings
 from verl_clipx.training.hydra_nodes import ClipxPolicyLossConfig, RunFacts
+from verl_clipx.training.support import distillation_term, mismatch_remark
 
 
 def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
@@ -27,7 +28,14 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
         loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}"
         lopti = settings.update is not None and len(settings.update.passes) == 2
-    return f"clipx: {loss}; old_log_probs {source_of_old_log_probs(run)}; {updates(run, twice=lopti)}{traced(settings)}"
+    old = f"old_log_probs {source_of_old_log_probs(run)}"
+    return f"clipx: {loss}{besides(settings, run)}; {old}; {updates(run, twice=lopti)}{traced(settings)}"
+
+
+def besides(settings: Settings | Observe, run: RunFacts) -> str:
+    """What verl adds to the loss, and which of its ratios are biased, each with a semicolon in front."""
+    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+    return "".join(f"; {remark}" for remark in (distillation_term(run.options), biased) if remark)
 
 
 def traced(settings: Settings | Observe) -> str:

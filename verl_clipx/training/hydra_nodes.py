@@ -9,7 +9,7 @@ from verl.workers.config.actor import PolicyLossConfig
 from verl_clipx.methods.method import NODE
 from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, ignored_keys, taken_over
 from verl_clipx.training.config import NODES, OBSERVE, Observe, Settings, build
-from verl_clipx.training.support import refuse_unserved
+from verl_clipx.training.support import asking_for_rollout_log_probs, refuse_unserved
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 
@@ -166,12 +166,10 @@ def check_run(settings: Settings, run: RunFacts) -> None:
     Raises:
         ValueError: names the key, the value and what to do.
     """
-    method = settings.method
-    if "rollout_log_prob" in method.asks_for and not run.rollout_log_probs:
-        asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
+    asking = asking_for_rollout_log_probs(settings.method)
+    if asking and not run.rollout_log_probs:
         raise ValueError(
-            f"{(asking or [f'{NODE}.method={method.name}'])[0]} but "
-            f"actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
+            f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
         )
     if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
         raise ValueError(
