@@ -167,7 +167,7 @@ def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(acto
         wrapped(model_output=output, data=data)
 
 
-@pytest.mark.parametrize("overrides", [("+clipx=grpo",), ("+clipx=acpo")])
+@pytest.mark.parametrize("overrides", [("+clipx=grpo",), ("+clipx=acpo", "clipx.scope=micro_batch")])
 def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
     config = actor(*overrides)
     wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
