@@ -126,16 +126,14 @@ def given(key: str, verl_s: Mapping[str, Any], named: Collection[str]) -> tuple[
 
     Args:
         key: one of `MAPPED`; clip_ratio stands in for the first two.
-        verl_s: verl's keys and their values; one that is missing has its default.
+        verl_s: verl's keys and their values; one that is missing says nothing.
         named: full keys that the command line names: it counts even if it repeats verl's default.
     """
     for source in (key, "clip_ratio") if key in ("clip_ratio_low", "clip_ratio_high") else (key,):
-        default = default_of(source)
-        value = verl_s.get(source, default)
-        if value is None and source in NULL_IS_SILENT:
+        if source not in verl_s or (verl_s[source] is None and source in NULL_IS_SILENT):
             continue
-        if value != default or f"{ACTOR}.{source}" in named:
-            return source, value
+        if verl_s[source] != default_of(source) or f"{ACTOR}.{source}" in named:
+            return source, verl_s[source]
     return None
 
 

@@ -106,7 +106,7 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         refused = [another_loss(node.loss_mode, settings)]
         actor = OmegaConf.select(config, ACTOR)
         verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
-        verl_s |= {f"policy_loss.{key}": node.get(key, VERL_S_DEFAULTS[key]) for key in MISPLACED}
+        verl_s |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
         refused += ignored_keys(settings.method, node)
         try:
             taken = taken_over(settings.method, verl_s, named)
