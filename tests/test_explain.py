@@ -84,6 +84,16 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
         ([f"{ACTOR}.policy_loss.loss_mode=clipx_bapo"], "loss_mode=clipx_bapo without its group"),
         (["+clipx=grpo", "clipx.clip_hihg=1"], "Could not override 'clipx.clip_hihg'"),
         (["+clipx=acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be a number (at least 0 and at most 1000)"),
+        (["+clipx=grpo", f"{ACTOR}.policy_loss.kl_cov_ratio=0.1"], "only verl's own loss kl_cov reads it"),
+        (["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=0"], "tau_pos=0 would be clipx.tau_positive=0, which must be"),
+        (
+            ["+clipx=acpo", "distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False"],
+            "use_task_rewards=False with distillation.enabled=True: verl then sets the policy loss to 0",
+        ),
+        (
+            ["+clipx=m2po", "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.top_p=0.8"],
+            "with clipx.behaviour=rollout: vllm's log-probabilities are over the tokens that truncation keeps",
+        ),
         # verl's own check of the same run.
         (["+clipx=grpo", "data.train_batch_size=128"], "train_batch_size (128) must be >= actor.ppo_mini_batch_size"),
         (["python", "train.py"], "python: neither KEY=VALUE nor an option"),
@@ -101,6 +111,28 @@ def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainer_s_keys_say(
     assert code == 0
     assert "a soft gate and no bounds, every parameter as in its group; loss_agg_mode token-mean (the paper" in output
     assert output.endswith("4 updates per rollout batch: the gate can act\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_neg=2"],
+            [
+                f"taken over: {ACTOR}.tau_neg=2 as clipx.tau_negative=2",
+                f"taken over: {ACTOR}.policy_loss.tau_pos=1.5 as clipx.tau_positive=1.5",
+            ],
+        ),
+        (
+            ["+clipx=grpo", f"{ACTOR}.clip_ratio_c=null"],
+            [f"taken over: {ACTOR}.clip_ratio_c=null as clipx.dual_clip=null"],
+        ),
+    ],
+)
+def test_it_prints_each_key_of_verl_s_that_is_taken_over(words, expected):
+    code, output = explain(*NEEDED, *words)
+    assert code == 0 and output.splitlines()[1:] == expected
 
 
 def test_it_says_where_the_plugin_has_no_part():

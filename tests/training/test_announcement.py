@@ -1,8 +1,9 @@
 """The line that driver and workers print about a run.
 
 Covers: by overrides on verl's configuration: scope or what limits the weight, what differs from which group, averages
-and the paper's, rollout correction, temperature, where old_log_probs come from in each trainer, updates per rollout
-batch, whether clipping can act, what is traced; a worker's rank 0 prints the line.
+and the paper's, rollout correction, temperature, verl's distillation loss, sampling that biases ratios to the rollout
+policy, where old_log_probs come from in each trainer, updates per rollout batch, whether clipping can act, what is
+traced; a worker's rank 0 prints the line.
 Not covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
 """
 
@@ -25,6 +26,7 @@ from verl_clipx.training.worker import ClipxTraining
 
 V1 = "trainer.v1.trainer_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
+ROLLOUT = "actor_rollout_ref.rollout"
 
 
 def line_of(*groups, group=None, **values):
@@ -75,6 +77,43 @@ def test_what_is_traced(group, monkeypatch, tmp_path):
     line = line_of(group, "+clipx/trace=prompts", **{"clipx.trace.fraction": 0.125})
     assert line.endswith(f"; 12.5 % of the prompts traced in one of 10 rollout batches, to {tmp_path}/traces")
     assert "trace" not in line_of(group)
+
+
+DISTILLED = {"distillation.enabled": True, "distillation.distillation_loss.distillation_loss_coef": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("group", "loss"), [("+clipx=acpo", "as in its group"), ("+clipx=observe", "observed (+clipx=observe)")]
+)
+def test_verl_s_distillation_loss_beside_the_policy_loss_is_named(group, loss):
+    expected = f"{loss}; verl's distillation loss k3 is added to it with coefficient 0.5; loss_agg_mode"
+    assert expected in line_of(group, **DISTILLED)
+    assert "distillation" not in line_of(group, **{"distillation.enabled": False})
+
+
+SAMPLED = {f"{ROLLOUT}.name": "vllm", f"{ROLLOUT}.top_p": 0.8}
+BIASED = (
+    f"are biased by {ROLLOUT}.top_p=0.8, {ROLLOUT}.logprobs_mode=processed_logprobs: vllm's log-probabilities are over"
+)
+
+
+@pytest.mark.parametrize(
+    ("group", "values", "expected"),
+    [
+        ("+clipx=acpo", SAMPLED, f"; ratios to the rollout policy, which only metrics use, {BIASED}"),
+        ("+clipx=observe", {**SAMPLED, BYPASS: True}, f"; ratios to the rollout policy {BIASED}"),
+        (
+            "+clipx=grpo",
+            {f"{ROLLOUT}.name": "cpu", f"{ROLLOUT}.logprobs_mode": "raw_logprobs", f"{ROLLOUT}.temperature": 0.9},
+            "temperature=0.9: cpu's log-probabilities are at temperature 1, the trainer's at 0.9; old_log_probs",
+        ),
+        ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.calculate_log_probs": False}, None),
+        ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.temperature": 0.9}, None),
+    ],
+)
+def test_sampling_that_biases_ratios_to_the_rollout_policy_is_named(group, values, expected):
+    line = line_of(group, **values)
+    assert expected in line if expected else "biased" not in line
 
 
 def test_a_group_of_one_s_own_is_named_and_held_against_the_method():

@@ -116,6 +116,16 @@ def test_observe_takes_any_loss_and_leaves_verl_s_clip_keys(run, capsys):
     assert "clipx: verl's own loss gspo, observed (+clipx=observe); loss_agg_mode token-mean" in capsys.readouterr().out
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["v1", "fully_async"])
+def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run, door, capsys):
+    # The v1 entry decides twice, the second time without them.
+    with pytest.raises(RayStarts):
+        run(door, "+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.clip_ratio_c=null")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:"))
+    assert line.startswith("clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, tau_positive=1.5 (group: 1); ")
+
+
 def test_a_key_that_repeats_verl_s_default_counts_where_the_command_line_names_it(run):
     with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
         run("v1", "+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2")

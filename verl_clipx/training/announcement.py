@@ -8,10 +8,18 @@ from typing import Any
 
 from verl_clipx.listing import group_settings
 from verl_clipx.methods.method import Limit
-from verl_clipx.training.clip_keys import ACTOR, given, meanings
+from verl_clipx.training.clip_keys import ACTOR, given, meanings, written
 from verl_clipx.training.config import Observe, Settings
 from verl_clipx.training.hydra_nodes import ClipxPolicyLossConfig, RunFacts
-from verl_clipx.training.support import ROLLOUT_IS, ROLLOUT_RS, TEMPERATURE, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
+from verl_clipx.training.support import (
+    ROLLOUT_IS,
+    ROLLOUT_RS,
+    TEMPERATURE,
+    WITH_ROLLOUT_IS,
+    WITH_ROLLOUT_RS,
+    distillation_term,
+    mismatch_remark,
+)
 
 
 def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
@@ -29,14 +37,17 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
         loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}"
         lopti = settings.update is not None and len(settings.update.passes) == 2
+    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
     parts = [
         f"clipx: {loss}",
+        distillation_term(run.options),
         averages(run, observed=isinstance(settings, Observe)),
         *corrections(run),
+        biased,
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=lopti),
     ]
-    return f"{'; '.join(parts)}{traced(settings)}"
+    return f"{'; '.join(filter(None, parts))}{traced(settings)}"
 
 
 # What limits verl's own loss is not known here.
@@ -120,8 +131,12 @@ def verl_s_key(settings: Settings, run: RunFacts, name: str, value: Any) -> str:
     """Of which of verl's clip keys a parameter has its value, for `differences`; empty if of none."""
     for key, meaning in meanings(settings.method).items():
         source, verl_s = given(key, run.clip_keys, ()) or (None, None)
-        if meaning.parameter == name and source is not None and meaning.value(verl_s) == value:
-            return f"; from {ACTOR}.{source}={verl_s}"
+        if (
+            meaning.parameter == name
+            and source is not None
+            and (verl_s if verl_s is None else meaning.value(verl_s)) == value
+        ):
+            return f"; from {ACTOR}.{source}={written(verl_s)}"
     return ""
 
 

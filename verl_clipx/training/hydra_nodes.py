@@ -7,9 +7,9 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.methods.method import NODE
-from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, taken_over
+from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, ignored_keys, taken_over
 from verl_clipx.training.config import NODES, OBSERVE, Observe, Settings, build
-from verl_clipx.training.support import TORCH_COMPILE, refuse_unserved
+from verl_clipx.training.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 
@@ -21,6 +21,7 @@ class RunFacts:
     Args:
         group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
         clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
+        tau_pos, tau_neg: the temperatures of verl's own SAPO.
         loss_agg_mode: verl's aggregation mode.
         paper_loss_agg_mode: the mode in which the method's paper averages, or None if its group does not say so.
         loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
@@ -44,6 +45,8 @@ class RunFacts:
     clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
     clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
     clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
+    tau_pos: Any = VERL_S_DEFAULTS["tau_pos"]
+    tau_neg: Any = VERL_S_DEFAULTS["tau_neg"]
     loss_agg_mode: str = "token-mean"
     paper_loss_agg_mode: str | None = None
     loss_scale_factor: Any = None
@@ -63,7 +66,7 @@ class RunFacts:
 
     @property
     def clip_keys(self) -> dict[str, Any]:
-        """verl's own clip keys and their values."""
+        """The keys of `VERL_S_DEFAULTS` and their values."""
         return {key: getattr(self, key) for key in VERL_S_DEFAULTS}
 
     @property
@@ -137,6 +140,8 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             raise ValueError(missing_method(self.clipx))
         if other := another_loss(self.loss_mode, self.clipx):
             raise ValueError(other)
+        if ignored := ignored_keys(self.clipx.method, self):
+            raise ValueError("\n".join(ignored))
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
         bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
@@ -182,12 +187,10 @@ def check_run(settings: Settings, run: RunFacts) -> None:
     Raises:
         ValueError: names the key, the value and what to do.
     """
-    method = settings.method
-    if "rollout_log_prob" in method.asks_for and not run.rollout_log_probs:
-        asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
+    asking = asking_for_rollout_log_probs(settings.method)
+    if asking and not run.rollout_log_probs:
         raise ValueError(
-            f"{(asking or [f'{NODE}.method={method.name}'])[0]} but "
-            f"actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
+            f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
         )
     if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
         raise ValueError(

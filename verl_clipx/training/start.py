@@ -17,7 +17,7 @@ from verl_clipx.methods import METHODS
 from verl_clipx.methods.method import NODE
 from verl_clipx.run_files import log_path, traces_path
 from verl_clipx.training.announcement import announcement
-from verl_clipx.training.clip_keys import ACTOR, VERL_S_DEFAULTS, Taken, taken_over
+from verl_clipx.training.clip_keys import ACTOR, MISPLACED, VERL_S_DEFAULTS, Taken, ignored_keys, taken_over
 from verl_clipx.training.config import Settings
 from verl_clipx.training.hydra_nodes import another_loss
 from verl_clipx.training.runnable import what_stops
@@ -108,6 +108,8 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         refused.append(another_loss(node.loss_mode, settings))
         actor = OmegaConf.select(config, ACTOR)
         verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
+        verl_s |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
+        refused += ignored_keys(settings.method, node)
         try:
             taken = taken_over(settings.method, verl_s, named)
         except ValueError as error:
@@ -119,6 +121,10 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
             log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in ("project_name", "experiment_name")))
             node[NODE].trace.folder = str(traces_path(log).absolute())
         node[NODE].update({parameter: of.value for parameter, of in taken.items()})
+        if isinstance(settings, Settings):
+            # verl's PolicyLossConfig has no such keys, and what they say is the method's now.
+            for key in MISPLACED:
+                node.pop(key, None)
         node.run.group = group
     return Decision(announcement(instantiated(node)), taken)
 
