@@ -56,6 +56,15 @@ class Descendants:
             psutil.wait_procs(living, timeout=SECONDS_TO_END)
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a watched command: an interrupt, a request to end, the end of the terminal.
+
+    SIGINT also where it starts out ignored, as in a background job of a shell; SIGHUP not, as under nohup.
+    """
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hangs_up else ()))
+
+
 def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path, label: str) -> int:
     """Runs a training command under a progress bar.
 
@@ -80,11 +89,16 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
         TimeElapsedColumn(),
     )
 
-    def interrupt(*_) -> None:
-        raise KeyboardInterrupt
+    interrupted = False
 
-    # SIGINT too: in a background job of a shell it starts out ignored.
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    def interrupt(*_) -> None:
+        nonlocal interrupted
+        # A second signal, as a shell that hands on a terminal's, must not cut the end short.
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in ending_signals()}
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(command),

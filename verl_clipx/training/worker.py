@@ -5,7 +5,6 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import math
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -22,6 +21,7 @@ from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import SUM, TOKENS
 from verl_clipx.mini_batch_metrics import with_ratios_of_sums
 from verl_clipx.rollout_metrics import VERSIONS, merged_passes, with_staleness, with_updates
+from verl_clipx.run_files import checkpoint_step
 from verl_clipx.training.announcement import announcement
 from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.hydra_nodes import RunFacts
@@ -327,8 +327,7 @@ class ClipxTraining:
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
         """verl's checkpoint, and the state of the bounds, read by the rank that wrote it and sent to the others."""
         # verl's folder says how many rollout batches its weights were trained on.
-        found = re.search(r"global_step_(\d+)", str(local_path))
-        step = int(found[1]) if found else 0
+        step = checkpoint_step(local_path)
         if self.planner is not None and local_path is not None:
             self.planner.restore(self._restored_state(Path(local_path)))
         self.rollouts = max(self.rollouts, step * self.parameter_sync_step)
