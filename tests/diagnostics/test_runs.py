@@ -79,12 +79,13 @@ def test_hydra_s_configuration_serves_where_there_is_no_record(tmp_path):
     assert (run.method, run.seed, run.versions) == ("bapo", 7, {"verl": "0.9.1"})
 
 
-def test_without_a_configuration_the_name_says_setting_and_seed(tmp_path):
+def test_a_run_without_a_configuration_is_a_setting_of_its_own(tmp_path):
     for name in ("acpo-seed1", "acpo-seed12", "grpo-seed1"):
         write_log(tmp_path / name / "metrics.jsonl", ROWS)
     runs = [read_run(tmp_path / name) for name in ("acpo-seed1", "acpo-seed12", "grpo-seed1")]
     assert [run.seed for run in runs] == [1, 12, 1]
-    assert [(one.label, len(one.runs)) for one in settings_of(runs)] == [("ACPO", 2), ("GRPO", 1)]
+    settings = settings_of(runs)
+    assert [(one.label, len(one.runs)) for one in settings] == [("acpo-seed1", 1), ("acpo-seed12", 1), ("GRPO", 1)]
 
 
 def test_a_log_is_named_by_its_folder_or_itself(tmp_path):
@@ -93,8 +94,10 @@ def test_a_log_is_named_by_its_folder_or_itself(tmp_path):
 
 
 def test_only_steps_that_all_runs_of_a_setting_have_count(tmp_path):
-    write_log(tmp_path / "a-seed1" / "metrics.jsonl", [{"actor/x": 1.0}, {"actor/x": 2.0}])
-    write_log(tmp_path / "a-seed2" / "metrics.jsonl", [{"actor/x": 4.0}, {"actor/x": 6.0}], first=2)
+    one = write_log(tmp_path / "a-seed1" / "metrics.jsonl", [{"actor/x": 1.0}, {"actor/x": 2.0}])
+    two = write_log(tmp_path / "a-seed2" / "metrics.jsonl", [{"actor/x": 4.0}, {"actor/x": 6.0}], first=2)
+    for seed, log in enumerate((one, two), 1):
+        write_record(log, {"clipx": {"method": "acpo"}, "data": {"seed": seed}})
     (setting,) = settings_of([read_run(tmp_path / name) for name in ("a-seed1", "a-seed2")])
     assert setting.mean("actor/x").to_dict() == {2: 3.0}
     assert setting.mean("actor/y").empty
