@@ -148,10 +148,15 @@ def what_clipping_did(setting: Setting) -> Finding:
 
 def what_bounds_did(setting: Setting) -> Finding | None:
     """How adaptive bounds moved, or why they did not; None for bounds that do not adapt."""
-    if not setting.mean(keys.BOUND_HIGH).empty:
+    if has_searched_bounds(setting):
         return _of_search(setting)
     names = setting.bins("epsilon")
     return _of_bins(setting, names) if names else None
+
+
+def has_searched_bounds(setting: Setting) -> bool:
+    """Whether all its runs log BAPO's two bounds, at a common step."""
+    return len(setting.mean(keys.BOUND_LOW)) > 0 and len(setting.mean(keys.BOUND_HIGH)) > 0
 
 
 def _of_search(setting: Setting) -> Finding:
@@ -161,8 +166,10 @@ def _of_search(setting: Setting) -> Finding:
     if any(moves):
         names = " and ".join(name for name, moved in zip(("lower", "upper"), moves, strict=True) if moved)
         after = setting.mean(keys.SHARE_AFTER)
-        text = f"{bounds}. Positive tokens contributed {between(before)} at the starting bounds"
-        text += f", {between(after)} at those found." if len(after) else "."
+        text = f"{bounds}."
+        if len(before):
+            text += f" Positive tokens contributed {between(before)} at the starting bounds"
+            text += f", {between(after)} at those found." if len(after) else "."
         return Finding(f"{setting.label} moved its {names} bound.", text)
     starts = [setting.parameter(f"{side}_start") for side in ("lower", "upper")]
     target = setting.parameter("target", 0.4)

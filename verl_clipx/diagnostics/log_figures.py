@@ -16,6 +16,7 @@ from verl_clipx.diagnostics.findings import (
     HARDLY,
     clipped,
     entropy_changes,
+    has_searched_bounds,
     mass_shares,
     percent,
     rewards,
@@ -146,7 +147,7 @@ def bounds(settings: list[Setting]) -> Plate:
         names = setting.bins("epsilon")
         if names:
             drawn.append((setting, lambda setting=setting, names=names: _bin_bounds(setting, names)))
-        elif len(setting.mean(keys.BOUND_HIGH)):
+        elif has_searched_bounds(setting):
             drawn.append((setting, lambda setting=setting: _searched_bounds(setting)))
     panels = [
         Panel(f"bounds_{index}", setting.label, f"Bounds of {setting.label} over steps, against 0.8 to 1.2.", draw())

@@ -143,7 +143,8 @@ class Setting:
         Args:
             table: a column a run, in their order.
         """
-        return table.T.groupby(self._seeds, sort=False).mean().T
+        of_seed = {seed: [seed == other for other in self._seeds] for seed in self._seeds}
+        return pandas.DataFrame({seed: table.loc[:, mask].mean(axis=1) for seed, mask in of_seed.items()})
 
     @property
     def _seeds(self) -> list[int | str]:
