@@ -4,8 +4,11 @@ and none; seeds; colours. Not covered: the page."""
 import json
 
 import pytest
+from omegaconf import OmegaConf
 
+from tests.claims.configuration import hydra_s
 from tests.diagnostics.runs import write_log
+from tests.recipes.shell import RECIPES, Machine
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import differences, read_run, settings_of
@@ -39,6 +42,27 @@ def test_seeds_names_and_places_do_not_make_a_setting(make):
     settings = settings_of(runs)
     assert [(one.label, [run.name for run in one.runs]) for one in settings] == [("ACPO", ["a", "b"]), ("GRPO", ["c"])]
     assert differences([one.runs[0] for one in settings]) == {"clipx.method": ['"acpo"', '"grpo"']}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("other", "settings"), [({}, 1), ({"ACTOR_LR": "1e-4"}, 2), ({"METHOD": "grpo"}, 2)])
+def test_two_seeds_of_the_quickstart_are_one_setting(tmp_path, monkeypatch, other, settings):
+    """By the configurations that verl composes of the recipe's own command lines."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    runs = []
+    for seed, variables in (("1", {}), ("2", other)):
+        folder = tmp_path / f"run{seed}"
+        machine = Machine(tmp_path / f"machine{seed}", python3="")
+        names = {"RUN_FOLDER": str(folder), "EXPERIMENT_NAME": f"seed{seed}", "SEED": seed}
+        done = machine.run(RECIPES / "quickstart" / "run_countdown_tiny_cpu.sh", **names, **variables)
+        assert done.returncode == 0, done.stderr
+        ((_, _, _, *overrides),) = machine.calls
+        log = write_log(folder / "metrics.jsonl", ROWS)
+        write_record(log, OmegaConf.to_container(hydra_s(*overrides), resolve=True))
+        runs.append(read_run(folder))
+    assert [run.seed for run in runs] == [1, 2]
+    assert runs[0].updates_a_step == 8
+    assert len(settings_of(runs)) == settings
 
 
 def test_settings_of_one_method_are_named_by_what_sets_them_apart(make):
