@@ -228,12 +228,16 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Of each run, its folder or the file of its log.")],
     out: Annotated[Path, typer.Option(help="The folder for report.html, figures and numbers.")],
     title: Annotated[str | None, typer.Option(help="Above the page; by default it names what is compared.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
+    ] = None,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
     from verl_clipx.diagnostics.report import PAGE, write_report
 
     try:
-        findings = write_report(runs, out, title)
+        findings = write_report(runs, out, title, baseline)
     except (OSError, ValueError) as error:
         _fail(error)
     for finding in findings:
