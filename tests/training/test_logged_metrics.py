@@ -15,7 +15,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.documents import inline_code_of
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.mini_batch_metrics import with_ratios_of_sums
+from verl_clipx.metrics import with_ratios_of_sums
 from verl_clipx.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.training.observe import observe_registered
 from verl_clipx.training.worker import observing
