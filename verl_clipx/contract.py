@@ -10,8 +10,9 @@ from torch import Tensor
 from verl_clipx.loss import per_token_loss, token_loss, token_statistics, tokens_in
 from verl_clipx.methods import Bounds, Method
 from verl_clipx.methods.method import declared
-from verl_clipx.metric import Over
+from verl_clipx.metric import Over, wrong_names
 from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.shared_metrics import METRICS
 from verl_clipx.tokens import Inputs, Tokens
 from verl_clipx.user_method import method_of
 
@@ -252,6 +253,8 @@ def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tens
 
 def metrics_keep_their_keys(method: Method) -> None:
     """The metrics are those that the class declares, and have the same keys whatever the data."""
+    for wrong in wrong_names(method.logs, METRICS):
+        require(False, wrong)
     keys = []
     for mask in (example()["mask"], torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)):
         statistics = token_statistics(method, None, Inputs(**{**inputs_of(method, example()), "mask": mask}))

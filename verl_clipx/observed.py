@@ -19,9 +19,9 @@ LOG_RATIO_CLAMP = 20.0
 OBSERVED_SUMS = ("without gradient", "without gradient, r < 1", "without gradient, r > 1", "mass, A = 0")
 
 WITHOUT_GRADIENT = "those of them with a ratio below 1, above 1; at a ratio of 1 a token is in neither"
-IN_REGION = (
-    "sum of \\|g\\| in each region, in the unit of the table above: under `token-mean` it is \\|F·A\\| divided by the "
-    "number of all tokens"
+IN_MIDDLE = (
+    "sum of |g| in M. This and the masses of the other regions are in the unit of the table above: under `token-mean` "
+    "they are |F·A| divided by the number of all tokens"
 )
 
 # What means something else of a gradient than of F * A, or stands beside verl's own number.
@@ -46,7 +46,7 @@ OF_GRADIENT_ALONE = (
     ),
     CLIPPED("region_fraction/LN", "fraction of tokens in the region", sums=("LN",), detailed=True),
     CLIPPED("region_fraction/HP", "fraction of tokens in the region", sums=("HP",), detailed=True),
-    MASS("gradient_mass/M", IN_REGION, sums=(NEGATIVE_M, POSITIVE_M, OBSERVED_SUMS[3]), chart="gradient mass"),
+    MASS("gradient_mass/M", IN_MIDDLE, sums=(NEGATIVE_M, POSITIVE_M, OBSERVED_SUMS[3]), chart="gradient mass"),
 )
 
 # Every metric of a loss that is observed.

@@ -55,7 +55,7 @@ LEMMA_1: Entry = partial(
 )
 
 OTHER_REGIONS = "fraction of tokens in the other regions; those in LN and HP are the clip fractions"
-IN_REGION = "sum of \\|F·A\\| in each region, divided by the number of all tokens"
+IN_REGION = "sum of |F·A| in each region, divided by the number of all tokens"
 BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
 BY_PROBABILITY = "gradient mass of tokens whose old probability is in [0, 0.25), [0.25, 0.5), [0.5, 0.75), [0.75, 1]"
 

@@ -14,19 +14,10 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 from verl_clipx.files import parse_json, read_lines, read_whole_number, write_text
+from verl_clipx.metric_listing import tensorboard_charts
 from verl_clipx.run_files import log_path, record_path
 
 LATEST = "latest_checkpointed_iteration.txt"
-
-# Charts of TensorBoard's tab Custom Scalars, by the regular expressions of their keys.
-TENSORBOARD = {
-    "clipped tokens": ["Multiline", [r"actor/clipx/clip_fraction_(low|high)$"]],
-    "bounds": ["Multiline", [r"actor/clipx/(c_low|c_high|epsilon/bin_\d+)$"]],
-    "the last update's bounds": ["Multiline", [r"actor/clipx/(c_low_last|c_high_last|epsilon_last/bin_\d+)$"]],
-    "gradient mass": ["Multiline", [r"actor/clipx/gradient_mass/\w+$"]],
-    "contribution": ["Multiline", [r"actor/clipx/contribution/\w+$"]],
-    "positive share": ["Multiline", [r"actor/clipx/positive_share_(before|after)$"]],
-}
 
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
@@ -45,7 +36,7 @@ def _with_ours(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> N
         tracking.logger["file"].fp.write(kept)
         write_record(path, config)
     if "tensorboard" in tracking.logger:
-        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": TENSORBOARD})
+        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": tensorboard_charts()})
 
 
 def _arguments(project_name, experiment_name, default_backend="console", config=None):

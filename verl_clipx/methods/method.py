@@ -240,7 +240,7 @@ def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric,
         if name not in known:
             raise ValueError(
                 f"{described(type(method))}.metrics returns {name!r}, which it does not declare: add "
-                f"logs = (of_decision({name!r}, meaning, unit), …) to the class, with verl_clipx.metric.of_decision."
+                f"logs = (of_decision({name!r}, meaning, unit), …) to the class, with verl_clipx.of_decision."
             )
         if value.ndim != bool(known[name].numbered):
             raise ValueError(
