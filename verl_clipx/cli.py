@@ -154,6 +154,24 @@ def methods(
     print_list(console, "parameters: clipx.<parameter>=…", headings, rows)
 
 
+@app.command()
+def metrics(
+    which: Annotated[str, typer.Argument(help="default, all (what clipx.metrics=all adds) or observe.")] = "default",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
+) -> None:
+    """List the metrics that a run logs: key, meaning, unit, and what each is taken over."""
+    from verl_clipx.metric_listing import LISTS, markdown_table, rows_of
+
+    if which not in LISTS:
+        _fail(ValueError(f"{which!r}: must be one of {', '.join(LISTS)}."), 2)
+    if markdown:
+        print(markdown_table(which))
+        return
+    rows = [("\n".join(row.keys), row.meaning, row.metric.unit, row.metric.over.value) for row in rows_of(which)]
+    headings = ("key", "meaning", "unit", "over")
+    print_list(console, f"metrics: {which}", headings, [list(map(escape, row)) for row in rows])
+
+
 def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
     """Draws the gradient weight of a method.
 

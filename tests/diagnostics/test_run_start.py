@@ -189,7 +189,8 @@ def test_tensorboard_shows_keys_together(tmp_path, monkeypatch):
     shown = {title: {key for key in keys if any(re.match(tag, key) for tag in tags)} for title, tags in charts.items()}
     assert shown["clipped tokens"] == {"actor/clipx/clip_fraction_low", "actor/clipx/clip_fraction_high"}
     assert len(shown["bounds"]) == 5 + 2 and len(shown["gradient mass"]) == 5
-    assert all(shown.values())
+    assert shown["contribution"] == {"actor/clipx/contribution/positive", "actor/clipx/contribution/negative"}
+    assert all("actor/clipx/" in tag for tags in charts.values() for tag in tags)
 
 
 def test_a_run_without_the_file_log_is_verl_s(tmp_path, monkeypatch):

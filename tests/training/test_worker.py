@@ -21,6 +21,7 @@ from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
+from verl_clipx.rollout_metrics import VERSIONS_SUM
 from verl_clipx.traces import shards_in
 from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.observation import refuse_dropout
@@ -146,7 +147,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
     # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
     assert counter.callers.count("verl") > 1
-    assert "clipx/staleness/versions" in metrics and "clipx/selected_fraction" in metrics
+    assert VERSIONS_SUM in metrics and "clipx/selected_fraction" in metrics
 
 
 @pytest.mark.slow

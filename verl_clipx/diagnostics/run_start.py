@@ -17,21 +17,12 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 from verl_clipx.files import parse_json, read_lines, read_whole_number, write_text
+from verl_clipx.metric_listing import tensorboard_charts
 from verl_clipx.run_files import LOG_VARIABLE, checkpoint_step, log_path, record_path
 
 logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
-
-# Charts of TensorBoard's tab Custom Scalars, by the regular expressions of their keys.
-TENSORBOARD = {
-    "clipped tokens": ["Multiline", [r"actor/clipx/clip_fraction_(low|high)$"]],
-    "bounds": ["Multiline", [r"actor/clipx/(c_low|c_high|epsilon/bin_\d+)$"]],
-    "the last update's bounds": ["Multiline", [r"actor/clipx/(c_low_last|c_high_last|epsilon_last/bin_\d+)$"]],
-    "gradient mass": ["Multiline", [r"actor/clipx/gradient_mass/\w+$"]],
-    "contribution": ["Multiline", [r"actor/clipx/contribution/\w+$"]],
-    "positive share": ["Multiline", [r"actor/clipx/positive_share_(before|after)$"]],
-}
 
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
@@ -52,7 +43,7 @@ def _with_ours(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> N
     else:
         wrapped(*positional, **named)
     if "tensorboard" in tracking.logger:
-        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": TENSORBOARD})
+        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": tensorboard_charts()})
 
 
 def open_log(path: Path, kept: list[bytes], tracking: Any, wrapped: Any, positional: tuple, named: dict) -> None:
