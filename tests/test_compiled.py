@@ -139,10 +139,16 @@ def test_lopti_s_tokens_are_another_input_of_the_same_graphs(recorded):
 
 
 # A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
+REAL = {
+    "grpo": pytest.param("grpo", None, id="grpo"),
+    "bapo": pytest.param("bapo", None, id="bapo"),
+    "acpo": pytest.param("acpo", AdvantageReweighting(probability="current"), id="acpo, reweighted"),
+}
+OTHERS = [pytest.param(name, None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name not in REAL]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "shaping"), [*((name, None) for name in BUILT_IN), ("acpo", AdvantageReweighting(probability="current"))]
-)
+@pytest.mark.parametrize(("name", "shaping"), [*REAL.values(), *OTHERS])
 def test_the_real_compiler_s_results(name, shaping):
     torch._dynamo.reset()
     token_functions.cache_clear()

@@ -1,5 +1,6 @@
 """A method on tensors of your own, and the contract that every method keeps, as checks to run on yours."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -9,7 +10,10 @@ from torch import Tensor
 from verl_clipx.compiled import token_functions
 from verl_clipx.loss import per_token_loss, token_loss, token_statistics, tokens_in
 from verl_clipx.methods import Bounds, Method
+from verl_clipx.methods.method import declared
+from verl_clipx.metric import Over, wrong_names
 from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.shared_metrics import METRICS
 from verl_clipx.tokens import Inputs, Tokens
 from verl_clipx.user_method import method_of
 
@@ -203,8 +207,16 @@ def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
             require_not_finite(f"{case}, statistics {whose}", result.loss, actual)
 
 
+class NotCompiled(Exception):
+    """Nothing was checked of the compiled loss."""
+
+
 def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
-    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read."""
+    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read.
+
+    Raises:
+        NotCompiled: the compiler is missing or fails, which the log has said.
+    """
     functions = token_functions(method, shaping, compiled=True)
 
     def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
@@ -215,10 +227,13 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
 
     clean = example(torch.float32)
     of_mini_batch = functions.statistics(Inputs(**inputs_of(method, clean)))
+    once = losses(clean, of_mini_batch)
+    if not functions.compiled:
+        raise NotCompiled
     for case, tensors in spoiled(method, torch.float32):
         for whose, statistics in (("its own", None), ("given", of_mini_batch)):
             require_not_finite(f"compiled, {case}, statistics {whose}", *losses(tensors, statistics))
-    for one, other in zip(losses(clean), losses(with_junk(clean)), strict=True):
+    for one, other in zip(once, losses(with_junk(clean)), strict=True):
         require(torch.equal(one, other), "compiled, values outside the mask are read")
         require(bool(one.isfinite().all()), "compiled, a loss or a gradient is not finite")
 
@@ -318,16 +333,19 @@ def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tens
 
 
 def metrics_keep_their_keys(method: Method) -> None:
-    """The metrics have the same keys whatever the data, none of which verl reduces by maximum or minimum."""
+    """The metrics are those that the class declares, and have the same keys whatever the data."""
+    for wrong in wrong_names(method.logs, METRICS):
+        require(False, wrong)
     keys = []
     for mask in (example()["mask"], torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)):
         statistics = token_statistics(method, None, Inputs(**{**inputs_of(method, example()), "mask": mask}))
         metrics = method.metrics(statistics, method.decide(statistics))
-        require(all(value.ndim == 0 for value in metrics.values()), "a metric is not a single number")
-        keys.append(list(metrics))
+        keys.append([name for _, members in declared(method, metrics) for name in members])
     require(keys[0] == keys[1], f"the keys depend on the data: {keys[0]}, {keys[1]}")
-    reduced = [key for key in keys[0] if "max" in key or "min" in key]
-    require(not reduced, f"verl would reduce {reduced} by maximum or minimum: rename")
+    summary = method.over_updates({name: [1.0, 1.0] for name in keys[0]})
+    known = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
+    undeclared = [name for name in summary if not any(one.fullmatch(f"clipx/{name}") for one in known)]
+    require(not undeclared, f"over_updates returns {undeclared}, which logs does not declare: add of_rollout_batch")
 
 
 def no_value_is_read_on_the_host(method: Method) -> None:
@@ -382,13 +400,20 @@ def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
         method: the method with its parameters.
 
     Yields:
-        What was checked, and how it failed or None.
+        What was checked, and how it failed or None. The compiled loss is checked last, once the uncompiled one keeps
+        everything, and only where there is a compiler.
     """
+    kept = True
     for check in (*CHECKS, *COMPILED_CHECKS):
-        name = (check.__doc__ or check.__name__).strip()
+        name = (check.__doc__ or check.__name__).strip().partition("\n")[0]
+        if check in COMPILED_CHECKS and not kept:
+            return
         try:
             check(method)
+        except NotCompiled:
+            continue
         except Exception as failure:
+            kept = False
             yield name, f"{type(failure).__name__}: {failure}"
         else:
             yield name, None

@@ -3,7 +3,8 @@
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
 on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
-skipped updates, and the warning of what was not finite; distillation's loss of the logits; dropout is refused. Not covered: the real engine (tests/end_to_end).
+skipped updates, and the warning of what was not finite; distillation's loss of the logits, and its sum with the
+method's loss; dropout is refused. Not covered: the real engine (tests/end_to_end).
 """
 
 import logging
@@ -14,12 +15,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from verl.trainer.distillation import distillation_ppo_loss
+from verl.trainer.distillation.losses import distillation_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
+from verl_clipx.rollout_metrics import VERSIONS_SUM
 from verl_clipx.traces import shards_in
 from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.observation import refuse_dropout
@@ -145,7 +148,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
     # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
     assert counter.callers.count("verl") > 1
-    assert "clipx/staleness/versions" in metrics and "clipx/selected_fraction" in metrics
+    assert VERSIONS_SUM in metrics and "clipx/selected_fraction" in metrics
 
 
 @pytest.mark.slow
@@ -252,6 +255,9 @@ def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_an
 class Stepping(VerlsWorker):
     """As verl's worker, a rollout batch being three updates on one mini-batch, the second of which may be spoilt."""
 
+    # What the way back through the model multiplies the gradient by.
+    gradient_scale = 1.0
+
     def spoil(self, data):
         """What the second update's mini-batch has that the others have not."""
 
@@ -260,7 +266,7 @@ class Stepping(VerlsWorker):
         leaf.grad = None
         loss, metrics = self.loss_fn(self.output, data)
         loss.backward()
-        self.engine.norm = leaf.grad.values().norm()
+        self.engine.norm = leaf.grad.values().norm() * self.gradient_scale
         self.engine.optimizer_step()
         found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
@@ -282,54 +288,91 @@ class SteppingWorker(ClipxTraining, Stepping):
         super().set_loss_fn(loss_fn)
 
 
-def spoilt(field, value, *places):
-    """Puts a value into a field of a mini-batch at some (sequence, token)."""
+def spoilt(value, **places):
+    """Puts a value into fields of a mini-batch, each at some (sequence, token)."""
 
     def spoil(data):
-        for sequence, token in places:
-            data[field][sequence][token] = value
+        for field, indices in places.items():
+            for sequence, token in indices:
+                data[field][sequence][token] = value
 
     return spoil
 
 
-@pytest.mark.parametrize("group", ["grpo", "acpo", "observe"])
+def all_advantages_nan(data):
+    """So that each of Lopti's passes has some."""
+    data["advantages"].values().fill_(torch.nan)
+
+
+LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
+NAN_REWARD = spoilt(torch.nan, rm_scores=[(0, 2)], advantages=[(0, token) for token in range(3)])
+NAMED_REWARD = (
+    ": rm_scores (rewards) in 1 token of 1 sequence, first of the prompt with uid prompt 0; advantages (advantages) in "
+    "3 tokens of 1 sequence, first of the prompt with uid prompt 0."
+)
+NAN_ADVANTAGES = spoilt(torch.nan, advantages=[(2, 0), (2, 1), (3, 0)])
+NAMED_ADVANTAGES = ": advantages (advantages) in 3 tokens of 2 sequences, first of the prompt with uid prompt 1."
+INFINITE_LOG_PROB = spoilt(-torch.inf, old_log_probs=[(0, 1)])
+NAMED_LOG_PROB = (
+    ": old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence, first of the prompt with uid "
+    "prompt 0."
+)
+
+
 @pytest.mark.parametrize(
-    ("spoil", "named"),
+    ("overrides", "spoil", "skips", "named"),
     [
-        (
-            spoilt("advantages", torch.nan, (2, 0), (2, 1), (3, 0)),
-            "advantages (advantages): 3 tokens of 2 sequences, the first of them of the prompt with uid prompt 1",
-        ),
-        (
-            spoilt("old_log_probs", -torch.inf, (0, 1)),
-            "old_log_probs (log-probabilities of the old policy): 1 tokens of 1 sequences, the first of them of the "
-            "prompt with uid prompt 0",
-        ),
+        (["+clipx=grpo"], NAN_REWARD, 1, NAMED_REWARD),
+        (["+clipx=grpo"], NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (["+clipx=grpo"], INFINITE_LOG_PROB, 1, NAMED_LOG_PROB),
+        (LAGGED, NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (LAGGED, INFINITE_LOG_PROB, 1, NAMED_LOG_PROB),
+        (["+clipx=observe"], NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (["+clipx=grpo", "+clipx/update=lopti"], all_advantages_nan, 2, ": advantages (advantages) in "),
     ],
 )
 def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
-    actor, monkeypatch, caplog, group, spoil, named
+    stepping_worker, caplog, overrides, spoil, skips, named
 ):
-    monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
-    observe_registered("vanilla")
-    data, output = micro_batch(example(), [0, 1, 2, 3, 4])
-    output["log_probs"].requires_grad_(True)
-    worker = SteppingWorker(actor(f"+clipx={group}", *(["clipx.scope=lagged"] if group == "acpo" else [])), output)
-
-    def skipped():
-        return tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]
-
-    with caplog.at_level(logging.WARNING, "verl_clipx"):
-        assert skipped() == [0.0] and not caplog.messages
-        worker.spoil = spoil
-        assert skipped() == [1.0] and skipped() == [1.0]
+    worker, skipped = stepping_worker(*overrides)
+    assert skipped() == 0 and not caplog.messages
+    worker.spoil = spoil
+    assert skipped() == skips and skipped() == skips
     (message,) = caplog.messages
-    if group == "observe" and "old_log_probs" in named:
-        # verl's clamp makes a finite number of an infinite log-ratio: verl takes such an update.
-        named = "to be replaced"
     assert named in message and "verl skips an update whose gradient's norm is nan" in message
     worker.spoil = lambda data: None
-    assert skipped() == [0.0]
+    assert skipped() == 0
+
+
+@pytest.mark.parametrize("group", ["grpo", "observe"])
+def test_a_gradient_that_is_not_finite_by_itself_is_named_once_too(stepping_worker, caplog, group):
+    worker, skipped = stepping_worker(f"+clipx={group}")
+    worker.gradient_scale = torch.inf
+    assert skipped() == 3 and skipped() == 3
+    (message,) = caplog.messages
+    assert "verl skips an update whose gradient's norm is inf, though all that the loss is computed from" in message
+
+
+@pytest.fixture
+def stepping_worker(actor, monkeypatch, caplog):
+    """Makes a worker of some configuration, and what trains a rollout batch and returns the logged number of skips."""
+
+    def build(*overrides):
+        monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
+        observe_registered("vanilla")
+        data, output = micro_batch(example(), [0, 1, 2, 3, 4])
+        data["rm_scores"] = torch.zeros_like(data["advantages"])
+        output["log_probs"].requires_grad_(True)
+        worker = SteppingWorker(actor(*overrides), output)
+
+        def skipped():
+            (number,) = tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]
+            return number
+
+        return worker, skipped
+
+    caplog.set_level(logging.WARNING, "verl_clipx")
+    return build
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
@@ -354,6 +397,59 @@ def test_distillation_s_loss_of_the_logits_passes_through(actor, group):
     loss, metrics = wrapped(model_output=output, data=data)
     assert loss.isfinite() and metrics["distillation/loss"].values
     assert ("clipx/ratio_mean" in metrics) == ("observe" not in group)
+
+
+def loss_and_gradient(function):
+    """The loss that a function of verl's loss functions' kind returns, its gradient on log_probs, and the metrics."""
+    batch = example()
+    batch["log_prob"] = batch["log_prob"].clone().requires_grad_(True)
+    data, output = micro_batch(batch, [0, 1, 2])
+    teacher = output["log_probs"].values().detach()[:, None] - 0.5
+    data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, offsets=output["log_probs"].offsets())
+    loss, metrics = function(model_output=output, data=data)
+    loss.backward()
+    return loss.detach(), batch["log_prob"].grad, metrics
+
+
+# Its settings, with clip keys that only verl's own distillation reads.
+DISTILLATIONS = [
+    dict(loss_mode="k3", use_policy_gradient=False),
+    dict(loss_mode="k1", use_policy_gradient=True, clip_ratio=0.1, clip_ratio_low=0.1, clip_ratio_high=0.05),
+]
+
+
+@pytest.mark.parametrize("method", ["acpo", "grpo"])
+@pytest.mark.parametrize("settings", DISTILLATIONS)
+def test_beside_task_rewards_verl_s_distillation_is_added_to_the_method_s_loss(actor, method, settings):
+    config = actor(f"+clipx={method}")
+    own = DistillationLossConfig(distillation_loss_coef=0.25, **settings)
+    distillation = DistillationConfig(distillation_loss=own)
+    both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+    # As verl's worker calls it, and its two parts by themselves.
+    loss, gradient, metrics = loss_and_gradient(observing(both, config.policy_loss.clipx))
+    policy, of_policy, logged = loss_and_gradient(observing(partial(ppo_loss, config=config), config.policy_loss.clipx))
+    alone = partial(distillation_loss, config=config, distillation_config=distillation)
+    term, of_term, _ = loss_and_gradient(alone)
+    torch.testing.assert_close(loss, policy + 0.25 * term)
+    torch.testing.assert_close(gradient, of_policy + 0.25 * of_term)
+    assert of_policy.count_nonzero() and of_term.count_nonzero() and logged.keys() < metrics.keys()
+    # The policy part is the method's, not verl's vanilla.
+    vanilla = loss_and_gradient(partial(ppo_loss, config=actor()))[1]
+    assert torch.allclose(of_policy, vanilla) == (method == "grpo")
+
+
+@pytest.mark.parametrize("settings", DISTILLATIONS)
+def test_without_task_rewards_verl_s_distillation_is_all_that_trains(actor, settings):
+    # Why the driver refuses it (test_support.py): whatever the method, verl trains the same.
+    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(use_task_rewards=False, **settings))
+    gradients = []
+    for config in (actor("+clipx=grpo"), actor("+clipx=acpo"), actor()):
+        both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+        node = clipx_node(both)
+        gradients.append(loss_and_gradient(both if node is None else observing(both, node))[1])
+        alone = partial(distillation_loss, config=config, distillation_config=distillation)
+        torch.testing.assert_close(gradients[-1], loss_and_gradient(alone)[1], rtol=0, atol=0)
+    assert gradients[0].equal(gradients[1]) and gradients[0].equal(gradients[2]) and gradients[0].count_nonzero()
 
 
 def test_dropout_is_refused():

@@ -10,6 +10,7 @@ from verl_clipx.training.layout import padded, response_part
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
 FIELDS = {
     **dict.fromkeys(REWARDS, "rewards"),
+    "values": "values of the critic",
     "old_log_probs": "log-probabilities of the old policy",
     "rollout_log_probs": "log-probabilities of the rollout",
     "ref_log_prob": "log-probabilities of the reference",
@@ -75,7 +76,12 @@ def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[
 def described(found: dict[str, NotFinite]) -> str:
     """In words, for the log."""
     return "; ".join(
-        f"{name} ({FIELDS[name]}): {of.tokens} tokens of {of.sequences} sequences"
-        + ("" if of.prompt is None else f", the first of them of the prompt with uid {of.prompt}")
+        f"{name} ({FIELDS[name]}) in {counted(of.tokens, 'token')} of {counted(of.sequences, 'sequence')}"
+        + ("" if of.prompt is None else f", first of the prompt with uid {of.prompt}")
         for name, of in found.items()
     )
+
+
+def counted(number: int, noun: str) -> str:
+    """A number and its noun, as in 2 tokens."""
+    return f"{number} {noun}" + "s" * (number != 1)
