@@ -140,7 +140,6 @@ def test_lopti_s_tokens_are_another_input_of_the_same_graphs(recorded):
 
 # A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
 REAL = {
-    "grpo": pytest.param("grpo", None, id="grpo"),
     "bapo": pytest.param("bapo", None, id="bapo"),
     "acpo": pytest.param("acpo", AdvantageReweighting(probability="current"), id="acpo, reweighted"),
 }

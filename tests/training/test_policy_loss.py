@@ -226,7 +226,7 @@ MODIFIED = [
     ("grpo", ("+clipx/select=low_entropy",)),
     ("grpo", ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")),
     ("cispo", ("+clipx/select=low_entropy", "clipx.select.over=mini_batch", "clipx.select.normaliser=all")),
-    ("acpo", ("+clipx/select=high_entropy", "clipx.compile=true")),
+    pytest.param("acpo", ("+clipx/select=high_entropy", "clipx.compile=true"), marks=pytest.mark.matrix),
 ]
 
 
