@@ -79,7 +79,7 @@ ORDINARY: tuple[Kind, ...] = (integer,) * 10 + (fraction,) * 5 + (unit, root, po
 def measure(kinds: tuple[Kind, ...], problems: int) -> tuple[int, int, float, float, int]:
     """Score eight responses a problem; return responses, right ones, wall and worker seconds, and the worker's MB."""
     equality._compare_symbolically.cache_clear()
-    pool.shared_pool().compare("1", "1")
+    pool.shared_pool().compare([("1", "1")])
     processes = [psutil.Process(pid) for pid in pool.shared_pool().process_ids()]
     before = sum(sum(process.cpu_times()[:2]) for process in processes)
     count = right = 0

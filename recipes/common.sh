@@ -138,5 +138,6 @@ launch() {
     fi
 
     mkdir -p "$run_folder"
-    "${command[@]}"
+    # In this shell's place, so that a signal to the recipe is one to the training.
+    exec "${command[@]}"
 }

@@ -2,7 +2,8 @@
 # Trains a small policy with the real verl on the CPU, once under GRPO's clip and once under another method, and puts
 # both runs on one page.
 #   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default acpo); grpo: that run alone
-# About ten minutes on two cores, besides the download of packages; up to 8 GB of memory. Safe to run twice.
+# About ten minutes on two cores, besides the download of packages; up to 8 GB of memory. Safe to run twice: a run is
+# named by its method, settings and seed; a finished one is used again, an unfinished one is moved aside.
 # Adjustable by environment variables: SEEDS (runs of each method; 3 makes bands), SEED (the first of them), RUNS (where
 # runs are kept), and those of scripts/environment.sh and recipes/quickstart/run_countdown_tiny_cpu.sh (TOTAL_STEPS,
 # ACTOR_LR, …). Further arguments are Hydra overrides: of METHOD's runs alone where they begin with clipx, else of all.
@@ -10,7 +11,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case ${1:-} in
-    --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 METHOD=${1:-acpo}
 [[ $# -gt 0 ]] && shift
@@ -51,6 +52,34 @@ SEEDS=${SEEDS:-1}
 # Containers often set it. Each of a run's processes would then compile 4,000 modules anew: 11 s of imports, not 5.
 unset PYTHONDONTWRITEBYTECODE
 
+RECIPE=recipes/quickstart/run_countdown_tiny_cpu.sh
+# The recipe's variables that the user has set: with the overrides they say which run it is.
+variables=()
+while read -r variable; do
+    case $variable in
+        # Part of each run's name by themselves, or this script's own.
+        METHOD | SEED | RUN_FOLDER | TRAIN_FILE | TEST_FILE | PROJECT_NAME | EXPERIMENT_NAME) ;;
+        *) [[ -z ${!variable:-} ]] || variables+=("$variable=${!variable}") ;;
+    esac
+done < <(sed -n 's/^\([A-Z_]*\)=\${.*/\1/p' "$RECIPE")
+
+# name_of METHOD OVERRIDE ...: a run's name without its seed. What is no name for a folder, or too long for one, is
+# replaced by a hash of the whole.
+name_of() {
+    local whole=$1 setting
+    shift
+    for setting in ${variables[@]+"${variables[@]}"} "$@"; do
+        whole+=_$setting
+    done
+    local name=${whole//[!A-Za-z0-9._=-]/-}
+    if [[ $name != "$whole" || ${#name} -gt 80 ]]; then
+        local hash
+        hash=$(printf '%s\n' "$whole" | sha256sum)
+        name=${name:0:60}_${hash:0:8}
+    fi
+    printf '%s\n' "$name"
+}
+
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
@@ -60,12 +89,37 @@ export TEST_FILE=$RUNS/data/test.parquet
 
 say() { printf '\n[quickstart] %s\n' "$*"; }
 
+# A signal to this script ends what it runs: by itself bash would leave that behind, or wait for its end. Each command
+# gets a process group, so that what it has started gets the signal too.
+set -m
+child=
+ended_by() {
+    trap '' HUP INT TERM
+    if [[ -n $child ]]; then
+        kill -TERM -- "-$child" 2>/dev/null || true
+        wait "$child" || true
+    fi
+    exit $((128 + $1))
+}
+trap 'ended_by 1' HUP
+trap 'ended_by 2' INT
+trap 'ended_by 15' TERM
+
+run() {
+    "$@" &
+    child=$!
+    local code=0
+    wait "$child" || code=$?
+    child=
+    return "$code"
+}
+
 # Runs a step with its noise in a log; says which step failed and where its log is.
 step() {
     local name=$1 log=$RUNS/$2.log
     shift 2
     say "$name"
-    if ! "$@" >"$log" 2>&1; then
+    if ! run "$@" >"$log" 2>&1; then
         printf '[quickstart] error: %s failed. Its log: %s. The end of it:\n' "$name" "$log" >&2
         tail -n 15 "$log" >&2
         exit 1
@@ -74,17 +128,31 @@ step() {
 
 # Trains under a method with a seed; further arguments are overrides.
 train() {
-    local method=$1 seed=$2 folder=$RUNS/$1-seed$2
+    local method=$1 seed=$2 folder
     shift 2
-    say "4/5 training: verl with +clipx=$method, seed $seed, $TOTAL_STEPS steps (log: $folder/run.log)"
-    rm -rf "$folder"
-    METHOD=$method SEED=$seed RUN_FOLDER=$folder clipx watch "$folder" --steps "$TOTAL_STEPS" --label "$method" -- \
-        bash recipes/quickstart/run_countdown_tiny_cpu.sh "$@"
+    folder=$RUNS/$(name_of "$method" "$@")-seed$seed
     folders+=("$folder")
+    if [[ -f $folder/$FINISHED ]]; then
+        say "4/5 training: $folder is finished and used again; to train it anew, remove it"
+        return
+    fi
+    if [[ -e $folder ]]; then
+        local number=1
+        while [[ -e $folder-unfinished$number ]]; do number=$((number + 1)); done
+        mv "$folder" "$folder-unfinished$number"
+        say "an unfinished run was there; it is now $folder-unfinished$number"
+    fi
+    say "4/5 training: verl with +clipx=$method, seed $seed, $TOTAL_STEPS steps (log: $folder/run.log)"
+    run env METHOD="$method" SEED="$seed" RUN_FOLDER="$folder" \
+        clipx watch "$folder" --steps "$TOTAL_STEPS" --label "$method" -- bash "$RECIPE" "$@"
+    printf '%s\n' "+clipx=$method" "SEED=$seed" ${variables[@]+"${variables[@]}"} "$@" >"$folder/$FINISHED"
 }
 
+# A file in the folder of a run that has come to its end: what was run, a setting a line.
+FINISHED=finished.txt
+
 say "1/5 environment"
-bash scripts/environment.sh cpu
+run bash scripts/environment.sh cpu
 VENV=${VENV:-.venv}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
 export PATH="$VENV/bin:$PATH"
@@ -109,9 +177,9 @@ for ((seed = SEED; seed < SEED + SEEDS; seed++)); do
     train "$METHOD" "$seed" "$@"
 done
 
-PAGE=$RUNS/$METHOD-page
+PAGE=$RUNS/$(name_of "$METHOD" "$@")-page
 say "5/5 page"
-clipx report "${folders[@]}" --out "$PAGE"
+run clipx report "${folders[@]}" --out "$PAGE"
 cat <<END
 What next:
   open the page                $PAGE/report.html

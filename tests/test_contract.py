@@ -8,7 +8,7 @@ import torch
 
 from tests.training import example_losses
 from tests.training.example_losses import WithinSpread
-from verl_clipx import check_loss, contract
+from verl_clipx import check_loss, contract, of_decision
 from verl_clipx.contract import CHECKS, check_method
 
 
@@ -67,8 +67,16 @@ BROKEN = {
     ],
     contract.metrics_keep_their_keys: [
         (metrics(lambda sums, decision: {"spread": decision[0]} if sums[0] > 0 else {}), "the keys depend on the data"),
-        (metrics(lambda sums, decision: {"dominant": decision[0]}), r"reduce \['dominant'\] by maximum or minimum"),
-        (metrics(lambda sums, decision: {"spread": decision}), "a metric is not a single number"),
+        (metrics(lambda sums, decision: {"width": decision[0]}), r"returns 'width', which it does not declare: add"),
+        (metrics(lambda sums, decision: {"spread": decision}), "'spread' with 1 dimensions: a metric has none"),
+        (
+            broken(logs=(of_decision("spread", "", ""), of_decision("ratio_mean", "", ""))),
+            "'ratio_mean': another metric",
+        ),
+        (
+            broken(over_updates=lambda self, found: {"last": 1.0}),
+            r"over_updates returns \['last'\], which logs does not",
+        ),
     ],
     contract.no_value_is_read_on_the_host: [
         (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), "meta"),

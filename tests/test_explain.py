@@ -48,10 +48,34 @@ def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
     assert taken == f"taken over: {HIGH} as clipx.clip_high=1.28"
 
 
+CORRECTION = "algorithm.rollout_correction"
+NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("words", "message"),
     [
+        # verl's own registries and checks say what is allowed.
+        (
+            ["+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=vanila"],
+            f"{ACTOR}.policy_loss.loss_mode=vanila with clipx.method=observe: verl has no such loss to observe.",
+        ),
+        (
+            ["+clipx=grpo", "trainer.v1.trainer_mode=asynchronous"],
+            "trainer.v1.trainer_mode=asynchronous with trainer.use_v1=True: verl has no such trainer. Set "
+            "trainer.v1.trainer_mode to one of colocate_async, separate_async, sync, or trainer.use_v1=False",
+        ),
+        (
+            ["+clipx=grpo", f"{CORRECTION}.rollout_is=nonsense"],
+            f"{CORRECTION}.rollout_is=nonsense, {CORRECTION}.rollout_is_threshold=2.0: verl's rollout correction",
+        ),
+        (
+            ["+clipx=observe", f"{CORRECTION}.bypass_mode=True", NO_LOG_PROBS],
+            f"{CORRECTION}.bypass_mode=True with {NO_LOG_PROBS}: that needs the log-probabilities of the rollout",
+        ),
+        (["+clipx=acpo", f"{ACTOR}.ppo_epochs=0"], f"{ACTOR}.ppo_epochs=0: no update would be made. Set it to a whole"),
+        (["+clipx=gspo", HIGH], "clip_ratio_high=0.28 would be clipx.clip_high=1.28: a width over 0.01 is one for the"),
         (
             ["+clipx=acpo", HIGH],
             "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
@@ -60,6 +84,16 @@ def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
         ([f"{ACTOR}.policy_loss.loss_mode=clipx_bapo"], "loss_mode=clipx_bapo without its group"),
         (["+clipx=grpo", "clipx.clip_hihg=1"], "Could not override 'clipx.clip_hihg'"),
         (["+clipx=acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be a number (at least 0 and at most 1000)"),
+        (["+clipx=grpo", f"{ACTOR}.policy_loss.kl_cov_ratio=0.1"], "only verl's own loss kl_cov reads it"),
+        (["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=0"], "tau_pos=0 would be clipx.tau_positive=0, which must be"),
+        (
+            ["+clipx=acpo", "distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False"],
+            "use_task_rewards=False with distillation.enabled=True: verl then sets the policy loss to 0",
+        ),
+        (
+            ["+clipx=m2po", "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.top_p=0.8"],
+            "with clipx.behaviour=rollout: vllm's log-probabilities are over the tokens that truncation keeps",
+        ),
         # verl's own check of the same run.
         (["+clipx=grpo", "data.train_batch_size=128"], "train_batch_size (128) must be >= actor.ppo_mini_batch_size"),
         (["python", "train.py"], "python: neither KEY=VALUE nor an option"),
@@ -69,6 +103,36 @@ def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
 def test_it_refuses_as_the_run_would_without_a_traceback(words, message):
     code, output = explain(*(words if words[0] == "python" else [*NEEDED, *words]))
     assert code == 1 and message in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainer_s_keys_say():
+    code, output = explain(*NEEDED, "+clipx=sapo", "trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
+    assert code == 0
+    assert "a soft gate and no bounds, every parameter as in its group; loss_agg_mode token-mean (the paper" in output
+    assert output.endswith("4 updates per rollout batch: the gate can act\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_neg=2"],
+            [
+                f"taken over: {ACTOR}.tau_neg=2 as clipx.tau_negative=2",
+                f"taken over: {ACTOR}.policy_loss.tau_pos=1.5 as clipx.tau_positive=1.5",
+            ],
+        ),
+        (
+            ["+clipx=grpo", f"{ACTOR}.clip_ratio_c=null"],
+            [f"taken over: {ACTOR}.clip_ratio_c=null as clipx.dual_clip=null"],
+        ),
+    ],
+)
+def test_it_prints_each_key_of_verl_s_that_is_taken_over(words, expected):
+    code, output = explain(*NEEDED, *words)
+    assert code == 0 and output.splitlines()[1:] == expected
 
 
 def test_it_says_where_the_plugin_has_no_part():

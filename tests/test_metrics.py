@@ -11,7 +11,8 @@ import torch
 from tests.methods.at import tokens_at
 from tests.training.host_syncs import counted_host_syncs
 from verl_clipx.methods import Bounds
-from verl_clipx.metrics import REGIONS, to_host, token_metrics, token_sums
+from verl_clipx.metrics import to_host, token_metrics, token_sums
+from verl_clipx.shared_metrics import REGIONS
 
 NO_BOUNDS = Bounds(0.0, math.inf)
 
@@ -103,6 +104,7 @@ def test_metrics_by_hand():
         **{"tokens": 6, "clipx/ratio_mean": 16.0, "actor/pg_clipfrac": 2, "actor/pg_clipfrac_lower": 2},
         **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1},
         **{"clipx/contribution/positive": 1.75, "clipx/contribution/negative": 12.0},
+        "clipx/sum/ratio": 16.0,
         "clipx/sum/squared_ratio": 0.25 + 4 + 0.25 + 16 + 1 + 64,
         **{
             f"clipx/gradient_mass/{name}": mass for name, mass in zip(REGIONS, (0.0, 0.25, 0.5, 12.0, 1.0), strict=True)

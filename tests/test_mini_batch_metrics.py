@@ -13,13 +13,8 @@ import torch
 
 from tests.methods.at import tokens_at
 from verl_clipx.methods import Bounds
-from verl_clipx.metrics import token_metrics, token_sums
-from verl_clipx.mini_batch_metrics import (
-    effective_sample_size,
-    entropy_clip_estimate,
-    lemma_1,
-    with_ratios_of_sums,
-)
+from verl_clipx.metrics import token_metrics, token_sums, with_ratios_of_sums
+from verl_clipx.mini_batch_metrics import effective_sample_size, entropy_clip_estimate, lemma_1
 
 
 def finished(t, weighted):

@@ -113,20 +113,26 @@ from verl_clipx.parameters import number
 TOLD = f"""
 from dataclasses import dataclass
 from {MODULE} import WithinSpread
+from verl_clipx import of_decision, of_rollout_batch
 
 @dataclass(frozen=True, kw_only=True)
 class Told(WithinSpread, name="tests_told"):
-    detailed_metrics = ("tokens",)
+    logs = (
+        *WithinSpread.logs,
+        of_decision("sum/tokens", "tokens", "tokens", detailed=True, adds_up=True),
+        of_rollout_batch("spread_last", "of the last update", "nats"),
+        of_rollout_batch("sum/tokens_last", "of the last update", "tokens"),
+    )
 
     def metrics(self, statistics, decision):
-        return {{"spread": decision[0], "tokens/all": statistics[0]}}
+        return {{"spread": decision[0], "sum/tokens": statistics[0]}}
 
     def over_updates(self, metrics):
         return {{f"{{name}}_last": values[-1] for name, values in metrics.items()}}
 """
 
 
-@pytest.mark.parametrize(("metrics", "own"), [("default", ["spread"]), ("all", ["spread", "tokens/all"])])
+@pytest.mark.parametrize(("metrics", "own"), [("default", ["spread"]), ("all", ["spread", "sum/tokens"])])
 def test_what_a_class_logs_of_each_update_and_of_all(users_module, tensors, metrics, own):
     users_module(TOLD)
     config = built(
@@ -135,7 +141,7 @@ def test_what_a_class_logs_of_each_update_and_of_all(users_module, tensors, metr
     settings = config.policy_loss.clipx
     _, _, found = call("clipx_custom", config, tensors)
     names = [f"clipx/{name}" for name in own]
-    assert [name for name in found if name in ("clipx/spread", "clipx/tokens/all")] == names
+    assert [name for name in found if name in ("clipx/spread", "clipx/sum/tokens")] == names
     two_updates = {name: [found[name], 9.0] for name in names}
     of_both = {f"{name}_last": [9.0] for name in names}
     if metrics == "all":

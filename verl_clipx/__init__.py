@@ -17,6 +17,8 @@ _PUBLIC = {
     "Method": "verl_clipx.methods",
     "Tokens": "verl_clipx.tokens",
     "evaluate": "verl_clipx.contract",
+    "of_decision": "verl_clipx.metric",
+    "of_rollout_batch": "verl_clipx.metric",
     "parameter": "verl_clipx.parameters",
 }
 

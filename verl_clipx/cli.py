@@ -154,6 +154,24 @@ def methods(
     print_list(console, "parameters: clipx.<parameter>=…", headings, rows)
 
 
+@app.command()
+def metrics(
+    which: Annotated[str, typer.Argument(help="default, all (what clipx.metrics=all adds) or observe.")] = "default",
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
+) -> None:
+    """List the metrics that a run logs: key, meaning, unit, and what each is taken over."""
+    from verl_clipx.metric_listing import LISTS, markdown_table, rows_of
+
+    if which not in LISTS:
+        _fail(ValueError(f"{which!r}: must be one of {', '.join(LISTS)}."), 2)
+    if markdown:
+        print(markdown_table(which))
+        return
+    rows = [("\n".join(row.keys), row.meaning, row.metric.unit, row.metric.over.value) for row in rows_of(which)]
+    headings = ("key", "meaning", "unit", "over")
+    print_list(console, f"metrics: {which}", headings, [list(map(escape, row)) for row in rows])
+
+
 def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
     """Draws the gradient weight of a method.
 
@@ -228,12 +246,16 @@ def report(
     runs: Annotated[list[Path], typer.Argument(help="Of each run, its folder or the file of its log.")],
     out: Annotated[Path, typer.Option(help="The folder for report.html, figures and numbers.")],
     title: Annotated[str | None, typer.Option(help="Above the page; by default it names what is compared.")] = None,
+    baseline: Annotated[
+        str | None,
+        typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
+    ] = None,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
     from verl_clipx.diagnostics.report import PAGE, write_report
 
     try:
-        findings = write_report(runs, out, title)
+        findings = write_report(runs, out, title, baseline)
     except (OSError, ValueError) as error:
         _fail(error)
     for finding in findings:

@@ -1,5 +1,6 @@
 """A method on tensors of your own, and the contract that every method keeps, as checks to run on yours."""
 
+import re
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -8,7 +9,10 @@ from torch import Tensor
 
 from verl_clipx.loss import per_token_loss, token_loss, token_statistics, tokens_in
 from verl_clipx.methods import Bounds, Method
+from verl_clipx.methods.method import declared
+from verl_clipx.metric import Over, wrong_names
 from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.shared_metrics import METRICS
 from verl_clipx.tokens import Inputs, Tokens
 from verl_clipx.user_method import method_of
 
@@ -248,16 +252,19 @@ def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tens
 
 
 def metrics_keep_their_keys(method: Method) -> None:
-    """The metrics have the same keys whatever the data, none of which verl reduces by maximum or minimum."""
+    """The metrics are those that the class declares, and have the same keys whatever the data."""
+    for wrong in wrong_names(method.logs, METRICS):
+        require(False, wrong)
     keys = []
     for mask in (example()["mask"], torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)):
         statistics = token_statistics(method, None, Inputs(**{**inputs_of(method, example()), "mask": mask}))
         metrics = method.metrics(statistics, method.decide(statistics))
-        require(all(value.ndim == 0 for value in metrics.values()), "a metric is not a single number")
-        keys.append(list(metrics))
+        keys.append([name for _, members in declared(method, metrics) for name in members])
     require(keys[0] == keys[1], f"the keys depend on the data: {keys[0]}, {keys[1]}")
-    reduced = [key for key in keys[0] if "max" in key or "min" in key]
-    require(not reduced, f"verl would reduce {reduced} by maximum or minimum: rename")
+    summary = method.over_updates({name: [1.0, 1.0] for name in keys[0]})
+    known = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
+    undeclared = [name for name in summary if not any(one.fullmatch(f"clipx/{name}") for one in known)]
+    require(not undeclared, f"over_updates returns {undeclared}, which logs does not declare: add of_rollout_batch")
 
 
 def no_value_is_read_on_the_host(method: Method) -> None:

@@ -17,7 +17,8 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from verl_clipx.methods.method import NODE
-from verl_clipx.training.clip_keys import ACTOR
+from verl_clipx.training.announcement import shown
+from verl_clipx.training.clip_keys import ACTOR, written
 from verl_clipx.training.start import decide, named_keys
 
 # verl's entry modules and the configuration that each has by default, in the folder config beside it.
@@ -50,7 +51,7 @@ def explained(words: Sequence[str]) -> list[str]:
         loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
         return [f"clipx: no part in this run, which trains verl's own loss {loss_mode}"]
     taken = [
-        f"taken over: {ACTOR}.{of.key}={of.verl_s} as {NODE}.{parameter}={of.value:g}"
+        f"taken over: {ACTOR}.{of.key}={written(of.verl_s)} as {NODE}.{parameter}={shown(of.value)}"
         for parameter, of in decision.taken.items()
     ]
     return [decision.line, *taken]

@@ -1,41 +1,15 @@
-"""Metrics that are no means over tokens: made of sums over a whole optimizer mini-batch, so that they are exact."""
+"""Metrics that are no means over tokens, but functions of means over a whole optimizer mini-batch."""
 
 import numpy
 
-from verl_clipx.metrics import SPREAD, SPREAD_BINS, SUM
+# Equal bins of the old policy's probability, for the spread of the ratio.
+SPREAD_BINS = 8
 
 # A standard deviation of the ratio below this is rounding.
 LEAST_SPREAD = 1e-6
 
 # Two bins lie on a line whatever they are.
 LEAST_BINS = 3
-
-Metrics = dict[str, list[float]]
-
-
-def with_ratios_of_sums(metrics: Metrics) -> Metrics:
-    """Replaces sums by what they are for.
-
-    Args:
-        metrics: metric name to its value in each update: sums over the mini-batch's tokens, divided by their number.
-
-    Returns:
-        The metrics without clipx/sum/…, with clipx/effective_sample_size and, detailed, clipx/entropy_clip_estimate
-        and, where the last update's ratio is spread, its clipx/lemma_1/slope and r_squared.
-    """
-    sums = {key.removeprefix(SUM): values for key, values in metrics.items() if key.startswith(SUM)}
-    if not sums:
-        return metrics
-    result = {key: values for key, values in metrics.items() if not key.startswith(SUM)}
-    ratio = metrics["clipx/ratio_mean"]
-    result["clipx/effective_sample_size"] = list(map(effective_sample_size, ratio, sums["squared_ratio"]))
-    if "weighted" in sums:
-        products = (sums[name] for name in ("ratio_log_prob", "weighted", "weighted_log_prob"))
-        result["clipx/entropy_clip_estimate"] = list(map(entropy_clip_estimate, ratio, *products))
-        of_bins = [[sums[f"{name}/bin_{k}"][-1] for k in range(SPREAD_BINS)] for name in SPREAD]
-        if fit := lemma_1(*map(numpy.array, of_bins)):
-            result["clipx/lemma_1/slope"], result["clipx/lemma_1/r_squared"] = [fit[0]], [fit[1]]
-    return result
 
 
 def effective_sample_size(ratio: float, squared_ratio: float) -> float:
@@ -95,3 +69,15 @@ def lemma_1(
     if of_sigma == 0:
         return 0.0, 0.0
     return float(of_both / of_distance), float(of_both**2 / (of_distance * of_sigma))
+
+
+def lemma_1_slope(*sums: float) -> float | None:
+    """The first of what `lemma_1` returns, of its four sums over each bin in turn."""
+    fit = lemma_1(*numpy.reshape(sums, (-1, SPREAD_BINS)))
+    return None if fit is None else fit[0]
+
+
+def lemma_1_r_squared(*sums: float) -> float | None:
+    """The second of what `lemma_1` returns, of its four sums over each bin in turn."""
+    fit = lemma_1(*numpy.reshape(sums, (-1, SPREAD_BINS)))
+    return None if fit is None else fit[1]

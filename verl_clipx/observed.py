@@ -1,20 +1,63 @@
 """What any loss does to its tokens, told by its gradient on log_prob: sums over them, and metrics of the sums."""
 
+from operator import neg
 from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
 
 from verl_clipx.methods.method import Bounds
-from verl_clipx.metrics import MASS, token_metrics, token_sums
+from verl_clipx.metric import Metric, Over
+from verl_clipx.metrics import TOKENS, carried, means_of_tokens, named_sums, token_sums
+from verl_clipx.shared_metrics import CLIPPED, MASS, NEGATIVE_M, OF_TOKENS, POSITIVE_M
 from verl_clipx.tokens import Inputs, Tokens, tokens_of
 
 # As for the plugin's own losses by default.
 LOG_RATIO_CLAMP = 20.0
 
-CLIPPED = ("clipx/clip_fraction", "clipx/clip_fraction_low", "clipx/clip_fraction_high")
 # After those of `token_sums`: numbers of tokens, and a gradient's mass that no F * A has.
-OBSERVED = (*CLIPPED, "mass where A is 0")
+OBSERVED_SUMS = ("without gradient", "without gradient, r < 1", "without gradient, r > 1", "mass, A = 0")
+
+WITHOUT_GRADIENT = "those of them with a ratio below 1, above 1; at a ratio of 1 a token is in neither"
+IN_MIDDLE = (
+    "sum of |g| in M. This and the masses of the other regions are in the unit of the table above: under `token-mean` "
+    "they are |F·A| divided by the number of all tokens"
+)
+
+# What means something else of a gradient than of F * A, or stands beside verl's own number.
+OF_GRADIENT_ALONE = (
+    CLIPPED(
+        "clip_fraction",
+        "fraction of tokens with an advantage other than 0 and a g of exactly 0",
+        sums=OBSERVED_SUMS[:1],
+        chart="clipped tokens",
+    ),
+    CLIPPED("clip_fraction_low", WITHOUT_GRADIENT, sums=OBSERVED_SUMS[1:2], chart="clipped tokens"),
+    CLIPPED("clip_fraction_high", WITHOUT_GRADIENT, sums=OBSERVED_SUMS[2:3], chart="clipped tokens"),
+    Metric(
+        "ppo_kl",
+        "as `ppo_kl` above; verl's own `ppo_kl` stays beside it (a mean of micro-batch means, of absolute values under "
+        "`kl_cov`)",
+        "nats per token",
+        Over.TOKENS,
+        section="How far the policy moved",
+        sums=("log_ratio",),
+        of=neg,
+    ),
+    CLIPPED("region_fraction/LN", "fraction of tokens in the region", sums=("LN",), detailed=True),
+    CLIPPED("region_fraction/HP", "fraction of tokens in the region", sums=("HP",), detailed=True),
+    MASS("gradient_mass/M", IN_MIDDLE, sums=(NEGATIVE_M, POSITIVE_M, OBSERVED_SUMS[3]), chart="gradient mass"),
+)
+
+# Every metric of a loss that is observed.
+OBSERVED_METRICS = (
+    *OF_GRADIENT_ALONE,
+    *(
+        metric
+        for metric in OF_TOKENS
+        if not metric.verl_s and metric.name not in {own.name for own in OF_GRADIENT_ALONE}
+    ),
+)
 
 
 class ObservedTokens(NamedTuple):
@@ -76,13 +119,7 @@ def observed_metrics(sums: Tensor, detailed: bool = False) -> dict[str, Tensor]:
     Returns:
         Metric name to a 0-d float64 tensor. None has the name of one of verl's own, which stay as verl computes them.
     """
-    of_tokens, own = sums.split([len(sums) - len(OBSERVED), len(OBSERVED)])
-    found = token_metrics(of_tokens, detailed=detailed)
-    metrics = {name: total for name, total in found.items() if not name.startswith("actor/")}
-    metrics["clipx/ppo_kl"] = found["actor/ppo_kl"]
-    if detailed:
-        metrics["clipx/region_fraction/LN"] = found["clipx/clip_fraction_low"]
-        metrics["clipx/region_fraction/HP"] = found["clipx/clip_fraction_high"]
-    *clipped, mass = own.unbind()
-    metrics[f"{MASS}/M"] = metrics[f"{MASS}/M"] + mass
-    return {**metrics, **dict(zip(CLIPPED, clipped, strict=True))}
+    of_tokens, own = sums.split([len(sums) - len(OBSERVED_SUMS), len(OBSERVED_SUMS)])
+    found = named_sums(of_tokens, detailed=detailed) | dict(zip(OBSERVED_SUMS, own.unbind(), strict=True))
+    wanted = [metric for metric in OBSERVED_METRICS if detailed or not metric.detailed]
+    return {TOKENS: found[TOKENS], **means_of_tokens(wanted, found), **carried(found)}

@@ -9,12 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.methods.method import Method
+from verl_clipx.methods.method import Method, declared
+from verl_clipx.shared_metrics import AGE_FRACTION, AGE_IN_UPDATES, AGE_SPREAD, AGES, VERSIONS
 
-AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
 MOMENTS = ("tokens", "log_ratio", "squared_log_ratio")
-PREFIX = "clipx/staleness"
-VERSIONS = f"{PREFIX}/versions"
+
+# Sums over the tokens of each age, by the keys under which verl adds them up.
+SUM_OF = {(moment, age): f"clipx/sum/staleness/{moment}/{age}" for moment in MOMENTS for age in AGES}
+VERSIONS_SUM = "clipx/sum/staleness/versions"
+SUM_KEYS = frozenset([VERSIONS_SUM, *SUM_OF.values()])
 
 
 def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -> dict[str, list[Any]]:
@@ -34,7 +37,8 @@ def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -
     empty = torch.zeros(method.statistics_size, dtype=torch.float64)
     own = {
         name: metrics[key]
-        for name in method.metrics(empty, method.decide(empty))
+        for _, members in declared(method, method.metrics(empty, method.decide(empty)))
+        for name in members
         if (key := f"clipx/{name}") in metrics
     }
     if not own:
@@ -75,20 +79,20 @@ def staleness_sums(age: Tensor, *, log_ratio: Tensor | None, mask: Tensor) -> di
         mask: bool, (sequences, length).
 
     Returns:
-        0-d float64 tensors: `clipx/staleness/versions`, the sum of the tokens' ages, and
-        `clipx/staleness/<moment>/<age>`: tokens, log-ratios and squared log-ratios of the tokens of each age.
+        0-d float64 tensors by the keys of `SUM_KEYS`: the sum of the tokens' ages, and of the tokens of each age their
+        number and the sums of log-ratios and squared log-ratios.
     """
     tokens = mask.sum(1, dtype=torch.float64)
     rows = [tokens]
     if log_ratio is not None:
         moved = torch.where(mask, log_ratio.detach().to(torch.float64), 0.0)
         rows += [moved.sum(1), moved.square().sum(1)]
-    sums = {VERSIONS: (age * tokens).sum()}
+    sums = {VERSIONS_SUM: (age * tokens).sum()}
     group = age.clamp(max=len(AGES) - 1)
     # Without the rollout's log-probabilities the tokens alone.
     for name, row in zip(MOMENTS, rows, strict=False):
         by_age = torch.zeros(len(AGES), dtype=torch.float64, device=mask.device).scatter_add(0, group, row)
-        sums |= {f"{PREFIX}/{name}/{label}": by_age[index] for index, label in enumerate(AGES)}
+        sums |= {SUM_OF[name, label]: by_age[index] for index, label in enumerate(AGES)}
     return sums
 
 
@@ -106,22 +110,22 @@ def with_staleness(
         detailed: whether to log more than the mean age.
 
     Returns:
-        The metrics without the sums; where the age moves, with `clipx/staleness/versions`, and detailed
-        `clipx/staleness/updates` and by age `clipx/staleness/fraction/<age>` (of the tokens) and, where the sums are
-        there, `clipx/staleness/spread/<age>` (the log-ratio's standard deviation, 0 where no token has that age).
+        The metrics without the sums; where the age moves, with the mean age, and detailed the age in updates and by age
+        the tokens' fraction and, where the sums are there, the log-ratio's standard deviation (0 where no token has
+        that age).
     """
-    result = {key: values for key, values in metrics.items() if not key.startswith(PREFIX)}
-    if VERSIONS not in metrics or not moves:
+    result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
+    if VERSIONS_SUM not in metrics or not moves:
         return result
-    versions = result[VERSIONS] = metrics[VERSIONS]
+    versions = result[VERSIONS.key] = metrics[VERSIONS_SUM]
     if not detailed:
         return result
-    result[f"{PREFIX}/updates"] = [version * updates + updates_before + index for index, version in enumerate(versions)]
+    result[AGE_IN_UPDATES.key] = [version * updates + updates_before + index for index, version in enumerate(versions)]
     for age in AGES:
-        tokens, *moments = (metrics[key] for name in MOMENTS if (key := f"{PREFIX}/{name}/{age}") in metrics)
-        result[f"{PREFIX}/fraction/{age}"] = tokens
+        tokens, *moments = (metrics[SUM_OF[name, age]] for name in MOMENTS if SUM_OF[name, age] in metrics)
+        result[AGE_FRACTION[age].key] = tokens
         if moments:
-            result[f"{PREFIX}/spread/{age}"] = [
+            result[AGE_SPREAD[age].key] = [
                 max(square / count - (value / count) ** 2, 0.0) ** 0.5 if count > 0 else 0.0
                 for count, value, square in zip(tokens, *moments, strict=True)
             ]

@@ -1,15 +1,18 @@
-"""Where a run's files are: the log of verl's file logger, and what the plugin puts beside it."""
+"""Where a run's files are: the log of verl's file logger, what the plugin puts beside it, and verl's checkpoints."""
 
 import os
+import re
 from pathlib import Path
 
 METRICS = "metrics.jsonl"
+LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
+STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
 
 def log_path(project: str, experiment: str) -> Path:
     """Where verl's file logger writes, by the environment variables that it reads."""
-    if "VERL_FILE_LOGGER_PATH" in os.environ:
-        return Path(os.environ["VERL_FILE_LOGGER_PATH"])
+    if LOG_VARIABLE in os.environ:
+        return Path(os.environ[LOG_VARIABLE])
     root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
     return root / project / f"{experiment}.jsonl"
 
@@ -22,3 +25,14 @@ def record_path(log: Path) -> Path:
 def traces_path(log: Path) -> Path:
     """The folder of the traces of a log's run: `traces` beside metrics.jsonl, `NAME.traces` beside NAME.jsonl."""
     return log.with_name("traces") if log.name == METRICS else log.with_suffix(".traces")
+
+
+def checkpoint_step(path: str | Path | None) -> int:
+    """The step of a checkpoint by its path, 0 where the path says none.
+
+    Args:
+        path: verl's folder `global_step_<N>`, or one in it. Folders above it may have such a name too: verl goes by the
+            last one (trainer_base.py, `_load_checkpoint`).
+    """
+    found = STEP_FOLDER.findall(str(path))
+    return int(found[-1]) if found else 0

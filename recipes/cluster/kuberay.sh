@@ -34,4 +34,4 @@ if [[ $DRY_RUN == 1 ]]; then
     printf '%s\n' "$job"
     exit
 fi
-kubectl ${NAMESPACE:+--namespace "$NAMESPACE"} create -f - <<<"$job"
+exec kubectl ${NAMESPACE:+--namespace "$NAMESPACE"} create -f - <<<"$job"

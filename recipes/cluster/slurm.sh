@@ -119,6 +119,8 @@ trap 'signals=$((signals + 1)); requeue "time limit near"' USR1
 
 "${step[@]}" &
 pid=$!
+# Somebody ends the job: without this bash would end at once, or wait, and the step would go on.
+trap 'signals=$((signals + 1)); kill -TERM "$pid" 2>/dev/null || true' HUP INT TERM
 while true; do
     before=$signals
     code=0
@@ -136,7 +138,7 @@ elif [[ $code == "$LOST_NODE" ]]; then
     again="a node was lost"
 fi
 rm -f "$begun"
-# After the signal it is on its way back anyway.
+# After a signal it is on its way back anyway, or was ended.
 if [[ -n $again && $signals == 0 ]]; then
     if ((starts < MAX_STARTS)); then
         requeue "$again"

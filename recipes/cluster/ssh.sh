@@ -75,7 +75,25 @@ case ${1:-} in
         shift
         parse_payload "${#hosts[@]}" "$@"
         head_address
-        on "$head" "${secret[@]}" RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
+        # The end of ssh is not the end of what runs on the host: a signal goes there by a second one.
+        running=$WORKDIR/runs/.running-$HOSTNAME-$$
+        # shellcheck disable=SC2016,SC2329 # $1 is the host's; called by the trap
+        end_run() { on "$head" bash -c 'kill -TERM "$(<"$1")"' bash "$running" || true; }
+        signals=0
+        trap 'signals=$((signals + 1)); end_run' HUP INT TERM
+        # shellcheck disable=SC2016 # as above
+        on "$head" bash -c 'mkdir -p "${1%/*}"; echo $$ >"$1"; shift; exec "$@"' bash "$running" \
+            "${secret[@]}" RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}" &
+        pid=$!
+        while true; do
+            before=$signals
+            code=0
+            wait "$pid" || code=$?
+            # A trapped signal ends `wait`, not the run.
+            ((signals > before)) || break
+        done
+        on "$head" rm -f "$running" || true
+        exit "$code"
         ;;
     status)
         head_address

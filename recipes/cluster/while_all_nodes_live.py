@@ -11,6 +11,7 @@ import time
 from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import NoReturn
 
 import psutil
 
@@ -81,8 +82,17 @@ def _send(process: psutil.Process, number: signal.Signals) -> None:
         process.send_signal(number)
 
 
+def end_with_the_command(number: int, _: object) -> NoReturn:
+    """Handles a signal: `finally` in `run` ends the command, which no second signal cuts short."""
+    for other in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        signal.signal(other, signal.SIG_IGN)
+    sys.exit(128 + number)
+
+
 if __name__ == "__main__":
-    # So that `finally` ends the command with this process.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+        # What starts out ignored, as under nohup, stays so.
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end_with_the_command)
     script = Path(__file__).with_name("wait_for_lost_node.py")
     sys.exit(run(sys.argv[1:], [sys.executable, str(script)]))

@@ -98,5 +98,6 @@ TRAINER=(
     trainer.experiment_name="$(text "$EXPERIMENT_NAME")"
 )
 
-python3 -m verl.trainer.main_ppo +hardware=cpu \
+# In this shell's place, so that a signal to the recipe is one to the training.
+exec python3 -m verl.trainer.main_ppo +hardware=cpu \
     "${LOSS[@]}" "${DATA[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "$@"

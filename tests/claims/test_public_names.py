@@ -16,7 +16,7 @@ import verl_clipx
 
 DOCUMENTATION = Path(verl_clipx.__file__).parents[1] / "docs" / "own_loss.md"
 TYPES = {"Bounds", "FixedBounds", "Method", "Tokens"}
-FUNCTIONS = {"register_loss", "check_loss", "evaluate", "parameter"}
+FUNCTIONS = {"register_loss", "check_loss", "evaluate", "parameter", "of_decision", "of_rollout_batch"}
 
 
 def test_all_of_them_are_what_they_are_called():

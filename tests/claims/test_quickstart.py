@@ -1,10 +1,11 @@
 """What scripts/quickstart.sh runs: GRPO and the method, by seed, with whose overrides; which methods it refuses.
 
-Covers: its order of commands, with stand-ins for Python and clipx. Not covered: training and the page
-(tests/end_to_end/test_quickstart.py).
+Covers: its order of commands, with stand-ins for Python and clipx; names of runs, which of them are trained, what is
+kept. Not covered: training and the page (tests/end_to_end/test_quickstart.py), signals (tests/recipes/test_signals.py).
 """
 
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -50,10 +51,25 @@ def test_each_value_that_is_missing_is_asked_for():
     assert "add clipx.clip_high=…" in refusal("grpo_clip_acpo_average", "clipx.clip_low=0.5")
 
 
+# A training leaves its log, and ends as the test says.
+CLIPX = """
+[[ $1 == watch ]] || exit 0
+mkdir -p "$2" && echo trained >>"$2/metrics.jsonl"
+exit "${TRAINING_EXIT:-0}"
+"""
+
+
+def start(tmp_path, *arguments: str, **variables: str) -> tuple[Machine, subprocess.CompletedProcess]:
+    """A start of the script, among the runs of earlier ones."""
+    machine = Machine(tmp_path / "venv", python="echo policy", clipx=CLIPX)
+    given = {"VENV": str(tmp_path / "venv"), "RUNS": str(tmp_path / "runs"), **variables}
+    machine.record.unlink(missing_ok=True)
+    return machine, machine.run(SCRIPT, *arguments, **given)
+
+
 def commands(tmp_path, *arguments: str, **variables: str) -> tuple[list[list[str]], list[str]]:
     """The arguments of each training, as `clipx watch` gets them, and the runs that the page is of."""
-    machine = Machine(tmp_path / "venv", python="echo policy", clipx="")
-    done = machine.run(SCRIPT, *arguments, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs"), **variables)
+    machine, done = start(tmp_path, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     calls = [words[1:] for words in machine.calls if words[0] == "clipx"]
     *trainings, (command, *folders) = calls
@@ -64,11 +80,10 @@ def commands(tmp_path, *arguments: str, **variables: str) -> tuple[list[list[str
 def test_grpo_comes_first_and_gets_the_overrides_that_are_not_the_method_s(tmp_path):
     shared, own = "data.train_batch_size=8", ["clipx.alpha=2", "+clipx/update=lopti", "++clipx.bins=10"]
     (grpo, acpo), runs = commands(tmp_path, "acpo", own[0], shared, *own[1:], TOTAL_STEPS="3")
-    assert runs == ["grpo-seed1", "acpo-seed1"]
     recipe = ["--", "bash", "recipes/quickstart/run_countdown_tiny_cpu.sh"]
-    folder = str(tmp_path / "runs")
-    assert grpo == [f"{folder}/grpo-seed1", "--steps", "3", "--label", "grpo", *recipe, shared]
-    assert acpo == [f"{folder}/acpo-seed1", "--steps", "3", "--label", "acpo", *recipe, own[0], shared, *own[1:]]
+    of_grpo, of_acpo = (str(tmp_path / "runs" / name) for name in runs)
+    assert grpo == [of_grpo, "--steps", "3", "--label", "grpo", *recipe, shared]
+    assert acpo == [of_acpo, "--steps", "3", "--label", "acpo", *recipe, own[0], shared, *own[1:]]
 
 
 def test_a_method_is_compared_by_seeds(tmp_path):
@@ -78,7 +93,71 @@ def test_a_method_is_compared_by_seeds(tmp_path):
 
 def test_grpo_stands_alone_with_all_overrides(tmp_path):
     ((*_, last),), runs = commands(tmp_path, "grpo", "clipx.clip_high=1.28")
-    assert (last, runs) == ("clipx.clip_high=1.28", ["grpo-seed1"])
+    assert (last, runs) == ("clipx.clip_high=1.28", ["grpo_clipx.clip_high=1.28-seed1"])
+
+
+def logs(tmp_path) -> dict[str, str]:
+    """Folder to log of each run that is there."""
+    return {path.parent.name: path.read_text() for path in (tmp_path / "runs").glob("*/metrics.jsonl")}
+
+
+def trained(machine) -> list[str]:
+    """The runs that a start trained."""
+    return [Path(call[2]).name for call in machine.calls if call[:2] == ["clipx", "watch"]]
+
+
+def test_another_parameter_is_another_run_and_a_finished_one_is_used_again(tmp_path):
+    """What the script and docs/quickstart.md advise next."""
+    start(tmp_path)
+    machine, done = start(tmp_path, "acpo", "clipx.alpha=2")
+    assert trained(machine) == ["acpo_clipx.alpha=2-seed1"]
+    assert f"{tmp_path}/runs/grpo-seed1 is finished and used again" in done.stdout
+    assert logs(tmp_path) == dict.fromkeys(["grpo-seed1", "acpo-seed1", "acpo_clipx.alpha=2-seed1"], "trained\n")
+    report = machine.calls[-1]
+    assert [Path(word).name for word in report[2:4]] == ["grpo-seed1", "acpo_clipx.alpha=2-seed1"]
+    assert Path(report[-1]).name == "acpo_clipx.alpha=2-page"
+    settings = (tmp_path / "runs" / "acpo_clipx.alpha=2-seed1" / "finished.txt").read_text()
+    assert settings.split() == ["+clipx=acpo", "SEED=1", "clipx.alpha=2"]
+
+
+def test_a_start_like_an_earlier_one_makes_its_page_alone(tmp_path):
+    start(tmp_path, "dgpo", "clipx.kappa=1", TOTAL_STEPS="3")
+    machine, done = start(tmp_path, "dgpo", "clipx.kappa=1", TOTAL_STEPS="3")
+    assert done.returncode == 0 and trained(machine) == [] and machine.calls[-1][:2] == ["clipx", "report"]
+    machine, _ = start(tmp_path, "dgpo", "clipx.kappa=1", SEED="2", TOTAL_STEPS="3")
+    assert trained(machine) == ["grpo_TOTAL_STEPS=3-seed2", "dgpo_TOTAL_STEPS=3_clipx.kappa=1-seed2"]
+
+
+def test_a_variable_of_the_recipe_is_another_run(tmp_path):
+    start(tmp_path, "grpo")
+    machine, _ = start(tmp_path, "grpo", TOTAL_STEPS="40", ACTOR_LR="1e-4")
+    assert trained(machine) == ["grpo_TOTAL_STEPS=40_ACTOR_LR=1e-4-seed1"]
+
+
+def test_what_is_no_name_for_a_folder_gets_one_of_its_own(tmp_path):
+    wild = [
+        "data.train_files=/a/b.parquet",
+        "data.train_files=/a-b.parquet",
+        "+x='../../$(touch y)'",
+        "+x=" + "z" * 300,
+    ]
+    names = set()
+    for override in wild:
+        machine, done = start(tmp_path, "grpo", override)
+        assert done.returncode == 0
+        names.update(trained(machine))
+    assert len(names) == len(wild) and all(re.fullmatch(r"[\w.=-]{1,80}_[0-9a-f]{8}-seed1", name) for name in names)
+    assert set(logs(tmp_path)) == names
+
+
+def test_a_run_that_did_not_come_to_its_end_is_kept_and_trained_anew(tmp_path):
+    for _ in range(2):
+        machine, done = start(tmp_path, "grpo", TRAINING_EXIT="7")
+        assert done.returncode == 7
+    machine, done = start(tmp_path, "grpo")
+    assert trained(machine) == ["grpo-seed1"]
+    assert f"it is now {tmp_path}/runs/grpo-seed1-unfinished2" in done.stdout
+    assert set(logs(tmp_path)) == {"grpo-seed1", "grpo-seed1-unfinished1", "grpo-seed1-unfinished2"}
 
 
 @pytest.mark.parametrize("wrong", [{"SEEDS": "0"}, {"SEEDS": "three"}, {"SEED": "-1"}, {"SEED": "08"}])

@@ -35,8 +35,12 @@ def test_hydra_gives_what_putting_the_keys_together_gives(example):
 
 
 def test_no_script_keeps_another_loss_or_loses_a_bound():
-    # By what the script says, without the plugin: (its name for) another loss, a width that is not verl's default, or
-    # weights that bypass mode would leave out.
+    # By what the script says, without the plugin: (its name for) another loss, a width that is not verl's default,
+    # weights that bypass mode would leave out, or a distillation loss in the place of the policy loss.
+    refusing = {
+        "algorithm.rollout_correction.bypass_mode": "algorithm.rollout_correction.rollout_is",
+        "distillation.enabled": "distillation.distillation_loss.use_task_rewards",
+    }
     for example in COMPOSING:
         said = dict(word.split("=", 1) for word in example.arguments if "=" in word)
         for group in GROUPS:
@@ -48,5 +52,7 @@ def test_no_script_keeps_another_loss_or_loses_a_bound():
                     ("0.28", "clip_low=0.8, clip_high=1.28, dual_clip=10"),
                     ("0.28", "refused: clip_ratio_high"),
                 }
+            elif keys := [key for switch, key in refusing.items() if switch in said]:
+                assert outcome == f"refused: {', '.join(keys)}"
             else:
-                assert ("refused" in outcome) == ("algorithm.rollout_correction.bypass_mode" in said)
+                assert "refused" not in outcome

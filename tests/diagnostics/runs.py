@@ -11,9 +11,10 @@ from verl_clipx.diagnostics.run_log import RunFolder
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.loss import token_loss, tokens_in
 from verl_clipx.methods import method_named
-from verl_clipx.metrics import REGIONS, TOKENS, token_metrics
-from verl_clipx.mini_batch_metrics import with_ratios_of_sums
+from verl_clipx.methods.method import declared
+from verl_clipx.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.run_files import traces_path
+from verl_clipx.shared_metrics import REGIONS
 from verl_clipx.tokens import Inputs
 from verl_clipx.traces import Shard, write_shard
 
@@ -109,7 +110,8 @@ def _update(method, batch: dict[str, Tensor], update: int, generator: torch.Gene
     bounds, found = method.bounds(tokens, decision), token_loss(method, None, inputs, decision)
     metrics = {name: float(value) for name, value in token_metrics(found.sums).items()}
     count = metrics.pop(TOKENS)
-    own = {name: float(value) for name, value in method.metrics(statistics, decision).items()}
+    of_decision = declared(method, method.metrics(statistics, decision))
+    own = {name: float(value) for _, members in of_decision for name, value in members.items()}
     means = with_ratios_of_sums({name: [value / count] for name, value in metrics.items()})
     logged = {name if name.startswith("actor/") else f"actor/{name}": value for name, (value,) in means.items()}
     logged |= {f"actor/clipx/{name}": value for name, value in own.items()}

@@ -3,8 +3,8 @@
 import pytest
 
 from tests.diagnostics.runs import write_validation
-from verl_clipx.diagnostics.held_out import held_out_rewards
-from verl_clipx.diagnostics.intervals import difference_interval, mean_interval
+from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
+from verl_clipx.diagnostics.intervals import mean_interval
 
 
 def test_the_interval_is_over_problems_not_samples(tmp_path):
@@ -24,9 +24,16 @@ def test_the_interval_by_hand():
     assert mean_interval([3.0]) == (3.0, 3.0, 3.0)
 
 
-def test_the_difference_of_two_means_by_hand():
-    # Equal variances of 1 and 3 values each: s^2 (1/3 + 1/3) = 2/3, 4 degrees of freedom, t(0.975, 4) = 2.776445
-    found = difference_interval([1, 2, 3], [4, 5, 6])
-    assert found.mean == 3
-    assert found.high == pytest.approx(3 + 2.776445 * (2 / 3) ** 0.5, abs=1e-5)
-    assert difference_interval([1, 1], [2, 2]) == (1, 1, 1)
+def test_values_that_do_not_vary_have_no_interval():
+    assert mean_interval([0.1] * 3).low == mean_interval([0.1] * 3).high
+    assert str(HeldOutReward(1, *mean_interval([0.0] * 9), {}, 9)) == "0.000 (no interval, as nothing varies)"
+
+
+def test_scores_that_are_not_finite_are_left_out_and_counted(tmp_path):
+    (tmp_path / "3.jsonl").write_text(
+        '{"input": "a", "score": NaN}\n{"input": "a", "score": 1}\n'
+        '{"input": "b", "score": null}\n{"input": "c", "score": 0}\n{"input": "c", "score": -Infinity}\n'
+    )
+    (found,) = held_out_rewards(tmp_path)
+    assert found.by_problem == {"a": 1.0, "c": 0.0} and found.mean == 0.5
+    assert (found.samples, found.not_finite) == (2, 3)

@@ -42,7 +42,7 @@ def test_the_page_names_what_was_compared(written):
     assert "3 runs · 2 settings" in page and "verl 0.9." in page
     assert "<td>clipx.method</td><td>grpo</td><td>acpo</td>" in page
     assert "alpha 3.0" in page and "Bands span the seeds" in page
-    assert "GRPO clips" in output.replace("\n", " ") and "report.html" in output
+    assert "GRPO clipped" in output.replace("\n", " ") and "report.html" in output
 
 
 def test_it_needs_no_network(written):

@@ -1,11 +1,15 @@
 """What stays of a log when verl opens it again, and what is written beside it.
 
 Covers: verl's own `Tracking` in a process with the plugin: a resumed run, a fresh one in the same folder, a resume from
-a path; the record; TensorBoard's layout. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py).
+a path; a full disk and a kill at each point of the start; the record; TensorBoard's layout. Not covered: a run of
+verl's trainer (tests/end_to_end/test_resume.py), a machine that loses power.
 """
 
 import json
+import os
 import re
+import subprocess
+import sys
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -36,7 +40,7 @@ def start(tmp_path, monkeypatch):
 
 
 def saved(tmp_path, step):
-    (tmp_path / "checkpoints").mkdir(exist_ok=True)
+    (tmp_path / "checkpoints" / f"global_step_{step}").mkdir(parents=True, exist_ok=True)
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))
 
 
@@ -48,11 +52,20 @@ def test_a_resumed_run_keeps_the_steps_that_it_goes_on_from(start, tmp_path):
     assert list(start(3, [9])) == [*range(1, 10)]
 
 
-def test_a_line_that_was_cut_off_is_not_kept(start, tmp_path):
+def test_a_line_that_was_cut_off_is_not_kept_and_named(start, tmp_path, caplog):
     start(1, [1, 2])
     saved(tmp_path, 2)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step":3,"da')
+    assert start(2, [3]) == {1: 1, 2: 1, 3: 2}
+    assert "metrics.jsonl, line 3: cut off" in caplog.text
+
+
+def test_a_last_line_without_its_end_keeps_apart_from_the_next(start, tmp_path):
+    start(1, [1, 2])
+    saved(tmp_path, 2)
+    log = tmp_path / "metrics.jsonl"
+    log.write_bytes(log.read_bytes().removesuffix(b"\n"))
     assert start(2, [3]) == {1: 1, 2: 1, 3: 2}
 
 
@@ -66,6 +79,93 @@ def test_a_fresh_run_in_the_same_folder_keeps_nothing(start, tmp_path):
 def test_a_resume_from_a_path_keeps_the_steps_up_to_it(start):
     start(1, [1, 2, 3])
     assert start(2, [3], resume_mode="resume_path", resume_from_path="/runs/global_step_2") == {1: 1, 2: 1, 3: 2}
+
+
+@pytest.mark.parametrize("folder", ["sft_global_step_2", "global_step_1/again"])
+def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(start, folder):
+    """verl itself reads the number behind the path's last global_step_."""
+    start(1, range(1, 51))
+    path = f"/runs/{folder}/checkpoints/global_step_50"
+    assert list(start(2, [51], resume_mode="resume_path", resume_from_path=path)) == [*range(1, 52)]
+
+
+def test_without_the_checkpoint_that_verl_s_file_names_the_run_is_a_fresh_one(start, tmp_path):
+    start(1, [1, 2])
+    saved(tmp_path, 2)
+    (tmp_path / "checkpoints" / "global_step_2").rmdir()
+    assert start(2, [1]) == {1: 2}
+
+
+# Opens the log again in a process for each fault: [folder, "error" or "kill", bytes that a file may have]; without a
+# number it ends just before the log takes its place.
+STARTS = """
+import json, os, resource, signal, sys
+from verl.utils.tracking import Tracking
+
+def start(folder, fault, limit):
+    os.environ["VERL_FILE_LOGGER_PATH"] = folder + "/metrics.jsonl"
+    if fault == "kill":
+        # Python ignores it, and a write then fails as on a full disk.
+        signal.signal(signal.SIGXFSZ, signal.SIG_DFL)
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    else:
+        sys.addaudithook(lambda event, _: os.kill(os.getpid(), signal.SIGKILL) if event == "os.rename" else None)
+    trainer = {"default_local_dir": folder + "/checkpoints", "resume_mode": "auto"}
+    Tracking("project", "run", ["file"], config={"trainer": trainer})
+
+for fault in json.loads(sys.argv[1]):
+    child = os.fork()
+    if not child:
+        try:
+            start(*fault)
+        except OSError as error:
+            print(error, file=sys.stderr)
+            os._exit(3)
+        os._exit(0)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+"""
+
+
+@pytest.mark.slow
+def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatch):
+    start(1, range(1, 51))
+    saved(tmp_path, 50)
+    before = (tmp_path / "metrics.jsonl").read_bytes()
+    faults = [("error", 0), ("error", 700), ("kill", 0), ("kill", 700), ("kill", None)]
+    folders = [tmp_path / f"{kind}-{limit}" for kind, limit in faults]
+    for folder in folders:
+        folder.mkdir()
+        saved(folder, 50)
+        (folder / "metrics.jsonl").write_bytes(before)
+    told = json.dumps([(str(folder), *fault) for folder, fault in zip(folders, faults, strict=True)])
+    done = subprocess.run([sys.executable, "-c", STARTS, told], capture_output=True, text=True, check=True)
+    ends = [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"-?\d+", line)]
+    assert ends == [3, 3, -25, -25, -9], done.stderr
+    assert [(folder / "metrics.jsonl").read_bytes() for folder in folders] == [before] * len(faults)
+    assert done.stderr.count("metrics.jsonl: the steps before could not be copied") == 2
+
+    # What a killed start leaves behind confuses the next one as little.
+    for folder in folders:
+        monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(folder / "metrics.jsonl"))
+        start(2, [51], default_local_dir=str(folder / "checkpoints"))
+        log = read_run_log(folder / "metrics.jsonl")["start"].to_dict()
+        assert log == dict.fromkeys(range(1, 51), 1) | {51: 2}
+        assert {path.name for path in folder.iterdir()} == {"metrics.jsonl", "metrics.run.json", "checkpoints"}
+
+
+def test_a_log_that_is_no_file_is_verl_s(tmp_path, monkeypatch):
+    pipe = tmp_path / "metrics.jsonl"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(pipe))
+    tracking = Tracking("project", "run", ["file"], config={"trainer": {}})
+    tracking.log({"start": 1}, 1)
+    tracking.logger["file"].finish()
+    assert pipe.is_fifo() and os.read(reader, 100) == b'{"step":1,"data":{"start":1}}\n'
+    assert list(tmp_path.iterdir()) == [pipe]
+    os.close(reader)
 
 
 def test_the_record_has_configuration_and_versions_and_no_credentials(start, tmp_path):
@@ -89,7 +189,8 @@ def test_tensorboard_shows_keys_together(tmp_path, monkeypatch):
     shown = {title: {key for key in keys if any(re.match(tag, key) for tag in tags)} for title, tags in charts.items()}
     assert shown["clipped tokens"] == {"actor/clipx/clip_fraction_low", "actor/clipx/clip_fraction_high"}
     assert len(shown["bounds"]) == 5 + 2 and len(shown["gradient mass"]) == 5
-    assert all(shown.values())
+    assert shown["contribution"] == {"actor/clipx/contribution/positive", "actor/clipx/contribution/negative"}
+    assert all("actor/clipx/" in tag for tags in charts.values() for tag in tags)
 
 
 def test_a_run_without_the_file_log_is_verl_s(tmp_path, monkeypatch):

@@ -4,8 +4,11 @@ and none; seeds; colours. Not covered: the page."""
 import json
 
 import pytest
+from omegaconf import OmegaConf
 
+from tests.claims.configuration import hydra_s
 from tests.diagnostics.runs import write_log
+from tests.recipes.shell import RECIPES, Machine
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import differences, read_run, settings_of
@@ -39,6 +42,27 @@ def test_seeds_names_and_places_do_not_make_a_setting(make):
     settings = settings_of(runs)
     assert [(one.label, [run.name for run in one.runs]) for one in settings] == [("ACPO", ["a", "b"]), ("GRPO", ["c"])]
     assert differences([one.runs[0] for one in settings]) == {"clipx.method": ['"acpo"', '"grpo"']}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("other", "settings"), [({}, 1), ({"ACTOR_LR": "1e-4"}, 2), ({"METHOD": "grpo"}, 2)])
+def test_two_seeds_of_the_quickstart_are_one_setting(tmp_path, monkeypatch, other, settings):
+    """By the configurations that verl composes of the recipe's own command lines."""
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    runs = []
+    for seed, variables in (("1", {}), ("2", other)):
+        folder = tmp_path / f"run{seed}"
+        machine = Machine(tmp_path / f"machine{seed}", python3="")
+        names = {"RUN_FOLDER": str(folder), "EXPERIMENT_NAME": f"seed{seed}", "SEED": seed}
+        done = machine.run(RECIPES / "quickstart" / "run_countdown_tiny_cpu.sh", **names, **variables)
+        assert done.returncode == 0, done.stderr
+        ((_, _, _, *overrides),) = machine.calls
+        log = write_log(folder / "metrics.jsonl", ROWS)
+        write_record(log, OmegaConf.to_container(hydra_s(*overrides), resolve=True))
+        runs.append(read_run(folder))
+    assert [run.seed for run in runs] == [1, 2]
+    assert runs[0].updates_a_step == 8
+    assert len(settings_of(runs)) == settings
 
 
 def test_settings_of_one_method_are_named_by_what_sets_them_apart(make):
@@ -79,12 +103,13 @@ def test_hydra_s_configuration_serves_where_there_is_no_record(tmp_path):
     assert (run.method, run.seed, run.versions) == ("bapo", 7, {"verl": "0.9.1"})
 
 
-def test_without_a_configuration_the_name_says_setting_and_seed(tmp_path):
+def test_a_run_without_a_configuration_is_a_setting_of_its_own(tmp_path):
     for name in ("acpo-seed1", "acpo-seed12", "grpo-seed1"):
         write_log(tmp_path / name / "metrics.jsonl", ROWS)
     runs = [read_run(tmp_path / name) for name in ("acpo-seed1", "acpo-seed12", "grpo-seed1")]
     assert [run.seed for run in runs] == [1, 12, 1]
-    assert [(one.label, len(one.runs)) for one in settings_of(runs)] == [("ACPO", 2), ("GRPO", 1)]
+    settings = settings_of(runs)
+    assert [(one.label, len(one.runs)) for one in settings] == [("acpo-seed1", 1), ("acpo-seed12", 1), ("GRPO", 1)]
 
 
 def test_a_log_is_named_by_its_folder_or_itself(tmp_path):
@@ -93,8 +118,10 @@ def test_a_log_is_named_by_its_folder_or_itself(tmp_path):
 
 
 def test_only_steps_that_all_runs_of_a_setting_have_count(tmp_path):
-    write_log(tmp_path / "a-seed1" / "metrics.jsonl", [{"actor/x": 1.0}, {"actor/x": 2.0}])
-    write_log(tmp_path / "a-seed2" / "metrics.jsonl", [{"actor/x": 4.0}, {"actor/x": 6.0}], first=2)
+    one = write_log(tmp_path / "a-seed1" / "metrics.jsonl", [{"actor/x": 1.0}, {"actor/x": 2.0}])
+    two = write_log(tmp_path / "a-seed2" / "metrics.jsonl", [{"actor/x": 4.0}, {"actor/x": 6.0}], first=2)
+    for seed, log in enumerate((one, two), 1):
+        write_record(log, {"clipx": {"method": "acpo"}, "data": {"seed": seed}})
     (setting,) = settings_of([read_run(tmp_path / name) for name in ("a-seed1", "a-seed2")])
     assert setting.mean("actor/x").to_dict() == {2: 3.0}
     assert setting.mean("actor/y").empty

@@ -4,6 +4,8 @@ Covers: interrupts; sessions of their own; orphans and what they start. Not cove
 process that is born and orphaned between two looks.
 """
 
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -73,17 +75,77 @@ time.sleep(600)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_leaves_no_processes(tmp_path, sent):
     pid_file = tmp_path / "pid"
-    command = [sys.executable, "-m", "verl_clipx.cli", "watch", str(tmp_path), "--steps", "5", "--"]
-    watcher = subprocess.Popen([*command, sys.executable, "-c", SLEEPER, str(pid_file)])
+    watcher = subprocess.Popen([*WATCH, str(tmp_path), *SLEEPS, str(pid_file)])
     grandchild = pid_in(pid_file)
     time.sleep(2)
     watcher.send_signal(sent)
     assert watcher.wait(timeout=60) == 130
     time.sleep(0.2)
     assert not lives(grandchild)
+
+
+@pytest.mark.slow
+def test_a_closed_terminal_leaves_no_processes(tmp_path):
+    """Its hang-up goes to the watcher; what it writes to then is gone as well."""
+    pid_file, (terminal, side) = tmp_path / "pid", pty.openpty()
+    watcher = subprocess.Popen(
+        [sys.executable, "-c", IN_TERMINAL, *WATCH, str(tmp_path), *SLEEPS, str(pid_file)],
+        stdin=side,
+        stdout=side,
+        stderr=side,
+        start_new_session=True,
+    )
+    os.close(side)
+    grandchild = pid_in(pid_file)
+    time.sleep(2)
+    os.close(terminal)
+    assert watcher.wait(timeout=60) != 0
+    time.sleep(0.2)
+    assert not lives(grandchild)
+
+
+@pytest.mark.slow
+def test_under_nohup_the_training_outlives_the_terminal(tmp_path):
+    pid_file = tmp_path / "pid"
+    watcher = subprocess.Popen(["nohup", *WATCH, str(tmp_path), *SLEEPS, str(pid_file)], stderr=subprocess.DEVNULL)
+    grandchild = pid_in(pid_file)
+    watcher.send_signal(signal.SIGHUP)
+    time.sleep(2)
+    assert watcher.poll() is None and lives(grandchild)
+    watcher.terminate()
+    assert watcher.wait(timeout=60) == 130 and not lives(grandchild)
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_cut_the_end_short(tmp_path):
+    """As at Ctrl-C, which a terminal sends to the quick start and to the watcher, and the quick start hands on."""
+    pid_file = tmp_path / "pid"
+    watcher = subprocess.Popen([*WATCH, str(tmp_path), *SLEEPS[:-1], SLOW_TO_END, str(pid_file)])
+    child = pid_in(pid_file)
+    time.sleep(1)
+    watcher.send_signal(signal.SIGINT)
+    time.sleep(1)
+    watcher.send_signal(signal.SIGTERM)
+    assert watcher.wait(timeout=60) == 130 and not lives(child)
+
+
+SLOW_TO_END = """
+import os, signal, sys, time
+signal.signal(signal.SIGTERM, lambda *_: (time.sleep(4), sys.exit()))
+open(sys.argv[1], "w").write(f"{os.getpid()}\\n")
+time.sleep(600)
+"""
+WATCH = [sys.executable, "-m", "verl_clipx.cli", "watch"]
+SLEEPS = ["--steps", "5", "--", sys.executable, "-c", SLEEPER]
+# Makes standard input the terminal of this session, as a login does.
+IN_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.argv[1], sys.argv[1:])
+"""
 
 
 ORPHAN = """

@@ -1,8 +1,9 @@
 """verl's other trainers and advantages through the real verl, ACPO on one rank: what support.py says of them.
 
-Covers: the older trainer with REINFORCE++; GAE with a critic and two epochs; separate_async, its rollout server apart,
-with RLOO and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose bypass
-mode leaves the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
+Covers: the older trainer with REINFORCE++, and keys of the v1 trainer that it does not read; the number of updates on
+each rollout batch against the announced one; GAE with a critic and two epochs; separate_async, its rollout server
+apart, with RLOO and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose
+bypass mode leaves the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
 """
 
 import shutil
@@ -66,18 +67,20 @@ def train_acpo(task, folder, *overrides: str, **options) -> Run:
 
 
 def check_adapted(run: Run, steps: list[int], updates: int) -> None:
-    """The worker trained by ACPO, and its bounds left where they start.
+    """The worker trained by ACPO, its bounds left where they start, and it made the updates that it had announced.
 
     Args:
         run: a finished run.
         steps: those that log metrics of an update.
-        updates: optimizer steps on each rollout batch, as announced.
+        updates: optimizer steps on each rollout batch.
     """
     log = run.log.dropna(subset="actor/clipx/epsilon/bin_0")
     assert list(log.index) == steps
     epsilons = log.filter(regex="^actor/clipx/epsilon/bin_")
     assert epsilons.to_numpy().min() >= 0.2 - 1e-9
     assert (epsilons.max(axis=1) > 0.21).all()
+    made = run.log.filter(regex=r"^actor/clipx/update_\d+/epsilon/bin_0$").dropna(axis=1)
+    assert made.shape[1] == updates
     plural = "update" if updates == 1 else "updates"
     assert f"; {updates} {plural} per rollout batch: clipping can act" in run.output
 
@@ -89,7 +92,8 @@ def check_all_tokens(run: Run) -> None:
 
 
 def test_the_older_trainer_with_reinforce_plus_plus(task, tmp_path):
-    run = train_acpo(task, tmp_path, "trainer.use_v1=False", "algorithm.adv_estimator=reinforce_plus_plus")
+    older = ("trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
+    run = train_acpo(task, tmp_path, *older, "algorithm.adv_estimator=reinforce_plus_plus")
     check_adapted(run, [1, 2], updates=2)
     check_all_tokens(run)
     assert run.log["training/rollout_probs_diff_max"].max() < 1e-4

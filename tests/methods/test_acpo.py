@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from verl_clipx.methods.acpo import Acpo
+from verl_clipx.methods.method import declared
 
 from .at import row, tokens_at
 
@@ -39,7 +40,8 @@ def test_two_bins_by_hand():
 def test_metrics_are_named_by_bin():
     method = Acpo(bins=2)
     _, statistics, decision = decided(method, [0.5, 1.5], [0.1, 0.4])
-    assert {key: value.item() for key, value in method.metrics(statistics, decision).items()} == {
+    found = declared(method, method.metrics(statistics, decision))
+    assert {key: value.item() for _, members in found for key, value in members.items()} == {
         "count/bin_0": 2.0,
         "count/bin_1": 0.0,
         "sigma/bin_0": pytest.approx(0.5),

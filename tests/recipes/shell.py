@@ -26,7 +26,7 @@ class Machine:
 
     def __init__(self, folder: Path, **bodies: str):
         self.commands = folder / "bin"
-        self.commands.mkdir(parents=True)
+        self.commands.mkdir(parents=True, exist_ok=True)
         self.record = folder / "calls"
         for name, body in bodies.items():
             command = self.commands / name

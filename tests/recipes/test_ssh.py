@@ -103,7 +103,7 @@ def test_run_trains_on_the_head_with_all_hosts(hosts, workdir):
     words = ["METHOD=dapo", "DRY_RUN=1", RECIPE, "data.val_files=[a b,c]"]
     done = hosts.run(SCRIPT, "run", *words, HOSTS="node1 node2", HEAD_ADDRESS="10.5.5.5", WORKDIR=str(workdir))
     assert done.returncode == 0, done.stderr
-    remote, guard = hosts.calls
+    remote, guard, _ = hosts.calls
     assert guard[:4] == ["python3", "recipes/cluster/while_all_nodes_live.py", "bash", RECIPE]
     assert remote[:4] == ["ssh", "-o", "BatchMode=yes", "node1"]
     assert "RAY_ADDRESS=10.5.5.5:6379" in remote[4]

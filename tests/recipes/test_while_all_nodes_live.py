@@ -7,6 +7,7 @@ the script is told to end; a failure that comes before Ray notices; a watcher th
 
 import importlib.util
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -108,7 +109,7 @@ def cluster(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("event", ["a node is lost", "the script is told to end"])
+@pytest.mark.parametrize("event", ["a node is lost", "SIGHUP", "SIGINT", "SIGTERM"])
 def test_the_script(cluster, tmp_path, event):
     variables, nodes = cluster
     started = tmp_path / "started"
@@ -128,7 +129,7 @@ def test_the_script(cluster, tmp_path, event):
         assert (script.returncode, output) == (75, "lost: b\n")
         assert "a node was lost: ending the run" in error
     else:
-        script.terminate()
+        script.send_signal(signal.Signals[event])
         script.communicate(timeout=30)
-        assert script.returncode == 143
+        assert script.returncode == 128 + signal.Signals[event]
     assert not any(alive(child.pid) for child in children)

@@ -246,7 +246,7 @@ def test_a_training_runs_under_watch_and_leaves_a_record(tmp_path, monkeypatch):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_an_interrupt_ends_the_command_and_what_it_started(tmp_path, number):
     script = (
         "import sys; from pathlib import Path; from verl_clipx.reproduction.table_plan import *; "

@@ -88,6 +88,14 @@ def test_equal_runs_do_not_differ_and_certainty_is_not_made_up():
     assert all_right.low is None and "nothing to take an error from" in all_right.refused
 
 
+def test_what_rounding_leaves_of_no_variance_is_none():
+    # The mean of three times 0.1 is not 0.1, so that its variance is 1e-34.
+    first, second = [0.1] * 3, [0.3] * 3
+    assert np.var(first) > 0
+    for found in (compare_means(first, second), compare({"b": np.array([first] * 3)}, {"b": np.array([second] * 3)})):
+        assert found.p_value is None and "nothing to take an error from" in found.refused
+
+
 def test_swapping_the_methods_flips_the_sign():
     there, back = compare({"b": FIRST}, {"b": SECOND}), compare({"b": SECOND}, {"b": FIRST})
     assert (back.difference, back.low, back.p_value) == pytest.approx((-there.difference, -there.high, there.p_value))

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 import torch
 
-from verl_clipx import Bounds, Method, parameter, register_loss
+from verl_clipx import Bounds, Method, of_decision, parameter, register_loss
 from verl_clipx.parameters import number
 
 
@@ -14,6 +14,7 @@ class WithinSpread(Method, name="tests_within_spread"):
 
     width: float = parameter(2.0, number(at_least=0, at_most=100), "the clip's distance from 1, in log-ratios' spreads")
 
+    logs = (of_decision("spread", "root mean square of the log-ratio", "nats", chart="spread"),)
     statistics_size = 2
 
     def statistics(self, t):

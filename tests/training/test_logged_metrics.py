@@ -11,15 +11,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from typer.testing import CliRunner
 from verl.workers.utils.losses import ppo_loss
 
 from tests.claims.documents import inline_code_of
+from verl_clipx.cli import app
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.mini_batch_metrics import with_ratios_of_sums
+from verl_clipx.metrics import with_ratios_of_sums
 from verl_clipx.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.training.observe import observe_registered
 from verl_clipx.training.worker import observing
 
+from . import example_losses
 from .test_worker import aggregated
 
 # So that the search moves a bound, tokens are clipped on both sides, and some sequences are not.
@@ -152,6 +155,66 @@ def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, spl
     assert {"clipx/effective_sample_size", "clipx/entropy_clip_estimate", "clipx/lemma_1/slope"} <= {*own}
     for name in own:
         assert parts[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-9), name
+
+
+NAMES = f"""
+from dataclasses import dataclass
+from {example_losses.__name__} import WithinSpread
+from verl_clipx import of_decision
+
+@dataclass(frozen=True, kw_only=True)
+class Names(WithinSpread, name="tests_names"):
+    logs = (
+        of_decision("sum/spread", "spread", "nats"),
+        of_decision("staleness/spread", "spread", "nats"),
+        of_decision("count/all", "tokens", "tokens", adds_up=True),
+        of_decision("number", "tokens", "tokens"),
+    )
+
+    def metrics(self, statistics, decision):
+        spread, tokens = decision[0], statistics[0]
+        return {{"sum/spread": spread, "staleness/spread": spread, "count/all": tokens, "number": tokens}}
+"""
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch, split):
+    (tmp_path / "users_names.py").write_text(NAMES)
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"]
+    whole, parts = (logged(actor, "custom", "default", cut, overrides=overrides) for cut in (WHOLE, split))
+    assert whole["clipx/sum/spread"] == whole["clipx/staleness/spread"] > 0
+    tokens = int(random_batch(0)["mask"].sum())
+    assert whole["clipx/count/all"] == whole["clipx/number"] == tokens
+    # A count is the mini-batch's; what does not add up is the mean of what the micro-batches found.
+    assert parts["clipx/count/all"] == tokens
+    pieces = [rows for micro_batches in split for rows in micro_batches]
+    of_ranks = [sum(tokens_of(rows) for rows in rank) / len(rank) for rank in split]
+    assert len(pieces) > 1 and parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
+
+
+def tokens_of(rows):
+    """How many tokens some sequences of `random_batch` have."""
+    return int(random_batch(0)["mask"][rows].sum())
+
+
+REFUSED = {
+    "ratio_mean": "the metric 'ratio_mean': another metric has this name: rename it",
+    "dominant": "verl reduces a name with max or min in it otherwise: rename it",
+    "low/ratio_mean": "the plugin logs 'ratio_mean' under this name, too: rename it",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), REFUSED.items())
+def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, monkeypatch, name, message):
+    module = f"users_{name.replace('/', '_')}"
+    (tmp_path / f"{module}.py").write_text(NAMES.replace('"number"', f'"{name}"').replace("tests_names", module))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Exception, match=message):
+        actor("+clipx=custom", f"clipx.function={module}:Names")
+    result = CliRunner().invoke(app, ["check-loss", f"{module}:Names"])
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
 
 
 @pytest.mark.parametrize("metrics", MODES)

@@ -20,7 +20,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.compiled import observed_functions
 from verl_clipx.contract import example
-from verl_clipx.metrics import REGIONS
+from verl_clipx.shared_metrics import REGIONS
 from verl_clipx.training.config import Observe, clip_range
 from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.registry import is_ours

@@ -76,7 +76,8 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     assert len(said) == 1
     assert said[0].startswith(
         "clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_low=0.7 (group: 0.8), "
-        f"clip_high=1.28 (group: 1.2; from {ACTOR}.clip_ratio_high=0.28); old_log_probs are "
+        f"clip_high=1.28 (group: 1.2; from {ACTOR}.clip_ratio_high=0.28); loss_agg_mode token-mean (the paper averages "
+        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); old_log_probs are "
     )
     expected = {
         # 1024 prompts by 256; one step off, verl bypasses by default.
@@ -112,7 +113,17 @@ def test_verl_s_own_run_is_left_alone(run, capsys):
 def test_observe_takes_any_loss_and_leaves_verl_s_clip_keys(run, capsys):
     with pytest.raises(RayStarts):
         run("fully_async", "+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")
-    assert "clipx: verl's own loss gspo, observed (+clipx=observe); old_log_probs" in capsys.readouterr().out
+    assert "clipx: verl's own loss gspo, observed (+clipx=observe); loss_agg_mode token-mean" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["v1", "fully_async"])
+def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run, door, capsys):
+    # The v1 entry decides twice, the second time without them.
+    with pytest.raises(RayStarts):
+        run(door, "+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.clip_ratio_c=null")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:"))
+    assert line.startswith("clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, tau_positive=1.5 (group: 1); ")
 
 
 def test_a_key_that_repeats_verl_s_default_counts_where_the_command_line_names_it(run):
@@ -129,6 +140,21 @@ def test_a_notebook_s_run_is_decided_too_and_says_so_each_time(run, composed, ca
     config.actor_rollout_ref.actor.policy_loss.loss_mode = "gspo"
     with pytest.raises(ValueError, match=r"loss_mode=gspo but clipx\.method=grpo"):
         run_ppo(config, TaskRunnerV1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("door", "overrides", "message"),
+    [
+        ("v1", ["+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=vanila"], "verl has no such loss to observe"),
+        ("v1", ["+clipx=acpo", "trainer.v1.trainer_mode=synchronous"], "verl has no such trainer"),
+        ("v0", ["+clipx=acpo", f"{ACTOR}.ppo_epochs=0"], "no update would be made"),
+        ("fully_async", ["+clipx=acpo", f"{ACTOR}.ppo_epochs=-1"], "no update would be made"),
+    ],
+)
+def test_what_verl_would_stop_at_later_stops_before_ray(run, door, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run(door, *overrides)
 
 
 @pytest.mark.parametrize("loss_mode", ["clipx_custom", "clipx_somebody_s"])

@@ -1,8 +1,9 @@
 """The state's file: exact, atomic, and clear about every way in which it can be unusable.
 
 Covers: round trip, a crash while writing, missing, truncated and foreign files, also through the worker's
-load_checkpoint; files of format 1, which an earlier version wrote. Not covered: several ranks, verl's own checkpoint,
-resuming (tests/end_to_end/test_engine.py and test_resume.py).
+load_checkpoint; the step that a checkpoint's path says, also for the traces; files of format 1, which an earlier
+version wrote. Not covered: several ranks, verl's own checkpoint, resuming (tests/end_to_end/test_engine.py and
+test_resume.py).
 """
 
 import json
@@ -12,6 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.training.test_tracer import shards_after, tracer_to
 from verl_clipx import files
 from verl_clipx.methods import METHODS
 from verl_clipx.training import worker as worker_module
@@ -132,6 +134,24 @@ def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):
     worker = Worker(method="acpo")
     worker.load_checkpoint(str(folder))
     assert worker.planner.state.step == 7 and worker.rollouts == 9 and worker.loaded == str(folder)
+
+
+@pytest.mark.parametrize("above", ["sft_global_step_2", "global_step_3/again"])
+def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(tmp_path, one_rank, above):
+    """verl itself reads the number behind the path's last global_step_."""
+    worker = Worker(method="grpo")
+    worker.load_checkpoint(str(tmp_path / above / "global_step_9" / "actor"))
+    assert worker.rollouts == 9
+
+
+def test_a_resume_below_a_folder_with_a_step_s_name_keeps_its_traces(tmp_path, one_rank):
+    folder = tmp_path / "sft_global_step_2"
+    shards_after(tracer_to(folder / "traces"), 6, updates=1)
+    worker = Worker(method="grpo")
+    worker.load_checkpoint(str(folder / "checkpoints" / "global_step_6" / "actor"))
+    assert shards_after(tracer_to(folder / "traces"), 1, updates=1, before=worker.rollouts) == [
+        (step, 0) for step in range(1, 8)
+    ]
 
 
 def test_a_checkpoint_of_a_step_that_trained_the_critic_alone_takes_nothing_from_the_count(tmp_path, one_rank):

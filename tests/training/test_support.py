@@ -25,7 +25,11 @@ from verl_clipx.training.worker import ClipxTraining
 REPOSITORY = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
 CORRECTION = "algorithm.rollout_correction"
-CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
+ROLLOUT = "actor_rollout_ref.rollout"
+CALCULATED = f"{ROLLOUT}.calculate_log_probs=true"
+VLLM, RAW = f"{ROLLOUT}.name=vllm", f"{ROLLOUT}.logprobs_mode=raw_logprobs"
+DISTILLED, BY_ITSELF = "distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False"
+BYPASSED = f"{CORRECTION}.bypass_mode=True"
 ULYSSES = f"{ACTOR}.ulysses_sequence_parallel_size=2"
 SDPA = "+actor_rollout_ref.model.override_config.attn_implementation=sdpa"
 FLASH = "+actor_rollout_ref.model.override_config.attn_implementation=flash_attention_3"
@@ -77,6 +81,59 @@ REFUSED = {
         ("+clipx=m2po", CALCULATED, f"{CORRECTION}.rollout_is=token"),
         r"rollout_is=token with clipx\.behaviour=rollout: .*second time.*rollout_is=null, or clipx\.behaviour=old",
     ),
+    "verl's REINFORCE in bypass mode": (
+        ("+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
+        r"loss_type=reinforce with clipx\.method=grpo: only verl's own bypass loss reads it.*loss_type=ppo_clip",
+    ),
+    "distillation without task rewards": (
+        ("+clipx=acpo", DISTILLED, BY_ITSELF),
+        r"use_task_rewards=False with distillation\.enabled=True: .*clipx\.method=acpo would train nothing.*=True",
+    ),
+    "distillation without task rewards, observed": (
+        ("+clipx=observe", DISTILLED, BY_ITSELF),
+        r"use_task_rewards=False with distillation\.enabled=True: .*=observe would describe a loss that is not trained",
+    ),
+    "top_p under a ratio to the sampler": (
+        ("+clipx=m2po", CALCULATED, VLLM, f"{ROLLOUT}.top_p=0.9"),
+        r"top_p=0\.9, .*logprobs_mode=processed_logprobs with clipx\.behaviour=rollout: vllm's .* that is kept"
+        r".*top_p=1, or .*logprobs_mode=raw_logprobs\.\"",
+    ),
+    "top_k in bypass mode": (
+        ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.top_k=20", f"{ROLLOUT}.temperature=0.8"),
+        # At another temperature the bare logits' are no remedy.
+        r"top_k=20, .* with .*bypass_mode=True: .*Set actor_rollout_ref\.rollout\.top_k=-1\.\"",
+    ),
+    "min_p under rollout correction": (
+        ("+clipx=acpo", f"{CORRECTION}.rollout_is=token", VLLM, f"+{ROLLOUT}.min_p=0.05"),
+        r"min_p=0\.05, .* with .*rollout_is=token: .*Set actor_rollout_ref\.rollout\.min_p=0, or ",
+    ),
+    "top_p and top_k under rejection": (
+        ("+clipx=acpo", f"{CORRECTION}.rollout_rs=seq_mean_k3", VLLM, f"{ROLLOUT}.top_p=0.9", f"{ROLLOUT}.top_k=50"),
+        r"top_p=0\.9, .*top_k=50, .* with .*rollout_rs=seq_mean_k3: .*Set .*top_p=1, .*top_k=-1, or ",
+    ),
+    "top_p on the CPU's server": (
+        ("+clipx=m2po", CALCULATED, f"{ROLLOUT}.name=cpu", f"{ROLLOUT}.top_p=0.9"),
+        r"top_p=0\.9, .*processed_logprobs with .*: cpu's log-probabilities are over the tokens that truncation keeps",
+    ),
+    "top_p on a server that verl tells nothing": (
+        ("+clipx=acpo", BYPASSED, f"{ROLLOUT}.name=sglang", f"{ROLLOUT}.top_p=0.9", RAW),
+        r"top_p=0\.9 with .*bypass_mode=True: depending on the version of sglang, .*Set .*rollout\.top_p=1\.\"",
+    ),
+    "the mode of vLLM's own arguments": (
+        (
+            *("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.top_p=0.9", RAW),
+            f"+{ROLLOUT}.engine_kwargs.vllm.logprobs_mode=processed_logprobs",
+        ),
+        r"top_p=0\.9, .*engine_kwargs\.vllm\.logprobs_mode=processed_logprobs with .*bypass_mode=True",
+    ),
+    "bare logits at a temperature": (
+        ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.temperature=0.8", RAW),
+        r"logprobs_mode=raw_logprobs, .*temperature=0\.8 with .*: vllm's .* at temperature 1, the trainer's at 0\.8",
+    ),
+    "logits": (
+        ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.logprobs_mode=raw_logits"),
+        r"logprobs_mode=raw_logits with .*: vllm returns logits in place of log-probabilities\. Set .*=processed",
+    ),
     "VeOmni's routers in the observation": (("+clipx=acpo", VEOMNI, R2), r"router_replay\.mode=R2 with .*acpo"),
     "VeOmni's routers under selection": (
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch", VEOMNI, R2),
@@ -114,6 +171,17 @@ SERVED = {
         f"{CORRECTION}.bypass_mode=True",
         f"{CORRECTION}.rollout_is=token",
     ),
+    "verl's kind of loss, written out": ("+clipx=acpo", BYPASSED, f"{CORRECTION}.loss_type=ppo_clip"),
+    "verl's own REINFORCE": ("+clipx=observe", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
+    "distillation beside task rewards": ("+clipx=acpo", DISTILLED),
+    "distillation without task rewards that is off": ("+clipx=acpo", BY_ITSELF),
+    "distillation's own clip keys": ("+clipx=acpo", DISTILLED, "distillation.distillation_loss.clip_ratio_high=0.28"),
+    "top_p where only metrics compare": ("+clipx=acpo", VLLM, f"{ROLLOUT}.top_p=0.9"),
+    "top_p under M2PO's ratio to the old policy": ("+clipx=m2po_reference", VLLM, f"{ROLLOUT}.top_p=0.9"),
+    "top_p of the bare logits": ("+clipx=m2po", CALCULATED, VLLM, f"{ROLLOUT}.top_p=0.9", RAW),
+    "top_p of validation": ("+clipx=m2po", CALCULATED, VLLM, f"{ROLLOUT}.val_kwargs.top_p=0.7"),
+    "a temperature": ("+clipx=m2po", CALCULATED, VLLM, f"{ROLLOUT}.temperature=0.8"),
+    "verl's own loss in bypass mode under top_p": ("+clipx=observe", BYPASSED, VLLM, f"{ROLLOUT}.top_p=0.9"),
     "VeOmni's routers without an observation": ("+clipx=acpo", "clipx.scope=lagged", VEOMNI, R2),
     "VeOmni": ("+clipx=acpo", VEOMNI),
     "Megatron": ("+clipx=acpo", MEGATRON),

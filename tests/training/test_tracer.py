@@ -21,7 +21,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
 from verl_clipx.methods import BUILT_IN
-from verl_clipx.metrics import REGIONS
+from verl_clipx.shared_metrics import REGIONS
 from verl_clipx.token_trace import TokenTrace
 from verl_clipx.traces import Shard, read_shards, shards_in
 from verl_clipx.training.layout import TokenPass

@@ -3,7 +3,8 @@
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
 on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
-distillation's loss of the logits; dropout is refused. Not covered: the real engine (tests/end_to_end).
+distillation's loss of the logits, and its sum with the method's loss; dropout is refused. Not covered: the real engine
+(tests/end_to_end).
 """
 
 import math
@@ -13,12 +14,14 @@ from types import SimpleNamespace
 import pytest
 import torch
 from verl.trainer.distillation import distillation_ppo_loss
+from verl.trainer.distillation.losses import distillation_loss
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import DistillationConfig, DistillationLossConfig
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.contract import example
+from verl_clipx.rollout_metrics import VERSIONS_SUM
 from verl_clipx.traces import shards_in
 from verl_clipx.training.layout import TokenPass
 from verl_clipx.training.observation import refuse_dropout
@@ -144,7 +147,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
     # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
     assert counter.callers.count("verl") > 1
-    assert "clipx/staleness/versions" in metrics and "clipx/selected_fraction" in metrics
+    assert VERSIONS_SUM in metrics and "clipx/selected_fraction" in metrics
 
 
 @pytest.mark.slow
@@ -270,6 +273,59 @@ def test_distillation_s_loss_of_the_logits_passes_through(actor, group):
     loss, metrics = wrapped(model_output=output, data=data)
     assert loss.isfinite() and metrics["distillation/loss"].values
     assert ("clipx/ratio_mean" in metrics) == ("observe" not in group)
+
+
+def loss_and_gradient(function):
+    """The loss that a function of verl's loss functions' kind returns, its gradient on log_probs, and the metrics."""
+    batch = example()
+    batch["log_prob"] = batch["log_prob"].clone().requires_grad_(True)
+    data, output = micro_batch(batch, [0, 1, 2])
+    teacher = output["log_probs"].values().detach()[:, None] - 0.5
+    data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, offsets=output["log_probs"].offsets())
+    loss, metrics = function(model_output=output, data=data)
+    loss.backward()
+    return loss.detach(), batch["log_prob"].grad, metrics
+
+
+# Its settings, with clip keys that only verl's own distillation reads.
+DISTILLATIONS = [
+    dict(loss_mode="k3", use_policy_gradient=False),
+    dict(loss_mode="k1", use_policy_gradient=True, clip_ratio=0.1, clip_ratio_low=0.1, clip_ratio_high=0.05),
+]
+
+
+@pytest.mark.parametrize("method", ["acpo", "grpo"])
+@pytest.mark.parametrize("settings", DISTILLATIONS)
+def test_beside_task_rewards_verl_s_distillation_is_added_to_the_method_s_loss(actor, method, settings):
+    config = actor(f"+clipx={method}")
+    own = DistillationLossConfig(distillation_loss_coef=0.25, **settings)
+    distillation = DistillationConfig(distillation_loss=own)
+    both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+    # As verl's worker calls it, and its two parts by themselves.
+    loss, gradient, metrics = loss_and_gradient(observing(both, config.policy_loss.clipx))
+    policy, of_policy, logged = loss_and_gradient(observing(partial(ppo_loss, config=config), config.policy_loss.clipx))
+    alone = partial(distillation_loss, config=config, distillation_config=distillation)
+    term, of_term, _ = loss_and_gradient(alone)
+    torch.testing.assert_close(loss, policy + 0.25 * term)
+    torch.testing.assert_close(gradient, of_policy + 0.25 * of_term)
+    assert of_policy.count_nonzero() and of_term.count_nonzero() and logged.keys() < metrics.keys()
+    # The policy part is the method's, not verl's vanilla.
+    vanilla = loss_and_gradient(partial(ppo_loss, config=actor()))[1]
+    assert torch.allclose(of_policy, vanilla) == (method == "grpo")
+
+
+@pytest.mark.parametrize("settings", DISTILLATIONS)
+def test_without_task_rewards_verl_s_distillation_is_all_that_trains(actor, settings):
+    # Why the driver refuses it (test_support.py): whatever the method, verl trains the same.
+    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(use_task_rewards=False, **settings))
+    gradients = []
+    for config in (actor("+clipx=grpo"), actor("+clipx=acpo"), actor()):
+        both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+        node = clipx_node(both)
+        gradients.append(loss_and_gradient(both if node is None else observing(both, node))[1])
+        alone = partial(distillation_loss, config=config, distillation_config=distillation)
+        torch.testing.assert_close(gradients[-1], loss_and_gradient(alone)[1], rtol=0, atol=0)
+    assert gradients[0].equal(gradients[1]) and gradients[0].equal(gradients[2]) and gradients[0].count_nonzero()
 
 
 def test_dropout_is_refused():

@@ -1,6 +1,7 @@
 """Sentences about the runs, each chosen by a test on their numbers."""
 
 import itertools
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy
@@ -8,8 +9,18 @@ import pandas
 from scipy.stats import binomtest
 
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.intervals import Interval, difference_interval, mean_interval
-from verl_clipx.diagnostics.runs import Setting
+from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
+from verl_clipx.statistics.comparison import (
+    MIN_SEEDS,
+    QUESTIONS,
+    SEEDS,
+    SEEDS_AND_QUESTIONS,
+    Comparison,
+    compare,
+    compare_means,
+    too_few_seeds,
+)
+from verl_clipx.statistics.multiple import holm
 
 # Below this share of the tokens a method "hardly" clips.
 HARDLY = 0.01
@@ -19,6 +30,8 @@ ROUNDING = 1e-6
 STILL = 1e-9
 # Of a test of signs: below this probability of chance a direction is claimed.
 SIGNIFICANT = 0.05
+# Comparisons that speak of methods rather than of two runs.
+OVER_SEEDS = (SEEDS, SEEDS_AND_QUESTIONS)
 
 
 class Finding(NamedTuple):
@@ -51,7 +64,7 @@ def between(values: pandas.Series, digits: int = 2) -> str:
 
 def clipped(setting: Setting) -> pandas.Series:
     """The share of tokens outside the bounds on the side where PPO clips, by step; empty if no run logs it."""
-    return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH))
+    return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH)).dropna()
 
 
 def mass_shares(setting: Setting) -> pandas.DataFrame:
@@ -92,14 +105,20 @@ def went_as_estimated(settings: list[Setting]) -> str:
 def what_clipping_did(setting: Setting) -> Finding:
     """What the method did to tokens, or why it did nothing."""
     share, label = clipped(setting), setting.label
+    if share.empty and any(
+        key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)
+    ):
+        return Finding(f"What {label} clipped is not known.", "Its clip fractions are not finite in any step.")
     if share.empty:
         return Finding(
-            f"What {label} clips is not known.",
+            f"What {label} clipped is not known.",
             "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
         )
     if share.max() == 0:
         ratio = setting.mean(keys.RATIO)
-        if not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
+        if skipped_updates(setting) or not_finite(setting):
+            reason = f"No token left the bounds in {len(share)} steps; but values that are not finite stop updates."
+        elif not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
             reason = (
                 "The ratio was 1 throughout: each rollout batch got one update, and clipping cannot act in the first. "
                 "Make actor.ppo_mini_batch_size smaller than data.train_batch_size."
@@ -107,7 +126,11 @@ def what_clipping_did(setting: Setting) -> Finding:
         else:
             reason = f"No token left the bounds on the side where PPO clips, in {len(share)} steps."
         return Finding(f"{label} clipped nothing.", reason)
-    head = f"{label} hardly clips." if share.max() < HARDLY else f"{label} clips {percent(share.mean())} of the tokens."
+    head = (
+        f"{label} hardly clipped."
+        if share.max() < HARDLY
+        else f"{label} clipped {percent(share.mean())} of the tokens."
+    )
     low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
     text = (
         f"On average {percent(low)} of the tokens lay below the lower bound with A < 0 and {percent(high)} above the "
@@ -116,19 +139,24 @@ def what_clipping_did(setting: Setting) -> Finding:
     masses = mass_shares(setting)
     kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
     if kept > 0:
-        head = f"{label} keeps a gradient outside its bounds."
+        head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those tokens have {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they would have none."
+            f" Those tokens had {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they would have none."
         )
     return Finding(head, text)
 
 
 def what_bounds_did(setting: Setting) -> Finding | None:
     """How adaptive bounds moved, or why they did not; None for bounds that do not adapt."""
-    if not setting.mean(keys.BOUND_HIGH).empty:
+    if has_searched_bounds(setting):
         return _of_search(setting)
     names = setting.bins("epsilon")
     return _of_bins(setting, names) if names else None
+
+
+def has_searched_bounds(setting: Setting) -> bool:
+    """Whether all its runs log BAPO's two bounds, at a common step."""
+    return len(setting.mean(keys.BOUND_LOW)) > 0 and len(setting.mean(keys.BOUND_HIGH)) > 0
 
 
 def _of_search(setting: Setting) -> Finding:
@@ -138,9 +166,11 @@ def _of_search(setting: Setting) -> Finding:
     if any(moves):
         names = " and ".join(name for name, moved in zip(("lower", "upper"), moves, strict=True) if moved)
         after = setting.mean(keys.SHARE_AFTER)
-        text = f"{bounds}. Positive tokens contributed {between(before)} at the starting bounds"
-        text += f", {between(after)} at those found." if len(after) else "."
-        return Finding(f"{setting.label} moves its {names} bound.", text)
+        text = f"{bounds}."
+        if len(before):
+            text += f" Positive tokens contributed {between(before)} at the starting bounds"
+            text += f", {between(after)} at those found." if len(after) else "."
+        return Finding(f"{setting.label} moved its {names} bound.", text)
     starts = [setting.parameter(f"{side}_start") for side in ("lower", "upper")]
     target = setting.parameter("target", 0.4)
     is_share = setting.parameter("contribution", "share") == "share"
@@ -167,8 +197,8 @@ def _of_bins(setting: Setting, names: list[str]) -> Finding:
     if spread < STILL and (first - last).abs().max() < STILL:
         return Finding(f"{setting.label}’s bounds stood still.", text)
     if first.median() > 1.5 * last.median():
-        return Finding(f"{setting.label}’s bounds are wide where the policy is unsure.", text)
-    return Finding(f"{setting.label}’s bounds hardly differ between probability bins.", text)
+        return Finding(f"{setting.label}’s bounds were wide where the policy was unsure.", text)
+    return Finding(f"{setting.label}’s bounds hardly differed between probability bins.", text)
 
 
 def small_bins(setting: Setting) -> Finding | None:
@@ -179,48 +209,65 @@ def small_bins(setting: Setting) -> Finding | None:
     if not few:
         return None
     held = f"{between(pandas.Series(few), 0)} token{'' if max(few) < 1.5 else 's'}"
-    have = "has" if len(few) == 1 else "have"
     return Finding(
-        f"{len(few)} of {setting.label}’s {len(counts)} bins {have} too few tokens to clip.",
+        f"{len(few)} of {setting.label}’s {len(counts)} bins had too few tokens to clip.",
         f"Among n tokens none lies further than σ√(n − 1) from their mean, so with n ≤ {alpha**2 + 1:g} none "
         f"exceeds {alpha:g}σ. On average a mini-batch had {held} there: larger ones may show another picture.",
     )
 
 
-def rewards(settings: list[Setting]) -> list[Finding]:
-    """Whether rewards can be told apart, in training and held out, for each pair with the first setting.
+class Compared(NamedTuple):
+    """A setting's rewards against the baseline's.
 
     Args:
-        settings: of one alone, whether its held-out reward rose.
+        one, two: the baseline and the other setting.
+        measure: what was compared.
+        basis: what the means are over.
+        found: two minus one; over seeds, or of one run each over problems.
+        equal: whether all values are the same.
+    """
+
+    one: Setting
+    two: Setting
+    measure: str
+    basis: str
+    found: Comparison
+    equal: bool
+
+
+def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """The rewards in training and held out: a verdict on methods from three seeds of each, else what these runs got.
+
+    Args:
+        settings: of a single one, whether its held-out reward rose.
+        baseline: what the others are compared with; by default `baseline_of` chooses it.
     """
     if len(settings) == 1:
         return [finding for finding in [_rise(settings[0])] if finding]
-    pairs = [(settings[0], other) for other in settings[1:]]
-    level = 1 - 0.05 / len(pairs)
-    found = [compare(one, two, level) for one, two in pairs for compare in (_compared, _compared_held_out)]
-    return [finding for finding in found if finding]
+    baseline = baseline or baseline_of(settings)
+    others = [setting for setting in settings if setting is not baseline]
+    found: list[Finding] = []
+    for compare_with in (_compared, _compared_held_out):
+        compared = [one for other in others if (one := compare_with(baseline, other))]
+        judged = sum(one.found.over in OVER_SEEDS for one in compared)
+        found += [_told(one, judged) for one in _corrected(compared)]
+    return found
 
 
-def _compared(one: Setting, two: Setting, level: float) -> Finding | None:
+def _compared(one: Setting, two: Setting) -> Compared | None:
+    """The mean training reward over the steps that all runs have."""
     first, second = one.table(keys.REWARD), two.table(keys.REWARD)
     steps = first.index.intersection(second.index)
     steps = steps[steps > 0]
     if len(steps) < 2:
         return None
     first, second = first.loc[steps], second.loc[steps]
-    if first.shape == second.shape and (first.to_numpy() == second.to_numpy()).all():
-        return Finding(
-            f"The rewards of {one.label} and {two.label} are equal.", f"They are so in all {len(steps)} steps."
-        )
-    found, over = _difference(first, second, level, "steps, as if they were independent")
-    text = f"The mean over {len(steps)} steps is {_means(one, first, two, second)} {over}."
-    if found.low <= 0 <= found.high:
-        return Finding(f"The rewards of {one.label} and {two.label} cannot be told apart.", text)
-    best, worst = (two, one) if found.mean > 0 else (one, two)
-    return Finding(f"{best.label} collected more reward than {worst.label}.", text)
+    means = [setting.by_seed(table).mean() for setting, table in ((one, first), (two, second))]
+    basis = f"over {len(steps)} steps"
+    return Compared(one, two, "training reward", basis, compare_means(*means), _equal(first, second))
 
 
-def _compared_held_out(one: Setting, two: Setting, level: float) -> Finding | None:
+def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
     """The last validation that all runs have, if an update came before it and their problems are the same."""
     runs = [run for setting in (one, two) for run in setting.runs]
     step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
@@ -232,49 +279,153 @@ def _compared_held_out(one: Setting, two: Setting, level: float) -> Finding | No
     if len(table) < 2 or table.isna().any(axis=None):
         return None
     first, second = table.iloc[:, : len(one.runs)], table.iloc[:, len(one.runs) :]
-    found, over = _difference(first, second, level, f"{len(table)} problems")
-    text = f"After step {step} the mean is {_means(one, first, two, second)} {over}."
-    if found.low <= 0 <= found.high:
-        return Finding(f"On held-out problems {one.label} and {two.label} cannot be told apart.", text)
-    best, worst = (two, one) if found.mean > 0 else (one, two)
-    return Finding(f"On held-out problems {best.label} is ahead of {worst.label}.", text)
+    values = [{"held out": setting.by_seed(part).to_numpy().T} for setting, part in ((one, first), (two, second))]
+    basis = f"over {len(table)} problems after step {step}"
+    return Compared(one, two, "held-out reward", basis, compare(*values), _equal(first, second))
 
 
-def _difference(first: pandas.DataFrame, second: pandas.DataFrame, level: float, rows: str) -> tuple[Interval, str]:
-    """Second minus first, a column a run: over seeds where both have two, else over rows; and how to say so."""
-    if min(first.shape[1], second.shape[1]) > 1:
-        found = difference_interval(first.mean(), second.mean(), level)
-        basis = f"{first.shape[1]} and {second.shape[1]} seeds"
+def _equal(first: pandas.DataFrame, second: pandas.DataFrame) -> bool:
+    return first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
+
+
+def _corrected(compared: list[Compared]) -> list[Compared]:
+    """With Holm's p-values over the comparisons that are over seeds, in the place of their own."""
+    p_values = iter(holm([one.found.p_value for one in compared if one.found.over in OVER_SEEDS]))
+    return [
+        one._replace(found=replace(one.found, p_value=next(p_values))) if one.found.over in OVER_SEEDS else one
+        for one in compared
+    ]
+
+
+def _told(compared: Compared, comparisons: int) -> Finding:
+    if compared.equal:
+        one, two = _runs_of(compared.one), _runs_of(compared.two)
+        return Finding(f"The {compared.measure}s of {one} and {two} are equal.", f"All of them are, {compared.basis}.")
+    return _verdict(compared, comparisons) if compared.found.over in OVER_SEEDS else _description(compared)
+
+
+def _verdict(compared: Compared, comparisons: int) -> Finding:
+    """Which method's reward is higher, if seeds can tell."""
+    one, two, found = compared.one.label, compared.two.label, compared.found
+    p_value = found.p_value
+    head = f"The {compared.measure} of {two} cannot be told apart from that of {one}."
+    if p_value < SIGNIFICANT:
+        head = f"The {compared.measure} of {two} is {'higher' if found.difference > 0 else 'lower'} than that of {one}."
+    over = "seeds" if found.over == SEEDS else "seeds and problems"
+    p_text = "p < 0.001" if p_value < 0.001 else f"p {number(p_value)}"
+    if comparisons > 1:
+        p_text += f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
+    return Finding(
+        head,
+        f"The mean {compared.basis} is {number(found.first)} with {one} and {number(found.second)} with {two}. "
+        f"{two} minus {one}: {signed(found.difference)}, {_interval(found)} over {over}, {found.seeds[1]} and "
+        f"{found.seeds[0]} seeds ({p_text}).",
+    )
+
+
+def _description(compared: Compared) -> Finding:
+    """What these runs got, without a verdict on their methods."""
+    found, one, two = compared.found, _runs_of(compared.one), _runs_of(compared.two)
+    text = f"Means {compared.basis}; the latter minus the former: {signed(found.difference)}"
+    if found.over == QUESTIONS:
+        text += f", {_interval(found)} over problems, which speaks only of these runs"
+    if too_few_seeds(found.seeds):
+        reason = (
+            f"That is no verdict on methods: runs of one setting differ too. It takes {MIN_SEEDS} seeds of each "
+            f"setting; here are {found.seeds[0]} and {found.seeds[1]}."
+        )
     else:
-        found = mean_interval(second.mean(axis=1) - first.mean(axis=1), level)
-        basis = f"{rows}; to cover seeds takes two runs of each setting"
-    return found, f"(difference {signed(found)}, {100 * level:.3g}\u202f% interval over {basis})"
+        reason = "That is no verdict on methods: all seeds differ by the same, so nothing says how far chance goes."
+    return Finding(
+        f"The {compared.measure} was {number(found.first)} in {one} and {number(found.second)} in {two}.",
+        f"{text}. {reason}",
+    )
 
 
-def _means(one: Setting, first: pandas.DataFrame, two: Setting, second: pandas.DataFrame) -> str:
-    return f"{number(first.to_numpy().mean())} with {one.label} and {number(second.to_numpy().mean())} with {two.label}"
+def _runs_of(setting: Setting) -> str:
+    return setting.runs[0].name if len(setting.runs) == 1 else f"the {len(setting.runs)} runs of {setting.label}"
 
 
-def signed(interval: Interval) -> str:
-    """A difference with its interval."""
-    low, high = number(interval.low), number(interval.high)
-    return f"{'+' if interval.mean >= 0 else ''}{number(interval.mean)}, {low} to {high}"
+def signed(difference: float) -> str:
+    """A difference with its sign."""
+    return f"{'+' if difference > 0 else ''}{number(difference)}"
+
+
+def _interval(found: Comparison) -> str:
+    return f"95\u202f% interval {number(found.low)} to {number(found.high)}"
 
 
 def _rise(setting: Setting) -> Finding | None:
+    """Whether the held-out reward of a run changed from its first validation to its last."""
     held_out = setting.runs[0].held_out
     if len(setting.runs) > 1 or len(held_out) < 2:
         return None
     before, after = held_out[0], held_out[-1]
-    overlap = before.low <= after.high and after.low <= before.high
-    rose = "rose" if after.mean > before.mean else "fell"
-    head = "The held-out reward did not clearly change." if overlap else f"The held-out reward {rose}."
-    verb = "overlap" if overlap else "do not overlap"
-    return Finding(
-        head,
+    text = (
         f"{before} before (step {before.step}), {after} after (step {after.step}): means and 95\u202f% intervals over "
-        f"{after.problems} problems, which {verb}.",
     )
+    text += f"{after.problems} problems"
+    if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
+        head = f"The held-out reward was {number(before.mean)} before and {number(after.mean)} after."
+        return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")
+    values = [numpy.array([[reward.by_problem[name] for name in before.by_problem]]) for reward in (before, after)]
+    found = compare(*({"held out": value} for value in values))
+    if found.p_value is None:
+        head = f"The held-out reward was {number(before.mean)} before and {number(after.mean)} after."
+        return Finding(head, f"{text}. All problems differ by the same, so nothing says how far chance goes.")
+    head = "The held-out reward did not clearly change."
+    if found.p_value < SIGNIFICANT:
+        head = f"The held-out reward {'rose' if found.difference > 0 else 'fell'}."
+    return Finding(head, f"{text}. After minus before: {signed(found.difference)}, {_interval(found)}.")
+
+
+def skipped_updates(setting: Setting) -> list[Finding]:
+    """For each run of which verl skipped updates, because their gradients were not finite: how many, and what to do."""
+    return [finding for run in setting.runs if (finding := _skipped(run))]
+
+
+def _skipped(run: Run) -> Finding | None:
+    skipped = run.skipped_updates
+    if skipped is None:
+        return None
+    advice = (
+        "verl skips an update whose gradient norm is not finite: the policy stays as it was, and the samples taught it "
+        "nothing. What stands below on clipping and bounds does not show how the method trains. Look for rewards, "
+        "advantages and log-probabilities that are not finite: "
+    )
+    named = [key for key in keys.FINITE if key in run.not_finite and key != keys.GRADIENT_NORM]
+    advice += f"in this log {', '.join(named)}." if named else "the run’s output names the first that it meets."
+    if skipped.updates is None:
+        return Finding(
+            f"Updates were skipped in {skipped.steps} of {skipped.trained} steps of {run.name} since step "
+            f"{skipped.first}.",
+            f"The gradient norm of those steps is not finite; of how many updates, the log does not say. {advice}",
+        )
+    all_updates = (run.updates_a_step or 0) * skipped.trained
+    of_all = f" of {all_updates}" if all_updates >= skipped.updates else ""
+    were = "update of {} was" if f"{skipped.updates}{of_all}" == "1" else "updates of {} were"
+    head = f"{skipped.updates}{of_all} {were.format(run.name)} skipped since step {skipped.first}."
+    return Finding(head, advice)
+
+
+def not_finite(setting: Setting) -> list[Finding]:
+    """For each run that logged values that are not finite: which, at how many steps, and that means leave them out."""
+    found = []
+    for run in setting.runs:
+        steps = {key: run.not_finite[key] for key in keys.FINITE if key in run.not_finite}
+        if not steps:
+            continue
+        trained = sum(1 for step in run.log.index if step > 0)
+        named = "; ".join(f"{key} in {len(at)}, first in step {at[0]}" for key, at in steps.items())
+        what = "Rewards" if keys.REWARD in steps else "Some logged values"
+        most = len(steps.get(keys.REWARD, max(steps.values(), key=len)))
+        found.append(
+            Finding(
+                f"{what} of {run.name} are not finite in {most} of {trained} steps.",
+                f"Number of steps with such a value: {named}. Means and figures leave those values out.",
+            )
+        )
+    return found
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
@@ -291,9 +442,16 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
     return None
 
 
-def findings(settings: list[Setting]) -> list[Finding]:
-    """All sentences, those on tokens first."""
+def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """All sentences: first what casts doubt on the others, then those on tokens, then rewards.
+
+    Args:
+        settings: at least one.
+        baseline: see `rewards`.
+    """
     found: list[Finding | None] = []
+    for doubts_about in (skipped_updates, not_finite):
+        found += [finding for setting in settings for finding in doubts_about(setting)]
     for setting in settings:
         found += [what_clipping_did(setting), what_bounds_did(setting), small_bins(setting)]
-    return [finding for finding in [*found, *rewards(settings), unequal_starts(settings)] if finding]
+    return [finding for finding in [*found, *rewards(settings, baseline), unequal_starts(settings)] if finding]

@@ -1,5 +1,6 @@
 """Reward on held-out problems with a confidence interval, from the generations that verl's validation writes."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,14 +12,15 @@ from verl_clipx.files import parse_json, read_lines
 
 @dataclass(frozen=True)
 class HeldOutReward:
-    """Mean reward on held-out problems.
+    """Mean reward on held-out problems, over the samples whose scores are finite.
 
     Args:
         step: training step of the validation.
         mean: mean over problems of the mean over a problem's samples.
         low, high: ends of the 95 % confidence interval over problems.
         by_problem: the mean over the samples of each problem, by its prompt.
-        samples: number of samples in all.
+        samples: number of samples with a finite score.
+        not_finite: number of samples whose score is NaN, infinite or null.
     """
 
     step: int
@@ -27,6 +29,7 @@ class HeldOutReward:
     high: float
     by_problem: dict[str, float]
     samples: int
+    not_finite: int = 0
 
     @property
     def problems(self) -> int:
@@ -66,13 +69,16 @@ def held_out_reward(path: Path) -> HeldOutReward:
         where = f"{path}, line {number}"
         entry = parse_json(line, where)
         try:
-            scores.setdefault(str(entry["input"]), []).append(float(entry["score"]))
+            score = math.nan if entry["score"] is None else float(entry["score"])
+            scores.setdefault(str(entry["input"]), []).append(score)
         except (KeyError, TypeError, ValueError, OverflowError):
             raise ValueError(
                 f"{where}: no `input` with a number `score`; remove the file to go on without it"
             ) from None
     if not scores:
         raise ValueError(f"{path}: empty; remove it to go on without it")
-    by_problem = {problem: float(numpy.mean(values)) for problem, values in scores.items()}
-    samples = sum(map(len, scores.values()))
-    return HeldOutReward(int(path.stem), *mean_interval(list(by_problem.values())), by_problem, samples)
+    finite = {problem: [value for value in values if math.isfinite(value)] for problem, values in scores.items()}
+    by_problem = {problem: float(numpy.mean(values)) for problem, values in finite.items() if values}
+    interval = mean_interval(list(by_problem.values())) if by_problem else Interval(math.nan, math.nan, math.nan)
+    samples, of_finite = (sum(map(len, of_problem.values())) for of_problem in (scores, finite))
+    return HeldOutReward(int(path.stem), *interval, by_problem, of_finite, samples - of_finite)

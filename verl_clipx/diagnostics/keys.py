@@ -5,9 +5,13 @@ from collections.abc import Iterable
 REWARD = "critic/score/mean"
 # Over prompts, of the mean above; not every run logs it.
 REWARD_ERROR = "critic/score/standard_error"
+# Of the validations' files, which are no metric of the log.
+HELD_OUT = "held-out scores"
 ENTROPY = "actor/entropy"
 ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
+GRADIENT_NORM = "actor/grad_norm"
+SKIPPED_UPDATES = "actor/clipx/skipped_updates"
 RATIO = "actor/clipx/ratio_mean"
 CLIPPED_LOW = "actor/clipx/clip_fraction_low"
 CLIPPED_HIGH = "actor/clipx/clip_fraction_high"
@@ -16,6 +20,22 @@ BOUND_LOW_LAST, BOUND_HIGH_LAST = "actor/clipx/c_low_last", "actor/clipx/c_high_
 SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/positive_share_after"
 EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
 MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP", "LP", "HN", "M")}
+
+# What is expected to be finite at every step of a run, the first causes first.
+FINITE = (
+    REWARD,
+    "critic/rewards/mean",
+    "critic/advantages/mean",
+    "critic/returns/mean",
+    GRADIENT_NORM,
+    "actor/pg_loss",
+    ENTROPY,
+    KL,
+    RATIO,
+    CLIPPED_LOW,
+    CLIPPED_HIGH,
+    HELD_OUT,
+)
 
 # What the figures show, and so the table of numbers: these, and those that begin with the names of adaptive bounds.
 SHOWN = (REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, RATIO, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values())

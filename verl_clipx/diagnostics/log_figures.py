@@ -16,6 +16,7 @@ from verl_clipx.diagnostics.findings import (
     HARDLY,
     clipped,
     entropy_changes,
+    has_searched_bounds,
     mass_shares,
     percent,
     rewards,
@@ -26,6 +27,7 @@ from verl_clipx.diagnostics.findings import (
 from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT
 from verl_clipx.diagnostics.runs import Setting
 from verl_clipx.diagnostics.traced import GRPO_HIGH, GRPO_LOW
+from verl_clipx.statistics.comparison import MIN_SEEDS
 
 MOST_BARS = 60
 MOST_BINS = 9
@@ -65,13 +67,18 @@ class Plate:
     panels: list[Panel]
 
 
-def log_plates(settings: list[Setting]) -> list[Plate]:
-    """The figures that the logs allow: outcome first, then mechanism."""
-    plates = (outcome(settings), bounds(settings), fractions(settings), masses(settings), entropy(settings))
+def log_plates(settings: list[Setting], baseline: Setting | None = None) -> list[Plate]:
+    """The figures that the logs allow: outcome first, then mechanism.
+
+    Args:
+        settings: at least one.
+        baseline: what the others' rewards are compared with.
+    """
+    plates = (outcome(settings, baseline), bounds(settings), fractions(settings), masses(settings), entropy(settings))
     return [plate for plate in plates if plate.panels]
 
 
-def outcome(settings: list[Setting]) -> Plate:
+def outcome(settings: list[Setting], baseline: Setting | None = None) -> Plate:
     """Reward, entropy and KL over steps."""
     measures = (("reward", "Reward", keys.REWARD), ("entropy", "Entropy, nats a token", keys.ENTROPY))
     measures += (("kl", "KL from the old policy, nats a token", keys.KL),)
@@ -80,7 +87,7 @@ def outcome(settings: list[Setting]) -> Plate:
         for name, title, key in measures
         if any(len(setting.mean(key)) for setting in settings)
     ]
-    told = rewards(settings)
+    told = rewards(settings, baseline)
     note = "Each point is a step, nothing is smoothed. As in BAPO’s Figure 9. "
     if any(len(setting.runs) > 1 for setting in settings):
         note += "Bands span the seeds of a setting, from the lowest to the highest; lines are their means. "
@@ -91,7 +98,15 @@ def outcome(settings: list[Setting]) -> Plate:
     elif panels:
         note += "These logs have no standard error of a step’s reward over prompts, so its points have no intervals."
     heading = told[0].head.rstrip(".") if told else "Reward, entropy and KL"
-    return Plate(heading, "a gap between settings that lasts and is wider than bands and intervals.", note, panels)
+    look = "a gap between settings that lasts and is wider than bands and intervals."
+    if len(settings) == 1:
+        look = "a rise that lasts."
+    elif min(setting.seeds for setting in settings) < MIN_SEEDS:
+        look = (
+            "jumps and trends of each run. A gap between settings says nothing about methods yet: with so few seeds it "
+            "may be no wider than between runs of one setting."
+        )
+    return Plate(heading, look, note, panels)
 
 
 def _lines(settings: list[Setting], key: str, *, with_rewards: bool) -> Figure:
@@ -132,7 +147,7 @@ def bounds(settings: list[Setting]) -> Plate:
         names = setting.bins("epsilon")
         if names:
             drawn.append((setting, lambda setting=setting, names=names: _bin_bounds(setting, names)))
-        elif len(setting.mean(keys.BOUND_HIGH)):
+        elif has_searched_bounds(setting):
             drawn.append((setting, lambda setting=setting: _searched_bounds(setting)))
     panels = [
         Panel(f"bounds_{index}", setting.label, f"Bounds of {setting.label} over steps, against 0.8 to 1.2.", draw())
@@ -191,6 +206,7 @@ def _searched_bounds(setting: Setting) -> Figure:
 
 
 def _band(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str) -> None:
+    low, high = low.align(high, join="inner")
     axes.fill_between(low.index, low, high, color=colour, alpha=0.14, lw=0)
     axes.plot(low.index, low, color=colour)
     axes.plot(high.index, high, color=colour)

@@ -12,11 +12,12 @@ from verl_clipx.diagnostics import keys, palette
 from verl_clipx.diagnostics.drawing import inline, save, style
 from verl_clipx.diagnostics.findings import Finding, findings, number
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
-from verl_clipx.diagnostics.runs import Run, Setting, differences, read_run, settings_of
+from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, read_run, settings_of
 from verl_clipx.diagnostics.token_view import token_sections
 from verl_clipx.diagnostics.trace_figures import trace_plates
 from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
 from verl_clipx.files import replacing, write_text
+from verl_clipx.statistics.comparison import MIN_SEEDS
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
@@ -29,13 +30,14 @@ environment = Environment(
 )
 
 
-def write_report(paths: list[Path], out: Path, title: str | None = None) -> list[Finding]:
+def write_report(paths: list[Path], out: Path, title: str | None = None, baseline: str | None = None) -> list[Finding]:
     """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
 
     Args:
         paths: of each run, its folder or the file of its log; at least one.
         out: the folder to write to; made if it is not there, and what a report left there is replaced.
         title: above the page; by default it names what is compared.
+        baseline: the run or the method that the others' rewards are compared with; by default GRPO, or else the first.
 
     Returns:
         The sentences that the page begins with.
@@ -43,7 +45,7 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
     Raises:
         FileNotFoundError: a run has no log.
         ValueError: a log or a trace cannot be read, a run is named twice, there are too many settings, or figures stand
-            in the folder that are no report's.
+            in the folder that are no report's, or no run or method has the baseline's name.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError("a run is named twice: name each once.")
@@ -52,9 +54,10 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
     runs = [read_run(path) for path in paths]
     settings = settings_of(runs)
     updates = traced_updates(settings)
-    told = findings(settings)
+    compared_with = baseline_of(settings, baseline)
+    told = findings(settings, compared_with)
     with style():
-        plates = [*log_plates(settings), *trace_plates(updates)]
+        plates = [*log_plates(settings, compared_with), *trace_plates(updates)]
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _metrics(settings).to_csv(index=False))
     if updates:
@@ -67,6 +70,9 @@ def write_report(paths: list[Path], out: Path, title: str | None = None) -> list
         title=title or _title(settings),
         settings=settings,
         findings=told,
+        baseline=compared_with.label,
+        fewest_seeds=min(setting.seeds for setting in settings),
+        needed_seeds=MIN_SEEDS,
         differences=_differences(settings),
         unknown=[run.name for run in runs if not run.configuration],
         versions=_versions(runs),

@@ -1,10 +1,13 @@
 """A run's files, and verl's file log as a table."""
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import pandas
 
+from verl_clipx.diagnostics import keys
 from verl_clipx.files import parse_json, read_bytes
 from verl_clipx.run_files import METRICS
 
@@ -28,6 +31,43 @@ class RunFolder:
     def validation(self) -> Path:
         """trainer.validation_data_dir."""
         return self.path / "validation"
+
+
+@dataclass(frozen=True)
+class SkippedUpdates:
+    """Optimizer updates that verl left out, because their gradients were not finite.
+
+    Args:
+        first: the first step with one.
+        steps: how many steps have one.
+        trained: training steps from the first one on.
+        updates: how many updates; None where the log only says in which steps.
+    """
+
+    first: int
+    steps: int
+    trained: int
+    updates: int | None
+
+
+def skipped_updates(log: pandas.DataFrame, not_finite: Mapping[str, list[int]]) -> SkippedUpdates | None:
+    """The updates that a run skipped, None if there are none.
+
+    Args:
+        log: from `read_run_log`. Where it has no count, as before the plugin logged one, gradient norms that are not
+            finite say in which steps.
+        not_finite: from `not_finite_steps`.
+    """
+    updates = None
+    if keys.SKIPPED_UPDATES in log:
+        counts = log[keys.SKIPPED_UPDATES]
+        steps = list(counts.index[counts > 0])
+        updates = round(float(counts[counts > 0].sum()))
+    else:
+        steps = not_finite.get(keys.GRADIENT_NORM, [])
+    if not steps:
+        return None
+    return SkippedUpdates(int(steps[0]), len(steps), int((log.index >= steps[0]).sum()), updates)
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
@@ -70,7 +110,32 @@ def read_growing_log(path: Path) -> pandas.DataFrame:
     return _table(text[: text.rfind(b"\n") + 1], path)
 
 
+def not_finite_steps(path: Path) -> dict[str, list[int]]:
+    """The steps at which each metric was logged as a value that is not finite, or as null.
+
+    Args:
+        path: as for `read_run_log`; a last line that is not whole is left out.
+
+    Returns:
+        Metric to its training steps, ascending; without the metrics that were finite wherever they were logged.
+    """
+    text = read_bytes(path)
+    rows = _rows(text[: text.rfind(b"\n") + 1], path)
+    found: dict[str, list[int]] = {}
+    for step in sorted(rows):
+        for key, value in rows[step].items():
+            if not math.isfinite(value):
+                found.setdefault(key, []).append(step)
+    return found
+
+
 def _table(text: bytes, path: Path) -> pandas.DataFrame:
+    table = pandas.DataFrame.from_dict(_rows(text, path), orient="index").sort_index()
+    table.index.name = "step"
+    return table
+
+
+def _rows(text: bytes, path: Path) -> dict[int, dict[str, float]]:
     rows: dict[int, dict[str, float]] = {}
     lines = text.splitlines()
     for number, line in enumerate(lines, 1):
@@ -83,8 +148,16 @@ def _table(text: bytes, path: Path) -> pandas.DataFrame:
             else:
                 message = 'not a line {"step": …, "data": {…}} of verl\'s file logger'
             raise ValueError(f"{path}, line {number}: {message}: {line[:60].decode(errors='replace')!r}") from None
-        numbers = {key: value for key, value in data.items() if isinstance(value, int | float)}
+        numbers = {
+            key: _number(value) for key, value in data.items() if value is None or isinstance(value, int | float)
+        }
         rows.setdefault(step, {}).update(numbers)
-    table = pandas.DataFrame.from_dict(rows, orient="index").sort_index()
-    table.index.name = "step"
-    return table
+    return rows
+
+
+def _number(value: float | None) -> float:
+    """A logged number; null stands for what is not a number, and a whole number beyond float64 is infinite."""
+    try:
+        return math.nan if value is None else float(value)
+    except OverflowError:
+        return math.copysign(math.inf, value)

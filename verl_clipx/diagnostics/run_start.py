@@ -5,7 +5,10 @@ verl's file logger starts an empty file, so that a run that was killed at step 7
 """
 
 import json
-import re
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import metadata
 from pathlib import Path
 from types import ModuleType
@@ -14,19 +17,12 @@ from typing import Any
 from wrapt import wrap_function_wrapper
 
 from verl_clipx.files import parse_json, read_lines, read_whole_number, write_text
-from verl_clipx.run_files import log_path, record_path
+from verl_clipx.metric_listing import tensorboard_charts
+from verl_clipx.run_files import LOG_VARIABLE, checkpoint_step, log_path, record_path
+
+logger = logging.getLogger(__name__)
 
 LATEST = "latest_checkpointed_iteration.txt"
-
-# Charts of TensorBoard's tab Custom Scalars, by the regular expressions of their keys.
-TENSORBOARD = {
-    "clipped tokens": ["Multiline", [r"actor/clipx/clip_fraction_(low|high)$"]],
-    "bounds": ["Multiline", [r"actor/clipx/(c_low|c_high|epsilon/bin_\d+)$"]],
-    "the last update's bounds": ["Multiline", [r"actor/clipx/(c_low_last|c_high_last|epsilon_last/bin_\d+)$"]],
-    "gradient mass": ["Multiline", [r"actor/clipx/gradient_mass/\w+$"]],
-    "contribution": ["Multiline", [r"actor/clipx/contribution/\w+$"]],
-    "positive share": ["Multiline", [r"actor/clipx/positive_share_(before|after)$"]],
-}
 
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
@@ -37,15 +33,73 @@ def install(tracking: ModuleType) -> None:
 
 
 def _with_ours(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
-    project, experiment, _, config = _arguments(*positional, **named)
+    project, experiment, backends, config = _arguments(*positional, **named)
     path, config = log_path(project, experiment), config or {}
-    kept = kept_lines(path, resumed_step(config.get("trainer", {})))
-    wrapped(*positional, **named)
-    if "file" in tracking.logger:
-        tracking.logger["file"].fp.write(kept)
+    to_file = "file" in ([backends] if isinstance(backends, str) else backends)
+    # A pipe or a device keeps no lines, and must not be replaced.
+    if to_file and (path.is_file() or not path.exists()):
+        open_log(path, kept_lines(path, resumed_step(config.get("trainer", {}))), tracking, wrapped, positional, named)
         write_record(path, config)
+    else:
+        wrapped(*positional, **named)
     if "tensorboard" in tracking.logger:
-        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": TENSORBOARD})
+        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": tensorboard_charts()})
+
+
+def open_log(path: Path, kept: list[bytes], tracking: Any, wrapped: Any, positional: tuple, named: dict) -> None:
+    """Has verl open its logs; its file log takes the place of the old one only when it has the kept lines.
+
+    verl empties the file that it opens. So it opens one beside the log, whose name it gets from the variable that it
+    reads, and goes on to write to it after the file has become the log. A kill before that leaves the old log; what it
+    leaves beside it, the next start overwrites.
+
+    Args:
+        path: of the log; its folder is made if missing.
+        kept: lines that it begins with.
+        tracking: verl's `Tracking`, of which `wrapped` is the constructor, with `positional` and `named` arguments.
+
+    Raises:
+        OSError: the disk is full, for instance; names the log, which is as it was.
+    """
+    log = path.resolve()
+    beside = log.with_name(f".{log.name}.partial")
+    log.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        with _environment_variable(LOG_VARIABLE, str(beside)):
+            wrapped(*positional, **named)
+        file_logger = tracking.logger["file"]
+        try:
+            _write_all(file_logger.fp, b"".join(kept))
+            os.fsync(file_logger.fp.fileno())
+        except OSError as error:
+            file_logger.finish()
+            message = f"{path}: the steps before could not be copied ({error.strerror}); nothing of it is lost"
+            raise OSError(error.errno, f"{message}. Make room and start the run again") from error
+        os.replace(beside, log)
+        file_logger.filepath = str(path)
+    finally:
+        beside.unlink(missing_ok=True)
+    print(f"clipx: the file log is {path}, with {len(kept)} lines of the run that goes on", flush=True)
+
+
+def _write_all(file: Any, content: bytes) -> None:
+    # verl's file has no buffer: a write may take a part.
+    left = memoryview(content)
+    while left:
+        left = left[file.write(left) :]
+
+
+@contextmanager
+def _environment_variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _arguments(project_name, experiment_name, default_backend="console", config=None):
@@ -53,32 +107,36 @@ def _arguments(project_name, experiment_name, default_backend="console", config=
 
 
 def resumed_step(trainer: dict[str, Any]) -> int:
-    """The step of the checkpoint that a run goes on from, 0 for none.
+    """The step of the checkpoint that a run goes on from, 0 for none, as verl finds it.
 
     Args:
         trainer: verl's node of that name.
     """
     mode = trainer.get("resume_mode", "disable")
     if mode == "resume_path":
-        found = re.search(r"global_step_(\d+)", str(trainer.get("resume_from_path")))
-        return int(found[1]) if found else 0
-    latest = Path(str(trainer.get("default_local_dir"))) / LATEST
-    return read_whole_number(latest) if mode == "auto" and latest.exists() else 0
+        return checkpoint_step(trainer.get("resume_from_path"))
+    folder = Path(str(trainer.get("default_local_dir")))
+    if mode != "auto" or not (folder / LATEST).exists():
+        return 0
+    step = read_whole_number(folder / LATEST)
+    # Without the folder verl trains from scratch.
+    return step if (folder / f"global_step_{step}").exists() else 0
 
 
-def kept_lines(path: Path, step: int) -> bytes:
-    """The lines of a log up to a step; what else stands in the file is left out.
+def kept_lines(path: Path, step: int) -> list[bytes]:
+    """The lines of a log up to a step, each with its end; what else stands in the file is left out.
 
     Args:
         path: of the log; need not exist.
         step: the last one to keep; 0: none, as there is no run to go on with.
     """
-    kept = b""
-    for line in read_lines(path) if step and path.exists() else []:
+    kept = []
+    for number, line in enumerate(read_lines(path) if step and path.exists() else [], 1):
         try:
-            kept += line if parse_json(line, "")["step"] <= step else b""
+            if parse_json(line, "")["step"] <= step:
+                kept.append(line.removesuffix(b"\n") + b"\n")
         except (ValueError, TypeError, KeyError):
-            continue
+            logger.warning("%s, line %d: cut off, or not one of verl's; the resumed run leaves it out", path, number)
     return kept
 
 

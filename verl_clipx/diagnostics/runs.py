@@ -5,18 +5,22 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import ceil
 from pathlib import Path
 from typing import Any
 
+import numpy
 import pandas
 
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
-from verl_clipx.diagnostics.run_log import RunFolder, read_run_log
+from verl_clipx.diagnostics.run_log import RunFolder, SkippedUpdates, not_finite_steps, read_run_log, skipped_updates
 from verl_clipx.files import read_config, read_json_object
 from verl_clipx.run_files import record_path, traces_path
 from verl_clipx.traces import Shard, shards_in
+
+GRPO_METHOD = "grpo"
 
 # A run's name as the recipes make it: the setting, then its seed.
 _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
@@ -38,8 +42,10 @@ class Run:
         log: from `read_run_log`.
         configuration: dotted key to value; empty where none was written down.
         versions: distribution to version; empty where none were written down.
-        held_out: rewards of its validations.
+        held_out: rewards of its validations, of those that have a finite score.
         traces: the folder where its traces are, if it wrote any.
+        not_finite: metric to the steps at which it was logged as NaN, infinity or null; of validations' scores those
+            at which a sample's was.
     """
 
     name: str
@@ -48,6 +54,7 @@ class Run:
     versions: Mapping[str, str]
     held_out: list[HeldOutReward]
     traces: Path
+    not_finite: Mapping[str, list[int]] = field(default_factory=dict)
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -80,13 +87,30 @@ class Run:
         }
 
     def values(self, key: str) -> pandas.Series:
-        """A metric by step, without steps that lack it."""
-        return self.log[key].dropna() if key in self.log else pandas.Series(dtype=float)
+        """A metric by step, without steps that lack it or at which it is not finite."""
+        found = self.log[key] if key in self.log else pandas.Series(dtype=float)
+        return found[numpy.isfinite(found)]
+
+    @property
+    def skipped_updates(self) -> SkippedUpdates | None:
+        """The optimizer updates that verl skipped, None if it took them all."""
+        return skipped_updates(self.log, self.not_finite)
+
+    @property
+    def updates_a_step(self) -> int | None:
+        """Optimizer updates of a training step; None where the configuration does not say it."""
+        actor = "actor_rollout_ref.actor"
+        named = ("data.train_batch_size", f"{actor}.ppo_mini_batch_size", f"{actor}.ppo_epochs")
+        prompts, mini_batch, epochs = found = [self.configuration.get(key) for key in named]
+        if not all(isinstance(value, int) and value > 0 for value in found):
+            return None
+        passes = 2 if self.configuration.get("clipx.update.eta") is not None else 1
+        return ceil(prompts / mini_batch) * epochs * passes
 
 
 @dataclass(frozen=True)
 class Setting:
-    """The runs that differ in seeds and places alone.
+    """The runs that differ only in seeds, names and places.
 
     Args:
         label: of the page: the method, with what else sets it apart.
@@ -104,10 +128,27 @@ class Setting:
         return pandas.concat(found, axis=1, join="inner", keys=range(len(found))) if all(map(len, found)) else _NONE
 
     def bins(self, name: str) -> list[str]:
-        """The keys of a metric of probability bins that all its runs log; see `keys.of_bins`."""
-        return keys.of_bins(
-            name, [column for column in self.runs[0].log if all(column in run.log for run in self.runs)]
-        )
+        """The keys of a metric of probability bins; none unless all its runs log a finite value of each."""
+        found = keys.of_bins(name, {column for run in self.runs for column in run.log})
+        return found if all(len(self.mean(key)) for key in found) else []
+
+    @property
+    def seeds(self) -> int:
+        """How many independent runs it has: those of one seed are one, those of unknown seed are their own."""
+        return len(set(self._seeds))
+
+    def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
+        """A table with a column for each independent run: the mean over the runs of a seed.
+
+        Args:
+            table: a column a run, in their order.
+        """
+        of_seed = {seed: [seed == other for other in self._seeds] for seed in self._seeds}
+        return pandas.DataFrame({seed: table.loc[:, mask].mean(axis=1) for seed, mask in of_seed.items()})
+
+    @property
+    def _seeds(self) -> list[int | str]:
+        return [f"run {index}" if run.seed is None else run.seed for index, run in enumerate(self.runs)]
 
     def mean(self, key: str) -> pandas.Series:
         """A metric by step, its mean over runs; empty where no run logs it."""
@@ -136,12 +177,21 @@ def read_run(path: Path) -> Run:
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
     folder = RunFolder(log_path.parent)
-    held_out = held_out_rewards(folder.validation) if path.is_dir() else []
+    validations = held_out_rewards(folder.validation) if path.is_dir() else []
+    not_finite = not_finite_steps(log_path)
+    if steps := [reward.step for reward in validations if reward.not_finite]:
+        not_finite[keys.HELD_OUT] = steps
     name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
     record = _record(log_path)
     configuration = flat(record.get("configuration") or _hydra_s(folder.path))
     return Run(
-        name.removesuffix(".jsonl"), log, configuration, record.get("versions", {}), held_out, traces_path(log_path)
+        name.removesuffix(".jsonl"),
+        log,
+        configuration,
+        record.get("versions", {}),
+        [reward for reward in validations if reward.problems],
+        traces_path(log_path),
+        not_finite,
     )
 
 
@@ -187,33 +237,60 @@ def settings_of(runs: list[Run]) -> list[Setting]:
     """Groups runs by setting, in the order in which each setting was first named.
 
     Args:
-        runs: at least one. Those without a configuration belong together by what their names say before `-seed`.
+        runs: at least one. One without a configuration is a setting of its own: nothing says what it trained.
 
     Raises:
         ValueError: there are more settings than the page can keep apart.
     """
     groups: dict[str, list[Run]] = {}
-    for run in runs:
-        key = json.dumps(run.significant) if run.configuration else f"{run.method}"
+    for index, run in enumerate(runs):
+        key = json.dumps(run.significant) if run.configuration else f"run {index}"
         groups.setdefault(key, []).append(run)
     firsts = [members[0] for members in groups.values()]
-    yardstick = next((run for run in firsts if run.method == "grpo"), None)
+    yardstick = next((run for run in firsts if run.method == GRPO_METHOD), None)
     others = iter(OTHERS)
     colours = [GRPO if run is yardstick else next(others, None) for run in firsts]
     if None in colours:
         raise ValueError(
-            f"{len(groups)} settings: a report tells {len(OTHERS)} besides GRPO apart. Name fewer runs; those that "
-            "differ in their seeds alone are one setting."
+            f"{len(groups)} settings: a report tells {len(OTHERS)} besides GRPO apart. Name fewer runs. Those whose "
+            "records differ only in seeds, names and places are one setting; a run without a record is its own."
         )
     return [Setting(*parts) for parts in zip(_labels(firsts), colours, groups.values(), strict=True)]
 
 
+def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
+    """The setting that the others are compared with.
+
+    Args:
+        settings: at least one.
+        name: of a run or a method, or a setting's label; None: GRPO if there is one, else the first setting.
+
+    Raises:
+        ValueError: nothing or more than one setting has that name; says which names there are.
+    """
+    if name is None:
+        return next((one for one in settings if one.runs[0].method == GRPO_METHOD), settings[0])
+    of_run = [one for one in settings if any(run.name == name for run in one.runs)]
+    method = name.lower().replace(" ", "_")
+    found = of_run or [one for one in settings if name == one.label or one.runs[0].method.lower() == method]
+    if len(found) == 1:
+        return found[0]
+    runs = ", ".join(run.name for one in settings for run in one.runs)
+    if found:
+        raise ValueError(f"--baseline {name}: {len(found)} settings have that name. Name a run of one of them: {runs}.")
+    methods = ", ".join(dict.fromkeys(one.runs[0].method for one in settings))
+    raise ValueError(f"--baseline {name}: no such run or method. The runs: {runs}. The methods: {methods}.")
+
+
 def _labels(runs: list[Run]) -> list[str]:
-    """The method of each, with a value that sets it apart where methods repeat, or else a number."""
+    """The method of each; where methods repeat, with a value that sets it apart, or the run's name, or a number."""
     methods = [run.method.upper().replace("_", " ") for run in runs]
     labels = []
     for index, (run, method) in enumerate(zip(runs, methods, strict=True)):
         rivals = [other for other, same in zip(runs, methods, strict=True) if same == method]
+        if len(rivals) > 1 and not run.configuration and [other.name for other in runs].count(run.name) == 1:
+            labels.append(run.name)
+            continue
         apart = {} if len(rivals) == 1 else differences(rivals)
         keys = sorted(apart, key=lambda key: (not key.startswith("clipx."), key))[:2]
         values = [f"{key.rpartition('.')[2]} {run.significant.get(key, 'unset')}" for key in keys]

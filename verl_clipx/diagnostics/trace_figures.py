@@ -56,7 +56,8 @@ def how_many(update: TracedUpdate) -> str:
     all_of_them = len(update.tokens)
     drawn = len(shown(update.tokens))
     of = f"{all_of_them} tokens" if drawn == all_of_them else f"{drawn} of {all_of_them} tokens"
-    return f"{update.setting.label}, {of}"
+    left_out = f", {update.not_finite} not finite left out" if update.not_finite else ""
+    return f"{update.setting.label}, {of}{left_out}"
 
 
 def probabilities(tokens: pandas.DataFrame) -> pandas.Series:

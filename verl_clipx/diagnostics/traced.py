@@ -12,6 +12,9 @@ from verl_clipx.traces import Shard, read_shards
 NONE, KEPT, ABOVE, BELOW, LOW, HIGH = "none", "kept", "above", "below", "low", "high"
 EVENTS = (NONE, KEPT, ABOVE, BELOW, LOW, HIGH)
 
+# Fields that every figure of a token needs; bounds may be infinite, entropy and score may be missing.
+FINITE = ("log_prob", "old_log_prob", "ratio", "bounded", "advantage", "weight")
+
 # GRPO's bounds, the yardstick of every figure and of the token view.
 GRPO_LOW, GRPO_HIGH = 0.8, 1.2
 
@@ -26,6 +29,7 @@ class TracedUpdate:
         step, update: which update.
         tokens: a row a token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
             `under_grpo`, what would have happened at its ratio with the bounds 0.8 and 1.2; both of EVENTS.
+        not_finite: how many tokens besides have a ratio, probability, advantage or weight that is not finite.
     """
 
     setting: Setting
@@ -33,6 +37,7 @@ class TracedUpdate:
     step: int
     update: int
     tokens: pandas.DataFrame
+    not_finite: int = 0
 
 
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
@@ -56,7 +61,7 @@ def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
     updates = []
     for setting, run in chosen:
         step, update = place or max((shard.step, shard.update) for shard in run.shards)
-        updates.append(TracedUpdate(setting, run, step, update, _tokens(run, (step, update))))
+        updates.append(TracedUpdate(setting, run, step, update, *_tokens(run, (step, update))))
     return [update for update in updates if len(update.tokens)]
 
 
@@ -66,18 +71,20 @@ def _shards(run: Run, place: tuple[int, int]) -> list[Shard]:
 
 def _learns(run: Run, place: tuple[int, int]) -> bool:
     advantages = read_shards(run.traces, _shards(run, place)).column("advantage").to_numpy()
-    return bool((advantages != 0).any())
+    return bool((numpy.isfinite(advantages) & (advantages != 0)).any())
 
 
-def _tokens(run: Run, place: tuple[int, int]) -> pandas.DataFrame:
-    tokens = read_shards(run.traces, _shards(run, place)).to_pandas()
+def _tokens(run: Run, place: tuple[int, int]) -> tuple[pandas.DataFrame, int]:
+    """The tokens whose numbers are finite, judged, and how many others there are."""
+    traced = read_shards(run.traces, _shards(run, place)).to_pandas()
+    tokens = traced[numpy.isfinite(traced[list(FINITE)]).all(axis=1)].reset_index(drop=True)
     # What entropy selection left out was not clipped: nothing happened to it.
     left_out = tokens.selected.eq(False)
     counted = tokens.advantage.mask(left_out, 0.0)
     tokens["event"] = events(counted, tokens.region, tokens.weight, tokens.ratio)
     regions, weights = under_grpo(tokens.ratio, tokens.advantage)
     tokens["under_grpo"] = events(tokens.advantage, regions, weights, tokens.ratio)
-    return tokens
+    return tokens, len(traced) - len(tokens)
 
 
 def events(

@@ -7,11 +7,14 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import numpy
+import pandas
 import psutil
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.diagnostics.run_log import read_growing_log
+from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_steps, read_growing_log, skipped_updates
 
 SECONDS_TO_END = 15
 
@@ -56,6 +59,15 @@ class Descendants:
             psutil.wait_procs(living, timeout=SECONDS_TO_END)
 
 
+def ending_signals() -> tuple[signal.Signals, ...]:
+    """The signals that end a watched command: an interrupt, a request to end, the end of the terminal.
+
+    SIGINT also where it starts out ignored, as in a background job of a shell; SIGHUP not, as under nohup.
+    """
+    hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
+    return (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hangs_up else ()))
+
+
 def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path, label: str) -> int:
     """Runs a training command under a progress bar.
 
@@ -80,11 +92,16 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
         TimeElapsedColumn(),
     )
 
-    def interrupt(*_) -> None:
-        raise KeyboardInterrupt
+    interrupted = False
 
-    # SIGINT too: in a background job of a shell it starts out ignored.
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    def interrupt(*_) -> None:
+        nonlocal interrupted
+        # A second signal, as a shell that hands on a terminal's, must not cut the end short.
+        if not interrupted:
+            interrupted = True
+            raise KeyboardInterrupt
+
+    previous = {number: signal.signal(number, interrupt) for number in ending_signals()}
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(command),
@@ -118,12 +135,29 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
 def show(progress: Progress, task, metrics: Path, label: str) -> None:
     """Puts the last step and its reward into the progress bar; a log that cannot be read ends no training."""
     try:
-        log = read_growing_log(metrics)
+        log, not_finite = read_growing_log(metrics), not_finite_steps(metrics)
     except (OSError, ValueError) as error:
         progress.update(task, description=f"{label}, no progress known: {error}")
         return
     if log.empty or log.index[-1] == 0:
         return
-    step, rewards = int(log.index[-1]), log.get("critic/score/mean")
-    recent = "" if rewards is None else f", reward {rewards.dropna().tail(10).mean():.2f}"
-    progress.update(task, completed=step, description=f"{label}{recent}")
+    told = f"{recent_reward(log)}{skipped(skipped_updates(log, not_finite))}"
+    progress.update(task, completed=int(log.index[-1]), description=f"{label}{told}")
+
+
+def recent_reward(log: pandas.DataFrame) -> str:
+    """The mean reward of the last ten steps whose reward is finite; nothing where the log has none."""
+    rewards = log.get(keys.REWARD, pandas.Series(dtype=float))
+    finite = rewards[numpy.isfinite(rewards)]
+    if len(finite):
+        return f", reward {finite.tail(10).mean():.2f}"
+    return ", reward not finite" if len(rewards) else ""
+
+
+def skipped(found: SkippedUpdates | None) -> str:
+    """The updates that were skipped since their first, as an addition to a run's name."""
+    if found is None:
+        return ""
+    if found.updates is None:
+        return f", updates skipped in {found.steps} of {found.trained} steps since step {found.first}"
+    return f", {found.updates} update{'' if found.updates == 1 else 's'} skipped since step {found.first}"

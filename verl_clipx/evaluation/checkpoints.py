@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from verl_clipx.files import read_json, read_whole_number, write_json
+from verl_clipx.run_files import STEP_FOLDER
 
-STEP_FOLDER = re.compile(r"global_step_(\d+)")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 MERGED_FOLDER = "merged_huggingface"
 # Hidden, since it is not part of what the model is.

@@ -2,12 +2,12 @@
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, cat, float32, float64, stack, where
 
 from verl_clipx.methods.grpo import ClippedSurrogate
 from verl_clipx.methods.method import Bounds, not_above
+from verl_clipx.metric import of_decision, of_rollout_batch
 from verl_clipx.parameters import choice, integer, number, optional, parameter
 from verl_clipx.tokens import Tokens
 
@@ -20,8 +20,22 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     bin, with a relative error of about 1e-16 (1 + (mean - 1)^2 / variance).
     """
 
-    # (epsilon - epsilon_base) / alpha, but where a least or most epsilon acts.
-    detailed_metrics: ClassVar[tuple[str, ...]] = ("sigma",)
+    logs = (
+        of_decision("epsilon", "epsilon per probability bin", "ratio", numbered="bin", chart="bounds"),
+        of_rollout_batch(
+            "epsilon_last", "epsilon of the rollout batch's last update", "ratio", numbered="bin", chart="last bounds"
+        ),
+        of_rollout_batch("epsilon_highest", "largest epsilon of a bin with tokens in any of its updates", "ratio"),
+        of_rollout_batch("epsilon_average", "epsilon's average over all tokens of the rollout batch", "ratio"),
+        of_decision("count", "tokens per bin, over the mini-batch", "tokens", numbered="bin", adds_up=True),
+        of_decision(
+            "sigma",
+            "σ per bin; epsilon is alpha σ + epsilon_base where no least or most epsilon acts",
+            "ratio",
+            numbered="bin",
+            detailed=True,
+        ),
+    )
 
     alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
     epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin without spread")
@@ -75,8 +89,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         return Bounds(1 - epsilon, 1 + epsilon)
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        of_bins = {"count": statistics[: self.bins], "sigma": decision[: self.bins], "epsilon": decision[self.bins :]}
-        return {f"{name}/bin_{k}": value for name, values in of_bins.items() for k, value in enumerate(values.unbind())}
+        return {"count": statistics[: self.bins], "sigma": decision[: self.bins], "epsilon": decision[self.bins :]}
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
         """The largest epsilon of a bin with tokens in any update, the average over all tokens, the last update's."""

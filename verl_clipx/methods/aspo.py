@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -17,6 +18,8 @@ class Aspo(FixedBounds, name="aspo", source="ASPO, in the form of DGPO's Eq. 6 a
     F = 0 where PPO clips; else 1/r on flipped tokens and r on the others, softly capped: a capped token keeps a
     gradient, with the cap as its weight. The defaults are those of the authors' released code.
     """
+
+    other_limits: ClassVar[tuple[str, ...]] = ("weight_low", "weight_high", "negative_weight_high")
 
     flip: str = parameter(
         "positive", choice("positive", "both"), "tokens whose weight is the reciprocal ratio: those with A > 0, or all"

@@ -9,6 +9,7 @@ from torch import Tensor, float64, where
 from verl_clipx.histogram import ratio_or_zero, whole_sums
 from verl_clipx.methods.grpo import ClippedSurrogate
 from verl_clipx.methods.method import NODE, Bounds, not_above
+from verl_clipx.metric import of_decision, of_rollout_batch
 from verl_clipx.parameters import choice, number, parameter
 from verl_clipx.tokens import Tokens
 
@@ -42,6 +43,17 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
     Source: "net" is Eq. 8 as printed, "share" its prose and Fig. 4; "ratio", weight "none", first "lower" and last_step
     "clipped" are the authors' released code.
     """
+
+    logs = (
+        of_decision("c_low", "the lower bound found", "ratio", chart="bounds"),
+        of_decision("c_high", "the upper bound found", "ratio", chart="bounds"),
+        of_rollout_batch("c_low_highest", "how far the search moved the lower bound in any of its updates", "ratio"),
+        of_rollout_batch("c_high_highest", "how far the search moved the upper bound in any of its updates", "ratio"),
+        of_rollout_batch("c_low_last", "the lower bound of its last update", "ratio", chart="last bounds"),
+        of_rollout_batch("c_high_last", "the upper bound of its last update", "ratio", chart="last bounds"),
+        of_decision("positive_share_before", "P/(P+N) at the starting bounds", "fraction", chart="positive share"),
+        of_decision("positive_share_after", "P/(P+N) at the bounds found", "fraction", chart="positive share"),
+    )
 
     target: float = parameter(
         0.4,

@@ -1,6 +1,7 @@
 """CE-GPPO (arXiv 2509.20712): GPPO with the two preserved gradients scaled, to steer entropy."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -16,6 +17,8 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO, in the form of DGPO's
     F = beta_low low where A < 0 and r < low, beta_high high where A > 0 and r > high, else r; 0 where A < 0 and
     r > dual_clip (the authors' released code).
     """
+
+    other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     beta_low: float = parameter(
         0.75, number(at_least=0, at_most=1e3), "scale of the weight of tokens below the lower bound, A < 0"

@@ -1,6 +1,7 @@
 """CISPO (MiniMax-M1, arXiv 2506.13585): every token keeps a gradient, with the clipped ratio as its weight."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -15,6 +16,8 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
 
     F = clip(r, low, high); 0 where A < 0 and r < mask_low, and where A > 0 and r > mask_high (its unified form, Eq. 7).
     """
+
+    other_limits: ClassVar[tuple[str, ...]] = ("mask_low", "mask_high")
 
     mask_low: float | None = parameter(
         None, optional(number(at_least=0, at_most=1)), "drop tokens with A < 0 and a ratio below this; null: none"

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.methods.grpo import ClippedSurrogate
-from verl_clipx.methods.method import LARGEST_BOUND, Bounds, dual_clip_parameter
+from verl_clipx.methods.method import LARGEST_BOUND, Bounds, Limit, dual_clip_parameter
 from verl_clipx.parameters import number, optional, parameter
 from verl_clipx.tokens import Tokens
 
@@ -32,6 +32,10 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     largest_ratio: float | None = parameter(
         10.0, optional(number(at_least=1, at_most=LARGEST_BOUND)), "the upper bound is at most this; null: free"
     )
+
+    @property
+    def what_limits(self) -> Limit:
+        return Limit("bounds by each token's old probability", "clipping")
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         # A probability of 0 in this precision: 0 / 0 for epsilon 0.

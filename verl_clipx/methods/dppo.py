@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import Bounds, ConstantWeight
+from verl_clipx.methods.method import Bounds, ConstantWeight, Limit, limit_of
 from verl_clipx.parameters import choice, number, optional, parameter
 from verl_clipx.tokens import Tokens
 
@@ -21,6 +22,8 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     q log(q / p) + (1 - q) log((1 - q) / (1 - p)). F = min(r, weight_high), or 0 where A > 0 and D > threshold_high, and
     where A < 0 and D < -threshold_low.
     """
+
+    other_limits: ClassVar[tuple[str, ...]] = ("weight_high",)
 
     divergence: str = parameter(
         "tv",
@@ -40,6 +43,10 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     weight_high: float | None = parameter(
         5.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of the ratio as a weight; null: none"
     )
+
+    @property
+    def what_limits(self) -> Limit:
+        return limit_of(self, "fixed thresholds on the divergence", self.threshold_low, self.threshold_high)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """On the signed divergence."""

@@ -1,6 +1,7 @@
 """GRPO (arXiv 2402.03300): PPO's clipped surrogate. With clip_high=1.28 it is DAPO's clip-higher."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, minimum, where
 
@@ -38,5 +39,7 @@ class Grpo(
     ClippedSurrogate, FixedBounds, name="grpo", source="GRPO (arXiv 2402.03300); DAPO (arXiv 2503.14476), Eq. 10"
 ):
     """PPO's clip with separate lower and upper bounds (DAPO's clip-higher with clip_high 1.28)."""
+
+    other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     dual_clip: float | None = dual_clip_parameter(3.0)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, minimum, where
 
-from verl_clipx.methods.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds
+from verl_clipx.methods.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds, Limit, limit_of
 from verl_clipx.parameters import number, optional, parameter
 from verl_clipx.tokens import Tokens, saturated
 
@@ -31,6 +31,10 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
         "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: not",
     )
+
+    @property
+    def what_limits(self) -> Limit:
+        return limit_of(self, "fixed bounds on the sequence's ratio", self.clip_low or None, self.clip_high)
 
     def bounded(self, t: Tokens) -> Tensor:
         """The sequence's ratio, at each of its tokens."""

@@ -7,6 +7,7 @@ from torch import Tensor, cat, float64, int64, where
 
 from verl_clipx.histogram import ratio_or_zero, whole_sums
 from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.metric import of_decision, of_rollout_batch
 from verl_clipx.parameters import choice, number, parameter
 from verl_clipx.tokens import Tokens, saturated
 
@@ -32,6 +33,22 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     Source: moment "kept" is the paper's Algorithm 1; "capped", the mean of min((log r)^2, tau^2) over all of these
     tokens, and behaviour "old" are the authors' released code.
     """
+
+    logs = (
+        of_decision(
+            "log_ratio_bound",
+            "tokens that PPO's clip acts on are masked where their log-ratio is above this; 64 where none is",
+            "nats",
+            chart="bound on the log-ratio",
+        ),
+        of_rollout_batch("log_ratio_bound_lowest", "the narrowest of the rollout batch", "nats"),
+        of_rollout_batch(
+            "log_ratio_bound_last", "the bound of its last update", "nats", chart="bound on the log-ratio"
+        ),
+        of_decision("second_moment_before", "mean squared log-ratio of the tokens that PPO's clip acts on", "nats²"),
+        of_decision("second_moment_after", "what is left of it", "nats²"),
+        of_decision("masked_share", "share of the tokens that PPO's clip acts on that are masked", "fraction"),
+    )
 
     threshold: float = parameter(
         0.04, number(at_least=1e-4, at_most=100), "largest second moment of the log-ratio (the paper's tau_M2)"

@@ -2,13 +2,16 @@
 
 import dataclasses
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
 
+from verl_clipx.metric import Metric, Over, wrong_names
 from verl_clipx.parameters import number, optional, parameter, validate
+from verl_clipx.shared_metrics import METRICS
 from verl_clipx.tokens import Tokens
 
 NODE = "clipx"
@@ -39,6 +42,21 @@ class Bounds(NamedTuple):
         return ratio.clamp(min=self.low).clamp(max=self.high)
 
 
+class Limit(NamedTuple):
+    """What limits a method's gradient weight, in the words of the line that a run prints.
+
+    Attributes:
+        described: what the method has, for example "fixed bounds".
+        acting: what acts on tokens whose ratio is not 1, for example "clipping"; empty if nothing does.
+    """
+
+    described: str
+    acting: str
+
+
+NO_LIMIT = Limit("no bounds", "")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Method:
     """One policy loss: subclass it with `name=` and `source=` (paper, equation) to register another.
@@ -55,8 +73,8 @@ class Method:
     source: ClassVar[str] = ""
     # What is wrong with the class, said where it is used: a module's other methods are not to suffer from it.
     refused: ClassVar[ValueError | None] = None
-    # Of its own metrics, those that are logged under clipx.metrics=all alone: the first parts of their names.
-    detailed_metrics: ClassVar[tuple[str, ...]] = ()
+    # What `metrics` and `over_updates` return, declared.
+    logs: ClassVar[tuple[Metric, ...]] = ()
 
     log_ratio_clamp: float | None = parameter(
         20.0,
@@ -89,6 +107,11 @@ class Method:
         """Which of `tokens.OPTIONAL` the method needs."""
         return ()
 
+    @property
+    def what_limits(self) -> Limit:
+        """What limits the gradient weight: bounds, where the method has any."""
+        return NO_LIMIT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
+
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds need none of it.
 
     @property
@@ -105,14 +128,21 @@ class Method:
         return statistics
 
     def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
-        """What to log of a decision: 0-d float64 tensors under keys that don't depend on the data.
+        """What to log of a decision: the name of a metric in `logs` to a 0-d float64 tensor, a family's to a 1-d one.
 
-        No key contains "max" or "min": verl's driver would reduce it by maximum or minimum instead of the mean.
+        The names and the lengths don't depend on the data.
         """
         return {}
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """What to log besides of a rollout batch whose updates had these metrics, of which verl logs the means."""
+        """What to log besides of a rollout batch whose updates had these metrics, of which verl logs the means.
+
+        Args:
+            metrics: name, for a member of a family name/bin_0 and so on, to its value in each update.
+
+        Returns:
+            Names of the same form, of metrics in `logs`, to their values.
+        """
         return {}
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
@@ -136,12 +166,19 @@ class Method:
 class FixedBounds(Method):
     """Methods whose clip bounds are constants."""
 
+    # What limits the weight besides the bounds: parameters of which null means no such limit.
+    other_limits: ClassVar[tuple[str, ...]] = ()
+
     clip_low: float | None = parameter(
         0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
     )
     clip_high: float | None = parameter(
         1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
     )
+
+    @property
+    def what_limits(self) -> Limit:
+        return limit_of(self, "fixed bounds", self.clip_low or None, self.clip_high)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
@@ -154,6 +191,20 @@ class ConstantWeight(Method):
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
         return -weight * t.advantages * t.log_prob
+
+
+def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
+    """What limits the weight of a method whose bounds may all be null.
+
+    Args:
+        method: the method, with its `other_limits`.
+        described: its bounds, in words.
+        bounds: their values.
+    """
+    if any(bound is not None for bound in bounds):
+        return Limit(described, "clipping")
+    others = " and ".join(key for key in method.other_limits if getattr(method, key) is not None)
+    return Limit(f"no bounds but {others}", others) if others else NO_LIMIT
 
 
 def dual_clip_parameter(default: float | None) -> Any:
@@ -189,6 +240,10 @@ def register(method: type[Method], name: str, source: str = "") -> None:
         source: paper and equation.
     """
     method.name, method.source, method.refused = name, source or described(method), None
+    wrong = [f"{described(method)}: {sentence}: rename it." for sentence in wrong_names(method.logs, METRICS)]
+    if wrong:
+        method.refused = ValueError("\n".join(wrong))
+        return
     existing = METHODS.get(name)
     if existing is not None and described(existing) != described(method):
         method.refused = ValueError(
@@ -196,6 +251,45 @@ def register(method: type[Method], name: str, source: str = "") -> None:
         )
         return
     METHODS[name] = method
+
+
+def members(metric: Metric, value: Tensor) -> dict[str, Tensor]:
+    """A metric's name, or those of a family's members, to 0-d tensors.
+
+    Args:
+        metric: as declared.
+        value: 0-d, or 1-d for a family.
+    """
+    if not metric.numbered:
+        return {metric.name: value}
+    return {f"{metric.name}/{metric.numbered}_{k}": one for k, one in enumerate(value.unbind())}
+
+
+def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
+    """The declaration of each metric of a decision, with its members.
+
+    Args:
+        method: the method.
+        values: from its `metrics`.
+
+    Raises:
+        ValueError: a metric that is not declared as one of a decision, or a family where a number is declared.
+    """
+    known = {metric.name: metric for metric in method.logs if metric.over is Over.DECISION}
+    found = []
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(
+                f"{described(type(method))}.metrics returns {name!r}, which it does not declare: add "
+                f"logs = (of_decision({name!r}, meaning, unit), …) to the class, with verl_clipx.of_decision."
+            )
+        if value.ndim != bool(known[name].numbered):
+            raise ValueError(
+                f"{described(type(method))}.metrics returns {name!r} with {value.ndim} dimensions: a metric has none, "
+                "a family, declared with numbered=, has one."
+            )
+        found.append((known[name], members(known[name], value)))
+    return found
 
 
 def described(target: Any) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, full_like, sigmoid, where
 
-from verl_clipx.methods.method import Bounds, Method
+from verl_clipx.methods.method import Bounds, Limit, Method
 from verl_clipx.parameters import number, parameter
 from verl_clipx.tokens import Tokens
 
@@ -24,6 +24,10 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), its objective a
     tau_negative: float = parameter(
         1.05, number(at_least=1e-3, at_most=1e3), "temperature of the others; larger: a narrower gate"
     )
+
+    @property
+    def what_limits(self) -> Limit:
+        return Limit("a soft gate and no bounds", "the gate")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         r = t.free_ratio

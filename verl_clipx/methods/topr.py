@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import LARGEST_BOUND, Bounds, ConstantWeight, not_above
+from verl_clipx.methods.method import LARGEST_BOUND, Bounds, ConstantWeight, Limit, not_above
 from verl_clipx.parameters import choice, number, parameter
 from verl_clipx.tokens import Tokens, saturated
 
@@ -43,6 +43,13 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         super().__post_init__()
         not_above(self, "positive_low", "positive_high")
         not_above(self, "negative_low", "negative_high")
+
+    @property
+    def what_limits(self) -> Limit:
+        """Truncation; none where either sign has one weight."""
+        if self.positive_low == self.positive_high and self.negative_low == self.negative_high:
+            return Limit("constant weights and no bounds", "")
+        return Limit("truncated weights and no bounds", "the truncation")
 
     def bounded(self, t: Tokens) -> Tensor:
         """The ratio of each token, or of its sequence."""

@@ -77,11 +77,13 @@ def origin_of(key: str, origins: Mapping[str, Origin]) -> Origin:
 
 
 def is_wiring(origin: Origin) -> bool:
-    """Whether a value of a method's group only connects the group with verl: a class, or what is read off another key.
+    """Whether a value of a method's group trains nothing: a class, what is read off another key, a fact to be named.
 
     Args:
         origin: where the value comes from.
     """
+    if origin.key.endswith(".paper_loss_agg_mode"):
+        return True
     is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
     return origin.kind == "method" and (origin.key.endswith("_target_") or is_read_off)
 

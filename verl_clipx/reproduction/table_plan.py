@@ -240,12 +240,14 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGINT, which a background job of a shell ignores, and SIGTERM raise KeyboardInterrupt."""
+    """SIGINT, which a background job of a shell ignores, SIGTERM and a terminal's SIGHUP raise KeyboardInterrupt."""
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    # Under nohup it starts out ignored.
+    hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, *hang_up)}
     try:
         yield
     finally:

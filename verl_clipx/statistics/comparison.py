@@ -12,6 +12,9 @@ from verl_clipx.statistics.variance import CONFIDENCE, effective_units, residual
 MIN_SEEDS = 3
 """Fewest trainings of each method from which an interval is taken; benchmarks/coverage.py shows what 2 give."""
 
+ROUNDING = 1e-12
+"""A standard error below this share of the means is what rounding leaves of none."""
+
 SEEDS_AND_QUESTIONS, SEEDS, QUESTIONS = "seeds and questions", "seeds", "questions"
 
 Benchmarks = Mapping[str, np.ndarray]
@@ -165,6 +168,8 @@ def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
 def _student(found: Comparison, over: str, question: float, seed: float, spread: float) -> Comparison:
     """Adds interval and p-value; `spread` is the sum of squared parts over their degrees of freedom."""
     variance = question + seed
+    if variance <= (ROUNDING * max(abs(found.first), abs(found.second))) ** 2:
+        variance = 0.0
     if not variance and found.difference:
         # Such as 4 questions, all wrong before and all right after: certainty is not what that says.
         reason = "all seeds and questions differ by the same: nothing to take an error from"

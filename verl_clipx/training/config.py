@@ -25,7 +25,11 @@ def instance(kind: type) -> Allowed:
 def compile_parameter(meaning: str) -> Any:
     """Whether torch.compile is used."""
     allowed = only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))
-    return parameter("auto", allowed, f"whether torch.compile fuses {meaning}; auto: on an accelerator")
+    return parameter(
+        "auto",
+        allowed,
+        f"whether torch.compile fuses {meaning}; auto: on an accelerator, where verl's use_torch_compile is not off",
+    )
 
 
 def metrics_parameter() -> Any:

@@ -7,9 +7,9 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.methods.method import NODE
-from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, taken_over
+from verl_clipx.training.clip_keys import VERL_S_DEFAULTS, ignored_keys, taken_over
 from verl_clipx.training.config import NODES, OBSERVE, Observe, Settings, build
-from verl_clipx.training.support import refuse_unserved
+from verl_clipx.training.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 
@@ -21,14 +21,17 @@ class RunFacts:
     Args:
         group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
         clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
+        tau_pos, tau_neg: the temperatures of verl's own SAPO.
         loss_agg_mode: verl's aggregation mode.
+        paper_loss_agg_mode: the mode in which the method's paper averages, or None if its group does not say so.
         loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
         rollout_log_probs: whether the rollout returns its log-probabilities.
         use_v1: whether verl's v1 trainer runs, or None if unknown.
         trainer_mode: the v1 trainer's mode.
+        rollout_nodes: nodes of the rollout under verl's experimental trainers, else None.
         bypass: whether the rollout's log-probabilities serve as the old policy's.
         rollout_prompts: prompts of a rollout batch, or None if unknown.
-        parameter_sync_step: parts that the trainer cuts a rollout batch into.
+        parameter_sync_step: parts that the v1 trainer would cut a rollout batch into.
         steps_a_version: steps of the fully asynchronous trainer between two weight versions, which it logs as one.
         mini_batch_prompts: prompts of an optimizer mini-batch, or None if unknown.
         epochs: passes over a rollout batch.
@@ -42,11 +45,15 @@ class RunFacts:
     clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
     clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
     clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
+    tau_pos: Any = VERL_S_DEFAULTS["tau_pos"]
+    tau_neg: Any = VERL_S_DEFAULTS["tau_neg"]
     loss_agg_mode: str = "token-mean"
+    paper_loss_agg_mode: str | None = None
     loss_scale_factor: Any = None
     rollout_log_probs: bool = False
     use_v1: bool | None = None
     trainer_mode: str | None = None
+    rollout_nodes: int | None = None
     bypass: bool = False
     rollout_prompts: int | None = None
     parameter_sync_step: int = 1
@@ -59,8 +66,19 @@ class RunFacts:
 
     @property
     def clip_keys(self) -> dict[str, Any]:
-        """verl's own clip keys and their values."""
+        """The keys of `VERL_S_DEFAULTS` and their values."""
         return {key: getattr(self, key) for key in VERL_S_DEFAULTS}
+
+    @property
+    def uses_v1(self) -> bool:
+        """Whether the trainer is one that reads the keys of trainer.v1."""
+        # The experimental trainers inherit those keys, and trainer.use_v1=True, without reading them.
+        return self.use_v1 is not False and self.rollout_nodes is None and not self.mini_batches_at_once
+
+    @property
+    def parts(self) -> int:
+        """Parts that the trainer cuts a rollout batch into, each a call of the worker."""
+        return (self.parameter_sync_step or 1) if self.uses_v1 else 1
 
     @property
     def updates(self) -> int | None:
@@ -69,19 +87,23 @@ class RunFacts:
             return self.mini_batches_at_once * self.epochs
         if not self.rollout_prompts or not self.mini_batch_prompts:
             return None
-        prompts = self.rollout_prompts / (self.parameter_sync_step or 1)
+        prompts = self.rollout_prompts / self.parts
         return math.ceil(prompts / self.mini_batch_prompts) * self.epochs
+
+    @property
+    def uncompiled_by(self) -> str | None:
+        """Which of verl's own switches of torch.compile is off, which clipx.compile=auto follows; None if none is."""
+        return next((key for key in TORCH_COMPILE if self.options.get(key) is False), None)
 
     @property
     def batches_a_step(self) -> int:
         """Rollout batches, as the worker gets them, that verl logs as one step and trains on one weight version."""
-        return (self.parameter_sync_step or 1) * (self.steps_a_version or 1)
+        return self.parts * (self.steps_a_version or 1)
 
     @property
     def old_policy_starts_the_update(self) -> bool:
         """Whether old_log_probs come from the very weights that a rollout batch's first update starts from."""
-        # The fully asynchronous trainer inherits trainer_mode=sync, which it does not read.
-        in_step = self.use_v1 is False or self.trainer_mode in ("sync", "colocate_async")
+        in_step = not self.uses_v1 or self.trainer_mode in ("sync", "colocate_async")
         return in_step and not self.bypass and not self.mini_batches_at_once
 
     @property
@@ -108,6 +130,8 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
     run: RunFacts = field(default_factory=RunFacts)
 
     def __post_init__(self):
+        if isinstance(self.clipx, Settings | Observe) and self.clipx.compile == "auto" and self.run.uncompiled_by:
+            object.__setattr__(self, "clipx", replace(self.clipx, compile=False))
         if isinstance(self.clipx, Observe):
             require_verl_s_own(self.loss_mode)
             refuse_unserved(self.run.options, self.clipx)
@@ -116,6 +140,8 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             raise ValueError(missing_method(self.clipx))
         if other := another_loss(self.loss_mode, self.clipx):
             raise ValueError(other)
+        if ignored := ignored_keys(self.clipx.method, self):
+            raise ValueError("\n".join(ignored))
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
         bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
@@ -161,12 +187,10 @@ def check_run(settings: Settings, run: RunFacts) -> None:
     Raises:
         ValueError: names the key, the value and what to do.
     """
-    method = settings.method
-    if "rollout_log_prob" in method.asks_for and not run.rollout_log_probs:
-        asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
+    asking = asking_for_rollout_log_probs(settings.method)
+    if asking and not run.rollout_log_probs:
         raise ValueError(
-            f"{(asking or [f'{NODE}.method={method.name}'])[0]} but "
-            f"actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
+            f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
         )
     if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
         raise ValueError(

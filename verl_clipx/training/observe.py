@@ -68,9 +68,7 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
             # In units of |F*A|: under token-mean each token's weight in the loss is ranks / tokens of the mini-batch.
             shared = config.global_batch_info
             unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
-            micro_batch.sums |= {
-                key: value * unit if key.startswith(OF_GRADIENT) else value for key, value in sums.items()
-            }
+            micro_batch.sums |= {key: value * unit if key in OF_GRADIENT else value for key, value in sums.items()}
         return loss, metrics
 
     with_metrics.observed_by_clipx = True

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from verl_clipx.loss import per_token_loss
-from verl_clipx.methods.method import NODE
-from verl_clipx.metrics import TOKENS, to_host, token_metrics
-from verl_clipx.mini_batch_metrics import with_ratios_of_sums
+from verl_clipx.methods.method import NODE, declared
+from verl_clipx.metrics import TOKENS, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.rollout_metrics import staleness_sums
+from verl_clipx.shared_metrics import SELECTED
 from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import Settings, settings_without_group
 from verl_clipx.training.step import MicroBatch, current_micro_batch
@@ -142,7 +142,7 @@ def policy_loss(
         selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
         if settings.detailed or settings.selects_over_mini_batch:
             # In a sequence it is the ratio but for rounding.
-            metrics["clipx/selected_fraction"] = (selected & counted).sum(dtype=torch.float64)
+            metrics[SELECTED.key] = (selected & counted).sum(dtype=torch.float64)
         # An entropy that is not finite selects nothing that is right: NaN makes verl skip the step.
         not_finite = torch.where(mask, known.entropy.detach() * 0, 0.0).sum()
         matrix = torch.where(selected, matrix, 0.0) * (1 + not_finite)
@@ -157,19 +157,21 @@ def policy_loss(
         rollout = known.rollout_log_prob
         moved = None if rollout is None else torch.where(mask, log_prob.detach() - rollout, 0.0)
         metrics |= staleness_sums(known.age, log_ratio=moved, mask=counted)
-    decided = {
-        f"clipx/{name}": tensor
-        for name, tensor in method.metrics(statistics, decision).items()
-        if settings.detailed or name.partition("/")[0] not in method.detailed_metrics
-    }
-    host_sums, host_values = to_host(metrics, decided)
+    values, counts = {}, {}
+    for metric, members in declared(method, method.metrics(statistics, decision)):
+        if settings.detailed or not metric.detailed:
+            # Where each micro-batch decides for itself, its counts are a part of the mini-batch's.
+            group = counts if metric.adds_up and step.statistics is None else values
+            group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
+    host_sums, host_values, host_counts = to_host(metrics, values, counts)
     if micro_batch is not None:
         micro_batch.sums.update(host_sums)
         micro_batch.values.update(host_values)
+        micro_batch.counts.update(host_counts)
         return loss, {}
     token_count = max(host_sums.pop(TOKENS), 1.0)
     means = with_ratios_of_sums({name: [total / token_count] for name, total in host_sums.items()})
-    return loss, {**{name: value for name, (value,) in means.items()}, **host_values}
+    return loss, {**{name: value for name, (value,) in means.items()}, **host_values, **host_counts}
 
 
 def called_by_verl(caller: FrameType) -> bool:

@@ -17,9 +17,10 @@ from verl_clipx.methods import METHODS
 from verl_clipx.methods.method import NODE
 from verl_clipx.run_files import log_path, traces_path
 from verl_clipx.training.announcement import announcement
-from verl_clipx.training.clip_keys import ACTOR, VERL_S_DEFAULTS, Taken, taken_over
+from verl_clipx.training.clip_keys import ACTOR, MISPLACED, VERL_S_DEFAULTS, Taken, ignored_keys, taken_over
 from verl_clipx.training.config import Settings
 from verl_clipx.training.hydra_nodes import another_loss
+from verl_clipx.training.runnable import what_stops
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
@@ -93,7 +94,7 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
 
     Raises:
         ValueError: a loss_mode of the plugin's without its group, or against it; a clip key of verl's that means
-            nothing to the method; what a method needs and the run lacks.
+            nothing to the method; what a method needs and the run lacks; what verl would stop at later.
     """
     node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
     if node is None:
@@ -102,21 +103,28 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         refuse_without_group(node.loss_mode)
         return None
     settings, taken = instantiated(node[NODE]), {}
+    refused = what_stops(config, settings)
     if isinstance(settings, Settings):
-        refused = [another_loss(node.loss_mode, settings)]
+        refused.append(another_loss(node.loss_mode, settings))
         actor = OmegaConf.select(config, ACTOR)
         verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
+        verl_s |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
+        refused += ignored_keys(settings.method, node)
         try:
             taken = taken_over(settings.method, verl_s, named)
         except ValueError as error:
             refused.append(str(error))
-        if any(refused):
-            raise ValueError("\n".join(filter(None, refused)))
+    if any(refused):
+        raise ValueError("\n".join(filter(None, refused)))
     with open_dict(config):
         if settings.trace is not None and settings.trace.folder is None:
             log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in ("project_name", "experiment_name")))
             node[NODE].trace.folder = str(traces_path(log).absolute())
         node[NODE].update({parameter: of.value for parameter, of in taken.items()})
+        if isinstance(settings, Settings):
+            # verl's PolicyLossConfig has no such keys, and what they say is the method's now.
+            for key in MISPLACED:
+                node.pop(key, None)
         node.run.group = group
     return Decision(announcement(instantiated(node)), taken)
 

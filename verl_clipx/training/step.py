@@ -68,6 +68,7 @@ class MicroBatch:
         traced: its rows that are traced, which the loss adds to; None without any.
         sums: filled by the loss: metric name to a sum over this micro-batch's tokens.
         values: filled by the loss: metric name to a value that is not a sum over tokens.
+        counts: filled by the loss: metric name to a number of this micro-batch, which adds up over the mini-batch.
     """
 
     step: OptimizerStep = field(default_factory=OptimizerStep)
@@ -79,6 +80,7 @@ class MicroBatch:
     traced: "TracedRows | None" = None
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
 
 
 _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", default=None)

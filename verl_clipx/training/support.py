@@ -6,14 +6,37 @@ from it.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
-from verl_clipx.training.config import Observe, Settings
+from verl_clipx.methods.method import NODE, Method
+from verl_clipx.training.config import OBSERVE, Observe, Settings
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
 ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
+# Of verl's weights and of its rejection: the keys that go with each.
+WITH_ROLLOUT_IS = (f"{ROLLOUT_IS}_threshold", f"{ROLLOUT_IS}_batch_normalize")
+WITH_ROLLOUT_RS = (f"{ROLLOUT_RS}_threshold",)
+# Either switches torch.compile off.
+TORCH_COMPILE = (f"{ACTOR}.use_torch_compile", f"{ACTOR}.fsdp_config.use_torch_compile")
+LOSS_TYPE = "algorithm.rollout_correction.loss_type"
+DISTILLATION = "distillation.enabled"
+DISTILLATION_LOSS = "distillation.distillation_loss.loss_mode"
+DISTILLATION_COEFFICIENT = "distillation.distillation_loss.distillation_loss_coef"
+TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE_NAME = f"{ROLLOUT}.name"
+TEMPERATURE = f"{ROLLOUT}.temperature"
+LOG_PROB_MODE = f"{ROLLOUT}.logprobs_mode"
+# verl's vLLM server puts these over its own arguments.
+LOG_PROB_MODE_OF_VLLM = f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode"
+# What leaves tokens of the vocabulary out, and the value that leaves out none.
+TRUNCATING: dict[str, tuple[Callable[[float], bool], float]] = {
+    f"{ROLLOUT}.top_p": (lambda value: value < 1, 1),
+    f"{ROLLOUT}.top_k": (lambda value: value > 0, -1),
+    f"{ROLLOUT}.min_p": (lambda value: value > 0, 0),
+}
 STRATEGY = f"{ACTOR}.strategy"
 ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
@@ -32,9 +55,12 @@ SEQUENCE_PARALLEL = {
     **{f"{model}.veomni.ulysses_parallel_size": f"{model}.veomni.attn_implementation" for model in (ACTOR, REFERENCE)},
 }
 
-# Keys of the run's configuration that refusals depend on.
+# Keys of the run's configuration that refusals depend on, or what the run says of itself.
 READ = (
-    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH),
+    *(*TORCH_COMPILE, *WITH_ROLLOUT_IS, *WITH_ROLLOUT_RS),
+    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, LOSS_TYPE, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH),
+    *(DISTILLATION, DISTILLATION_LOSS, DISTILLATION_COEFFICIENT, TASK_REWARDS),
+    *(ENGINE_NAME, TEMPERATURE, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM, *TRUNCATING),
     *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()]),
 )
 
@@ -101,6 +127,91 @@ def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
     )
 
 
+def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
+    """The kind of verl's own bypass loss, which no other loss reads."""
+    loss_type = options.get(LOSS_TYPE)
+    if isinstance(node, Observe) or loss_type in (None, "ppo_clip"):
+        return None
+    return (
+        f"{LOSS_TYPE}={loss_type} with {NODE}.method={node.method.name}: only verl's own bypass loss reads it, so that "
+        f"it would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
+    )
+
+
+def distilled_without_task_rewards(options: Options, node: Settings | Observe) -> str | None:
+    """verl's distillation where it replaces the policy loss."""
+    if not options.get(DISTILLATION) or options.get(TASK_REWARDS, True):
+        return None
+    method, would = (
+        (OBSERVE, "would describe a loss that is not trained")
+        if isinstance(node, Observe)
+        else (node.method.name, "would train nothing")
+    )
+    return (
+        f"{TASK_REWARDS}={options[TASK_REWARDS]} with {DISTILLATION}=True: verl then sets the policy loss to 0 and "
+        f"trains only its distillation loss, so that {NODE}.method={method} {would}. Set {TASK_REWARDS}=True, which "
+        f"adds the distillation loss to the policy loss, or remove the +{NODE} group."
+    )
+
+
+def distillation_term(options: Options) -> str | None:
+    """What verl adds to the policy loss under distillation with task rewards; None without."""
+    if not options.get(DISTILLATION):
+        return None
+    loss, coefficient = options.get(DISTILLATION_LOSS), options.get(DISTILLATION_COEFFICIENT)
+    return f"verl's distillation loss {loss} is added to it with coefficient {coefficient}"
+
+
+class Mismatch(NamedTuple):
+    """Why the rollout's log-probabilities are not what the trainer computes for the same weights.
+
+    Attributes:
+        keys: that make them so, with their values.
+        effect: on ratios to the rollout policy.
+        remedy: what to set.
+    """
+
+    keys: str
+    effect: str
+    remedy: str
+
+
+def log_prob_mismatch(options: Options) -> Mismatch | None:
+    """Whether the rollout's log-probabilities are of another distribution than the trainer's; None where they are not.
+
+    The trainer divides the logits by the temperature and takes the softmax over the whole vocabulary. vLLM and the
+    server of +hardware=cpu return what logprobs_mode says, which verl tells no other server.
+    """
+    engine, temperature = options.get(ENGINE_NAME), options.get(TEMPERATURE)
+    truncating = {
+        key: value
+        for key, (truncates, _) in TRUNCATING.items()
+        if isinstance(value := options.get(key), int | float) and truncates(value)
+    }
+    sampling = ", ".join(f"{key}={value}" for key, value in truncating.items())
+    from_all = ", ".join(f"{key}={TRUNCATING[key][1]}" for key in truncating)
+    off = "over the tokens that truncation keeps, and the trainer's are over the whole vocabulary"
+    if engine not in ("vllm", "cpu"):
+        unknown = (
+            f"depending on the version of {engine or 'the rollout server'}, its log-probabilities are {off}: every "
+            "ratio is then off by the probability that is kept"
+        )
+        return Mismatch(sampling, unknown, f"Set {from_all}") if truncating else None
+    key = LOG_PROB_MODE_OF_VLLM if engine == "vllm" and options.get(LOG_PROB_MODE_OF_VLLM) else LOG_PROB_MODE
+    mode = options.get(key)
+    if mode == "processed_logprobs":
+        effect = f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
+        remedy = f"Set {from_all}" + f", or {key}=raw_logprobs" * (temperature == 1)
+        return Mismatch(f"{sampling}, {key}={mode}", effect, remedy) if truncating else None
+    # null is vLLM's own default.
+    if mode not in (None, "raw_logprobs"):
+        effect = f"{engine} returns logits in place of log-probabilities"
+        return Mismatch(f"{key}={mode}", effect, f"Set {key}=processed_logprobs")
+    effect = f"{engine}'s log-probabilities are at temperature 1, the trainer's at {temperature}"
+    remedy = f"Set {key}=processed_logprobs" + f" and {from_all}" * bool(truncating)
+    return Mismatch(f"{key}={mode}, {TEMPERATURE}={temperature}", effect, remedy) if temperature != 1 else None
+
+
 def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
     """A router that VeOmni would let choose anew in the pass without gradient."""
     if options.get(STRATEGY) != "veomni" or options.get(ROUTER_REPLAY) != "R2":
@@ -148,6 +259,39 @@ def has_tied_embeddings(path: str | None) -> bool | None:
         return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config().tie_word_embeddings
     except (OSError, ValueError):
         return None
+
+
+def asking_for_rollout_log_probs(method: Method) -> str:
+    """The key, with its value, by which a method asks for the rollout's log-probabilities; empty if it does not."""
+    if "rollout_log_prob" not in method.asks_for:
+        return ""
+    asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
+    return (asking or [f"{NODE}.method={method.name}"])[0]
+
+
+def ratio_to_the_rollout_policy(options: Options, node: Settings | Observe) -> str | None:
+    """The key, with its value, that takes a ratio to the rollout policy into the objective; None if none does."""
+    if isinstance(node, Settings) and (asking := asking_for_rollout_log_probs(node.method)):
+        return asking
+    keys = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := options.get(key))]
+    return keys[0] if keys else None
+
+
+def mismatch_in_the_objective(options: Options, node: Settings | Observe) -> str | None:
+    """Ratios to the rollout policy that compare two distributions, where the plugin would train on them."""
+    mismatch, asking = log_prob_mismatch(options), ratio_to_the_rollout_policy(options, node)
+    if isinstance(node, Observe) or mismatch is None or asking is None:
+        return None
+    return f"{mismatch.keys} with {asking}: {mismatch.effect}. {mismatch.remedy}."
+
+
+def mismatch_remark(options: Options, node: Settings | Observe) -> str | None:
+    """What the line of a run says about ratios to the rollout policy that compare two distributions."""
+    mismatch = log_prob_mismatch(options)
+    if mismatch is None:
+        return None
+    which = "" if ratio_to_the_rollout_policy(options, node) else ", which only metrics use,"
+    return f"ratios to the rollout policy{which} are biased by {mismatch.keys}: {mismatch.effect}"
 
 
 @dataclass(frozen=True)
@@ -260,7 +404,7 @@ ROWS = (
     Row(
         "bypass mode, v0 trainer",
         f"{BYPASS}=True trainer.use_v1=False",
-        remark="verl names its own loss on the driver alone, after the workers were built: "
+        remark="verl names its own loss in the driver only, after the workers were built, so the composed one trains: "
         "tests/training/test_verl_contract.py",
     ),
     Row(
@@ -269,7 +413,30 @@ ROWS = (
         remark="verl applies it in its own bypass loss alone",
         refusal=correction_in_bypass_mode,
     ),
-    Row("distillation", "distillation.enabled=True", remark="its loss alone: tests/training/test_worker.py"),
+    Row(
+        "REINFORCE as verl's own bypass loss",
+        f"{LOSS_TYPE}=reinforce",
+        remark="no other loss reads it",
+        refusal=other_bypass_loss,
+    ),
+    Row(
+        "truncated sampling under ratios to the rollout policy",
+        f"{ROLLOUT}.top_p=0.9 {BYPASS}=True",
+        remark="and with top_k or min_p, under rollout correction or clipx.behaviour=rollout: the ratios would be off "
+        "by the probability that truncation keeps",
+        refusal=mismatch_in_the_objective,
+    ),
+    Row(
+        "distillation beside task rewards",
+        f"{DISTILLATION}=True",
+        remark="verl's distillation loss is added to the method's: tests/training/test_worker.py",
+    ),
+    Row(
+        "distillation without task rewards",
+        f"{DISTILLATION}=True {TASK_REWARDS}=False",
+        remark="verl trains only its distillation loss",
+        refusal=distilled_without_task_rewards,
+    ),
     Row("v1 trainer, sync", "trainer.v1.trainer_mode=sync", TRAINING),
     Row("v1 trainer, colocate_async", "trainer.v1.trainer_mode=colocate_async", TRAINING),
     Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", TRAINERS, "weights sent over gloo"),

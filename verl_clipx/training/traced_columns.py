@@ -9,7 +9,7 @@ import pyarrow
 import torch
 from torch import Tensor
 
-from verl_clipx.metrics import REGIONS
+from verl_clipx.shared_metrics import REGIONS
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import math
-import re
 from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
@@ -19,9 +18,10 @@ from verl.utils.device import get_device_id
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.methods.method import NODE
-from verl_clipx.metrics import SUM, TOKENS
-from verl_clipx.mini_batch_metrics import with_ratios_of_sums
-from verl_clipx.rollout_metrics import VERSIONS, merged_passes, with_staleness, with_updates
+from verl_clipx.metrics import SUM_KEYS, TOKENS, with_ratios_of_sums
+from verl_clipx.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
+from verl_clipx.run_files import checkpoint_step
+from verl_clipx.shared_metrics import CLOSED_FORM_DIFFERENCE
 from verl_clipx.training.announcement import announcement
 from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.hydra_nodes import RunFacts
@@ -69,14 +69,12 @@ def with_exact_metrics(
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
     for name, total in micro_batch.sums.items():
-        if name != TOKENS and (step.of_rollout_batch or not name.startswith(SUM)):
+        if name != TOKENS and (step.of_rollout_batch or name not in SUM_KEYS):
             metrics[name] = Metric(AggregationType.SUM, total * scale)
+    for name, count in micro_batch.counts.items():
+        metrics[name] = Metric(AggregationType.SUM, count * dp_size)
     for name, value in micro_batch.values.items():
-        # Counts of one micro-batch add up; those over the mini-batch are the same in each.
-        if "/count/" in name and step.statistics is None:
-            metrics[name] = Metric(AggregationType.SUM, value * dp_size)
-        else:
-            metrics[name] = Metric(AggregationType.MEAN, value)
+        metrics[name] = Metric(AggregationType.MEAN, value)
     return loss, metrics
 
 
@@ -306,7 +304,7 @@ class ClipxTraining:
         if self.update is not None:
             self.update += 1
         if difference is not None and output is not None:
-            tu.get(output, "metrics")["clipx/closed_form_difference"] = difference
+            tu.get(output, "metrics")[CLOSED_FORM_DIFFERENCE.key] = difference
             if difference > TOLERATED_DIFFERENCE:
                 logger.warning(RATIO_NOT_ONE, difference)
         return output
@@ -327,8 +325,7 @@ class ClipxTraining:
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
         """verl's checkpoint, and the state of the bounds, read by the rank that wrote it and sent to the others."""
         # verl's folder says how many rollout batches its weights were trained on.
-        found = re.search(r"global_step_(\d+)", str(local_path))
-        step = int(found[1]) if found else 0
+        step = checkpoint_step(local_path)
         if self.planner is not None and local_path is not None:
             self.planner.restore(self._restored_state(Path(local_path)))
         self.rollouts = max(self.rollouts, step * self.parameter_sync_step)
@@ -359,7 +356,7 @@ class ClipxTraining:
         """Of a pass, the metrics that take the sums over its mini-batches, or the values of all its updates."""
         settings = self.planner.settings
         metrics = with_updates(with_ratios_of_sums(metrics), settings.method, each=settings.detailed)
-        self.stale = self.stale or any(metrics.get(VERSIONS, ()))
+        self.stale = self.stale or any(metrics.get(VERSIONS_SUM, ()))
         before = self.updates_before_pass
         return with_staleness(
             metrics, updates_before=before, updates=updates, moves=self.stale, detailed=settings.detailed

@@ -97,6 +97,18 @@ def test_processed_log_probs_are_those_of_the_distribution_sampled_from():
     assert log_probs.item() == pytest.approx(math.log(0.5 / (math.sqrt(0.5) + 0.5)), abs=1e-6)
 
 
+def test_a_ratio_to_truncated_log_probs_is_the_probability_that_truncation_keeps():
+    # The trainer's softmax is over the whole vocabulary: training/support.py refuses to train on such a ratio.
+    rows, top_p = LOGITS.expand(20, -1), torch.full((20,), 0.8)
+    uniforms = torch.rand(20, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    tokens, processed = sample(rows, torch.ones(20), torch.zeros(20, dtype=torch.int64), top_p, uniforms)
+    trainer = rows.log_softmax(-1)
+    kept = trainer.exp()[truncate(rows, torch.zeros(20, dtype=torch.int64), top_p).isfinite()].view(20, -1).sum(-1)
+    ratios = (trainer.gather(-1, tokens[:, None]).squeeze(-1) - processed).exp()
+    torch.testing.assert_close(ratios, kept)
+    assert 0.8 <= kept[0] < 0.99
+
+
 def test_raw_log_probs_ignore_temperature_and_truncation():
     settings = (torch.tensor([2.0]), torch.tensor([2]), torch.tensor([1.0]))
     _, log_probs = sample(LOGITS, *settings, torch.tensor([0.99], dtype=torch.float64), "raw_logprobs")

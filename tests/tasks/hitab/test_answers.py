@@ -133,6 +133,28 @@ def test_computed_shares(answer, ratio, rounding, equal):
 @pytest.mark.parametrize(
     ("answer", "expected", "equal"),
     [
+        ("0.5%", "0.5", False),  # a half is 50 %
+        ("0.5 percent", "0.5", False),
+        ("50%", "0.5", True),
+        ("50", "0.5", True),
+        ("0.5", "0.5", True),
+        ("0.5%", "0.005", True),
+        ("0.5", "0.005", True),
+        ("0.005", "0.005", True),
+        ("0.005%", "0.005", False),
+        ("-0.5%", "-0.5", False),
+        ("1%", "1", False),
+        ("17.3%", "17.3", True),  # stands in the table in percent: no share is above 1
+        ("250%", "2.5", True),
+    ],
+)
+def test_a_percent_sign_means_hundredths_of_a_share(answer, expected, equal):
+    assert answers_match(answer, [expected], ratio=True) == equal
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected", "equal"),
+    [
         ("88 | 89", ["88", "89"], True),
         ("89 | 88", ["88", "89"], True),
         ("88.0; 89.0%", ["88", "89"], True),
@@ -172,7 +194,7 @@ def test_no_expected_answer_matches_nothing():
 
 def test_parse_number_by_hand():
     assert parse_number("-$1,234.50 dollars") == Number(Decimal("-1234.50"), 2, 6, "dollars")
-    assert parse_number("0.050%") == Number(Decimal("0.050"), 3, 2, "")
+    assert parse_number("0.050%") == Number(Decimal("0.050"), 3, 2, "", percent=True)
     assert parse_number("1,2") is None
     assert parse_number("1e999") is None
 

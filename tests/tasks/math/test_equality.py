@@ -106,6 +106,7 @@ UNEQUAL = [
     (r"3\,\mathrm{Thousand}", "3"),
     ("10^{-3}", "0.01"),
     (r"\mathbb R", r"\mathbb{Q}"),
+    (r"\text{north}\text{east}", r"\text{north}"),
 ]
 
 # Right for training by math-verify's conventions, and not beyond reasonable doubt.
@@ -151,19 +152,91 @@ def test_the_conservative_equality_is_symmetric(answer, gold):
     assert equal_answers(gold, answer) is equal_answers(answer, gold)
 
 
+def test_all_accepted_answers_are_one_question():
+    assert is_equivalent("x+1", "x", "1+x") is True
+    assert is_equivalent("x+1", "x", "2+x") is False
+    assert is_equivalent("x+1", "x", "x+") is None  # the second can't be read
+    assert is_equivalent("x+1", "x+", "1+x") is True
+    assert is_equivalent("x+1") is False
+    assert equal_answers("x+1", "x", "1+x") is True
+
+
+# Ordinary forms that the rule on whole boxes must not lose: answer, right answer.
+WHOLE = [
+    (r"\left(\frac{1}{2},\,3\right)", r"(\frac12, 3)"),
+    (r"\left\{1,2\right\}", "1,2"),
+    (r"\left|x\right|", "|x|"),
+    (r"\left\lfloor x\right\rfloor+1", r"1+\lfloor x\rfloor"),
+    (r"\bigl(1,2\bigr)", "(1,2)"),
+    (r"\frac{270}7\text{ degrees}", r"\frac{270}{7}"),
+    (r"5\text{ kg}\cdot\text{m/s}^2", "5"),
+    (r"15000 \text{ kcal m}^{-2} \text{yr}^{-1}", "15000"),
+    (r"\text{Area}=\frac12\text{ cm}^2", "1/2"),
+    (r"(52_8)", "52_8"),
+    (r"x=52_8", r"52_{\text{eight}}"),
+    (r"1{,}203_4", "1203_4"),
+    (r"a_{12}+1", "1+a_{12}"),
+    (r"\log_{2}{x}+1", r"1+\log_2 x"),
+    (r"\sqrt[3]{2}\cdot 2", r"2\sqrt[3]{2}"),
+    (r"\tfrac{\pi}{4}", r"\frac{1}{4}\pi"),
+    (r"33.\overline{3}\%", r"\frac{1}{3}"),
+    (r"(0.\overline{3},2)", r"\left(\frac{1}{3},2\right)"),
+    (r"-1\frac12", "-1.5"),
+    (r"\frac{-1}{-2}", "0.5"),
+    (r"(-\infty,1)\cup(3,\infty)", r"\left(-\infty,1\right)\cup\left(3,\infty\right)"),
+    ("y=2x+1", "y=1+2x"),
+]
+
+
+@pytest.mark.parametrize(("answer", "gold"), WHOLE)
+def test_ordinary_forms_are_read_as_a_whole(answer, gold):
+    assert is_equivalent(answer, gold) is True
+    assert equal_answers(answer, gold) is True
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        r"5\approx",
+        r"\approx 5",
+        r"5\left",
+        r"\sqrt{25}\right",
+        "#5",
+        "5=",
+        "[5",
+        "5;",
+        r"x\to 5",
+        "(5_8",
+        "9_8",
+        "5_{99}",
+        r"\frac{5}{1_2}",
+        r"\sqrt{25}\text{ if }x>\frac{1}{2}",
+    ],
+)
+def test_nothing_is_left_out_of_a_box(answer):
+    assert is_equivalent(answer, "5") is not True
+    assert equal_answers(answer, "5") is not True
+
+
+@pytest.mark.parametrize(("answer", "gold"), [(r"\pi\ge 9", r"\emptyset"), ("8>9", r"\{\}"), ("x>3", "(3,4)")])
+def test_an_inequality_is_the_set_of_its_solutions_only(answer, gold):
+    assert is_equivalent(answer, gold) is False
+    assert equal_answers(answer, gold) is False
+
+
 def test_a_pair_is_compared_once(monkeypatch):
     asked = []
 
     class Pool:
-        def compare(self, gold, answer, both_ways):
-            asked.append((gold, answer, both_ways))
+        def compare(self, pairs, both_ways):
+            asked.append((pairs, both_ways))
             return True
 
     monkeypatch.setattr(equality, "shared_pool", Pool)
     equality._compare_symbolically.cache_clear()
     try:
         assert [is_equivalent("a_1+b", "b+a_1") for _ in range(3)] == [True, True, True]
-        assert asked == [("b+a_1", "a_1+b", False)]
+        assert asked == [((("b+a_1", "a_1+b"),), False)]
         assert is_equivalent("4", "5") is False
         assert len(asked) == 1  # numbers need no process
     finally:

@@ -20,6 +20,17 @@ from verl_clipx.tasks.math.normalisation import MAX_NUMBER_LENGTH, canonical, cl
         (r"\dfrac{1}{2}", r"\frac{1}{2}"),
         (r"\left( 3, \frac{\pi}{2} \right)", r"( 3, \frac{\pi}{2} )"),
         (r"\leftarrow", r"\leftarrow"),
+        (r"\left\{1\right\}", r"\{1\}"),
+        (r"(0,1\right", r"(0,1\right"),  # a size without a bracket stays
+        (r"\frac12", r"\frac{1}{2}"),
+        (r"\frac1{23}", r"\frac{1}{23}"),
+        (r"\dfrac{a}2", r"\frac{a}{2}"),
+        (r"\frac123", r"\frac123"),  # 1/23 or 3/2
+        (r"0.\overline{3}", r"\frac{1}{3}"),
+        (r"1.2\bar{45}", r"\frac{137}{110}"),
+        (r"0.\dot{9}", r"\frac{1}{1}"),
+        (r"\overline{AB}", r"\overline{AB}"),
+        (r"\varnothing", r"\emptyset"),
         ("−3", "-3"),
         ("2×3", r"2\times 3"),
         ("4.5e33", r"4.5\times 10^{33}"),

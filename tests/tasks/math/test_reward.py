@@ -8,11 +8,13 @@ import random
 import resource
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 from verl_clipx.tasks.math import reward
+from verl_clipx.tasks.math.pool import DEADLINE_SECONDS
 from verl_clipx.tasks.math.reward import (
     MAX_ALTERNATIVES,
     accepted_answers,
@@ -145,6 +147,10 @@ NASTY = {
     "power of powers": r"\boxed{((((9^{999})^{999})^{999})^{999})^{999}}",
     "factorials": r"\boxed{9!!!!!!}",
     "large factorial": r"\boxed{999999999!}",
+    "factorial of a power": r"\boxed{(10^9)!}",
+    "deep roots": "\\boxed{" + "\\sqrt{2+" * 11 + "2" + "}" * 11 + "}",
+    "10,000 characters": "\\boxed{" + "x+" * 5000 + "1}",
+    "1,900 characters": "\\boxed{" + "x+" * 950 + "1}",
     "large binomial": r"\boxed{\binom{999999999}{499999999}}",
     "long sum": r"\boxed{\sum_{n=1}^{999999999} \frac{1}{n}}",
     "integral": r"\boxed{\int_0^{\infty} e^{-x^2} \sin(x^3) dx}",
@@ -194,6 +200,41 @@ def test_hostile_text_is_wrong_in_bounded_time(name, function, tmp_path, monkeyp
     assert result["acc"] == 0.0
     assert result["score"] == (-1.0 if function is compute_score_strict else 0.0)
     assert list(tmp_path.iterdir()) == []
+
+
+# Passes the guards, and sympy simplifies its difference to f(x) for minutes.
+ENDLESS = r"\boxed{f(x)+(x+1)^{999}-(x+2)^{998}}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [compute_score_strict, compute_score_for_evaluation])
+def test_a_verdict_in_a_thread_takes_five_seconds_at_most(function):
+    truths = [f"f(x)+{index}" for index in range(MAX_ALTERNATIVES)]
+    taken = []
+
+    def judge():
+        assert score(r"\boxed{x+y}", "y+x", function=function)["acc"] == 1.0  # a process is there
+        started = time.monotonic()
+        result = score(ENDLESS, truths, function=function)
+        taken.append((time.monotonic() - started, result["acc"], result["undecided"]))
+
+    thread = threading.Thread(target=judge)
+    thread.start()
+    thread.join()
+    ((seconds, acc, undecided),) = taken
+    assert (acc, undecided) == (0.0, 1.0)
+    # The limit, and a moment to notice.
+    assert seconds < DEADLINE_SECONDS + 1 and DEADLINE_SECONDS == 5.0
+
+
+@pytest.mark.slow
+def test_endless_comparisons_take_no_verdict_from_others():
+    """Eight threads share two processes, all busy for seconds; what a right answer waits is not counted against it."""
+    with ThreadPoolExecutor(8) as threads:
+        endless = [threads.submit(score, ENDLESS, f"f(x)-{index}") for index in range(2)]
+        honest = [threads.submit(score, rf"\boxed{{x+y+{index}}}", f"y+{index}+x") for index in range(20)]
+    assert [future.result() for future in honest] == [RIGHT] * 20
+    assert [future.result() for future in endless] == [UNDECIDED] * 2
 
 
 @pytest.mark.parametrize("name", sorted(set(NASTY) - HARMLESS))

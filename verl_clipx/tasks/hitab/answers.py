@@ -9,7 +9,7 @@ and a rounded number counts only for an answer that was computed.
 import re
 import unicodedata
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 
 MAX_ANSWER_LENGTH = 2000
@@ -65,6 +65,9 @@ class Number:
 
     unit: str
     """What follows it, without percent; empty if nothing does."""
+
+    percent: bool = False
+    """Whether a percent sign, or the word, follows."""
 
 
 def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, rounding: bool = False) -> bool:
@@ -146,7 +149,8 @@ def parse_number(text: str) -> Number | None:
     unit = " ".join(_PERCENT.sub(" ", found["unit"]).split())
     if _JOINING.search(unit):
         return None
-    return Number(value, len(fraction), len((whole + fraction).lstrip("0")), unit)
+    percent = _PERCENT.search(found["unit"]) is not None
+    return Number(value, len(fraction), len((whole + fraction).lstrip("0")), unit, percent)
 
 
 def _equal(given: str, wanted: str, *, ratio: bool, rounding: bool) -> bool:
@@ -158,11 +162,13 @@ def _equal(given: str, wanted: str, *, ratio: bool, rounding: bool) -> bool:
         return False
     if bool(_MAGNITUDE.search(number.unit)) != bool(_MAGNITUDE.search(gold.unit)):
         return False
-    if _numbers_equal(number, gold.value, rounding):
+    # Beside a share, which is at most 1, 0.5% can only be 0.005. What is larger is a multiple, or stands in the table
+    # in percent.
+    is_share = ratio and abs(gold.value) <= 1 and not gold.percent
+    if not (is_share and number.percent) and _numbers_equal(number, gold.value, rounding):
         return True
-    return ratio and _numbers_equal(
-        Number(number.value / 100, number.decimals + 2, number.digits, number.unit), gold.value, rounding
-    )
+    hundredth = replace(number, value=number.value / 100, decimals=number.decimals + 2)
+    return ratio and _numbers_equal(hundredth, gold.value, rounding)
 
 
 def _numbers_equal(number: Number, gold: Decimal, rounding: bool) -> bool:

@@ -1,11 +1,13 @@
 r"""Whether two answers are equal: as text, as plain numbers, or as math-verify sees it.
 
-The first two cost microseconds and decide most answers; the third runs in the processes of `pool.py`. A pair is
-compared once: the responses to one prompt share their right answer and often the given one.
+The first two cost microseconds and decide most answers; the third runs in the processes of `pool.py`, for all accepted
+answers at once, so that a verdict has one limit of time. A question is asked once: the responses to one prompt share
+their right answers and often the given one.
 """
 
 import importlib.util
 import re
+from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
@@ -17,21 +19,30 @@ from verl_clipx.tasks.math.pool import shared_pool
 if importlib.util.find_spec("math_verify") is None:
     raise ModuleNotFoundError(needs_tool("a reward of mathematics", "math_verify"), name="math_verify")
 
-_CACHED_PAIRS = 8192
+_CACHED_QUESTIONS = 8192
 _DECIMAL = re.compile(r"\d\.\d")
 _NAME = re.compile(r"[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*")
 # Not two small letters: xy equals yx.
 _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
-# A text behind an answer that is more than its unit; the digit of cm3 or m^2 is part of one.
+# A text behind an answer that is more than its unit, or takes it back; the digit of cm3 or m^2 is part of one.
 _SECOND_ANSWER = re.compile(
-    r".\s*\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}\{[^{}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and)\b)[^{}\\]*\}\W*$"
+    r".\s*\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}"
+    r"\{[^{}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and|but|not|wrong|incorrect)\b)[^{}\\]*\}\W*$"
 )
 # A text between two formulas: what stands behind it is another answer. Short ones are functions and units.
 _TEXT_BETWEEN = re.compile(
     r"\S\s*\\(?:text|textbf|textit|textrm|mbox)\s{0,4}\{[^{}\\]*[A-Za-z]{3}[^{}\\]*\}\s*"
     r"(?!\\(?:cdot|times|text|mathrm|mbox)(?![a-zA-Z]))[\w\\({\[]"
 )
-_BASE = re.compile(r"[0-9A-Fa-f]+_(?:\{(?P<braced>\d+)\}|(?P<bare>\d+))")
+# A number in a base; a letter with an index, as a_{12}, is none.
+_BASE = re.compile(
+    r"(?P<open>\()?(?P<digits>(?=[A-F]*\d)[\dA-F]+(?:(?:\{,\}|,)\d{3})*)(?(open)\))"
+    r"_(?:\{(?P<braced>\w{1,5})\}|(?P<bare>\w))",
+    re.ASCII | re.IGNORECASE,
+)
+_BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
+_SUBSCRIPTED_NUMBER = re.compile(r"\d\)?_")
+_INEQUALITY = re.compile(r"[<>]|\\[lg](?:e|eq|eqslant|t)(?![a-zA-Z])")
 _OR = re.compile(r"\\(?:lor|vee)(?![a-zA-Z])")
 _APPROXIMATION = re.compile(r"\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])")
 _MAGNITUDE = re.compile(
@@ -40,22 +51,63 @@ _MAGNITUDE = re.compile(
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
 
 
-def is_equivalent(answer: str, gold: str) -> bool | None:
+# What to ask math-verify: the right answer and the given one.
+_Pair = tuple[str, str]
+
+
+def is_equivalent(answer: str, *golds: str) -> bool | None:
     r"""Return whether an answer is right, as training counts it.
 
     math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, `3,500` equals 3500, 0.333333 equals 1/3
-    (six decimals), units and the order of a set don't matter. But words are equal letter by letter, numbers that differ
-    by more than a thousandth are not equal, however small they are, `5\text{ or 6}` and `x=5 \lor x=6` are not 5,
-    `5\text{ million}` is not 5, `2516_7` is not `2516_8`, and `a \approx b` gives a, if b doesn't contradict it.
+    (six decimals), units and the order of a set don't matter. But the whole answer has to be readable, words are equal
+    letter by letter, numbers that differ by more than a thousandth are not equal, however small they are,
+    `5\text{ or 6}` and `x=5 \lor x=6` are not 5, `5\text{ million}` is not 5, `8=7` is not 7, `2516_7` is not `2516_8`
+    (2516 is), and `a \approx b` gives a, if b doesn't contradict it.
 
     Args:
         answer: what the response gives, without the box.
-        gold: the right answer.
+        *golds: the right answer, or all that are accepted.
 
     Returns:
-        The verdict; None if it could not be reached: a guard refused the comparison, or it took too long.
+        The verdict; None if it could not be reached: one of the two can't be read as a whole, a guard refused the
+        comparison, or it took too long.
     """
-    answer, gold = clean(answer), clean(gold)
+    return _decide(_compare_leniently, answer, golds, both_ways=False)
+
+
+def equal_answers(answer: str, *ground_truths: str) -> bool | None:
+    r"""Return whether two answers are equal beyond reasonable doubt, as evaluation counts it; in doubt, they are not.
+
+    Unlike `is_equivalent`: numbers are equal exactly or not at all (0.333333 is not 1/3, 50\% is 0.5 and not 50) and
+    have the same unit or one of them has none, a number without its base has no verdict, a decimal does not equal a
+    symbolic expression, an ordered pair or interval does not equal a plain list, and math-verify has to agree with the
+    roles exchanged.
+
+    Args:
+        answer: what the response gives, without the box.
+        *ground_truths: the right answer, or all that are accepted.
+
+    Returns:
+        The verdict; None as for `is_equivalent`.
+    """
+    return _decide(_compare_conservatively, answer, ground_truths, both_ways=True)
+
+
+def _decide(
+    compare: Callable[[str, str], bool | _Pair | None], answer: str, golds: tuple[str, ...], both_ways: bool
+) -> bool | None:
+    results = [compare(clean(answer), clean(gold)) for gold in golds]
+    if any(result is True for result in results):
+        return True
+    open_pairs = [result for result in results if isinstance(result, tuple)]
+    safe_pairs = tuple(pair for pair in open_pairs if all(map(is_safe, pair)))
+    verdict = _compare_symbolically(safe_pairs, both_ways) if safe_pairs else False
+    refused = None in results or len(safe_pairs) < len(open_pairs)
+    return None if verdict is False and refused else verdict
+
+
+def _compare_leniently(answer: str, gold: str) -> bool | _Pair | None:
+    """Return the verdict on two cleaned answers as training counts, or the pair for math-verify to decide."""
     if not answer or not gold:
         return False
     if canonical(answer) == canonical(gold):
@@ -64,11 +116,13 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
         return canonical(answer).casefold() == canonical(gold).casefold()
     if _SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold):
         return False
-    if _gives_another(answer, gold) or _scaled_otherwise(answer, gold):
+    if _gives_another(answer, gold) or _magnitudes(answer) != _magnitudes(gold):
         return False
     if _APPROXIMATION.search(answer) and not _APPROXIMATION.search(gold):
-        return _is_first_of_approximation(answer, gold)
-    given, right = parse_number(answer), parse_number(gold)
+        return _compare_approximation(answer, gold)
+    if _SUBSCRIPTED_NUMBER.search(canonical(answer) + " " + canonical(gold)):
+        return _compare_bases(answer, gold, without_base=True)
+    given, right = (parse_number(split_unit(text)[0]) for text in (answer, gold))
     if given is not None and right is not None:
         if given.value == right.value or _face_value(given) == _face_value(right):
             return True
@@ -77,24 +131,11 @@ def is_equivalent(answer: str, gold: str) -> bool | None:
         # math-verify rounds to six decimals: to it, all numbers near zero are one.
         if _differ(given.value, right.value) and _differ(_face_value(given), _face_value(right)):
             return False
-    return _compare_symbolically(gold, answer, False)
+    return gold, answer
 
 
-def equal_answers(answer: str, ground_truth: str) -> bool | None:
-    r"""Return whether two answers are equal beyond reasonable doubt, as evaluation counts it; in doubt, they are not.
-
-    Unlike `is_equivalent`: numbers are equal exactly or not at all (0.333333 is not 1/3, 50\% is 0.5 and not 50) and
-    have the same unit or one of them has none, a decimal does not equal a symbolic expression, an ordered pair or
-    interval does not equal a plain list, and math-verify has to agree with the roles exchanged.
-
-    Args:
-        answer: what the response gives, without the box.
-        ground_truth: the right answer.
-
-    Returns:
-        The verdict; None if it could not be reached: a guard refused the comparison, or it took too long.
-    """
-    answer, gold = clean(answer), clean(ground_truth)
+def _compare_conservatively(answer: str, gold: str) -> bool | _Pair | None:
+    """Return the verdict on two cleaned answers as evaluation counts, or the pair for math-verify to decide."""
     if not answer or not gold:
         return False
     if canonical(answer) == canonical(gold):
@@ -103,24 +144,28 @@ def equal_answers(answer: str, ground_truth: str) -> bool | None:
         return canonical(answer).casefold() == canonical(gold).casefold()
     if any(bool(mark.search(answer)) != bool(mark.search(gold)) for mark in (_SECOND_ANSWER, _APPROXIMATION)):
         return False
-    if _gives_another(answer, gold) or _gives_another(gold, answer) or _scaled_otherwise(answer, gold):
+    if _gives_another(answer, gold) or _gives_another(gold, answer) or _magnitudes(answer) != _magnitudes(gold):
         return False
+    if _SUBSCRIPTED_NUMBER.search(canonical(answer) + " " + canonical(gold)):
+        return _compare_bases(answer, gold, without_base=None)
     (plain_answer, unit), (plain_gold, unit_of_gold) = split_unit(answer), split_unit(gold)
     given, right = parse_number(plain_answer), parse_number(plain_gold)
     if given is not None and right is not None:
         return given.value == right.value and (unit == unit_of_gold or not unit or not unit_of_gold)
-    if ("%" in answer) != ("%" in gold) or _delimiters(answer) != _delimiters(gold):
+    if ("%" in answer) != ("%" in gold):
+        return False
+    # x > 3 is the interval of its solutions.
+    both_alike = bool(_INEQUALITY.search(answer)) == bool(_INEQUALITY.search(gold))
+    if both_alike and _delimiters(answer) != _delimiters(gold):
         return False
     if (_is_decimal(answer) and right is None) or (_is_decimal(gold) and given is None):
         return False
-    return _compare_symbolically(gold, answer, True)
+    return gold, answer
 
 
-@lru_cache(maxsize=_CACHED_PAIRS)
-def _compare_symbolically(gold: str, answer: str, both_ways: bool) -> bool | None:
-    if not is_safe(gold) or not is_safe(answer):
-        return None
-    return shared_pool().compare(gold, answer, both_ways)
+@lru_cache(maxsize=_CACHED_QUESTIONS)
+def _compare_symbolically(pairs: tuple[_Pair, ...], both_ways: bool) -> bool | None:
+    return shared_pool().compare(pairs, both_ways)
 
 
 def _are_words(*cleaned: str) -> bool:
@@ -135,26 +180,50 @@ def _gives_another(answer: str, gold: str) -> bool:
     )
 
 
-def _scaled_otherwise(answer: str, gold: str) -> bool:
-    """Return whether words such as million, or the bases of both, give the same digits another size."""
-    words, bases = zip(*map(_scale, (answer, gold)), strict=True)
-    return words[0] != words[1] or (all(bases) and bases[0] != bases[1])
+def _magnitudes(cleaned: str) -> list[str]:
+    """Return words such as million, which give the same digits another size."""
+    return [word.lower().removesuffix("s") for word in _MAGNITUDE.findall(cleaned)]
 
 
-def _scale(cleaned: str) -> tuple[list[str], str]:
-    base = _BASE.fullmatch(cleaned)
-    words = [word.lower().removesuffix("s") for word in _MAGNITUDE.findall(cleaned)]
-    return words, (base["braced"] or base["bare"]) if base else ""
+def _compare_bases(answer: str, gold: str, without_base: bool | None) -> bool | None:
+    """Compare numbers of which one has an index, which math-verify ignores.
+
+    Args:
+        answer, gold: cleaned answers.
+        without_base: the verdict on equal digits of which one has no base; the question must have asked for it.
+    """
+    given, right = _digits_and_base(answer), _digits_and_base(gold)
+    if given is None or right is None:
+        return None
+    if given[1] and right[1]:
+        return given == right
+    return without_base if given[0] == right[0] else False
 
 
-def _is_first_of_approximation(answer: str, gold: str) -> bool | None:
+def _digits_and_base(cleaned: str) -> tuple[str, int] | None:
+    """Return the digits of a number and its base, 0 if it has none; None for anything else, such as 9_8 or 5_x."""
+    text = canonical(_NAME.sub("", cleaned, count=1) if _NAME.match(cleaned) else cleaned)
+    if text.startswith("(") and text.endswith(")"):
+        text = text[1:-1]
+    found = _BASE.fullmatch(text)
+    digits, name = (found["digits"], found["braced"] or found["bare"]) if found else (text, "")
+    digits = re.sub(r"[{},]", "", digits).upper()
+    if found is None:
+        return (digits, 0) if digits.isascii() and digits.isalnum() else None
+    base = _BASE_NAMES.get(name.lower()) or int(name if name.isdigit() else 0)
+    return (digits, base) if all(int(digit, 36) < base <= 36 for digit in digits) else None
+
+
+def _compare_approximation(answer: str, gold: str) -> bool | _Pair | None:
     first, *others = [part.strip() for part in _APPROXIMATION.split(answer)]
+    if not first or not all(others):
+        return None
     if re.fullmatch("[A-Za-z]", first) and len(others) == 1:
-        return is_equivalent(others[0], gold)
+        return _compare_leniently(others[0], gold)
     numbers = [parse_number(part) for part in (first, *others)]
     if all(numbers) and any(_differ(numbers[0].value, number.value) for number in numbers[1:]):
         return False
-    return is_equivalent(first, gold)
+    return _compare_leniently(first, gold)
 
 
 def _face_value(number: Number) -> Fraction:

@@ -25,6 +25,7 @@ _TRANSLATION = str.maketrans(
         "∞": r"\infty ",
         "°": r"^\circ ",
         "∪": r"\cup ",
+        "∅": r"\emptyset ",
         "\u00a0": " ",
         "\u2009": " ",
         "\u202f": " ",
@@ -35,9 +36,20 @@ _SPACING = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~")
 _NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
 # MATH writes 10,\!236; others 10\,236.
 _DIGIT_GROUP = re.compile(r"(?<=\d)(?:,\s*\\!|\\[,!])\s*(?=\d{3}(?!\d))")
-_DROPPED = re.compile(r"\\(?:left|right|displaystyle|textstyle|bigl?|bigr|Bigl?|Bigr)(?![a-zA-Z])|(?<!\\)\$")
+# A size without its bracket is the rest of an expression that was cut off.
+_DROPPED = re.compile(
+    r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?=\s*[^\sa-zA-Z0-9])|\\(?:displaystyle|textstyle)(?![a-zA-Z])|(?<!\\)\$"
+)
 _BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb)\s*([A-Za-z])(?![a-zA-Z])")
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
+_EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}")
+# \frac12, \frac1{2}, \frac{1}2; after two figures more of them could belong to either number.
+_BARE_NUMERATOR = re.compile(r"\\frac\s*(\d)\s*(?=\{|\d(?!\d))", re.ASCII)
+_BARE_DENOMINATOR = re.compile(r"(\\frac\s*\{[^{}]{0,40}\})\s*(\d)(?!\d)", re.ASCII)
+# 0.1\overline{6}; a bar and a dot mean the same.
+_REPEATING = re.compile(
+    r"(?<![\w.,}])(?<!\d )(\d{1,30})\.(\d{0,30})\\(?:overline|bar|dot)\s*\{\s*(\d{1,30})\s*\}(?!\d)", re.ASCII
+)
 _TEXT = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox)\s{0,4}\{([^{}\\]*)\}")
 _SCIENTIFIC = re.compile(r"(?<![\w.])(\d{1,30}(?:\.\d{1,30})?)[eE]([+-]?\d{1,4})(?!\w)")
 _UNIT = re.compile(
@@ -49,8 +61,10 @@ _SPACE_OUTSIDE_WORDS = re.compile(r"(?<!\w)\s+|\s+(?!\w)")
 _DIGITS = r"(?:\d{1,3}(?:\{,\}\d{3})+|\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?|\.\d+"
 _NUMBER = re.compile(
     rf"(?P<sign>[+-]?)\s*(?:"
-    rf"\\frac\s*\{{\s*(?P<inner>-?)\s*(?P<top>\d+)\s*\}}\s*\{{\s*(?P<bottom>\d+)\s*\}}"
+    rf"\\frac\s*\{{\s*(?P<inner>-?)\s*(?P<top>\d+)\s*\}}\s*\{{\s*(?P<below>-?)\s*(?P<bottom>\d+)\s*\}}"
     rf"|(?P<over>\d+)\s*/\s*(?P<under>\d+)"
+    rf"|(?P<ones>\d+)(?:\s*\\frac\s*\{{\s*(?P<part>\d+)\s*\}}\s*\{{\s*(?P<parts>\d+)\s*\}}"
+    rf"|\s+(?P<slice>\d+)/(?P<slices>\d+))"
     rf"|10\^(?:\{{\s*(?P<tens>-?\d{{1,3}})\s*\}}|(?P<ten>\d))"
     rf"|(?P<digits>{_DIGITS})(?:\s*\\(?:times|cdot)\s*10\^(?:\{{\s*(?P<power>-?\d{{1,3}})\s*\}}|(?P<short>\d))(?!\d))?"
     rf")\s*(?P<percent>\\?%)?",
@@ -76,14 +90,25 @@ class Number:
 def clean(text: str) -> str:
     """Return an answer without what only sets its type: dollars, sizes, spacing commands, a final full stop.
 
-    Every run of white space becomes one blank: line ends, as in a matrix, mean nothing.
+    Every run of white space becomes one blank: line ends, as in a matrix, mean nothing. Fractions have both their
+    braces, the empty set has one sign, and a repeating decimal becomes its fraction.
     """
     text = _DIGIT_GROUP.sub("{,}", text.translate(_TRANSLATION))
     text = _SPACING.sub(" ", _NEGATIVE_SPACE.sub("", text))
     text = _FRACTION.sub(r"\\frac", _DROPPED.sub("", text))
-    text = _BLACKBOARD.sub(r"\\mathbb{\1}", text)
+    text = _BARE_DENOMINATOR.sub(r"\1{\2}", _BARE_NUMERATOR.sub(r"\\frac{\1}", text))
+    text = _EMPTY_SET.sub(r"\\emptyset ", _BLACKBOARD.sub(r"\\mathbb{\1}", text))
+    text = _REPEATING.sub(_fraction_of_repeating, text)
     text = _SCIENTIFIC.sub(lambda match: rf"{match[1]}\times 10^{{{int(match[2])}}}", text)
     return " ".join(text.split()).removesuffix(".").rstrip()
+
+
+def _fraction_of_repeating(decimal: re.Match[str]) -> str:
+    whole, once, period = decimal.groups()
+    # 0.1666… is (16 - 1) / 90.
+    top, bottom = int(whole + once + period) - int(whole + once), (10 ** len(period) - 1) * 10 ** len(once)
+    value = Fraction(top, bottom)
+    return rf"\frac{{{value.numerator}}}{{{value.denominator}}}"
 
 
 def canonical(cleaned: str) -> str:
@@ -107,7 +132,7 @@ def split_unit(cleaned: str) -> tuple[str, str]:
 
 
 def parse_number(cleaned: str) -> Number | None:
-    r"""Read an integer, decimal, fraction, percentage or power of ten, in ASCII digits.
+    r"""Read an integer, decimal, fraction, mixed number, percentage or power of ten, in ASCII digits.
 
     Args:
         cleaned: an answer as `clean` returns it.
@@ -126,12 +151,18 @@ def parse_number(cleaned: str) -> Number | None:
     elif match["digits"] is not None:
         power = int(match["power"] or match["short"] or 0)
         value = Fraction(re.sub(r"[{},]", "", match["digits"])) * Fraction(10) ** power
+    elif match["ones"] is not None:
+        part, parts = int(match["part"] or match["slice"]), int(match["parts"] or match["slices"])
+        # An improper fraction behind a number multiplies it as likely as not.
+        if part >= parts:
+            return None
+        value = int(match["ones"]) + Fraction(part, parts)
     else:
         top, bottom = (match["top"], match["bottom"]) if match["top"] is not None else (match["over"], match["under"])
         if int(bottom) == 0:
             return None
         value = Fraction(int(top), int(bottom))
-    negative = (match["sign"] == "-") != (match["inner"] == "-")
+    negative = sum(match[sign] == "-" for sign in ("sign", "inner", "below")) % 2 == 1
     percent = match["percent"] is not None
     literal_integer = (
         match["digits"] is not None and match["digits"].isdigit() and match["digits"] == match[0].lstrip("+-")

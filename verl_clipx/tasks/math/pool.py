@@ -16,6 +16,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 from verl_clipx.tasks.math.worker import READY
@@ -23,11 +24,13 @@ from verl_clipx.tasks.math.worker import READY
 # Of each process that compares answers. verl starts several reward workers of its own.
 POOL_SIZE = 2
 
-# Wall time of one comparison: the process ends itself long before, by processor time, unless the machine is stuck.
-DEADLINE_SECONDS = 20.0
+# Wall time of one question: the process ends itself before, by processor time, unless the machine is busy.
+DEADLINE_SECONDS = 5.0
 
 # Importing math-verify takes 0.3 s, on a busy machine with a cold disk far more.
 START_SECONDS = 120.0
+
+_VERDICTS = {b"1\n": True, b"0\n": False, b"-\n": None}
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -37,7 +40,7 @@ class WorkerPool:
 
     Args:
         size: number of processes, at least 1.
-        deadline: wall time of one comparison in seconds, after which its process is killed.
+        deadline: wall time of one question in seconds, after which its process is killed.
         script: what a process runs; it answers as worker.py does.
     """
 
@@ -53,22 +56,24 @@ class WorkerPool:
         for _ in range(size):
             self._slots.put(None)
 
-    def compare(self, gold: str, answer: str, both_ways: bool = False) -> bool | None:
-        """Ask math-verify whether two answers are equal.
+    def compare(self, pairs: Sequence[tuple[str, str]], both_ways: bool = False) -> bool | None:
+        """Ask math-verify whether any of some pairs of answers is equal.
 
         Args:
-            gold: the right answer, LaTeX that `guards.is_safe` accepts.
-            answer: the given one, likewise.
+            pairs: right answers, each with the given one: LaTeX that `guards.is_safe` accepts.
             both_ways: also compare with the roles exchanged, and require both; math-verify is not symmetric.
 
         Returns:
-            The verdict; None if the comparison exceeded its time or memory, or the pool is closed.
+            The verdict; None if no pair is equal and one could not be read as a whole, if all pairs together exceeded
+            their time or memory, or if the pool is closed. The time runs while a process works on the question, not
+            while others keep it busy: a right answer is not lost to what else is asked.
 
         Raises:
             RuntimeError: if no comparison process can be started.
         """
-        request = json.dumps([gold, answer, both_ways]).encode() + b"\n"
+        request = json.dumps([list(pairs), both_ways]).encode() + b"\n"
         worker = self._slots.get()
+        seconds = self._deadline
         try:
             # A process may have died while idle, or of what earlier comparisons left behind: ask a new one, once.
             for _ in range(2):
@@ -76,12 +81,14 @@ class WorkerPool:
                     return None
                 if worker is None:
                     worker = self._start()
-                reply = worker.ask(request, self._deadline)
+                asked = time.monotonic()
+                reply = worker.ask(request, seconds)
                 if reply:
-                    return reply == b"1\n"
+                    return _VERDICTS[reply]
                 out_of_time = self._discard(worker)
                 worker = None
-                if out_of_time:
+                seconds -= time.monotonic() - asked
+                if out_of_time or seconds <= 0:
                     return None
             return None
         except BaseException:
@@ -148,7 +155,7 @@ class _Worker:
     def ask(self, request: bytes, deadline: float) -> bytes:
         """Return the line that answers a request, or nothing if the process ended or had to be killed."""
         try:
-            # A request is far smaller than a pipe's buffer, so writing it never waits.
+            # Bounded by guards.MAX_LENGTH and reward.MAX_ALTERNATIVES, it fits a pipe's buffer: writing never waits.
             self.process.stdin.write(request)
         except OSError:
             return b""

@@ -29,7 +29,8 @@ def compute_score(
     Returns:
         score: the reward; acc: 1.0 if the answer is right; format: 1.0 if there is a finished, closed, non-empty box;
         truncated: 1.0 if the response ends inside its thinking or its box, or `extra_info` says that it was cut off;
-        undecided: 1.0 if the comparison was refused or stopped, which counts as wrong.
+        undecided: 1.0 if there is no verdict, because the box can't be read as a whole or the comparison was refused
+            or stopped, which counts as wrong.
     """
     parts = _judge(solution_str, ground_truth, extra_info, strict=False)
     return {"score": parts["acc"], **parts}
@@ -123,19 +124,12 @@ def _judge(
     ground_truth: Any,
     extra_info: Any,
     strict: bool,
-    equal: Callable[[str, str], bool | None] = is_equivalent,
+    equal: Callable[..., bool | None] = is_equivalent,
 ) -> dict[str, float]:
     extraction = extract_answer(response if isinstance(response, str) else "")
     cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
     formatted = extraction.answer is not None and not cut_off and (extraction.consistent or not strict)
-    verdict: bool | None = False
-    if formatted:
-        for gold in accepted_answers(ground_truth):
-            one = equal(extraction.answer, gold)
-            if one:
-                verdict = True
-                break
-            verdict = None if one is None else verdict
+    verdict = equal(extraction.answer, *accepted_answers(ground_truth)) if formatted else False
     return {
         "acc": float(verdict is True),
         "format": float(formatted),

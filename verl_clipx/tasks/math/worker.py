@@ -1,21 +1,23 @@
-r"""One comparison process: reads pairs of answers as JSON lines, writes `1` or `0` for each.
+r"""One comparison process: reads questions as JSON lines, writes `1`, `0` or `-`, for no verdict, for each.
 
 `pool.py` starts this file as a script, so that a comparison process imports math-verify and nothing of the training.
 It ends itself: at the end of its input, which is when its parent dies, and, through a kernel timer that no exception
-handler or C extension can delay, when one comparison has used its processor time.
+handler or C extension can delay, when one question has used its processor time.
 """
 
 import contextlib
 import json
 import os
+import re
 import resource
 import signal
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-# Of one comparison. Processor time, so that a reward does not depend on what else the machine does.
+# Of one question. Processor time, so that a reward does not depend on what else the machine does.
 CPU_SECONDS = 3.0
 
 # Of the whole process; an idle one has mapped about 150 MB.
@@ -23,9 +25,20 @@ MEMORY_BYTES = 1 << 30
 
 READY = b"ready\n"
 
+# Whether two answers are equal; None if one of them can't be read.
+Comparison = Callable[[str, str], bool | None]
+
+# math-verify leaves these out before it parses: 1,2,\ldots would be 1,2.
+_DROPPED_SILENTLY = re.compile(r"\\ldots(?![a-zA-Z])")
+
+# Units behind an answer: texts, their powers, and what joins them.
+_TEXT = r"\\(?:text\w*|mbox|math(?:rm|it|bf))\s*\{[^{}]*\}"
+_UNITS = re.compile(rf"(?<=\S)\s*{_TEXT}(?:{_TEXT}|\^\{{?-?\d\}}?|\\(?:cdot|times)(?![a-zA-Z])|[\s/])*$")
+_ANY_TEXT = re.compile(_TEXT)
+
 
 def main() -> None:
-    """Serve comparisons until the input ends."""
+    """Answer questions until the input ends: whether any of some pairs of right and given answers is equal."""
     # A script's own folder comes first in the path, and this one is called math.
     del sys.path[0]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -38,41 +51,95 @@ def main() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     replies.write(READY)
     for line in sys.stdin.buffer:
-        gold, answer, both_ways = json.loads(line)
+        pairs, both_ways = json.loads(line)
         signal.setitimer(signal.ITIMER_PROF, CPU_SECONDS)
         try:
-            equal = compare(gold, answer) and (not both_ways or compare(answer, gold))
+            reply = _answer(compare, pairs, both_ways)
         except MemoryError:
             os._exit(1)
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
+        replies.write(reply)
+
+
+def _answer(compare: Comparison, pairs: list[tuple[str, str]], both_ways: bool) -> bytes:
+    undecided = False
+    for gold, answer in pairs:
+        try:
+            equal = compare(gold, answer)
+            if equal and both_ways:
+                equal = compare(answer, gold)
+        except MemoryError:
+            raise
         except Exception:
             # A comparison that fails finds no equality: math-verify itself returns False on most errors.
             equal = False
-        signal.setitimer(signal.ITIMER_PROF, 0.0)
-        replies.write(b"1\n" if equal else b"0\n")
+        if equal:
+            return b"1\n"
+        undecided = undecided or equal is None
+    return b"-\n" if undecided else b"0\n"
 
 
-def _load_comparison() -> Callable[[str, str], bool]:
+def _load_comparison() -> Comparison:
     import logging
 
-    from math_verify import LatexExtractionConfig, parse, verify
+    from latex2sympy2_extended import latex2sympy
+    from latex2sympy2_extended.math_normalization import normalize_latex
+    from math_verify import LatexExtractionConfig, verify
+    from math_verify.grader import should_treat_as_complex
+    from sympy import Basic, MatrixBase
 
     logging.disable(logging.CRITICAL)
     _parse_in_two_stages()
-    boxed = [LatexExtractionConfig(boxed_match_priority=0)]
+    with_units = replace(LatexExtractionConfig().normalization_config, boxed="none")
+    without_units = replace(with_units, units=False)
 
     # The responses to one prompt share their right answer, and parsing costs more than comparing.
     @lru_cache(maxsize=256)
-    def expressions(text: str) -> list:
-        # math-verify's own time-outs are off: they raise from a signal handler, which sympy may swallow.
-        return parse(rf"\boxed{{{text}}}", boxed, parsing_timeout=None)
+    def expression(text: str) -> Any:
+        """Return what math-verify's grammar reads in the whole text, or None.
 
-    def compare(gold: str, answer: str) -> bool:
-        parsed = expressions(gold), expressions(answer)
-        if not all(parsed) or _differ_numerically(parsed[0][0], parsed[1][0]):
+        Not by math-verify's `parse`, which looks for an answer in a text: where it can't read the whole box, it takes
+        the last equation or plain fraction in it.
+        """
+        if _DROPPED_SILENTLY.search(text):
+            return None
+        without = _UNITS.sub("", text)
+        # Behind a word, no text is a unit: northeast is not north.
+        text = text if _ANY_TEXT.fullmatch(without) else without
+        # From the first text on, math-verify takes everything for a unit.
+        normalised = normalize_latex(text, without_units if _ANY_TEXT.search(text) else with_units)
+        try:
+            parsed = latex2sympy(
+                normalised,
+                is_real=not should_treat_as_complex(normalised),
+                convert_degrees=False,
+                normalization_config=None,
+            )
+        except MemoryError:
+            raise
+        except Exception:
+            return None
+        return parsed if isinstance(parsed, Basic | MatrixBase) else None
+
+    def compare(gold: str, answer: str) -> bool | None:
+        right, given = expression(gold), expression(answer)
+        if right is None or given is None:
+            return None
+        if _is_false(given) or _differ_numerically(right, given):
             return False
-        return verify(*parsed, timeout_seconds=None)
+        # Its own time-out is off: it raises from a signal handler, which sympy may swallow. An inequality is the set of
+        # its solutions; without an unknown it is true or false.
+        return verify(right, given, allow_set_relation_comp=bool(given.free_symbols), timeout_seconds=None)
 
     return compare
+
+
+def _is_false(expression: Any) -> bool:
+    """Return whether an equation between two numbers, as in 8 = 7 or x = 8 = 7, does not hold."""
+    from sympy import Basic, Equality
+
+    equations = expression.atoms(Equality) if isinstance(expression, Basic) else ()
+    return any(not one.free_symbols and _differ_numerically(one.lhs, one.rhs) for one in equations)
 
 
 def _differ_numerically(one: Any, other: Any) -> bool:
@@ -115,6 +182,8 @@ def _parse_in_two_stages() -> None:
     parse_fully = PSParser.math
 
     def parse(parser):
+        # All tokens first: an unknown one ends it here. Met during the first stage, it would be missing in the second.
+        parser.getTokenStream().fill()
         parser._interp.predictionMode = PredictionMode.SLL
         try:
             return parse_fully(parser)

@@ -1,0 +1,106 @@
+"""What a metric is: one declared entry. Vectors, reductions, pages and charts all follow from it."""
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+# The driver of verl reduces a key with one of these in it by maximum or minimum instead of the mean.
+REDUCED_OTHERWISE = ("max", "min")
+
+# The worker and its passes put these before the name of a metric: clipx/update_0/epsilon, clipx/low/ratio_mean.
+PREFIXED = re.compile(r"(update_\d+|low|high)/(?P<name>.+)")
+
+
+class Over(Enum):
+    """What the number is taken over, and so how it adds up over micro-batches, ranks and updates."""
+
+    TOKENS = "mean over the mini-batch's tokens, exact over micro-batches and ranks; verl averages it over updates"
+    UPDATE = "made of sums over the mini-batch's tokens once they are whole; verl averages it over updates"
+    DECISION = "of what the method decided; verl averages it over updates"
+    ROLLOUT_BATCH = "one number for all updates on a rollout batch"
+
+
+def same(value: Any) -> Any:
+    """What a metric of a single sum is."""
+    return value
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A number that a run logs.
+
+    Attributes:
+        name: without the prefix `clipx/`.
+        meaning: what it is, in one line.
+        unit: of the number.
+        over: what it is taken over.
+        section: the heading of docs/metrics.md under which it stands.
+        detailed: whether only clipx.metrics=all logs it.
+        chart: the chart in which it is drawn with the others of that chart; "" for none.
+        numbered: for a family of metrics, what its members are called: "bin" for name/bin_0, name/bin_1, …
+        adds_up: of a decision: where each micro-batch decides for itself, whether the numbers of the micro-batches add
+            up over the mini-batch, as counts do, or are averaged.
+        sums: over TOKENS or an UPDATE: the names of the sums over tokens that it is made of.
+        of: from the sums, each divided by the number of tokens, to the metric. Linear over TOKENS; over an UPDATE it
+            gets floats, and where it returns None nothing is logged.
+        each: over TOKENS, in the place of `sums`: from `metrics.Seen` to the values of every token, or None to count
+            them, and the tokens that count, both (sequences, length).
+        last_update: over an UPDATE: whether it is of the last update only.
+        verl_s: the key by which verl's own losses log the number, which the metric then takes over.
+    """
+
+    name: str
+    meaning: str
+    unit: str
+    over: Over
+    section: str = "The method's own bounds"
+    detailed: bool = False
+    chart: str = ""
+    numbered: str = ""
+    adds_up: bool = False
+    sums: tuple[str, ...] = ()
+    of: Callable[..., Any] = same
+    each: Callable[..., Any] | None = None
+    last_update: bool = False
+    verl_s: str = ""
+
+    @property
+    def key(self) -> str:
+        """As the worker logs it, a family without its members' numbers."""
+        return self.verl_s or f"clipx/{self.name}"
+
+    @property
+    def pattern(self) -> str:
+        """A regular expression that fits its keys and no others."""
+        return re.escape(self.key) + (rf"/{self.numbered}_\d+" if self.numbered else "")
+
+
+def of_decision(name: str, meaning: str, unit: str, **further: Any) -> Metric:
+    """A metric of what a method decided; arguments as for `Metric`."""
+    return Metric(name, meaning, unit, Over.DECISION, **further)
+
+
+def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metric:
+    """A metric of all updates on a rollout batch; arguments as for `Metric`."""
+    return Metric(name, meaning, unit, Over.ROLLOUT_BATCH, **further)
+
+
+def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
+    """What is wrong with the names of a method's own metrics, a sentence each.
+
+    Args:
+        own: the method's.
+        shared: those that every run may log.
+    """
+    own, taken = list(own), {metric.name for metric in shared}
+    names = [metric.name for metric in own]
+    for metric in own:
+        name = metric.name
+        if any(letters in f"{name}/{metric.numbered}" for letters in REDUCED_OTHERWISE):
+            yield f"the metric {name!r}: verl reduces a name with {' or '.join(REDUCED_OTHERWISE)} in it otherwise"
+        if name in taken or names.count(name) > 1:
+            yield f"the metric {name!r}: another metric has this name"
+        if (inner := PREFIXED.fullmatch(name)) and inner["name"] in {*taken, *names}:
+            yield f"the metric {name!r}: the plugin logs {inner['name']!r} under this name, too"
