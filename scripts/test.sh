@@ -17,7 +17,7 @@ examples=repeatable
 case ${1:-} in
     --fast) selection='' ; shift ;;
     --all) selection='(end_to_end or slow)'; examples=random; shift ;;
-    --help | -h) sed -n '2,11s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
 # Containers often set it. Each of some 150 interpreters would then compile 4,000 modules anew: 11 s of imports, not 5.
