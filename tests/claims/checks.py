@@ -232,9 +232,9 @@ def _exists(path: str) -> bool:
 
 def _check_extras(words: list[str]) -> None:
     offered = importlib.metadata.metadata("verl-clipx").get_all("Provides-Extra")
-    for extra in re.findall(r"verl-clipx\[(\w+)\]", " ".join(words)):
+    for extra in re.findall(r"(?:verl-clipx|\.)\[(\w+)\]", " ".join(words)):
         if extra not in offered:
-            raise Wrong(f"verl-clipx[{extra}]: the extras are {', '.join(offered)}")
+            raise Wrong(f"[{extra}]: the extras are {', '.join(offered)}")
 
 
 def _is_recipe(path: str) -> bool:

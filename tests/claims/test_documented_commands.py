@@ -294,7 +294,8 @@ def page(*lines: str, language: str = "bash") -> str:
         ),
         (page("sbatch recipes/cluster/slurm.sh METHOD=acpo  # needs: a cluster"), "no recipe for the cluster"),
         # other programs
-        (page("pip install 'verl-clipx[gpus]'  # needs: the network"), "verl-clipx[gpus]: the extras are"),
+        (page("pip install 'verl-clipx[gpus]'  # needs: the network"), "[gpus]: the extras are"),
+        (page("pip install '.[gpus]'  # needs: the network"), "[gpus]: the extras are"),
         (page("pip install verl-clipx"), "no test can run this"),
         (page("docker build --file docker/Dockerfile.tpu .  # needs: Docker"), "docker/Dockerfile.tpu: no such file"),
         (page("python -m verl_clipx.tasks.countdown data --train-sise 5"), "No such option: --train-sise"),

@@ -6,9 +6,10 @@ Not covered: what README says (test_documented_commands.py, test_links.py) and h
 import re
 from importlib import metadata
 
+import pytest
 import yaml
 
-from .documents import ROOT, links_of
+from .documents import PAGES, ROOT, blocks_of, commands_of, links_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 
@@ -21,6 +22,23 @@ def test_its_first_screen_has_a_figure_of_each_of_two_runs():
     screen, _, _ = README.partition("\n## ")
     figures = [link for link in links_of(screen) if link.startswith("docs/figures/")]
     assert len(figures) == 2 and all((ROOT / figure).is_file() for figure in figures)
+
+
+@pytest.mark.parametrize("command", ["bash scripts/quickstart.sh", "bash scripts/test.sh"])
+def test_a_code_block_of_its_first_half_has_the_command(command):
+    lines = README.splitlines()
+    first_half = "\n".join(lines[: len(lines) // 2]) + "\n```\n"
+    assert command in {" ".join(one.words) for block in blocks_of(first_half) for one in commands_of(block)}
+
+
+def test_no_page_prints_an_address_that_a_reader_has_to_fill_in():
+    found = [
+        f"{page.relative_to(ROOT)}: {line}"
+        for page in PAGES
+        for line in page.read_text(encoding="utf-8").splitlines()
+        if re.search(r"(git\+|https?://|git@)\S*[<…]", line)
+    ]
+    assert not found
 
 
 def test_the_citation_names_the_version_and_the_licence():

@@ -1,7 +1,7 @@
 """The oldest verl that is admitted, in an environment of its own on top of this one.
 
-Covers: what the plugin relies on, the doctor's verdict, the composition of a preset on a machine of GPUs with verl's own
-checks, three steps of ACPO. Not covered: the other end-to-end runs, GPUs.
+Covers: what the plugin relies on, the doctor's verdict, the composition of a preset on machines of GPUs with verl's
+own checks, three steps of ACPO. Not covered: the other end-to-end runs, GPUs.
 """
 
 import os
@@ -52,6 +52,8 @@ def said(python: str, *arguments: str) -> str:
 def test_it_is_the_oldest_that_is_admitted_and_the_doctor_takes_it(python):
     version = oldest(required())
     assert said(python, "-c", "import verl; print(verl.__version__)").strip() == version == "0.9.0"
+    verdict = "from verl_clipx.doctor import VERL_RANGE, in_range; print(in_range('verl', VERL_RANGE, 'error').level)"
+    assert said(python, "-c", verdict).strip() == "ok"
     where = said(python, "-c", "import verl, verl_clipx; print(verl.__file__); print(verl_clipx.__file__)").split()
     assert where[0].startswith(str(Path(python).parents[1])) and where[1].startswith(str(REPOSITORY))
 
@@ -71,5 +73,7 @@ def test_the_same_command_line_composes_and_passes_verl_s_checks(python, hardwar
 
 def test_it_trains(python, task, tmp_path):
     run = train(task, tmp_path / "run", "+clipx=acpo", steps=3, python=python)
-    assert "trains ACPO" in run.output or "acpo" in run.output
+    assert any("clipx: clipx_acpo (+clipx=acpo), scope mini_batch" in line for line in run.output.splitlines())
     assert len(run.log) == 3
+    assert all(value > 0 for value in run.values("actor/clipx/epsilon_highest"))
+    assert all(0 <= value <= 1 for value in run.values("actor/clipx/clip_fraction_high"))

@@ -1,8 +1,8 @@
 """The built wheel, and `pip install .`, in an environment that knows nothing of the repository.
 
 Covers: the wheel's content; its entry point, Hydra groups and command working from site-packages, outside the
-checkout, on verl's own main, after the installation that README prints. The environment borrows the installed dependencies (a directory on its path), so their
-installation is not covered; scripts/quickstart.sh covers that.
+checkout, on verl's own main, after the installation that README prints. The environment borrows the installed
+dependencies (a directory on its path), so their installation is not covered; scripts/quickstart.sh covers that.
 """
 
 import subprocess
