@@ -8,10 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import psutil
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from verl_clipx.diagnostics.run_log import read_growing_log
+from verl_clipx.terminal import TerminalConsole
 
 SECONDS_TO_END = 15
 
@@ -71,10 +71,10 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
     Returns:
         The command's exit code; 130 after an interrupt.
     """
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -107,7 +107,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
                 show(progress, task, metrics, label)
             return process.returncode
         except KeyboardInterrupt:
-            console.print(f"{label}: interrupted; ending its processes")
+            console.print(f"{label}: interrupted; ending its processes", markup=False)
             return 130
         finally:
             descendants.end()
