@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
@@ -17,6 +16,7 @@ from verl_clipx.listed import print_list
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
+from verl_clipx.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 
 
 class Commands(TyperGroup):
@@ -41,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Losses with adaptive and soft clipping for veRL: what there is, whether it works here, what a run did.",
 )
-console = Console()
+console = TerminalConsole()
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(table_app, name="table")
@@ -58,7 +58,7 @@ def doctor(
     if options:
         from verl_clipx.training.support import support_table
 
-        print(support_table())
+        print_plain(support_table())
         return
     from verl_clipx.doctor import examine
 
@@ -132,7 +132,7 @@ def methods(
     from verl_clipx.listing import described_by, markdown_table, method_rows, parameter_rows
 
     if markdown:
-        print(markdown_table())
+        print_plain(markdown_table())
         return
     if plot is not None:
         draw_method(name, parameters or [], plot)
@@ -255,7 +255,8 @@ def report(
     from verl_clipx.diagnostics.report import PAGE, write_report
 
     try:
-        findings = write_report(runs, out, title, baseline)
+        with warnings_on(console):
+            findings = write_report(runs, out, title, baseline)
     except (OSError, ValueError) as error:
         _fail(error)
     for finding in findings:
@@ -272,7 +273,8 @@ def bounds(
     from verl_clipx.diagnostics.run_log import read_run_log
 
     try:
-        found = measured_bounds(read_run_log(metrics))
+        with warnings_on(console):
+            found = measured_bounds(read_run_log(metrics))
     except (OSError, ValueError) as error:
         _fail(error)
     console.print(
@@ -301,11 +303,14 @@ def watch(
         folder.mkdir(parents=True, exist_ok=True)
         code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
     except OSError as error:
-        console.print(f"[red]{label} could not start:[/] {escape(str(error))}", soft_wrap=True)
+        console.print(f"[red]{escape(label)} could not start:[/] {escape(str(error))}", soft_wrap=True)
         # As a shell says of a command that is not there.
         raise typer.Exit(127) from None
     if code not in (0, 130):
-        console.print(f"[red]{label} failed with exit code {code}.[/] Its log: {log}. The end of it:", soft_wrap=True)
+        console.print(
+            f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {escape(str(log))}. The end of it:",
+            soft_wrap=True,
+        )
         console.print("\n".join(last_lines(log, 15)), markup=False, highlight=False)
     raise typer.Exit(code)
 
@@ -337,7 +342,7 @@ app.add_typer(evaluation_app(generate_on_cpu), name="eval")
 
 def main() -> None:
     """Entry point."""
-    app()
+    with_whole_output(app)
 
 
 if __name__ == "__main__":
