@@ -93,7 +93,7 @@ def gpu_check(
     Exit code 0 if a check passed and none failed; a check that could not run is skipped, with the reason.
     """
     from verl_clipx.gpu_check.machine import described, this_machine
-    from verl_clipx.gpu_check.report import as_json, exit_code, last_line, table_of
+    from verl_clipx.gpu_check.report import as_json, exit_code, last_line, line_of, table_of
     from verl_clipx.gpu_check.run import results
 
     try:
@@ -103,21 +103,23 @@ def gpu_check(
     except ValueError as error:
         _fail(error, 2)
     found = []
-    with console.status("checking") as status:
+    try:
         for result in results(machine):
             found.append(result)
-            status.update(f"{last_line(found)}; last: {escape(result.name)}")
+            print_plain(line_of(result))
+            # Whoever ends the command, or the machine, loses no result.
+            if json is not None:
+                write_text(json, as_json(found, described(machine)))
+        if json is not None:
+            write_text(json, as_json(found, described(machine)))
+    except OSError as error:
+        _fail(error)
     console.print(table_of(found, f"clipx gpu-check: {machine.ranks} x {machine.device}"))
     for result in found:
         if result.log:
             console.print(f"[bold]{escape(result.name)}[/], the end of its log:")
             console.print("\n".join(result.log), markup=False, highlight=False, soft_wrap=True)
     console.print(last_line(found), highlight=False)
-    if json is not None:
-        try:
-            write_text(json, as_json(found, described(machine)))
-        except OSError as error:
-            _fail(error)
     raise typer.Exit(exit_code(found))
 
 

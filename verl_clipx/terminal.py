@@ -46,8 +46,8 @@ def warnings_on(console: Console) -> Iterator[None]:
 
 
 def print_plain(text: str) -> None:
-    """Print a text as it is, for other programs to read: not wrapped, not styled."""
-    print(harmless(text))
+    """Print a text as it is, for other programs to read: not wrapped, not styled, at once."""
+    print(harmless(text), flush=True)
 
 
 def with_whole_output(command: Callable[[], None]) -> None:
