@@ -39,8 +39,8 @@ def run(tmp_path, monkeypatch) -> Path:
 
 
 def change_column(run: Path, name: str, change) -> Path:
-    """Gives the first trace another column, or none, in a column's place."""
-    path = sorted((run / "traces").glob("*.parquet"))[0]
+    """Gives the last trace, which the page shows, another column, or none, in a column's place."""
+    path = sorted((run / "traces").glob("*.parquet"))[-1]
     table = pyarrow.parquet.read_table(path)
     place, field = table.schema.get_field_index(name), table.schema.field(name)
     changed = change(table.column(name), field)
@@ -78,6 +78,15 @@ def test_a_column_without_its_values_is_an_error(run, tmp_path, name):
     assert path.name in found.output and name in found.output
 
 
+@pytest.fixture
+def checkpoint(tmp_path) -> Path:
+    """What looks like a checkpoint; everything is refused before it is read."""
+    folder = tmp_path / "saved"
+    (folder / "global_step_1" / "actor").mkdir(parents=True)
+    (folder / "latest_checkpointed_iteration.txt").write_text("1")
+    return folder
+
+
 PROMPTS = {
     "null": [None],
     "a string": ["What is 1 + 1?"],
@@ -96,19 +105,19 @@ def with_prompts(path: Path, prompts: list) -> Path:
 
 
 @pytest.mark.parametrize("kind", PROMPTS)
-def test_prompts_that_are_no_chat_messages_are_named(tmp_path, kind):
+def test_prompts_that_are_no_chat_messages_are_named(tmp_path, checkpoint, kind):
     path = with_prompts(save_questions(tmp_path / "data", 1), PROMPTS[kind])
     shown = clipx("data", "show", path)
     assert shown.exit_code == 0 and "row 0: prompt" in shown.output
     words = ("--benchmark", path, "--out", tmp_path / "out", "--max-tokens", 1, "--backend", "cpu")
-    found = clipx("eval", "run", tmp_path, *words)
+    found = clipx("eval", "run", checkpoint, *words)
     assert found.exit_code != 0 and path.name in found.output and "prompt" in found.output
 
 
-def test_a_number_of_samples_that_no_machine_holds_is_refused(tmp_path):
+def test_a_number_of_samples_that_no_machine_holds_is_refused(tmp_path, checkpoint):
     path = save_questions(tmp_path / "data", 1)
     words = ("--benchmark", path, "--out", tmp_path / "out", "--max-tokens", 1, "--backend", "cpu")
-    found = clipx("eval", "run", tmp_path, *words, "--samples", 100_000_000_000)
+    found = clipx("eval", "run", checkpoint, *words, "--samples", 100_000_000_000)
     assert found.exit_code != 0 and "100000000000" in found.output and "16384" in found.output
 
 

@@ -63,7 +63,8 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
     if updates:
         with replacing(out / TOKENS) as partial:
-            _without_formulas(_traced(updates)).to_csv(partial, index=False)
+            # RFC 4180's ends of lines: with a bare line feed, Python leaves a carriage return in a cell unquoted.
+            _without_formulas(_traced(updates)).to_csv(partial, index=False, lineterminator="\r\n")
     else:
         (out / TOKENS).unlink(missing_ok=True)
     sections = token_sections(updates)
