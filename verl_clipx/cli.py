@@ -87,6 +87,7 @@ def gpu_check(
     gpus: Annotated[int, typer.Option(help="GPUs to use, or processes on a CPU; two can share sequences.")] = 2,
     device: Annotated[str, typer.Option(help="cuda, or cpu for what a CPU can run of it.")] = "cuda",
     json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
+    losses: Annotated[bool, typer.Option("--losses", help="Only the losses: needs torch, not Ray or verl.")] = False,
 ) -> None:
     """Check updates under verl's options on GPUs: about fifteen minutes, nothing is downloaded.
 
@@ -94,7 +95,11 @@ def gpu_check(
     """
     from verl_clipx.gpu_check.machine import described, this_machine
     from verl_clipx.gpu_check.report import as_json, exit_code, last_line, line_of, table_of
-    from verl_clipx.gpu_check.run import results
+
+    if losses:
+        from verl_clipx.gpu_check.losses import loss_results
+    else:
+        from verl_clipx.gpu_check.run import results
 
     try:
         machine = this_machine(device, gpus)
@@ -104,7 +109,7 @@ def gpu_check(
         _fail(error, 2)
     found = []
     try:
-        for result in results(machine):
+        for result in loss_results(device) if losses else results(machine):
             found.append(result)
             print_plain(line_of(result))
             # Whoever ends the command, or the machine, loses no result.
