@@ -2,7 +2,8 @@
 # Sets up the project's environment and runs every check. Safe to run twice.
 #   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: about 20 minutes
 #   bash scripts/test.sh --fast   the same without end-to-end runs and slow unit tests: about three minutes
-#   bash scripts/test.sh --all    with every end-to-end run under every setting: about 110 starts of verl, some two hours
+#   bash scripts/test.sh --all    with every end-to-end run under every setting: about 110 starts of verl, some two hours;
+#                                 property tests draw new examples, as with pytest's --hypothesis-profile=random
 # Further arguments go to the last pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
 # output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM on the CPU, which make an environment of their own in
 # .venv-vllm: 2 GB (docs/vllm_cpu.md).
@@ -10,10 +11,12 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 selection='(end_to_end or slow) and not matrix'
+# Which examples property tests draw: a profile of tests/conftest.py.
+examples=repeatable
 case ${1:-} in
     --fast) selection='' ; shift ;;
-    --all) selection='(end_to_end or slow)'; shift ;;
-    --help | -h) sed -n '2,9s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --all) selection='(end_to_end or slow)'; examples=random; shift ;;
+    --help | -h) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
 # Containers often set it. Each of some 150 interpreters would then compile 4,000 modules anew: 11 s of imports, not 5.
@@ -74,7 +77,8 @@ fi
 
 say "unit tests, the fast ones"
 # A file's tests stay together: they share what they compose.
-python -m pytest tests -m 'not end_to_end and not slow' --durations=10 -n "$WORKERS" --dist loadfile
+python -m pytest tests -m 'not end_to_end and not slow' --hypothesis-profile="$examples" --durations=10 \
+    -n "$WORKERS" --dist loadfile
 
 if [[ -n $selection ]]; then
     if [[ $END_TO_END_VLLM != 0 ]]; then
@@ -83,7 +87,7 @@ if [[ -n $selection ]]; then
     fi
     say "end-to-end runs of the real verl, and slow unit tests: $selection"
     # As above: they share runs. In the files' order: by their number of tests the longest run would come last, alone.
-    python -m pytest tests -m "$selection" --durations=0 --durations-min=1 \
+    python -m pytest tests -m "$selection" --hypothesis-profile="$examples" --durations=0 --durations-min=1 \
         -n "$WORKERS" --dist loadfile --no-loadscope-reorder "$@"
 fi
 say "everything passed"

@@ -1,9 +1,9 @@
 """What torch.compile makes of the formulas: how many graphs, of which operations, with which results.
 
 Covers: graphs counted with a backend that only records, for every built-in method, under other shapes, strides, dtypes
-and grad modes; their operations; many configurations in one process; results of the real compiler for two controllers;
-a compiler that is missing or fails. Not covered: accelerators; times (benchmarks/loss.py); a training under
-compile=true (tests/end_to_end/test_training.py).
+and grad modes; their operations; many configurations in one process; the real compiler's results for every built-in
+method, and that values that are not finite reach them; a compiler that is missing or fails. Not covered: accelerators;
+times (benchmarks/loss.py); a training under compile=true (tests/end_to_end/test_training.py).
 """
 
 import dataclasses
@@ -15,7 +15,8 @@ from torch import Tensor
 from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
-from verl_clipx.compiled import TokenFunctions
+from verl_clipx.compiled import TokenFunctions, token_functions
+from verl_clipx.contract import compiled_it_is_the_same
 from verl_clipx.methods import BUILT_IN, METHODS, Method
 from verl_clipx.modifiers import AdvantageReweighting
 from verl_clipx.tokens import Inputs
@@ -137,12 +138,22 @@ def test_lopti_s_tokens_are_another_input_of_the_same_graphs(recorded):
     assert recorded.frame_count == 2
 
 
+# A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
+REAL = {
+    "bapo": pytest.param("bapo", None, id="bapo"),
+    "acpo": pytest.param("acpo", AdvantageReweighting(probability="current"), id="acpo, reweighted"),
+}
+OTHERS = [pytest.param(name, None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name not in REAL]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["acpo", "bapo"])
-def test_the_real_compiler_s_results(name):
+@pytest.mark.parametrize(("name", "shaping"), [*REAL.values(), *OTHERS])
+def test_the_real_compiler_s_results(name, shaping):
     torch._dynamo.reset()
+    token_functions.cache_clear()
     method = METHODS[name]()
-    functions, eager = TokenFunctions(method, None, compiled=True), TokenFunctions(method, None, compiled=False)
+    functions, eager = (token_functions(method, shaping, compiled=compiled) for compiled in (True, False))
+    compiled_it_is_the_same(method, shaping)
     inputs = micro_batch(method, 24, 53)
     whole = functions.statistics(inputs)
     for one, other in zip(both(functions, inputs), both(eager, inputs), strict=True):

@@ -9,7 +9,9 @@ import torch
 from tests.training import example_losses
 from tests.training.example_losses import WithinSpread
 from verl_clipx import check_loss, contract, of_decision
-from verl_clipx.contract import CHECKS, check_method
+from verl_clipx.compiled import token_functions
+from verl_clipx.contract import CHECKS, COMPILED_CHECKS, check_method
+from verl_clipx.user_method import method_of
 
 
 def broken(**methods):
@@ -44,6 +46,20 @@ BROKEN = {
     contract.one_weight_per_token: [
         (weight(lambda t, _: t.ratio.mean(-1, keepdim=True)), r"has shape \(6, 1\)"),
         (weight(lambda t, _: t.ratio.float()), "the weight is torch.float32"),
+    ],
+    contract.weight_is_positive_at_ratio_1: [
+        # The commonest mistake: PPO's loss in the place of the weight.
+        (
+            weight(lambda t, _: -torch.minimum(t.ratio * t.advantages, t.ratio.clamp(0.8, 1.2) * t.advantages)),
+            r"F is -[0-9.]+ at ratio 1 for a token with A = [0-9.]+, not above 0\. Return the gradient weight F",
+        ),
+        (weight(lambda t, _: t.ratio * (t.advantages > 0)), r"F is 0 at ratio 1 for a token with A = -[0-9.]+"),
+        (weight(lambda t, _: t.ratio - 1), "F is 0 at ratio 1"),
+        (weight(lambda t, _: t.ratio * torch.nan), "F is nan at ratio 1"),
+    ],
+    contract.weight_does_not_depend_on_the_size_of_advantages: [
+        (weight(lambda t, _: t.ratio * t.advantages.abs()), r"when A is multiplied by 0\.25\. Return the gradient"),
+        (weight(lambda t, _: torch.where(t.advantages > 1.5, 2 * t.ratio, t.ratio)), r"F goes from .* multiplied by"),
     ],
     contract.gradient_is_weight_times_advantage: [(weight(lambda t, _: torch.rand_like(t.ratio)), "differs from -F")],
     contract.finite_for_every_finite_input: [
@@ -101,33 +117,71 @@ def test_a_check_finds_a_method_that_breaks_it(check, method, message):
 KEPT_BY_THE_PLUGIN = {
     contract.nothing_outside_the_mask_is_read: ("tokens.where", lambda mask, values, other: values, "are read"),
     contract.not_finite_inside_the_mask_reaches_the_gradient: (
-        "loss.zero_or_nan",
-        lambda t: torch.zeros_like(t.ratio),
-        "log_prob=inf: the loss is finite",
+        "loss.finite",
+        lambda t: torch.ones_like(t.mask),
+        "log_prob=inf, statistics its own: the loss is finite",
+    ),
+    # As good as `finite` uncompiled; to the compiler it is true of every number.
+    contract.compiled_it_is_the_same: (
+        "loss.finite",
+        lambda t: (t.log_prob - t.old_log_prob + t.advantages) * 0 == 0,
+        "compiled, log_prob=inf, statistics its own: the loss is finite",
     ),
 }
 
 
-@pytest.mark.parametrize("check", KEPT_BY_THE_PLUGIN, ids=lambda check: check.__name__)
+def test_a_method_that_means_it_says_so():
+    class Reversed(WithinSpread):
+        unconstrained_weight = True
+
+        def gradient_weight(self, t, bounds):
+            return -t.ratio * t.advantages.abs()
+
+    assert [failure for check in CHECKS if (failure := check(Reversed()))] == []
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=[pytest.mark.slow] * (check in COMPILED_CHECKS)) for check in KEPT_BY_THE_PLUGIN],
+    ids=lambda check: check.__name__,
+)
 def test_a_check_finds_a_fault_of_the_plugin_s_own(check, monkeypatch):
     name, fault, message = KEPT_BY_THE_PLUGIN[check]
     monkeypatch.setattr(f"verl_clipx.{name}", fault)
+    token_functions.cache_clear()
     with pytest.raises(AssertionError, match=message):
-        check(WithinSpread())
+        check(method_of(example_losses.soft)())
+
+
+def test_without_a_compiler_nothing_is_said_of_the_compiled_loss(monkeypatch):
+    def missing(function):
+        raise RuntimeError("no working compiler")
+
+    monkeypatch.setattr("verl_clipx.compiled.compile_alone", missing)
+    token_functions.cache_clear()
+    report = dict(check_method(method_of(example_losses.soft)()))
+    assert len(report) == len(CHECKS) and not any(report.values())
 
 
 def test_every_check_is_tried():
-    assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS}
+    assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS, *COMPILED_CHECKS}
 
 
-@pytest.mark.parametrize("loss", [WithinSpread, example_losses.soft, example_losses.gppo_within_acpo])
-def test_sound_losses_pass(loss):
-    check_loss(loss)
+@pytest.mark.slow
+def test_a_sound_loss_passes():
+    check_loss(example_losses.soft)
+
+
+@pytest.mark.parametrize("loss", [WithinSpread, example_losses.gppo_within_acpo])
+def test_sound_bounds_pass_uncompiled(loss):
+    for check in CHECKS:
+        check(method_of(loss)())
 
 
 def test_a_report_says_what_was_checked_and_what_failed():
     method = weight(lambda t, _: t.ratio / t.ratio.shape[1])
     report = dict(check_method(method))
+    # The compiled loss waits for a method that keeps the rest.
     assert len(report) == len(CHECKS)
     assert {name: failure for name, failure in report.items() if failure} == {
         "Three more masked positions change nothing.": "AssertionError: padding matters"

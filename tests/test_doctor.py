@@ -16,7 +16,7 @@ from verl_clipx.cli import app
 
 
 def test_a_version_outside_the_tested_range_says_what_to_do():
-    fine = doctor.in_range("verl", SpecifierSet(">=0.9.1,<0.10"), "error")
+    fine = doctor.in_range("verl", doctor.VERL_RANGE, "error")
     assert (fine.level, fine.advice) == ("ok", "")
     wrong = doctor.in_range("verl", SpecifierSet("<0.9"), "error")
     assert wrong.level == "error" and "pip install 'verl<0.9'" in wrong.advice

@@ -23,6 +23,7 @@ from verl_clipx.contract import example
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.grpo import Grpo
 from verl_clipx.rollout_metrics import with_updates
+from verl_clipx.training.announcement import announcement
 from verl_clipx.training.config import build
 
 MODULE = example_losses.__name__
@@ -274,6 +275,7 @@ def test_a_mistake_stops_the_driver():
         actor("WithinSpread", "+clipx.warmth=1")
 
 
+@pytest.mark.slow
 def test_the_command_line_runs_the_contract(users_module):
     broken = '@register_loss("broken")\ndef broken(ratio):\n    return ratio * ratio.sum()\n'
     users_module(HEAD + broken + MISTAKES["a function's key of the node"][0] + SOUND)
@@ -283,3 +285,33 @@ def test_the_command_line_runs_the_contract(users_module):
             result = CliRunner(env={"COLUMNS": "200"}).invoke(app, ["check-loss", f"users_losses:{name}"])
             assert result.exit_code == code, result.output
             assert text in result.output
+
+
+LOSS_FOR_WEIGHT = """
+@register_loss("users_loss")
+def loss(ratio, advantages, bounds):
+    clipped = ratio.clamp(bounds.low, bounds.high)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+@register_loss("users_meant", unconstrained_weight=True)
+def meant(ratio, advantages):
+    return -ratio * advantages.abs()
+"""
+
+
+def test_a_loss_in_the_place_of_the_weight_fails_the_contract_with_what_to_return(users_module):
+    users_module(HEAD + LOSS_FOR_WEIGHT)
+    with mock.patch.object(sys, "path", [*sys.path]):
+        result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", "users_losses:loss"])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1
+    assert "at ratio 1 for a token with A = " in said and "Return the gradient weight F" in said
+    assert "when A is multiplied by" in said
+
+
+def test_a_weight_that_is_meant_so_is_named_on_the_line(users_module):
+    users_module(HEAD + LOSS_FOR_WEIGHT)
+    told = "unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
+    for name, named in (("meant", True), ("loss", False)):
+        config = built(hydra_s("+clipx=custom", f"clipx.function=users_losses:{name}"))
+        assert (told in announcement(config.policy_loss)) == named

@@ -171,7 +171,7 @@ def put(door: str, folder: Path, content: bytes) -> Path:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
-@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=EXAMPLES, suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
 @given(content=contents)
 def test_no_content_is_a_traceback(door, folder, content):
     put(door, folder, content)

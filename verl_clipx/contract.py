@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from verl_clipx.compiled import token_functions
 from verl_clipx.loss import per_token_loss, token_loss, token_statistics, tokens_in
 from verl_clipx.methods import Bounds, Method
 from verl_clipx.methods.method import declared
@@ -103,11 +104,11 @@ def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return {name: tensors[name] for name in asked_for}
 
 
-def gradient(method: Method, tensors: dict[str, Tensor]) -> tuple[Evaluated, Tensor]:
-    """The loss per token, and the gradient of its sum with respect to log_prob."""
+def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Evaluated, Tensor]:
+    """The loss per token, and the gradient of its sum with respect to log_prob; statistics as for `evaluate`."""
     inputs = inputs_of(method, tensors)
     inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
-    result = evaluate(method, **inputs)
+    result = evaluate(method, statistics=statistics, **inputs)
     result.loss.sum().backward()
     return result, inputs["log_prob"].grad
 
@@ -150,10 +151,13 @@ def finite_for_every_finite_input(method: Method) -> None:
 def nothing_outside_the_mask_is_read(method: Method) -> None:
     """NaN and infinity outside the mask change nothing."""
     clean = example()
-    dirty = dict(clean)
-    for name, value in JUNK.items():
-        dirty[name] = torch.where(clean["mask"], clean[name], value)
-    compare(gradient(method, clean), gradient(method, dirty), "values outside the mask are read")
+    compare(gradient(method, clean), gradient(method, with_junk(clean)), "values outside the mask are read")
+
+
+def with_junk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors inside the mask, NaN and infinity outside it."""
+    junk = {name: torch.where(tensors["mask"], tensors[name], value) for name, value in JUNK.items()}
+    return {**tensors, **junk}
 
 
 def order_of_sequences_does_not_matter(method: Method) -> None:
@@ -196,16 +200,93 @@ def compare(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], m
 
 def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
     """NaN and infinity inside the mask make the loss and the gradient of their token not finite, so that verl skips."""
+    of_mini_batch = gradient(method, example())[0].statistics
+    for case, tensors in spoiled(method, torch.float64):
+        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
+            result, actual = gradient(method, tensors, statistics)
+            require_not_finite(f"{case}, statistics {whose}", result.loss, actual)
+
+
+class NotCompiled(Exception):
+    """Nothing was checked of the compiled loss."""
+
+
+def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
+    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read.
+
+    Raises:
+        NotCompiled: the compiler is missing or fails, which the log has said.
+    """
+    functions = token_functions(method, shaping, compiled=True)
+
+    def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        inputs = Inputs(**inputs_of(method, tensors))
+        statistics = functions.statistics(inputs) if statistics is None else statistics
+        value, weighted, _ = functions.loss(inputs, method.decide(statistics))
+        return value, -weighted
+
+    clean = example(torch.float32)
+    of_mini_batch = functions.statistics(Inputs(**inputs_of(method, clean)))
+    once = losses(clean, of_mini_batch)
+    if not functions.compiled:
+        raise NotCompiled
+    for case, tensors in spoiled(method, torch.float32):
+        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
+            require_not_finite(f"compiled, {case}, statistics {whose}", *losses(tensors, statistics))
+    for one, other in zip(once, losses(with_junk(clean)), strict=True):
+        require(torch.equal(one, other), "compiled, values outside the mask are read")
+        require(bool(one.isfinite().all()), "compiled, a loss or a gradient is not finite")
+
+
+# The token that is spoiled; the mask holds it.
+SPOILED = (1, 2)
+
+
+def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The example with NaN or an infinity in one token of one input that the method uses, and what was put where."""
     for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
         for value in (float("nan"), float("inf"), -float("inf")):
-            tensors = example()
-            if not tensors[name].is_floating_point():
-                continue
-            tensors[name] = tensors[name].clone()
-            tensors[name][1, 2] = value
-            result, actual = gradient(method, tensors)
-            require(not bool(result.loss[1, 2].isfinite()), f"{name}={value}: the loss is finite")
-            require(not bool(actual[1, 2].isfinite()), f"{name}={value}: the gradient is finite")
+            tensors = example(dtype)
+            if tensors[name].is_floating_point():
+                tensors[name][SPOILED] = value
+                yield f"{name}={value}", tensors
+
+
+def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
+    """Raises AssertionError where the spoiled token's loss or gradient is finite."""
+    require(not bool(loss[SPOILED].isfinite()), f"{case}: the loss is finite")
+    require(not bool(gradients[SPOILED].isfinite()), f"{case}: the gradient is finite")
+
+
+def weight_is_positive_at_ratio_1(method: Method) -> None:
+    """At ratio 1 the weight of every token with A other than 0 is above 0: what did well becomes likelier."""
+    if method.unconstrained_weight:
+        return
+    tensors = example()
+    tensors["log_prob"] = tensors["rollout_log_prob"] = tensors["old_log_prob"]
+    for sign in (1, -1):
+        signed = {**tensors, "advantages": sign * tensors["advantages"]}
+        weight = gradient(method, signed)[0].weight
+        wrong = signed["mask"] & (signed["advantages"] != 0) & ~(weight > 0)
+        if bool(wrong.any()):
+            A, F = (float(values[wrong][0]) for values in (signed["advantages"], weight))
+            raise AssertionError(f"F is {F:.3g} at ratio 1 for a token with A = {A:.3g}, not above 0. {RETURN_F}")
+
+
+def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
+    """The weight stays the same when all advantages are multiplied by a positive number."""
+    if method.unconstrained_weight:
+        return
+    tensors = example()
+    usual = gradient(method, tensors)[0].weight
+    for factor in (0.25, 4.0):
+        weight = gradient(method, {**tensors, "advantages": factor * tensors["advantages"]})[0].weight
+        moved = tensors["mask"] & ~torch.isclose(weight, usual, rtol=1e-6, atol=1e-9)
+        if bool(moved.any()):
+            before, after = (float(values[moved][0]) for values in (usual, weight))
+            raise AssertionError(
+                f"F goes from {before:.3g} to {after:.3g} when A is multiplied by {factor}. {RETURN_F}"
+            )
 
 
 def statistics_are_the_same_each_time(method: Method) -> None:
@@ -276,7 +357,12 @@ def no_value_is_read_on_the_host(method: Method) -> None:
     token_loss(method, None, Inputs(**tensors), decision)
 
 
-# What stands outside the mask in `nothing_outside_the_mask_is_read`.
+RETURN_F = (
+    "Return the gradient weight F, for GRPO the ratio, and no loss: the gradient is F*A, and the plugin multiplies by "
+    "A. A method that means it sets unconstrained_weight=True."
+)
+
+# What stands outside the mask in `with_junk`.
 JUNK = {
     "old_log_prob": float("nan"),
     "log_prob": float("inf"),
@@ -287,6 +373,8 @@ JUNK = {
 
 CHECKS: tuple[Callable[[Method], None], ...] = (
     one_weight_per_token,
+    weight_is_positive_at_ratio_1,
+    weight_does_not_depend_on_the_size_of_advantages,
     gradient_is_weight_times_advantage,
     finite_for_every_finite_input,
     not_finite_inside_the_mask_reaches_the_gradient,
@@ -301,6 +389,9 @@ CHECKS: tuple[Callable[[Method], None], ...] = (
     no_value_is_read_on_the_host,
 )
 
+# Those that compile the loss and its statistics, which takes seconds.
+COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_it_is_the_same,)
+
 
 def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
     """Runs the contract on a method.
@@ -309,13 +400,20 @@ def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
         method: the method with its parameters.
 
     Yields:
-        What was checked, and how it failed or None.
+        What was checked, and how it failed or None. The compiled loss is checked last, once the uncompiled one keeps
+        everything, and only where there is a compiler.
     """
-    for check in CHECKS:
-        name = (check.__doc__ or check.__name__).strip()
+    kept = True
+    for check in (*CHECKS, *COMPILED_CHECKS):
+        name = (check.__doc__ or check.__name__).strip().partition("\n")[0]
+        if check in COMPILED_CHECKS and not kept:
+            return
         try:
             check(method)
+        except NotCompiled:
+            continue
         except Exception as failure:
+            kept = False
             yield name, f"{type(failure).__name__}: {failure}"
         else:
             yield name, None

@@ -20,7 +20,7 @@ from verl_clipx.extras import TOOLS
 
 Level = Literal["ok", "warning", "error"]
 
-VERL_RANGE = SpecifierSet(">=0.9.1,<0.10")
+VERL_RANGE = SpecifierSet(">=0.9.0,<0.10")
 PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
 
 CPU_COMBINATION = {"torch": SpecifierSet("==2.13.0"), "transformers": SpecifierSet(">=5.9,<5.11")}

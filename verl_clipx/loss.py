@@ -1,5 +1,6 @@
 """Tokens in; value, F * A and the metrics' sums out: pure functions of tensors, which `compiled.py` may fuse."""
 
+import math
 from typing import NamedTuple
 
 import torch
@@ -65,22 +66,24 @@ def token_loss(
     value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
     weighted = where(t.mask, weight * t.advantages, 0.0)
     del weight
-    not_finite = zero_or_nan(t)
-    value, weighted = value + not_finite, weighted + not_finite
-    del not_finite
+    known = finite(t)
+    value, weighted = where(known, value, math.nan), where(known, weighted, math.nan)
+    del known
     dual_clip = getattr(method, "dual_clip", None)
     sums = token_sums(t, method.bounded(t), bounds, weighted, dual_clip, inputs.counted, detailed)
     return TokenLoss(value, weighted, sums)
 
 
-def zero_or_nan(t: Tokens) -> Tensor:
-    """0 for every token that is computed from finite numbers alone, NaN for the others, (sequences, length)."""
+def finite(t: Tokens) -> Tensor:
+    """Which tokens are computed from finite numbers only: bool, (sequences, length)."""
     total = t.log_prob - t.old_log_prob + t.advantages
     for name in OPTIONAL:
         asked_for = getattr(t, name)
         if asked_for is not None and asked_for.is_floating_point():
             total = total + asked_for
-    return total * 0
+    # A comparison, and NaN where it fails: arithmetic that leaves 0 of a finite number, as total * 0, is the constant 0
+    # to a compiler, NaN or not.
+    return total.abs() < math.inf
 
 
 class _PerTokenLoss(torch.autograd.Function):

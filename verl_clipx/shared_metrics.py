@@ -162,6 +162,12 @@ CLOSED_FORM_DIFFERENCE = of_decision(
     "(ACPO: to epsilon), by one rank's tokens, where the former were used",
     "of half the bounds' width",
 )
+SKIPPED_UPDATES = RUN(
+    "skipped_updates",
+    "number of the rollout batch's updates, of both passes under Lopti, that verl skipped because the gradient's norm "
+    "was not finite",
+    "updates",
+)
 STANDARD_ERROR = RUN(
     "critic/score/standard_error",
     "standard error of verl's `critic/score/mean`, over prompts; of every run, also of verl's own losses, without "
@@ -197,6 +203,7 @@ AGE_SPREAD = {
 METRICS = (
     *OF_TOKENS,
     CLOSED_FORM_DIFFERENCE,
+    SKIPPED_UPDATES,
     STANDARD_ERROR,
     SELECTED,
     VERSIONS,

@@ -27,7 +27,9 @@ BASES: dict[str, type[Method]] = {"fixed": FixedBounds, "acpo": Acpo, "bapo": Ba
 DECORATED: dict[str, type[Method] | ValueError] = {}
 
 
-def register_loss(name: str, *, bounds: str = "fixed") -> Callable[[GradientWeight], GradientWeight]:
+def register_loss(
+    name: str, *, bounds: str = "fixed", unconstrained_weight: bool = False
+) -> Callable[[GradientWeight], GradientWeight]:
     """Registers a gradient weight as a policy loss with everything the built-in ones have.
 
     The function gets the importance-sampling ratio, the advantages and the clip bounds, and returns F with
@@ -38,6 +40,8 @@ def register_loss(name: str, *, bounds: str = "fixed") -> Callable[[GradientWeig
     Args:
         name: the loss is `clipx_<name>` in verl's registry.
         bounds: where the bounds come from: "fixed" (clip_low, clip_high), "acpo" or "bapo" (their parameters).
+        unconstrained_weight: whether F may be 0 or less at ratio 1, or change with the size of the advantages; the
+            contract then asks neither.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -45,7 +49,9 @@ def register_loss(name: str, *, bounds: str = "fixed") -> Callable[[GradientWeig
 
     def decorate(gradient_weight: GradientWeight) -> GradientWeight:
         try:
-            DECORATED[described(gradient_weight)] = method_class(name, gradient_weight, bounds)
+            DECORATED[described(gradient_weight)] = method_class(
+                name, gradient_weight, bounds, unconstrained_weight=unconstrained_weight
+            )
         except ValueError as error:
             DECORATED[described(gradient_weight)] = error
         register_if_verl_is_loaded()
@@ -54,13 +60,16 @@ def register_loss(name: str, *, bounds: str = "fixed") -> Callable[[GradientWeig
     return decorate
 
 
-def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str) -> type[Method]:
+def method_class(
+    name: str, gradient_weight: Callable[..., Any], bounds: str, *, unconstrained_weight: bool
+) -> type[Method]:
     """The method that a decorated function stands for.
 
     Args:
         name: the method's name.
         gradient_weight: the user's function.
         bounds: key of `BASES`.
+        unconstrained_weight: as for `register_loss`.
 
     Raises:
         ValueError: `bounds` is unknown, or the function's signature does not fit.
@@ -96,6 +105,7 @@ def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str) ->
         "__module__": gradient_weight.__module__,
         "__qualname__": gradient_weight.__qualname__,
         "gradient_weight": weight,
+        "unconstrained_weight": unconstrained_weight,
         "loss_value": Method.loss_value,
     }
     made = dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)

@@ -47,6 +47,7 @@ def train(
     steps: int = 2,
     environment: dict[str, str] | None = None,
     entry: str = MAIN,
+    python: str = sys.executable,
 ) -> Run:
     """Trains for a few steps and returns what happened.
 
@@ -57,11 +58,12 @@ def train(
         steps: training steps.
         environment: further environment variables.
         entry: verl's module that is run.
+        python: the interpreter of the environment that it runs in.
 
     Raises:
         AssertionError: the run failed or did not end in time; the message holds the end of its output.
     """
-    process = launch(task, folder, *overrides, steps=steps, environment=environment, entry=entry)
+    process = launch(task, folder, *overrides, steps=steps, environment=environment, entry=entry, python=python)
     try:
         code = process.wait(SECONDS)
     except subprocess.TimeoutExpired:
@@ -108,12 +110,13 @@ def launch(
     environment: dict[str, str] | None = None,
     before: Sequence[str] = (),
     entry: str = MAIN,
+    python: str = sys.executable,
 ) -> subprocess.Popen:
     """Starts a run that logs to the folder; arguments as for `train`, and words to put before the command."""
     folder.mkdir(parents=True, exist_ok=True)
     command = [
         *before,
-        sys.executable,
+        python,
         "-m",
         entry,
         "+hardware=cpu",

@@ -108,7 +108,7 @@ def differences_after_observing(rank, world, policy, rows):
 
 
 def after_an_infinite_gradient(rank, world, policy, rows):
-    """Two ordinary steps, one with an infinite advantage, one ordinary again: the state and the weights after each."""
+    """Two ordinary steps, one with an infinite advantage, one ordinary again: state, weights and skips after each."""
     worker = build_worker(Path(policy))
     loaded = torch.load(rows, weights_only=False)
     found = []
@@ -123,7 +123,8 @@ def after_an_infinite_gradient(rank, world, policy, rows):
         worker.train_batch(data)
         planner.flush()
         statistics = planner.state.statistics["update_0"].clone()
-        found.append((planner.state.step, statistics, weights(worker), worker.gradient_norm))
+        state = planner.state.step, statistics, weights(worker), worker.gradient_norm, worker.skipped_updates
+        found.append(state)
     return found
 
 
@@ -411,6 +412,7 @@ def test_a_skipped_step_is_not_remembered(found):
     first, second, skipped, third = found["after_an_infinite_gradient"]
     assert [state[0] for state in (first, second, skipped, third)] == [1, 2, 2, 3]
     assert not torch.isfinite(torch.tensor(skipped[3])) and torch.isfinite(torch.tensor(second[3]))
+    assert [state[4] for state in (first, second, skipped, third)] == [0, 0, 1, 1]
     assert torch.equal(second[1], skipped[1]) and not torch.equal(first[1], second[1])
     assert torch.isfinite(third[1]).all() and not torch.equal(skipped[1], third[1])
     assert all(torch.equal(second[2][name], skipped[2][name]) for name in second[2])

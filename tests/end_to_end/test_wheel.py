@@ -1,7 +1,7 @@
-"""The built wheel in an environment that knows nothing of the repository.
+"""The built wheel, and `pip install .`, in an environment that knows nothing of the repository.
 
 Covers: the wheel's content; its entry point, Hydra groups and command working from site-packages, outside the
-checkout, on verl's own main. The environment borrows the installed dependencies (a directory on its path), so their
+checkout, on verl's own main, after the installation that README prints. The environment borrows the installed dependencies (a directory on its path), so their
 installation is not covered; scripts/quickstart.sh covers that.
 """
 
@@ -29,12 +29,12 @@ def wheel(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def python(wheel, tmp_path_factory) -> Path:
-    """The interpreter of a new environment with the wheel in it."""
+def python(tmp_path_factory) -> Path:
+    """The interpreter of a new environment after `pip install .`."""
     folder = tmp_path_factory.mktemp("environment")
     venv.create(folder, with_pip=True)
     interpreter = folder / "bin" / "python"
-    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", wheel], check=True)
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "."], cwd=ROOT, check=True)
     (site_packages,) = folder.glob("lib/python*/site-packages")
     # A directory added by a .pth file does not have its own .pth files read, so the editable install stays unseen.
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib"))

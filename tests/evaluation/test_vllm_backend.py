@@ -7,7 +7,7 @@ accepts only the names that vLLM 0.24 has, so a misspelt one shows.
 import sys
 import time
 import types
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,16 +24,25 @@ SAMPLING = SamplingSettings(samples=2, max_tokens=8, temperature=0.6, top_p=0.9,
 
 
 class Echo:
-    """Gives a request's prompt and seed back, the first shard last."""
+    """Gives a request's prompt and seed back, the first shard after another one; the model's folder says which came."""
 
     def __init__(self, model: Model, sampling: SamplingSettings, settings: VLLMSettings):
-        assert (model, sampling, settings.tensor_parallel_size) == (MODEL, SAMPLING, 1)
+        assert (replace(model, folder=MODEL.folder), sampling, settings.tensor_parallel_size) == (MODEL, SAMPLING, 1)
+        self.generated = model.folder
 
     def generate(self, requests):
         if not requests:
             raise ValueError("an empty shard")
-        time.sleep(0.3 if requests[0].seed == 0 else 0)
+        wait_until(lambda: requests[0].seed != 0 or any(self.generated.iterdir()))
+        (self.generated / str(requests[0].seed)).touch()
         return [[*request.prompt_ids, request.seed] for request in requests]
+
+
+def wait_until(condition):
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
 
 
 @pytest.fixture(scope="module")
@@ -47,8 +56,8 @@ def shards(count: int) -> list[list[SampleRequest]]:
     return [[SampleRequest([shard, 1], shard), SampleRequest([shard, 2], 10 + shard)] for shard in range(count)]
 
 
-def test_every_shard_comes_back_once_with_its_number(cluster):
-    with vllm_backend(VLLMSettings(), Echo, "pretend")(MODEL, SAMPLING) as generate:
+def test_every_shard_comes_back_once_with_its_number(cluster, tmp_path):
+    with vllm_backend(VLLMSettings(), Echo, "pretend")(replace(MODEL, folder=tmp_path), SAMPLING) as generate:
         found = list(generate(shards(5)))
     assert dict(found) == {shard: [[shard, 1, shard], [shard, 2, 10 + shard]] for shard in range(5)}
     assert len(found) == 5
@@ -62,10 +71,7 @@ def test_engines_give_their_devices_back_and_errors_come_through(cluster):
         vllm_backend(VLLMSettings(), Echo, "pretend")(MODEL, SAMPLING) as generate,
     ):
         list(generate([[]]))
-    deadline = time.monotonic() + 20
-    while ray.available_resources().get("pretend", 0) < 2 and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert ray.available_resources()["pretend"] == 2
+    wait_until(lambda: ray.available_resources().get("pretend", 0) == 2)
 
 
 def test_too_few_devices_is_an_error(cluster):

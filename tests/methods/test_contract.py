@@ -1,9 +1,10 @@
 """What every method promises, with the settings of every group.
 
-Covers the contract that users run on a loss of their own, and beyond it: random splits by rows and by tokens, the
+Covers the contract that users run on a loss of their own, uncompiled, and beyond it: the sign of what reweighted
+advantages are multiplied by; random splits by rows and by tokens, the
 working precision, a batch without tokens, the size of what is allocated, and that the meta device, where reading a
-value raises, is never left. Does not cover the contract's own power (tests/test_contract.py), nor the worker that adds
-the statistics of ranks.
+value raises, is never left. Does not cover the compiled losses (tests/test_compiled.py), the contract's own power
+(tests/test_contract.py), nor the worker that adds the statistics of ranks.
 """
 
 import pytest
@@ -15,10 +16,11 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from verl_clipx.configs_folder import configs_folder
-from verl_clipx.contract import check_method, example, gradient, inputs_of
+from verl_clipx.contract import CHECKS, evaluate, example, gradient, inputs_of
 from verl_clipx.listing import group_settings
 from verl_clipx.loss import token_loss, token_statistics
 from verl_clipx.methods.bapo import Bapo
+from verl_clipx.modifiers import AdvantageReweighting
 from verl_clipx.tokens import Inputs
 from verl_clipx.training.config import Settings, build
 
@@ -26,6 +28,7 @@ GROUPS = {path.stem: group_settings(path.stem) for path in sorted((configs_folde
 NODES = {group: build(**node) for group, node in GROUPS.items() if "method" in node}
 METHODS = {group: node.method for group, node in NODES.items() if isinstance(node, Settings)}
 METHODS["bapo_rollout"] = Bapo(weight="rollout", counted="gradient", contribution="net")
+SHAPED_BY = ("old", "current")
 ADAPTIVE = {name: method for name, method in METHODS.items() if method.statistics_size}
 
 every_method = pytest.mark.parametrize("method", METHODS.values(), ids=METHODS)
@@ -35,7 +38,20 @@ every_adaptive_method = pytest.mark.parametrize("method", ADAPTIVE.values(), ids
 @pytest.mark.slow
 @every_method
 def test_the_contract_passes(method):
-    assert [f"{name} {failure}" for name, failure in check_method(method) if failure] == []
+    for check in CHECKS:
+        check(method)
+
+
+@every_method
+def test_the_weight_of_reweighted_advantages_is_positive_at_ratio_1_too(method):
+    assert not method.unconstrained_weight
+    tensors = example()
+    tensors["log_prob"] = tensors["rollout_log_prob"] = tensors["old_log_prob"]
+    for shaping in (AdvantageReweighting(alpha=alpha, probability=of) for alpha in (0.3, 1.0) for of in SHAPED_BY):
+        result = evaluate(method, shaping=shaping, **inputs_of(method, tensors))
+        # F times the reweighted advantage has the sign of the advantage itself.
+        signs = (result.weight * result.tokens.advantages).sign()
+        assert torch.equal(signs, torch.where(tensors["mask"], tensors["advantages"].sign(), 0))
 
 
 @pytest.mark.slow

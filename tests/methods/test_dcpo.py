@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from torch.testing import assert_close
 
 from tests.training.golden_runs import built_once, registered_loss
-from verl_clipx.contract import check_method, evaluate, example
+from verl_clipx.contract import CHECKS, evaluate, example
 from verl_clipx.methods.dcpo import Dcpo
 
 from .at import row, tokens_at
@@ -121,4 +121,5 @@ def test_micro_batches_of_whole_sequences_add_up():
     "parameters", [{}, {"largest_ratio": None, "dual_clip": None}, {"epsilon_low": 0.0, "epsilon_high": 0.0}]
 )
 def test_the_contract(parameters):
-    assert [f"{name} {failure}" for name, failure in check_method(Dcpo(**parameters)) if failure] == []
+    for check in CHECKS:
+        check(Dcpo(**parameters))

@@ -16,7 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from tests.training.conftest import compose_once
 from tests.training.golden_runs import built_once, registered_loss
-from verl_clipx.contract import check_method, evaluate, example
+from verl_clipx.contract import CHECKS, evaluate, example
 from verl_clipx.methods.m2po import LARGEST, M2po, inner_edges
 
 from .at import row, tokens_at
@@ -219,7 +219,8 @@ def test_micro_batches_of_whole_sequences_add_up(moment):
 
 @pytest.mark.parametrize("parameters", [{}, {"moment": "capped"}, {"behaviour": "old"}, {"log_ratio_clamp": None}])
 def test_the_contract(parameters):
-    assert [f"{name} {failure}" for name, failure in check_method(M2po(**parameters)) if failure] == []
+    for check in CHECKS:
+        check(M2po(**parameters))
 
 
 WITHOUT = "actor_rollout_ref.rollout.calculate_log_probs=False"

@@ -157,7 +157,15 @@ def test_vanilla_by_hand(observed):
 class Stepping:
     """What the plugin's part of a worker needs of verl's: it keeps a loss, and calls it for each mini-batch."""
 
-    rank, engine = 0, SimpleNamespace(module=torch.nn.Linear(1, 1), get_data_parallel_group=lambda: None)
+    rank = 0
+
+    def __init__(self):
+        self.engine = SimpleNamespace(
+            module=torch.nn.Linear(1, 1),
+            get_data_parallel_group=lambda: None,
+            optimizer_step=lambda: 1.0,
+            infer_batch=lambda data: None,
+        )
 
     def set_loss_fn(self, loss_fn):
         self.loss_fn = loss_fn

@@ -1,9 +1,12 @@
 """The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs.
 
 Covers: agreement with verl's own vanilla and cispo; every aggregation mode; rollout_is_weights; use without a Hydra
-group; use outside and inside a worker's micro-batch, and in a worker that is not the plugin's; entropies that are not
-finite; one host transfer. Not covered: the weights themselves (tests/methods), the worker (test_worker.py), a GPU.
+group; use outside and inside a worker's micro-batch, and in a worker that is not the plugin's; inputs that are not
+finite under advantage reweighting and entropy selection; one host transfer. Not covered: the weights themselves
+(tests/methods), the worker (test_worker.py), a GPU.
 """
+
+import itertools
 
 import pytest
 import torch
@@ -213,19 +216,45 @@ def test_unknown_keywords_are_ignored(actor, tensors):
     call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("group", ["high_entropy", "low_entropy"])
-@pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-def test_an_entropy_that_is_not_finite_makes_verl_skip_the_step(actor, tensors, group, value):
-    config = actor("+clipx=grpo", f"+clipx/select={group}")
+def test_selection_needs_the_entropy(actor, tensors):
     with pytest.raises(ValueError, match=r"clipx\.select needs entropy: .*pass entropy="):
-        call("clipx_grpo", config, tensors)
-    entropy = torch.rand(6, 9, generator=torch.Generator().manual_seed(0)).masked_fill(~tensors["response_mask"], value)
-    loss, gradient, _ = call("clipx_grpo", config, tensors, entropy=entropy)
-    assert loss.isfinite() and gradient.isfinite().all()
-    entropy[1, 2] = value
-    loss, gradient, _ = call("clipx_grpo", config, tensors, entropy=entropy)
-    assert not loss.isfinite() and not gradient.isfinite().all()
+        call("clipx_grpo", actor("+clipx=grpo", "+clipx/select=high_entropy"), tensors)
+
+
+MODIFIED = [
+    *((method, ("+clipx/select=high_entropy",)) for method in BUILT_IN),
+    ("grpo", ("+clipx/select=low_entropy",)),
+    ("grpo", ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")),
+    ("cispo", ("+clipx/select=low_entropy", "clipx.select.over=mini_batch", "clipx.select.normaliser=all")),
+    pytest.param("acpo", ("+clipx/select=high_entropy", "clipx.compile=true"), marks=pytest.mark.matrix),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "selection"), MODIFIED)
+def test_whatever_is_not_finite_makes_verl_skip_the_step_under_modifiers_too(actor, tensors, method, selection):
+    config = actor(f"+clipx={method}", "+clipx/shaping=advantage_reweighting", *selection)
+    mask, generator = tensors["response_mask"], torch.Generator().manual_seed(0)
+    entropy, weights = (torch.rand(mask.shape, generator=generator) for _ in range(2))
+    clean = {**tensors, **asked_for(config), "entropy": entropy, "weights": weights}
+    clean = {name: of.float() if of.is_floating_point() else of for name, of in clean.items()}
+    selected = config.policy_loss.clipx.select.selected(entropy, mask)
+    kept, dropped = (tuple(of.nonzero()[0].tolist()) for of in (selected, mask & ~selected))
+    spoilt = [name for name, of in clean.items() if of.is_floating_point()]
+    assert {"log_prob", "old_log_prob", "advantages", "entropy", "weights"} <= {*spoilt}
+    for value in (torch.nan, torch.inf, -torch.inf):
+        outside = {name: clean[name].masked_fill(~mask, value) for name in spoilt}
+        loss, gradient, _ = call(f"clipx_{method}", config, {**clean, **outside})
+        assert loss.isfinite() and gradient.isfinite().all()
+        for name, place in itertools.product(spoilt, (kept, dropped)):
+            of = clean[name].clone()
+            of[place] = value
+            given = {**clean, name: of}
+            # In half precision too, which a gradient could be cut off to.
+            for dtype in (torch.float32, torch.bfloat16):
+                given["log_prob"] = given["log_prob"].to(dtype)
+                loss, gradient, _ = call(f"clipx_{method}", config, given)
+                assert not loss.isfinite() and not gradient[place].isfinite(), (name, value, place, dtype)
 
 
 @pytest.mark.parametrize("method", ["acpo", "bapo"])

@@ -55,7 +55,7 @@ def test_a_disk_that_hangs_holds_nobody_for_long():
     start = time.monotonic()
     assert not writer.flush(0.1)
     assert not writer.flush(0.1)
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
     go.set()
     assert writer.flush()
 

@@ -3,10 +3,11 @@
 Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
 on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
-distillation's loss of the logits, and its sum with the method's loss; dropout is refused. Not covered: the real engine
-(tests/end_to_end).
+skipped updates, and the warning of what was not finite; distillation's loss of the logits, and its sum with the
+method's loss; dropout is refused. Not covered: the real engine (tests/end_to_end).
 """
 
+import logging
 import math
 from functools import partial
 from types import SimpleNamespace
@@ -249,6 +250,129 @@ def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_an
     # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
     assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
     assert worker.tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+
+
+class Stepping(VerlsWorker):
+    """As verl's worker, a rollout batch being three updates on one mini-batch, the second of which may be spoilt."""
+
+    # What the way back through the model multiplies the gradient by.
+    gradient_scale = 1.0
+
+    def spoil(self, data):
+        """What the second update's mini-batch has that the others have not."""
+
+    def train_batch(self, data):
+        leaf = self.output["log_probs"]
+        leaf.grad = None
+        loss, metrics = self.loss_fn(self.output, data)
+        loss.backward()
+        self.engine.norm = leaf.grad.values().norm() * self.gradient_scale
+        self.engine.optimizer_step()
+        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_mini_batch(self, data):
+        for update in range(3):
+            mini_batch = data.clone()
+            if update == 1:
+                self.spoil(mini_batch)
+            output = self.train_batch(mini_batch)
+        return output
+
+
+class SteppingWorker(ClipxTraining, Stepping):
+    """Ours on top of it."""
+
+    def set_loss_fn(self, loss_fn):
+        self.engine.optimizer_step = lambda: self.engine.norm
+        super().set_loss_fn(loss_fn)
+
+
+def spoilt(value, **places):
+    """Puts a value into fields of a mini-batch, each at some (sequence, token)."""
+
+    def spoil(data):
+        for field, indices in places.items():
+            for sequence, token in indices:
+                data[field][sequence][token] = value
+
+    return spoil
+
+
+def all_advantages_nan(data):
+    """So that each of Lopti's passes has some."""
+    data["advantages"].values().fill_(torch.nan)
+
+
+LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
+NAN_REWARD = spoilt(torch.nan, rm_scores=[(0, 2)], advantages=[(0, token) for token in range(3)])
+NAMED_REWARD = (
+    ": rm_scores (rewards) in 1 token of 1 sequence, first of the prompt with uid prompt 0; advantages (advantages) in "
+    "3 tokens of 1 sequence, first of the prompt with uid prompt 0."
+)
+NAN_ADVANTAGES = spoilt(torch.nan, advantages=[(2, 0), (2, 1), (3, 0)])
+NAMED_ADVANTAGES = ": advantages (advantages) in 3 tokens of 2 sequences, first of the prompt with uid prompt 1."
+INFINITE_LOG_PROB = spoilt(-torch.inf, old_log_probs=[(0, 1)])
+NAMED_LOG_PROB = (
+    ": old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence, first of the prompt with uid "
+    "prompt 0."
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spoil", "skips", "named"),
+    [
+        (["+clipx=grpo"], NAN_REWARD, 1, NAMED_REWARD),
+        (["+clipx=grpo"], NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (["+clipx=grpo"], INFINITE_LOG_PROB, 1, NAMED_LOG_PROB),
+        (LAGGED, NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (LAGGED, INFINITE_LOG_PROB, 1, NAMED_LOG_PROB),
+        (["+clipx=observe"], NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (["+clipx=grpo", "+clipx/update=lopti"], all_advantages_nan, 2, ": advantages (advantages) in "),
+    ],
+)
+def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
+    stepping_worker, caplog, overrides, spoil, skips, named
+):
+    worker, skipped = stepping_worker(*overrides)
+    assert skipped() == 0 and not caplog.messages
+    worker.spoil = spoil
+    assert skipped() == skips and skipped() == skips
+    (message,) = caplog.messages
+    assert named in message and "verl skips an update whose gradient's norm is nan" in message
+    worker.spoil = lambda data: None
+    assert skipped() == 0
+
+
+@pytest.mark.parametrize("group", ["grpo", "observe"])
+def test_a_gradient_that_is_not_finite_by_itself_is_named_once_too(stepping_worker, caplog, group):
+    worker, skipped = stepping_worker(f"+clipx={group}")
+    worker.gradient_scale = torch.inf
+    assert skipped() == 3 and skipped() == 3
+    (message,) = caplog.messages
+    assert "verl skips an update whose gradient's norm is inf, though all that the loss is computed from" in message
+
+
+@pytest.fixture
+def stepping_worker(actor, monkeypatch, caplog):
+    """Makes a worker of some configuration, and what trains a rollout batch and returns the logged number of skips."""
+
+    def build(*overrides):
+        monkeypatch.setattr("verl_clipx.training.worker.get_device_id", lambda: "cpu")
+        observe_registered("vanilla")
+        data, output = micro_batch(example(), [0, 1, 2, 3, 4])
+        data["rm_scores"] = torch.zeros_like(data["advantages"])
+        output["log_probs"].requires_grad_(True)
+        worker = SteppingWorker(actor(*overrides), output)
+
+        def skipped():
+            (number,) = tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]
+            return number
+
+        return worker, skipped
+
+    caplog.set_level(logging.WARNING, "verl_clipx")
+    return build
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])

@@ -73,6 +73,9 @@ class Method:
     source: ClassVar[str] = ""
     # What is wrong with the class, said where it is used: a module's other methods are not to suffer from it.
     refused: ClassVar[ValueError | None] = None
+    # Whether F may be 0 or less at ratio 1, or change with the size of A: the contract then asks neither, and the line
+    # that says what a run trains names it.
+    unconstrained_weight: ClassVar[bool] = False
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
 

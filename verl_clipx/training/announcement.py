@@ -35,7 +35,8 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         chosen, limit = f" (+clipx={run.group})" if run.group else "", settings.method.what_limits
         scope = f"scope {settings.scope}" if settings.adaptive else limit.described
         differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
-        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}"
+        weight = UNCONSTRAINED if settings.method.unconstrained_weight else ""
+        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}{weight}"
         lopti = settings.update is not None and len(settings.update.passes) == 2
     biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
     parts = [
@@ -52,6 +53,9 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
 
 # What limits verl's own loss is not known here.
 VERL_S_LIMIT = Limit("", "clipping, if this loss clips,")
+
+# After the parameters of a method that the contract asks less of.
+UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
 
 # How a paper averages that has its mode from a group.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}

@@ -64,7 +64,8 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
             if micro_batch.traced is not None:
                 shares = shares_of(tokens.mask, named["loss_agg_mode"], config)
                 micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
-            (sums,) = to_host(observed_metrics(found, node.detailed))
+            sums, own = to_host(observed_metrics(found, node.detailed), {"loss": loss.detach()})
+            micro_batch.loss = own["loss"]
             # In units of |F*A|: under token-mean each token's weight in the loss is ranks / tokens of the mini-batch.
             shared = config.global_batch_info
             unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]

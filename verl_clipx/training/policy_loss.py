@@ -1,6 +1,7 @@
 """The function that verl calls: tensors of one micro-batch in, scalar loss and metrics out."""
 
 import inspect
+import math
 import sys
 from types import FrameType
 from typing import Any
@@ -128,30 +129,33 @@ def policy_loss(
     factor = selected = None
     if rollout_is_weights is not None:
         factor = torch.where(mask, rollout_is_weights.detach().to(value.dtype), 0.0)
-        value, weighted = value * factor, weighted * factor
+        # NaN, since per_token_loss would make a finite number of infinity in half precision.
+        value, weighted = (torch.where(factor.isfinite(), of * factor, math.nan) for of in (value, weighted))
     dual_clipped = getattr(method, "dual_clip", None) is not None
     metrics = token_metrics(sums, dual_clipped=dual_clipped, detailed=settings.detailed)
 
-    # For verl's aggregation: the matrix, the tokens it is averaged over, and their number over the mini-batch.
-    matrix, averaged = per_token_loss(log_prob, value, weighted), mask
+    # For verl's aggregation: the tokens that it averages over, and their number over the mini-batch.
+    averaged = mask
     normalisers = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
     counted = mask if known.counted is None else mask & known.counted
     if settings.select is not None:
         if known.entropy is None:
             raise ValueError(f"clipx.select needs entropy: {REMEDIES['entropy']}.")
-        selected = settings.select.selected(known.entropy, mask, step.entropy_bucket)
+        entropy_known = torch.where(mask, known.entropy.detach(), 0.0).isfinite()
+        value, weighted = (torch.where(entropy_known, of, math.nan) for of in (value, weighted))
+        # A token that is not finite stays, whatever its entropy: left out, it would not make verl skip the step.
+        selected = settings.select.selected(known.entropy, mask, step.entropy_bucket) | value.isnan()
         if settings.detailed or settings.selects_over_mini_batch:
             # In a sequence it is the ratio but for rounding.
             metrics[SELECTED.key] = (selected & counted).sum(dtype=torch.float64)
-        # An entropy that is not finite selects nothing that is right: NaN makes verl skip the step.
-        not_finite = torch.where(mask, known.entropy.detach() * 0, 0.0).sum()
-        matrix = torch.where(selected, matrix, 0.0) * (1 + not_finite)
+        value, weighted = (torch.where(selected, of, 0.0) for of in (value, weighted))
         if settings.select.normaliser == "selected":
             averaged = selected
             if step.selected_tokens is not None:
                 normalisers["batch_num_tokens"] = step.selected_tokens
     if known.traced is not None:
         known.traced.of_method(settings, inputs, decision, factor, selected)
+    matrix = per_token_loss(log_prob, value, weighted)
     loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **normalisers)
     if known.age is not None:
         rollout = known.rollout_log_prob
@@ -163,8 +167,9 @@ def policy_loss(
             # Where each micro-batch decides for itself, its counts are a part of the mini-batch's.
             group = counts if metric.adds_up and step.statistics is None else values
             group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
-    host_sums, host_values, host_counts = to_host(metrics, values, counts)
+    host_sums, host_values, host_counts, own = to_host(metrics, values, counts, {"loss": loss.detach()})
     if micro_batch is not None:
+        micro_batch.loss = own["loss"]
         micro_batch.sums.update(host_sums)
         micro_batch.values.update(host_values)
         micro_batch.counts.update(host_counts)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from verl_clipx.training.config import Settings
 from verl_clipx.training.layout import TokenPass, padded
+from verl_clipx.training.not_finite import NotFinite
 
 if TYPE_CHECKING:
     from verl_clipx.training.tracer import TracedRows
@@ -37,6 +38,7 @@ class OptimizerStep:
         observed: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
         assumed: this rank's statistics under the assumption that the ratio is 1, where they were used.
         of_rollout_batch: whether it is one of a rollout batch's, whose end makes metrics of sums over each mini-batch.
+        not_finite: by name, what of this rank's mini-batch is not finite, as far as it is known.
     """
 
     position: str = ""
@@ -51,6 +53,7 @@ class OptimizerStep:
     observed: Tensor | None = None
     assumed: Tensor | None = None
     of_rollout_batch: bool = True
+    not_finite: dict[str, NotFinite] = field(default_factory=dict)
 
 
 @dataclass
@@ -69,6 +72,7 @@ class MicroBatch:
         sums: filled by the loss: metric name to a sum over this micro-batch's tokens.
         values: filled by the loss: metric name to a value that is not a sum over tokens.
         counts: filled by the loss: metric name to a number of this micro-batch, which adds up over the mini-batch.
+        loss: filled by the loss: its own value.
     """
 
     step: OptimizerStep = field(default_factory=OptimizerStep)
@@ -81,6 +85,7 @@ class MicroBatch:
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
+    loss: float = 0.0
 
 
 _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", default=None)

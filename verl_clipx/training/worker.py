@@ -21,11 +21,12 @@ from verl_clipx.methods.method import NODE
 from verl_clipx.metrics import SUM_KEYS, TOKENS, with_ratios_of_sums
 from verl_clipx.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
 from verl_clipx.run_files import checkpoint_step
-from verl_clipx.shared_metrics import CLOSED_FORM_DIFFERENCE
+from verl_clipx.shared_metrics import CLOSED_FORM_DIFFERENCE, SKIPPED_UPDATES
 from verl_clipx.training.announcement import announcement
 from verl_clipx.training.config import Observe, Settings, clip_range
 from verl_clipx.training.hydra_nodes import RunFacts
 from verl_clipx.training.layout import TokenPass, padded, response_part, restricted
+from verl_clipx.training.not_finite import described, not_finite_in, together
 from verl_clipx.training.observation import fingerprint, observe, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.training.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.training.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
@@ -66,6 +67,10 @@ def with_exact_metrics(
     with in_micro_batch(micro_batch):
         loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
     step, dp_size = micro_batch.step, data["dp_size"]
+    # Looked into only now: a micro-batch whose loss is finite is not to wait for the accelerator again.
+    if not math.isfinite(micro_batch.loss):
+        found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
+        step.not_finite = together(step.not_finite, found)
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
     for name, total in micro_batch.sums.items():
@@ -170,6 +175,9 @@ class ClipxTraining:
     in_rollout_batch: bool = False
     parameter_sync_step: int = 1
     gradient_norm: float | None = None
+    # Updates of the running rollout batch that verl skipped, and what the log has named so far as not finite.
+    skipped_updates: int = 0
+    named: frozenset[str] = frozenset()
     watching: bool = False
     # Fingerprint of the weights that computed log-probabilities since the latest update; whether the reference's come.
     weights_of_log_probs: torch.Tensor | None = None
@@ -205,6 +213,7 @@ class ClipxTraining:
             loss_mode = config.policy_loss.loss_mode
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
+            self._watch_engine()
         else:
             self.planner = StepPlanner(
                 settings,
@@ -229,7 +238,7 @@ class ClipxTraining:
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
         """verl's loop over the mini-batches of a rollout batch; with Lopti, once for each group of tokens."""
-        self.in_rollout_batch = True
+        self.in_rollout_batch, self.skipped_updates = True, 0
         try:
             with nullcontext() if self.tracer is None else self.tracer.rollout_batch(data, self.rollouts):
                 output = self._train_mini_batch(data)
@@ -242,7 +251,7 @@ class ClipxTraining:
         if self.planner is None:
             output = super().train_mini_batch(data)
             if self.observes and output is not None:
-                metrics = with_ratios_of_sums(tu.get(output, "metrics"))
+                metrics = with_ratios_of_sums(tu.get(output, "metrics")) | self._skipped()
                 return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics}).cpu()
             return output
         metrics = {}
@@ -262,11 +271,13 @@ class ClipxTraining:
             self.weights_of_log_probs = None
         if not metrics:
             return None
-        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": merged_passes(metrics)}).cpu()
+        merged = merged_passes(metrics) | self._skipped()
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": merged}).cpu()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
         """verl's optimizer step, with the bounds decided beforehand."""
+        self.gradient_norm = None
         output = self._train_batch(data)
         if self.tracer is not None:
             self.tracer.end_update()
@@ -294,11 +305,9 @@ class ClipxTraining:
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not self.last_pass:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
-        self.gradient_norm = None
         try:
             output = super().train_batch(data)
-            taken = self.gradient_norm is None or math.isfinite(self.gradient_norm)
-            difference = self.planner.finish(self.step, taken=taken)
+            difference = self.planner.finish(self.step, taken=self._taken(data))
         finally:
             self.step = None
         if self.update is not None:
@@ -338,9 +347,36 @@ class ClipxTraining:
                 left = padded(data["response_mask"]).sum(dtype=torch.float64)
                 self.step.counted_tokens = float(self._all_reduce(left))
         try:
-            return super().train_batch(data)
+            output = super().train_batch(data)
+            if self.step is not None:
+                self._taken(data)
+            return output
         finally:
             self.step = None
+
+    def _taken(self, data: Any) -> bool:
+        """Whether verl took the update that is ending, which it skips where the gradient's norm is not finite.
+
+        Counts one that it skipped, and names in the log what of this rank's mini-batch is not finite, each field once.
+        """
+        taken = self.gradient_norm is None or math.isfinite(self.gradient_norm)
+        self.skipped_updates += not taken
+        found = self.step.not_finite
+        if not taken and not found and self.engine.is_mp_src_rank_with_outputs():
+            # Not the policy's loss: perhaps verl's KL term.
+            found = not_finite_in(data)
+        if new := found.keys() - self.named:
+            self.named |= new
+            verb = "takes" if taken else "skips"
+            logger.warning(NOT_FINITE, verb, self.gradient_norm, self.rank, described(found))
+        elif not taken and not found and self.rank == 0 and GRADIENT not in self.named:
+            self.named |= {GRADIENT}
+            logger.warning(GRADIENT_NOT_FINITE, self.gradient_norm)
+        return taken
+
+    def _skipped(self) -> dict[str, list[float]]:
+        """The number of updates of this rollout batch that verl skipped."""
+        return {SKIPPED_UPDATES.key: [float(self.skipped_updates)]}
 
     def _tracer(self, trace: Trace, run: RunFacts, last: int) -> Tracer:
         return Tracer(
@@ -443,4 +479,15 @@ RATIO_NOT_ONE = (
     "clipx: the first update of a rollout batch was taken to start at ratio 1, but its bounds differ by %.3g of their "
     "width: old_log_probs do not come from these weights, or their kernel or precision is another one. From now on "
     "every update is observed."
+)
+# Among the names of fields, the gradient of a mini-batch in which nothing else is not finite.
+GRADIENT = "gradient"
+NOT_FINITE = (
+    "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
+    "named once; clipx/skipped_updates counts the updates that verl skips."
+)
+GRADIENT_NOT_FINITE = (
+    "clipx: verl skips an update whose gradient's norm is %s, though all that the loss is computed from is finite on "
+    "rank 0: another rank names what is not, or it came up on the way back through the model. Said once; "
+    "clipx/skipped_updates counts the updates that verl skips."
 )

@@ -6,6 +6,7 @@ Not covered: whether the estimate is right. No GPU was used; docs/hardware.md sa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import open_dict
 
 from tests.reproduction.runs import ACTOR, MODELS, ROLLOUT, changed, composed, phase
 from verl_clipx.reproduction.cost.assumptions import A100, GIB, H100
@@ -31,6 +32,12 @@ def test_a_whole_gradient_on_each_gpu_does_not_fit_beside_7b_on_four():
     key = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
     with pytest.raises(ConfigurationError, match=r"use_no_sync_for_gradient_accumulation=True: .*Set it to False"):
         estimate(composed(MODELS["7b"], f"{key}=True", hardware="a100x4"), A100)
+    # As verl 0.9.0 composes it: without the key, and so that it can't be switched off.
+    without_the_key = composed(MODELS["7b"], hardware="a100x4").copy()
+    with open_dict(without_the_key):
+        del without_the_key.actor_rollout_ref.actor.fsdp_config.use_no_sync_for_gradient_accumulation
+    with pytest.raises(ConfigurationError, match=r"gradient_accumulation=None: .*lacks the key; use verl 0\.9\.1"):
+        estimate(without_the_key, A100)
 
 
 @pytest.mark.parametrize(

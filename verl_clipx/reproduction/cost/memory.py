@@ -126,9 +126,12 @@ def memory_phases(
         key=f"{ACTOR}.ppo_max_token_len_per_gpu" if actor.use_dynamic_bsz else f"{ACTOR}.ppo_micro_batch_size_per_gpu",
         fix=fewer_tokens,
     )
-    if engine.get("use_no_sync_for_gradient_accumulation", True):
-        key = f"{ACTOR}.fsdp_config.use_no_sync_for_gradient_accumulation"
-        update = Phase(update.name, update.parts, key, "Set it to False: it keeps a whole gradient on each GPU.")
+    name = "use_no_sync_for_gradient_accumulation"
+    # verl 0.9.0 lacks the key and works as with True.
+    if engine.get(name, True):
+        set_it = "Set it to False" if name in engine else "verl 0.9.0 lacks the key; use verl 0.9.1"
+        fix = f"{set_it}: a whole gradient is kept on each GPU."
+        update = Phase(update.name, update.parts, f"{ACTOR}.fsdp_config.{name}", fix)
     elif sum(states.values()) > update.total / 2:
         update = Phase(update.name, update.parts, "trainer.nnodes", more_gpus)
     optimizer = Phase(

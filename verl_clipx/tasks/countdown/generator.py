@@ -69,7 +69,8 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
         `count` problems, no two with the same key.
 
     Raises:
-        ValueError: if `split` is unknown, `count` is negative, or the configuration holds fewer problems.
+        ValueError: if `split` is unknown, `count` is negative, or MAX_FRUITLESS_DRAWS draws bring no further problem:
+            the configuration holds fewer, or they are that rare.
     """
     if split not in SPLITS:
         raise ValueError(f"split={split!r} is unknown; use one of {SPLITS}")
@@ -83,14 +84,22 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
         if problem is None or problem.key in problems or split_of(problem) != split:
             fruitless += 1
             if fruitless == MAX_FRUITLESS_DRAWS:
-                raise ValueError(
-                    f"count={count} {split} problems cannot be had from {config}: found {len(problems)}; "
-                    "ask for fewer or widen max_value, max_target or max_numbers"
-                )
+                raise ValueError(_too_few(config, count, split, len(problems)))
             continue
         fruitless = 0
         problems[problem.key] = problem
     return list(problems.values())
+
+
+def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> str:
+    """What a refusal says of a configuration that holds no problem, or fewer than were asked for."""
+    more = (
+        "raise max_target, lower min_target, allow other numbers (min_numbers, max_numbers, min_value, max_value) "
+        "or more operators"
+    )
+    if not found:
+        return f"no {split} problem came up in {MAX_FRUITLESS_DRAWS} draws from {config}; {more}"
+    return f"count={count} {split} problems cannot be had from {config}: found {found}; ask for fewer, or {more}"
 
 
 def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random) -> str:

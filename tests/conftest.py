@@ -1,0 +1,16 @@
+"""Which examples property tests draw: the same ones in every run, unless new ones are asked for.
+
+python -m pytest tests                               the same examples everywhere, so that chance decides nothing
+python -m pytest tests --hypothesis-profile=random   new ones in every run, and the smallest that fails
+"""
+
+from hypothesis import HealthCheck, Phase, settings
+
+# How long an example takes says more about what else runs on the machine than about the code.
+settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+
+# Shrinking, which takes minutes where a failure is rare, is for whoever looks into a failure.
+settings.register_profile(
+    "repeatable", settings.get_profile("random"), derandomize=True, phases=(Phase.explicit, Phase.generate)
+)
+settings.load_profile("repeatable")

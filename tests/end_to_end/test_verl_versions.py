@@ -1,0 +1,75 @@
+"""The oldest verl that is admitted, in an environment of its own on top of this one.
+
+Covers: what the plugin relies on, the doctor's verdict, the composition of a preset on a machine of GPUs with verl's own
+checks, three steps of ACPO. Not covered: the other end-to-end runs, GPUs.
+"""
+
+import os
+import subprocess
+import sysconfig
+import venv
+from pathlib import Path
+
+import pytest
+from packaging.requirements import Requirement
+from packaging.version import Version
+
+from tests.test_dependencies import required
+
+from .runs import REPOSITORY, train
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
+
+
+def oldest(requirements: list[Requirement]) -> str:
+    """The lower end of what the project requires of verl."""
+    (verl,) = [one for one in requirements if one.name == "verl"]
+    return str(min(Version(part.version) for part in verl.specifier))
+
+
+@pytest.fixture(scope="module")
+def python(tmp_path_factory) -> str:
+    """The interpreter of an environment that has the oldest verl and takes all else from the one of the tests."""
+    folder = tmp_path_factory.mktemp("environment")
+    venv.create(folder, with_pip=True)
+    interpreter = folder / "bin/python"
+    verl = f"verl=={oldest(required())}"
+    subprocess.run([interpreter, "-m", "pip", "install", "--quiet", "--no-deps", verl], check=True)
+    (site_packages,) = folder.glob("lib/python*/site-packages")
+    # The environment's own verl comes before the one underneath.
+    (site_packages / "underneath.pth").write_text(f"{sysconfig.get_path('purelib')}\n{REPOSITORY}\n")
+    return str(interpreter)
+
+
+def said(python: str, *arguments: str) -> str:
+    """What a command of this environment prints."""
+    variables = {**os.environ, "RAY_ADDRESS": "127.0.0.1:6379"}
+    done = subprocess.run([python, *arguments], cwd=REPOSITORY, env=variables, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_it_is_the_oldest_that_is_admitted_and_the_doctor_takes_it(python):
+    version = oldest(required())
+    assert said(python, "-c", "import verl; print(verl.__version__)").strip() == version == "0.9.0"
+    where = said(python, "-c", "import verl, verl_clipx; print(verl.__file__); print(verl_clipx.__file__)").split()
+    assert where[0].startswith(str(Path(python).parents[1])) and where[1].startswith(str(REPOSITORY))
+
+
+def test_it_has_what_the_plugin_relies_on(python):
+    said(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/training/test_verl_contract.py")
+
+
+@pytest.mark.parametrize("hardware", ["a100x8", "h100x8"])
+def test_the_same_command_line_composes_and_passes_verl_s_checks(python, hardware):
+    code = (
+        "import sys; from tests.claims.checks import check_overrides; check_overrides(sys.argv[1:], {}); print('fine')"
+    )
+    preset = [f"+hardware={hardware}", "+recipe=acpo/countdown_3b_acpo_off"]
+    assert said(python, "-c", code, *preset).strip().endswith("fine")
+
+
+def test_it_trains(python, task, tmp_path):
+    run = train(task, tmp_path / "run", "+clipx=acpo", steps=3, python=python)
+    assert "trains ACPO" in run.output or "acpo" in run.output
+    assert len(run.log) == 3
