@@ -4,7 +4,6 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
@@ -17,6 +16,7 @@ from verl_clipx.listed import print_list
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
+from verl_clipx.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 
 
 class Commands(TyperGroup):
@@ -41,7 +41,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     help="Losses with adaptive and soft clipping for veRL: what there is, whether it works here, what a run did.",
 )
-console = Console()
+console = TerminalConsole()
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(table_app, name="table")
@@ -58,7 +58,7 @@ def doctor(
     if options:
         from verl_clipx.training.support import support_table
 
-        print(support_table())
+        print_plain(support_table())
         return
     from verl_clipx.doctor import examine
 
@@ -87,14 +87,19 @@ def gpu_check(
     gpus: Annotated[int, typer.Option(help="GPUs to use, or processes on a CPU; two can share sequences.")] = 2,
     device: Annotated[str, typer.Option(help="cuda, or cpu for what a CPU can run of it.")] = "cuda",
     json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
+    losses: Annotated[bool, typer.Option("--losses", help="Only the losses: needs torch, not Ray or verl.")] = False,
 ) -> None:
     """Check updates under verl's options on GPUs: about fifteen minutes, nothing is downloaded.
 
     Exit code 0 if a check passed and none failed; a check that could not run is skipped, with the reason.
     """
     from verl_clipx.gpu_check.machine import described, this_machine
-    from verl_clipx.gpu_check.report import as_json, exit_code, last_line, table_of
-    from verl_clipx.gpu_check.run import results
+    from verl_clipx.gpu_check.report import as_json, exit_code, last_line, line_of, table_of
+
+    if losses:
+        from verl_clipx.gpu_check.losses import loss_results
+    else:
+        from verl_clipx.gpu_check.run import results
 
     try:
         machine = this_machine(device, gpus)
@@ -103,21 +108,23 @@ def gpu_check(
     except ValueError as error:
         _fail(error, 2)
     found = []
-    with console.status("checking") as status:
-        for result in results(machine):
+    try:
+        for result in loss_results(device) if losses else results(machine):
             found.append(result)
-            status.update(f"{last_line(found)}; last: {escape(result.name)}")
+            print_plain(line_of(result))
+            # Whoever ends the command, or the machine, loses no result.
+            if json is not None:
+                write_text(json, as_json(found, described(machine)))
+        if json is not None:
+            write_text(json, as_json(found, described(machine)))
+    except OSError as error:
+        _fail(error)
     console.print(table_of(found, f"clipx gpu-check: {machine.ranks} x {machine.device}"))
     for result in found:
         if result.log:
             console.print(f"[bold]{escape(result.name)}[/], the end of its log:")
             console.print("\n".join(result.log), markup=False, highlight=False, soft_wrap=True)
     console.print(last_line(found), highlight=False)
-    if json is not None:
-        try:
-            write_text(json, as_json(found, described(machine)))
-        except OSError as error:
-            _fail(error)
     raise typer.Exit(exit_code(found))
 
 
@@ -132,7 +139,7 @@ def methods(
     from verl_clipx.listing import described_by, markdown_table, method_rows, parameter_rows
 
     if markdown:
-        print(markdown_table())
+        print_plain(markdown_table())
         return
     if plot is not None:
         draw_method(name, parameters or [], plot)
@@ -255,7 +262,8 @@ def report(
     from verl_clipx.diagnostics.report import PAGE, write_report
 
     try:
-        findings = write_report(runs, out, title, baseline)
+        with warnings_on(console):
+            findings = write_report(runs, out, title, baseline)
     except (OSError, ValueError) as error:
         _fail(error)
     for finding in findings:
@@ -272,7 +280,8 @@ def bounds(
     from verl_clipx.diagnostics.run_log import read_run_log
 
     try:
-        found = measured_bounds(read_run_log(metrics))
+        with warnings_on(console):
+            found = measured_bounds(read_run_log(metrics))
     except (OSError, ValueError) as error:
         _fail(error)
     console.print(
@@ -301,11 +310,14 @@ def watch(
         folder.mkdir(parents=True, exist_ok=True)
         code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
     except OSError as error:
-        console.print(f"[red]{label} could not start:[/] {escape(str(error))}", soft_wrap=True)
+        console.print(f"[red]{escape(label)} could not start:[/] {escape(str(error))}", soft_wrap=True)
         # As a shell says of a command that is not there.
         raise typer.Exit(127) from None
     if code not in (0, 130):
-        console.print(f"[red]{label} failed with exit code {code}.[/] Its log: {log}. The end of it:", soft_wrap=True)
+        console.print(
+            f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {escape(str(log))}. The end of it:",
+            soft_wrap=True,
+        )
         console.print("\n".join(last_lines(log, 15)), markup=False, highlight=False)
     raise typer.Exit(code)
 
@@ -337,7 +349,7 @@ app.add_typer(evaluation_app(generate_on_cpu), name="eval")
 
 def main() -> None:
     """Entry point."""
-    app()
+    with_whole_output(app)
 
 
 if __name__ == "__main__":

@@ -66,6 +66,17 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+def no_formula(cell: Any) -> Any:
+    """A cell of a CSV file: a text that a spreadsheet would take for a formula begins with an apostrophe then.
+
+    Args:
+        cell: a value; a number stays as it is.
+
+    Source: OWASP, CSV Injection.
+    """
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Read a file.
 
@@ -114,6 +125,17 @@ def read_lines(path: Path) -> Iterator[bytes]:
                 raise ValueError(f"{path}, line {number}: longer than {MAX_BYTES} bytes; is it the right file?")
             yield line
             number += 1
+
+
+def file_names_in(folder: Path) -> list[str]:
+    """The names in a folder, sorted; none if there is no such folder.
+
+    Raises:
+        OSError: it cannot be read, or is no folder; pathlib's glob passes over both in silence.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        return sorted(os.listdir(folder))
+    return []
 
 
 def last_lines(path: Path, count: int) -> list[str]:

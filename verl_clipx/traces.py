@@ -1,5 +1,6 @@
 """Traces: what the loss knew of every token of some responses, as Parquet files in a run's folder `traces`."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -7,11 +8,12 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 
-from verl_clipx.files import read_table, replacing
+from verl_clipx.files import file_names_in, read_table, replacing
 
 VERSION = 1
 _VERSION_KEY = b"clipx_trace_version"
 _NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
+_FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
 
 
 def _field(name: str, kind: pyarrow.DataType, meaning: str, *, nullable: bool = False) -> pyarrow.Field:
@@ -98,9 +100,13 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any]) -> Path:
 
 
 def shards_in(folder: Path) -> list[Shard]:
-    """The files of a run's trace, by step, update and rank; empty if the run wrote none."""
-    numbers = [path.stem.split("_")[1::2] for path in folder.glob("step_*_update_*_rank_*.parquet")]
-    return sorted(Shard(*map(int, found)) for found in numbers)
+    """The files of a run's trace, by step, update and rank; empty if the run wrote none.
+
+    Raises:
+        OSError: the folder cannot be read, or is none.
+    """
+    found = (_FILE.fullmatch(name) for name in file_names_in(folder))
+    return sorted(Shard(*map(int, one.groups())) for one in found if one)
 
 
 def remove_shards(folder: Path, shards: list[Shard]) -> None:
@@ -121,7 +127,7 @@ def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
         shards: from `shards_in`.
 
     Raises:
-        ValueError: a file is no trace, or one of another version.
+        ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
     """
     return pyarrow.concat_tables([_read(shard.path_in(folder)) for shard in shards] or [SCHEMA.empty_table()])
 
@@ -134,4 +140,23 @@ def _read(path: Path) -> pyarrow.Table:
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
     if version != str(VERSION):
         raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads version {VERSION}.")
-    return table
+    faults = _faults(table)
+    if faults:
+        raise ValueError(f"{path}: {'; '.join(faults)}. Remove it to go on without it.")
+    # In SCHEMA's order, and without what others may have added.
+    return table.select(SCHEMA.names).cast(SCHEMA)
+
+
+def _faults(table: pyarrow.Table) -> list[str]:
+    """What is not as SCHEMA says, a part of a sentence each."""
+    missing = [field.name for field in SCHEMA if field.name not in table.column_names]
+    repeated = [field.name for field in SCHEMA if table.column_names.count(field.name) > 1]
+    faults = [f"no column {', '.join(missing)}"] if missing else []
+    faults += [f"column {name} stands in it more than once" for name in repeated]
+    for field in (field for field in SCHEMA if field.name not in (*missing, *repeated)):
+        found = table.column(field.name)
+        if found.type != field.type:
+            faults.append(f"column {field.name} is of type {found.type}, expected {field.type}")
+        elif found.null_count and not field.nullable:
+            faults.append(f"column {field.name} lacks values, expected one a token")
+    return faults

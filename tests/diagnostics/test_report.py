@@ -165,7 +165,6 @@ def test_the_largest_page_is_small_enough_and_quick(tmp_path):
     ("name", "text", "message"),
     [
         ("metrics.jsonl", "", "empty: the run has not logged its first step yet"),
-        ("metrics.jsonl", log_line(1, **{"actor/x": 1.0}) + '{"step": 2, "da', "cut short"),
         ("metrics.jsonl", "step,loss\n1,2\n", "not a line"),
         ("metrics.jsonl", log_line(1, **{"train/loss": 1.0}), "not the log of a policy's training by verl"),
         ("other.txt", "", "no such log"),

@@ -36,7 +36,13 @@ def test_files_that_are_no_benchmark_are_refused(tmp_path):
     with pytest.raises(ValueError, match="data_source, reward_model"):
         read_benchmark(tmp_path / "odd.parquet")
     pq.write_table(
-        pa.table({"data_source": ["s"], "prompt": ["x"], "reward_model": [{"style": "rule"}]}),
+        pa.table(
+            {
+                "data_source": ["s"],
+                "prompt": [[{"role": "user", "content": "x"}]],
+                "reward_model": [{"style": "rule"}],
+            }
+        ),
         tmp_path / "bare.parquet",
     )
     with pytest.raises(ValueError, match="has no ground_truth"):

@@ -69,7 +69,8 @@ def test_the_command_shows_every_result_and_a_failure_s_log(check):
     code, output, document = check(SKIP, PASS, FAIL)
     assert code == 1
     rows = {
-        name: next(line for line in output.splitlines() if name in line) for name in ("packing", "Ulysses", "FSDP1")
+        name: next(line for line in output.splitlines() if name in line and "│" in line)
+        for name in ("packing", "Ulysses", "FSDP1")
     }
     for name, word in (("packing", "pass"), ("Ulysses", "fail"), ("FSDP1", "skip")):
         assert rows[name].split()[1] == word
@@ -82,6 +83,20 @@ def test_the_command_shows_every_result_and_a_failure_s_log(check):
     found = {one["name"]: one for one in document["checks"]}
     assert found["packing"]["numbers"] == {"gradient_difference": 1e-6} and found["packing"]["seconds"] == 2.4
     assert found["FSDP1"]["found"].startswith("FSDP1 cannot") and found["Ulysses 2"]["log"][0].endswith("Traceback")
+
+
+def test_each_result_is_there_before_the_next_check_runs(monkeypatch, tmp_path, capfd):
+    file, seen = tmp_path / "found.json", []
+
+    def results(machine):
+        yield PASS
+        seen.append((capfd.readouterr().out, json.loads(file.read_text())["counts"]["pass"]))
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(run, "results", results)
+    with pytest.raises((KeyboardInterrupt, SystemExit)):
+        app(["gpu-check", "--device", "cpu", "--json", str(file)])
+    assert seen == [("pass: packing, 2 s: gradient 1e-06 [close]\n", 1)]
 
 
 def test_a_number_that_is_none_is_null_in_the_json(check):

@@ -1,13 +1,16 @@
 """Reward on held-out problems with a confidence interval, from the generations that verl's validation writes."""
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy
 
 from verl_clipx.diagnostics.intervals import Interval, mean_interval
-from verl_clipx.files import parse_json, read_lines
+from verl_clipx.files import file_names_in, parse_json, read_lines
+
+_FILE = re.compile(r"([0-9]{1,18})\.jsonl")
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,13 @@ def held_out_rewards(folder: Path) -> list[HeldOutReward]:
 
     Returns:
         One entry a validation, in order of steps; empty if there is none.
+
+    Raises:
+        OSError: the folder cannot be read.
+        ValueError: a file is of something else; names the line.
     """
-    found = [path for path in folder.glob("*.jsonl") if path.stem.isdecimal()]
-    return [held_out_reward(path) for path in sorted(found, key=lambda path: int(path.stem))]
+    found = [one for name in file_names_in(folder) if (one := _FILE.fullmatch(name))]
+    return [held_out_reward(folder / one[0]) for one in sorted(found, key=lambda one: int(one[1]))]
 
 
 def held_out_reward(path: Path) -> HeldOutReward:

@@ -7,6 +7,7 @@ from typing import Any
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
+from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.diagnostics import keys, palette
 from verl_clipx.diagnostics.drawing import inline, save, style
@@ -16,7 +17,7 @@ from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, 
 from verl_clipx.diagnostics.token_view import token_sections
 from verl_clipx.diagnostics.trace_figures import trace_plates
 from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
-from verl_clipx.files import replacing, write_text
+from verl_clipx.files import no_formula, replacing, write_text
 from verl_clipx.statistics.comparison import MIN_SEEDS
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
@@ -59,10 +60,11 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     with style():
         plates = [*log_plates(settings, compared_with), *trace_plates(updates)]
         drawings = _write_figures(plates, out / FIGURES)
-    write_text(out / METRICS, _metrics(settings).to_csv(index=False))
+    write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
     if updates:
         with replacing(out / TOKENS) as partial:
-            _traced(updates).to_csv(partial, index=False)
+            # RFC 4180's ends of lines: with a bare line feed, Python leaves a carriage return in a cell unquoted.
+            _without_formulas(_traced(updates)).to_csv(partial, index=False, lineterminator="\r\n")
     else:
         (out / TOKENS).unlink(missing_ok=True)
     sections = token_sections(updates)
@@ -120,6 +122,12 @@ def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
 def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
     tables = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
     return pandas.concat(tables, ignore_index=True).drop(columns="prompt_text")
+
+
+def _without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
+    """The table with no text, a column's name included, that a spreadsheet would take for a formula."""
+    texts = {name: column.map(no_formula) for name, column in table.items() if not is_numeric_dtype(column)}
+    return table.assign(**texts).rename(columns=no_formula)
 
 
 def _differences(settings: list[Setting]) -> dict[str, list[str]]:

@@ -1,9 +1,11 @@
 """A run's files, and verl's file log as a table."""
 
 import math
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pandas
 
@@ -78,11 +80,12 @@ def read_run_log(path: Path) -> pandas.DataFrame:
 
     Returns:
         A row a training step (index `step`), a column a metric. A step that was logged twice, as the first one is by
-        the validation before training, becomes one row.
+        the validation before training, becomes one row. A last line that is not whole, as a run that was killed leaves
+        it, is left out with a warning.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
-        ValueError: the file is empty, too large, cut short or of something else; names the line.
+        ValueError: the file is empty, too large, or holds a whole line of something else; names the line.
     """
     if not path.exists():
         raise FileNotFoundError(
@@ -91,6 +94,11 @@ def read_run_log(path: Path) -> pandas.DataFrame:
     text = read_bytes(path)
     if not text.strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
+    whole = text[: text.rfind(b"\n") + 1]
+    rest = text[len(whole) :]
+    if whole.strip() and rest.strip() and not _is_entry(rest):
+        warnings.warn(f"{path}: its last line is cut off and was left out: {_shown(rest)}", stacklevel=2)
+        text = whole
     return _table(text, path)
 
 
@@ -129,6 +137,26 @@ def not_finite_steps(path: Path) -> dict[str, list[int]]:
     return found
 
 
+def _entry(line: bytes) -> tuple[int, dict[str, Any]]:
+    entry = parse_json(line, "")
+    return int(entry["step"]), dict(entry["data"])
+
+
+_NO_ENTRY = (ValueError, TypeError, KeyError, OverflowError)
+
+
+def _is_entry(line: bytes) -> bool:
+    try:
+        _entry(line)
+    except _NO_ENTRY:
+        return False
+    return True
+
+
+def _shown(line: bytes) -> str:
+    return repr(line[:60].decode(errors="replace"))
+
+
 def _table(text: bytes, path: Path) -> pandas.DataFrame:
     table = pandas.DataFrame.from_dict(_rows(text, path), orient="index").sort_index()
     table.index.name = "step"
@@ -137,17 +165,12 @@ def _table(text: bytes, path: Path) -> pandas.DataFrame:
 
 def _rows(text: bytes, path: Path) -> dict[int, dict[str, float]]:
     rows: dict[int, dict[str, float]] = {}
-    lines = text.splitlines()
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(text.splitlines(), 1):
         try:
-            entry = parse_json(line, "")
-            step, data = int(entry["step"]), dict(entry["data"])
-        except (ValueError, TypeError, KeyError, OverflowError):
-            if number == len(lines) > 1 and not text.endswith(b"\n"):
-                message = f"cut short: the log is whole up to line {number - 1}. Remove the rest to read it"
-            else:
-                message = 'not a line {"step": …, "data": {…}} of verl\'s file logger'
-            raise ValueError(f"{path}, line {number}: {message}: {line[:60].decode(errors='replace')!r}") from None
+            step, data = _entry(line)
+        except _NO_ENTRY:
+            message = 'not a line {"step": …, "data": {…}} of verl\'s file logger'
+            raise ValueError(f"{path}, line {number}: {message}: {_shown(line)}") from None
         numbers = {
             key: _number(value) for key, value in data.items() if value is None or isinstance(value, int | float)
         }

@@ -10,11 +10,11 @@ from pathlib import Path
 import numpy
 import pandas
 import psutil
-from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_steps, read_growing_log, skipped_updates
+from verl_clipx.terminal import TerminalConsole
 
 SECONDS_TO_END = 15
 
@@ -83,10 +83,10 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
     Returns:
         The command's exit code; 130 after an interrupt.
     """
-    console = Console(stderr=True)
+    console = TerminalConsole(stderr=True)
     columns = (
         SpinnerColumn(),
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -124,7 +124,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
                 show(progress, task, metrics, label)
             return process.returncode
         except KeyboardInterrupt:
-            console.print(f"{label}: interrupted; ending its processes")
+            console.print(f"{label}: interrupted; ending its processes", markup=False)
             return 130
         finally:
             descendants.end()

@@ -6,6 +6,7 @@ from typing import Any
 
 from verl_clipx.evaluation.files import hash_of_file
 from verl_clipx.files import read_table
+from verl_clipx.messages import fault_of_prompt
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 
@@ -41,7 +42,8 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: a column is missing, there is no question, the name cannot be a folder's, or `limit` is below 1.
+        ValueError: a column is missing, there is no question, a row is not as verl's format has it, the name cannot be
+            a folder's, or `limit` is below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit}: must be at least 1")
@@ -54,9 +56,11 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
     missing = [column for column in COLUMNS if column not in table.column_names]
     if missing:
         raise ValueError(f"--benchmark {path}: lacks the column {', '.join(missing)} of verl's format")
-    rows = table.slice(0, limit).to_pylist()
-    if any("ground_truth" not in (row["reward_model"] or {}) for row in rows):
-        raise ValueError(f"--benchmark {path}: a row's reward_model has no ground_truth, which the reward needs")
+    rows = table.slice(0, None if limit is None else min(limit, len(table))).to_pylist()
+    for number, row in enumerate(rows):
+        fault = _fault(row)
+        if fault:
+            raise ValueError(f"--benchmark {path}, row {number}: {fault}")
     if not rows:
         raise ValueError(f"--benchmark {path}: has no question")
     questions = [
@@ -64,6 +68,19 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
         for row in rows
     ]
     return Benchmark(name, path, hash_of_file(path), questions)
+
+
+def _fault(row: dict[str, Any]) -> str | None:
+    """What of a row is not as verl's format has it."""
+    if not isinstance(row["data_source"], str):
+        return f"data_source is {row['data_source']!r:.60}, not a text"
+    if fault := fault_of_prompt(row["prompt"]):
+        return fault
+    if "ground_truth" not in (row["reward_model"] if isinstance(row["reward_model"], dict) else {}):
+        return "reward_model has no ground_truth, which the reward needs"
+    if not isinstance(row.get("extra_info"), dict | None):
+        return f"extra_info is {row['extra_info']!r:.60}, not keys and values"
+    return None
 
 
 def sources_of(benchmark: Benchmark, field: str) -> list[str]:

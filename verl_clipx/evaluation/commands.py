@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from verl_clipx.evaluation.comparison_commands import compare, power
 from verl_clipx.evaluation.console import console, errors
+from verl_clipx.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.evaluation.backends import GenerateOnCPU
@@ -75,7 +76,7 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
         tensor_parallel_size: Annotated[int, typer.Option(help="vLLM: GPUs an engine.")] = 1,
         gpu_memory_utilization: Annotated[float, typer.Option(help="vLLM: share of a GPU's memory.")] = 0.9,
         dtype: Annotated[str, typer.Option(help="vLLM: type of the weights.")] = "auto",
-        shard_size: Annotated[int, typer.Option(help="Completions stored at a time.")] = 256,
+        shard_size: Annotated[int, typer.Option(min=1, max=1_000_000, help="Completions stored at a time.")] = 256,
         merged_models: Annotated[
             Path | None, typer.Option(help="Where to keep merged FSDP checkpoints; inside the checkpoint by default.")
         ] = None,
@@ -180,8 +181,10 @@ def score(
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
     """A progress display; gives a function from a stage's name to its callback of (done, total)."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    with Progress(*columns, TimeElapsedColumn(), TimeRemainingColumn(), console=Console(stderr=True)) as progress:
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
+    with Progress(
+        *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=TerminalConsole(stderr=True)
+    ) as progress:
 
         def on_stage(name: str) -> Callable[[int, int], None]:
             task = progress.add_task(name, total=None)
@@ -195,14 +198,14 @@ def _print_results(results: dict[str, Any], path: Path) -> None:
 
     config = results["config"]
     for name, found in results["benchmarks"].items():
-        table = Table(title=f"{name}: {found['questions']} questions, {config['protocol']}")
+        table = Table(title=escape(f"{name}: {found['questions']} questions, {config['protocol']}"))
         table.add_column("metric")
-        table.add_column(", ".join(found["from_checkpoints"]))
+        table.add_column(escape(", ".join(found["from_checkpoints"])))
         for metric, one in found["result"].items():
-            table.add_row(metric, str(Estimate(**one)))
+            table.add_row(escape(metric), str(Estimate(**one)))
         console.print(table)
         if found["no_interval"]:
-            console.print(f"No intervals: {found['no_interval']}.", soft_wrap=True)
+            console.print(f"No intervals: {found['no_interval']}.", markup=False, soft_wrap=True)
     if config["protocol"] == "best-validation":
         console.print("best-validation is optimistic: the checkpoint was chosen on the questions it is reported on.")
-    console.print(f"Intervals: {results['interval']}. All results: {path}", soft_wrap=True)
+    console.print(f"Intervals: {results['interval']}. All results: {path}", markup=False, soft_wrap=True)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.box import SIMPLE
+from rich.markup import escape
 from rich.table import Table
 
 from verl_clipx.evaluation.console import console, errors
@@ -48,7 +49,7 @@ def compare(
 
 
 def _print_compared(benchmark: str, found: "Compared") -> None:
-    table = Table(title=f"{benchmark}: second minus first", box=SIMPLE, pad_edge=False)
+    table = Table(title=escape(f"{benchmark}: second minus first"), box=SIMPLE, pad_edge=False)
     for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
         table.add_column(heading, no_wrap=True)
     for metric, one in found.metrics.items():
@@ -56,10 +57,10 @@ def _print_compared(benchmark: str, found: "Compared") -> None:
         p_value = "" if one.p_value is None else f"{one.p_value:.4f}"
         counts = f"{one.wins}/{one.losses}/{one.ties}"
         means = f"{one.first:.3f}", f"{one.second:.3f}"
-        table.add_row(metric, *means, f"{one.difference:+.3f}{interval}", p_value, counts)
+        table.add_row(escape(metric), *means, f"{one.difference:+.3f}{interval}", p_value, counts)
     console.print(table)
     for line in dict.fromkeys(_meaning(one, found.questions) for one in found.metrics.values()):
-        console.print(line, soft_wrap=True, highlight=False)
+        console.print(line, markup=False, soft_wrap=True, highlight=False)
     console.print("+/-/=: questions on which the second is higher, lower, equal.", highlight=False)
     _print_variance(found)
 

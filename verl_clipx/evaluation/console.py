@@ -4,10 +4,11 @@ import contextlib
 from collections.abc import Iterator
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
-console = Console()
+from verl_clipx.terminal import TerminalConsole
+
+console = TerminalConsole()
 
 
 @contextlib.contextmanager

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl_clipx.evaluation.benchmark import Benchmark
@@ -23,17 +24,23 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, tem
         A list a question.
 
     Raises:
-        ValueError: "chat" with a tokenizer that has no chat template, a name without a text, or a prompt of no tokens.
+        ValueError: "chat" with a tokenizer that has no chat template, a name without a text, a template that refuses
+            the messages, or a prompt of no tokens.
     """
     jinja = load_text(template, "--template") if ":" in template else None
     if template == "chat" and not tokenizer.chat_template:
         raise ValueError(
             "--template chat: the model's tokenizer has no chat template; use --template plain for a base model"
         )
-    encoded = [_encode(tokenizer, question.prompt, template, jinja) for question in benchmark.questions]
-    for index, token_ids in enumerate(encoded):
-        if not token_ids:
-            raise ValueError(f"benchmark {benchmark.name}, question {index}: its prompt has no tokens")
+    encoded = []
+    for index, question in enumerate(benchmark.questions):
+        where = f"benchmark {benchmark.name}, question {index}"
+        try:
+            encoded.append(_encode(tokenizer, question.prompt, template, jinja))
+        except TemplateError as error:
+            raise ValueError(f"{where}: the chat template refuses its prompt ({error})") from None
+        if not encoded[-1]:
+            raise ValueError(f"{where}: its prompt has no tokens")
     return encoded
 
 

@@ -1,9 +1,19 @@
 """How responses are sampled, and the random seed of each."""
 
 import hashlib
+import math
 from dataclasses import dataclass
 
 TEMPLATES = ("chat", "plain")
+
+MOST_SAMPLES = 1 << 14
+"""Of a question: more than any published pass@k takes, and few enough that the list of requests fits in memory."""
+
+MOST_TOKENS = 1 << 20
+"""Of a response: the longest context of a model."""
+
+MOST = (1 << 63) - 1
+"""What generators of random numbers and engines take for a number."""
 
 
 @dataclass(frozen=True)
@@ -15,10 +25,10 @@ class SamplingSettings:
     """
 
     samples: int
-    """Samples a question (k), at least 1."""
+    """Samples a question (k), 1 to `MOST_SAMPLES`."""
 
     max_tokens: int
-    """Longest response in tokens, at least 1. A response that has not ended by then counts as truncated."""
+    """Longest response in tokens, 1 to `MOST_TOKENS`. A response that has not ended by then counts as truncated."""
 
     temperature: float = 1.0
     """Divisor of the logits; 0 takes the most likely token."""
@@ -38,12 +48,12 @@ class SamplingSettings:
 
     def __post_init__(self) -> None:
         allowed = {
-            "samples": (self.samples >= 1, "at least 1"),
-            "max_tokens": (self.max_tokens >= 1, "at least 1"),
-            "temperature": (self.temperature >= 0, "at least 0"),
+            "samples": (1 <= self.samples <= MOST_SAMPLES, f"from 1 to {MOST_SAMPLES}"),
+            "max_tokens": (1 <= self.max_tokens <= MOST_TOKENS, f"from 1 to {MOST_TOKENS}"),
+            "temperature": (0 <= self.temperature < math.inf, "a number, at least 0"),
             "top_p": (0 < self.top_p <= 1, "in (0, 1]"),
-            "top_k": (self.top_k >= 0, "at least 0 (0 keeps all)"),
-            "seed": (self.seed >= 0, "at least 0"),
+            "top_k": (0 <= self.top_k <= MOST, f"from 0 (which keeps all) to {MOST}"),
+            "seed": (0 <= self.seed <= MOST, f"from 0 to {MOST}"),
             "template": (
                 self.template in TEMPLATES or ":" in self.template,
                 f"one of {', '.join(TEMPLATES)}, or package.module:NAME",

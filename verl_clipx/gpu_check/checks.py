@@ -5,7 +5,6 @@ what keeps one from running.
 """
 
 import math
-import warnings
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
@@ -13,6 +12,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, Bench, attention, loss_call, precision
+from verl_clipx.gpu_check.losses import counted_kernels, counted_syncs
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.memory import memory
 from verl_clipx.gpu_check.report import Measured
@@ -244,28 +244,6 @@ def arrived(part: Part, tokens: dict[str, Tensor]) -> bool:
     """Whether the log-probabilities of the rows TRACED are on the host as they were on the device."""
     found = torch.from_numpy(part.values.numpy())[:, part.names.index("log_prob")]
     return torch.equal(found, torch.where(tokens["response_mask"], tokens["log_prob"], 0.0)[TRACED].cpu())
-
-
-def counted_syncs(call: Callable[[], object]) -> int:
-    """How often a call makes the host wait for the GPU, by torch's own debug mode."""
-    torch.cuda.synchronize()
-    with warnings.catch_warnings(record=True) as heard:
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            call()
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    return sum("synchronizing" in str(warning.message) for warning in heard)
-
-
-def counted_kernels(call: Callable[[], object]) -> int:
-    """Kernels that a call launches, copies and fills of memory not counted."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        call()
-        torch.cuda.synchronize()
-    events = [event for event in profile.key_averages() if event.device_type == torch.autograd.DeviceType.CUDA]
-    return sum(event.count for event in events if not event.key.startswith(("Memcpy", "Memset")))
 
 
 def needs_gpu(machine: Machine) -> str | None:

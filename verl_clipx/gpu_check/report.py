@@ -74,6 +74,11 @@ def last_line(results: Sequence[Result]) -> str:
     return f"{line}: nothing is known of what was skipped" if found["skip"] else line
 
 
+def line_of(result: Result) -> str:
+    """A result as a line."""
+    return f"{result.outcome}: {result.name}, {result.seconds:.0f} s: {result.found}"
+
+
 def table_of(results: Sequence[Result], title: str) -> Table:
     """The results as a table, a row a check."""
     table = Table(title=title)

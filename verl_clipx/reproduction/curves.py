@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from verl_clipx.files import no_formula
 from verl_clipx.reproduction.tables_definition import Column, Table
 
 PANEL_INCHES = (3.4, 2.6)
@@ -113,5 +114,5 @@ def _csv(curves: list[Mapping[str, Any]]) -> str:
     writer.writerow(("row", "panel", "seed", "step", "value", "smooth"))
     for curve in curves:
         points = zip(curve["steps"], curve["values"], curve["smooth"], strict=True)
-        writer.writerows((curve["row"], curve["column"], curve["seed"], *point) for point in points)
+        writer.writerows((*map(no_formula, (curve["row"], curve["column"], curve["seed"])), *point) for point in points)
     return file.getvalue()

@@ -6,15 +6,16 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.box import SIMPLE
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
+
+from verl_clipx.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.reproduction.cost.assumptions import Assumptions
     from verl_clipx.reproduction.cost.estimate import Estimate
 
-console = Console()
+console = TerminalConsole()
 
 
 def plan(

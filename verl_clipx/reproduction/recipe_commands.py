@@ -3,14 +3,14 @@
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 
 from verl_clipx.listed import print_list
 from verl_clipx.reproduction.plan_command import plan
+from verl_clipx.terminal import TerminalConsole, print_plain
 
 recipe_app = typer.Typer(no_args_is_help=True, help="The papers' runs as presets: +recipe=<paper>/<run>.")
-console = Console()
+console = TerminalConsole()
 recipe_app.command("plan")(plan)
 
 COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
@@ -57,7 +57,7 @@ def show(
             config = compose_preset(name, overrides or [])
             check_method(config)
         if all_values:
-            print(OmegaConf.to_yaml(config, resolve=True), end="")
+            print_plain(OmegaConf.to_yaml(config, resolve=True).rstrip("\n"))
             return
         rows = []
         for _, origin in sorted(read_origins(name).items()):

@@ -5,20 +5,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
 from verl_clipx.files import check_shape, last_lines, read_json_object, replacing, write_json
 from verl_clipx.listed import print_list
+from verl_clipx.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.reproduction.table_plan import Job
     from verl_clipx.reproduction.tables_definition import Table
 
 table_app = typer.Typer(no_args_is_help=True, help="The papers' tables: what fills them, and what came out.")
-console = Console()
-progress_console = Console(stderr=True)
+console = TerminalConsole()
+progress_console = TerminalConsole(stderr=True)
 
 Name = Annotated[str, typer.Argument(help="A table; `clipx table list` names them.")]
 Runs = Annotated[Path, typer.Option(help="Folder of the runs: <preset>-seed<seed> in it.")]
@@ -150,10 +150,8 @@ def _run_all(jobs: list["Job"], already: int, of: int) -> None:
             if code:
                 progress.stop()
                 log = job.folder / f"{job.kind}.log"
-                console.print(
-                    f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {log}. The end of it:",
-                    soft_wrap=True,
-                )
+                failed = f"[red]{escape(label)} failed with exit code {code}.[/]"
+                console.print(f"{failed} Its log: {escape(str(log))}. The end of it:", soft_wrap=True)
                 _say("\n".join(last_lines(log, 15)))
                 raise typer.Exit(1)
             progress.advance(task)

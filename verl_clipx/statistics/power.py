@@ -12,7 +12,7 @@ POWER = 0.8
 """The chance that a design should have: the usual one."""
 
 MOST = {"questions": 1_000_000, "samples": 4096, "seeds": 1000}
-"""Where the search for a design ends."""
+"""Largest numbers of a design, where the search for one ends too."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Design:
     """
 
     questions: int
-    """At least 2."""
+    """From 2 on; of all three, at most `MOST`."""
 
     samples: int
     """Of a training on a question, at least 1."""
@@ -63,10 +63,9 @@ class Design:
     """Trainings: 1 compares two checkpoints as they are, else at least `MIN_SEEDS`."""
 
     def __post_init__(self) -> None:
-        if self.questions < 2:
-            raise ValueError(f"--questions {self.questions}: must be at least 2")
-        if self.samples < 1:
-            raise ValueError(f"--samples {self.samples}: must be at least 1")
+        for what, least in (("questions", 2), ("samples", 1), ("seeds", 1)):
+            if not least <= getattr(self, what) <= MOST[what]:
+                raise ValueError(f"--{what} {getattr(self, what)}: must be from {least} to {MOST[what]}")
         if self.seeds != 1 and self.seeds < MIN_SEEDS:
             raise ValueError(
                 f"--seeds {self.seeds}: `clipx eval compare` takes {MIN_SEEDS} of each method, or 1 to compare two "

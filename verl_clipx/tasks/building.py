@@ -20,7 +20,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.files import parse_json, replacing
+from verl_clipx.files import MAX_TABLE_ROWS, parse_json, replacing
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 
 METADATA_KEY = b"verl_clipx.build"
@@ -93,7 +93,7 @@ def build_split(
         split: one of the definition's splits.
         prompt: one of the definition's templates, None for its default.
         source: the local copy, None for the hub or a generator.
-        limit: most rows to keep, at least 1, None for all.
+        limit: most rows to keep, 1 to `files.MAX_TABLE_ROWS`, None for all.
         options: options of the definition's `rows`.
         on_row: called with the number of rows kept, after each.
 
@@ -261,6 +261,8 @@ def _check(definition: DatasetDefinition, split: str, prompt: str, limit: int | 
         raise ValueError(f"prompt={prompt!r} does not fit {definition.name}: {', '.join(definition.prompts)}")
     if limit is not None and limit < 1:
         raise ValueError(f"limit={limit} is below 1; give the most rows to keep")
+    if limit is not None and limit > MAX_TABLE_ROWS:
+        raise ValueError(f"limit={limit} is above {MAX_TABLE_ROWS}, the most rows of a file; leave it out for all")
     known = option_names(definition)
     hints = get_type_hints(definition.rows)
     for key, value in options.items():

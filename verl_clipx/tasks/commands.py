@@ -6,17 +6,18 @@ from pathlib import Path
 from typing import Annotated, Any, NoReturn
 
 import typer
-from rich.console import Console
 from rich.markup import escape
 from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from verl_clipx.listed import print_list
+from verl_clipx.messages import fault_of_prompt
+from verl_clipx.terminal import TerminalConsole
 
 app = typer.Typer(no_args_is_help=True, help="Data sets of the papers in verl's format.")
-console = Console()
-progress_console = Console(stderr=True)
+console = TerminalConsole()
+progress_console = TerminalConsole(stderr=True)
 
 MAX_SHOWN = 2000
 
@@ -137,7 +138,7 @@ def show(
     try:
         with parquet_file(file) as parquet:
             total = parquet.metadata.num_rows
-            first = next(parquet.iter_batches(batch_size=max(rows, 1)), None)
+            first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
     except (OSError, ValueError) as error:
         _fail(error)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
@@ -158,13 +159,14 @@ def show(
 
 
 def _show_row(number: int, row: dict[str, Any]) -> None:
-    prompt = row.pop("prompt", "")
-    messages = [{"role": "text", "content": prompt}] if isinstance(prompt, str) else prompt
-    for message in messages:
+    fault = fault_of_prompt(row.get("prompt"))
+    if fault:
+        console.print(f"[yellow]row {number}: {escape(fault)}; verl cannot read it[/]", soft_wrap=True)
+    for message in [] if fault else row.pop("prompt"):
         content = message["content"]
         if len(content) > MAX_SHOWN:
             content = f"{content[:MAX_SHOWN]}… ({len(content)} characters)"
-        console.print(Panel(escape(content), title=f"row {number}: {message['role']}", title_align="left"))
+        console.print(Panel(escape(content), title=escape(f"row {number}: {message['role']}"), title_align="left"))
     console.print(escape(json.dumps(row, indent=2, ensure_ascii=False, default=str)))
 
 
@@ -174,7 +176,7 @@ def _fail(error: Exception, advice: str = "") -> NoReturn:
 
 
 def _progress() -> Progress:
-    columns = (SpinnerColumn(), TextColumn("{task.description}"), TextColumn("{task.fields[note]}"))
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}"))
     return Progress(*columns, TimeElapsedColumn(), console=progress_console)
 
 

@@ -9,13 +9,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import torch
-from rich.console import Console
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_clipx.files import write_json
 from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
+from verl_clipx.terminal import TerminalConsole
 
 # Part of the cache key: raise it when the code below changes what it trains.
 RECIPE_VERSION = 1
@@ -154,7 +154,7 @@ def fit(
     )
     order = torch.empty(0, dtype=torch.long)
     model.train()
-    for _ in track(range(config.steps), "Warm start", console=Console(stderr=True)):
+    for _ in track(range(config.steps), "Warm start", console=TerminalConsole(stderr=True)):
         while len(order) < config.batch_size:
             order = torch.cat([order, torch.randperm(len(examples), generator=generator)])
         rows, order = order[: config.batch_size], order[config.batch_size :]

@@ -1,0 +1,80 @@
+"""What every command prints with: nothing that comes from data or files steers the terminal."""
+
+import contextlib
+import os
+import re
+import sys
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+
+# Sequences that set colours and move the cursor; control characters, but for tabs and ends of lines; marks that turn a
+# line's direction around; lone surrogates, which no terminal's encoding has.
+_STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+
+def harmless(text: str) -> str:
+    """A text without what steers a terminal.
+
+    Source: ECMA-48 (control functions), Unicode Standard Annex #9 (directional formatting characters).
+    """
+    return _STEERING.sub("", text)
+
+
+class TerminalConsole(Console):
+    """rich's console; what it prints is harmless, whatever it was given. Styles of its own stay."""
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Render something; see `rich.console.Console.render`."""
+        for segment in super().render(renderable, options):
+            # rich's own control codes, for a moving cursor, come as segments of their own.
+            yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+@contextlib.contextmanager
+def warnings_on(console: Console) -> Iterator[None]:
+    """Within the block, warnings for users are kept back; at its end each is printed once."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield
+        finally:
+            for message in dict.fromkeys(str(warning.message) for warning in caught):
+                console.print(message, style="yellow", markup=False, highlight=False, soft_wrap=True)
+
+
+def print_plain(text: str) -> None:
+    """Print a text as it is, for other programs to read: not wrapped, not styled, at once."""
+    print(harmless(text), flush=True)
+
+
+def with_whole_output(command: Callable[[], None]) -> None:
+    """Runs a command, and ends with a message and 1 where its output could not be written.
+
+    Args:
+        command: may raise SystemExit.
+
+    Raises:
+        SystemExit: of the command; or 1, where standard output is full, or was closed by its reader.
+    """
+    try:
+        try:
+            command()
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        _leave_stdout()
+        raise SystemExit(1) from None
+    except OSError as error:
+        if error.filename is not None:
+            raise
+        _leave_stdout()
+        print(f"clipx: its output could not be written: {error.strerror or error}", file=sys.stderr)
+        raise SystemExit(1) from None
+
+
+def _leave_stdout() -> None:
+    # Python flushes at its end, which would fail again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
