@@ -32,6 +32,8 @@ EXCEPTIONS = {
     "gpu_check/rollout.py:write_prompts:to_parquet": OWN,
     "gpu_check/sample.py:make_sample:save": OWN,
     "gpu_check/engine.py:sample:load": OWN,
+    "terminal.py:_leave_stdout:open": "the null device",
+    "training/runnable.py:is_registered_in_the_source:read_text": "files of verl",
     "tasks/building.py:_spool:open": "a spool, removed when the data set is complete",
     "tasks/building.py:_write:open": "that spool",
     "tasks/building.py:_write:loads": "its lines",

@@ -61,6 +61,15 @@ def write_text(path: Path, text: str) -> None:
         partial.write_text(text, encoding="utf-8")
 
 
+def write_private_text(path: Path, text: str) -> None:
+    """Write a text that nobody but its owner may read, whole or not at all."""
+    with replacing(path) as partial:
+        # Of this mode from its first byte on, whatever the umask; what a crashed process left has another.
+        partial.unlink(missing_ok=True)
+        os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
+        partial.write_text(text, encoding="utf-8")
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as indented JSON, whole or not at all."""
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")

@@ -2,6 +2,7 @@
 verl's own loss, many steps, size. Not covered: the page in a browser (test_report_page.py), how it looks."""
 
 import json
+import shutil
 import time
 
 import pandas
@@ -54,8 +55,9 @@ def test_it_needs_no_network(written):
 
 def test_every_figure_is_a_file_too(written):
     out, page, _ = written
-    names = {path.stem for path in (out / "figures").iterdir()}
-    assert {path.suffix for path in (out / "figures").iterdir()} == {".svg", ".png"}
+    files = list((out / "figures").glob("[!.]*"))
+    names = {path.stem for path in files}
+    assert {path.suffix for path in files} == {".svg", ".png"}
     assert len(names) == page.count('role="img"') == 18
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
@@ -135,12 +137,43 @@ def test_a_report_is_replaced(runs, tmp_path):
     assert "<title>BAPO: what clipping did" in (tmp_path / "report.html").read_text()
 
 
-def test_what_no_report_made_is_not_replaced(runs, tmp_path):
-    (tmp_path / "figures").mkdir()
-    (tmp_path / "figures" / "mine.svg").touch()
-    result = report(runs / "acpo-seed1", "--out", tmp_path)
-    assert result.exit_code == 1 and "no report made it" in result.output.replace("\n", " ")
-    assert (tmp_path / "figures" / "mine.svg").exists()
+@pytest.mark.slow
+def test_what_no_report_wrote_stays(runs, tmp_path):
+    figures = tmp_path / "figures"
+    figures.mkdir()
+    for path in (figures / "mine.svg", tmp_path / "report.html"):
+        path.write_text("mine")
+    for name in ("acpo-seed1", "bapo-seed1"):
+        assert report(runs / name, "--out", tmp_path).exit_code == 0
+    assert (figures / "mine.svg").read_text() == "mine" and len(list(figures.glob("*.svg"))) > 1
+
+
+@pytest.mark.slow
+def test_a_foreign_file_of_a_figure_s_name_is_not_replaced(runs, tmp_path):
+    assert report(runs / "acpo-seed1", "--out", tmp_path / "first").exit_code == 0
+    names = [path.name for path in (tmp_path / "first" / "figures").glob("*.png")]
+    foreign = tmp_path / "second" / "figures" / names[-1]
+    foreign.parent.mkdir(parents=True)
+    foreign.write_text("mine")
+    result = report(runs / "acpo-seed1", "--out", tmp_path / "second")
+    assert result.exit_code == 1 and "no report wrote it" in result.output.replace("\n", " ")
+    assert foreign.read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_credentials_of_an_older_record_are_not_shown(runs, tmp_path):
+    copies = []
+    for name in ("grpo-seed1", "acpo-seed1"):
+        copies.append(shutil.copytree(runs / name, tmp_path / name))
+        record = copies[-1] / "metrics.run.json"
+        content = json.loads(record.read_text())
+        content["configuration"]["reward"] = {"api_key": f"xyz {name}", "url": f"http://{name}:xyz@host/{name}"}
+        record.chmod(0o644)
+        record.write_text(json.dumps(content))
+    assert report(*copies, "--out", tmp_path / "out").exit_code == 0
+    written = [path.read_text() for path in (tmp_path / "out").rglob("*") if path.suffix in (".html", ".csv")]
+    assert not any("xyz" in text for text in written)
+    assert "http://[redacted]@host/acpo-seed1" in written[0] + written[1]
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ verl's trainer (tests/end_to_end/test_resume.py), a machine that loses power.
 import json
 import os
 import re
+import stat
 import subprocess
 import sys
 
@@ -18,6 +19,7 @@ from verl.utils.tracking import Tracking
 
 from tests.diagnostics.runs import write_run
 from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.run_files import record_path
 
 
@@ -174,6 +176,26 @@ def test_the_record_has_configuration_and_versions_and_no_credentials(start, tmp
     assert record["configuration"]["clipx"] == {"method": "acpo"}
     assert record["versions"]["verl"].startswith("0.9.")
     assert "secret" not in json.dumps(record)
+
+
+def test_only_its_owner_may_read_the_record_and_no_credential_is_in_it(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    given = {
+        "reward_model": {"reward_kwargs": {"api_key": "xyz", "urls": ["http://user:xyz@proxy:80"]}},
+        "actor_rollout_ref": {"rollout": {"engine_kwargs": {"vllm": {"api_key": ["xyz"], "max_model_len": 8}}}},
+    }
+    log, before = tmp_path / "metrics.jsonl", os.umask(0)
+    try:
+        record_path(log).write_text("{}")
+        for _ in range(2):
+            write_record(log, given)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE(record_path(log).stat().st_mode) == 0o600
+    text = record_path(log).read_text()
+    assert "xyz" not in text and json.loads(text)["configuration"]["actor_rollout_ref"]["rollout"] == {
+        "engine_kwargs": {"vllm": {"api_key": "[redacted]", "max_model_len": 8}}
+    }
 
 
 def test_tensorboard_shows_keys_together(tmp_path, monkeypatch):

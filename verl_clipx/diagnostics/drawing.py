@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 from markupsafe import Markup
@@ -86,9 +87,13 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
         )
 
 
+# Of a file, with what matplotlib is told.
+FORMATS: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144}}
+
+
 def save(drawing: Figure, folder: Path, name: str) -> None:
     """Writes a figure as SVG and PNG."""
-    for kind, options in (("svg", {"metadata": {"Date": None}}), ("png", {"dpi": 144})):
+    for kind, options in FORMATS.items():
         with replacing(folder / f"{name}.{kind}") as partial:
             drawing.savefig(partial, format=kind, **options)
 

@@ -1,6 +1,5 @@
 """`clipx report`: one page about the runs that it is given, its figures and its numbers."""
 
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +9,20 @@ from markupsafe import Markup
 from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.diagnostics import keys, palette
-from verl_clipx.diagnostics.drawing import inline, save, style
+from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style
 from verl_clipx.diagnostics.findings import Finding, findings, number
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, read_run, settings_of
 from verl_clipx.diagnostics.token_view import token_sections
 from verl_clipx.diagnostics.trace_figures import trace_plates
 from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
-from verl_clipx.files import no_formula, replacing, write_text
+from verl_clipx.files import no_formula, read_text, replacing, write_text
 from verl_clipx.statistics.comparison import MIN_SEEDS
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
+
+# In the folder of the figures: their names, so that the next report removes these and nothing else.
+WRITTEN = ".written"
 
 environment = Environment(
     loader=PackageLoader("verl_clipx.diagnostics"),
@@ -36,7 +38,7 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
 
     Args:
         paths: of each run, its folder or the file of its log; at least one.
-        out: the folder to write to; made if it is not there, and what a report left there is replaced.
+        out: the folder to write to; made if it is not there. What a report wrote there is replaced, and all else stays.
         title: above the page; by default it names what is compared.
         baseline: the run or the method that the others' rewards are compared with; by default GRPO, or else the first.
 
@@ -45,13 +47,11 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
 
     Raises:
         FileNotFoundError: a run has no log.
-        ValueError: a log or a trace cannot be read, a run is named twice, there are too many settings, or figures stand
-            in the folder that are no report's, or no run or method has the baseline's name.
+        ValueError: a log or a trace cannot be read, a run is named twice, there are too many settings, a file that no
+            report wrote stands where a figure would, or no run or method has the baseline's name.
     """
     if len({path.resolve() for path in paths}) < len(paths):
         raise ValueError("a run is named twice: name each once.")
-    if (out / FIGURES).exists() and not (out / PAGE).exists():
-        raise ValueError(f"{out / FIGURES}: no report made it, and this one would replace it. Choose another --out.")
     runs = [read_run(path) for path in paths]
     settings = settings_of(runs)
     updates = traced_updates(settings)
@@ -92,14 +92,29 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
 
 
 def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
-    """Saves every panel and returns it for the page, by name."""
-    shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir(parents=True)
+    """Saves every panel and returns it for the page, by name; the figures of the report before are removed.
+
+    Raises:
+        ValueError: a file that no report wrote has the name of a figure.
+    """
+    panels = [panel for plate in plates for panel in plate.panels]
+    names = [f"{panel.name}.{kind}" for panel in panels for kind in FORMATS]
+    before = _written_before(folder / WRITTEN)
+    if foreign := sorted(name for name in {*names} - before if (folder / name).exists()):
+        raise ValueError(f"{folder / foreign[0]}: no report wrote it, and this one would. Choose another --out.")
+    for name in before:
+        (folder / name).unlink(missing_ok=True)
+    write_text(folder / WRITTEN, "".join(f"{name}\n" for name in names))
     drawings = {}
-    for panel in (panel for plate in plates for panel in plate.panels):
+    for panel in panels:
         save(panel.drawing, folder, panel.name)
         drawings[panel.name] = inline(folder / f"{panel.name}.svg", panel.name, panel.description)
     return drawings
+
+
+def _written_before(path: Path) -> set[str]:
+    """The names of the figures that a report wrote beside this list of them."""
+    return {name for name in read_text(path).splitlines() if name == Path(name).name} if path.exists() else set()
 
 
 def _title(settings: list[Setting]) -> str:

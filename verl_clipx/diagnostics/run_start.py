@@ -16,9 +16,10 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
-from verl_clipx.files import parse_json, read_lines, read_whole_number, write_text
+from verl_clipx.files import parse_json, read_lines, read_whole_number, write_private_text
 from verl_clipx.metric_listing import tensorboard_charts
 from verl_clipx.run_files import LOG_VARIABLE, checkpoint_step, log_path, record_path
+from verl_clipx.secrets import redacted
 
 logger = logging.getLogger(__name__)
 
@@ -141,7 +142,9 @@ def kept_lines(path: Path, step: int) -> list[bytes]:
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
-    """Writes a run's configuration and versions beside its log. `ray_kwargs` is left out: it may hold credentials.
+    """Writes a run's configuration and versions beside its log, for its owner only.
+
+    `ray_kwargs` is left out, whose runtime environment may hold any credential; others are redacted.
 
     Args:
         log: of verl's file logger.
@@ -149,9 +152,9 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
     """
     record = {
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
-        "configuration": {key: value for key, value in config.items() if key != "ray_kwargs"},
+        "configuration": redacted({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
-    write_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
+    write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
 
 
 def _version(distribution: str) -> str | None:

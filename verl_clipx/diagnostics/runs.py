@@ -18,6 +18,7 @@ from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import RunFolder, SkippedUpdates, not_finite_steps, read_run_log, skipped_updates
 from verl_clipx.files import read_config, read_json_object
 from verl_clipx.run_files import record_path, traces_path
+from verl_clipx.secrets import redacted
 from verl_clipx.traces import Shard, shards_in
 
 GRPO_METHOD = "grpo"
@@ -183,7 +184,8 @@ def read_run(path: Path) -> Run:
         not_finite[keys.HELD_OUT] = steps
     name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
     record = _record(log_path)
-    configuration = flat(record.get("configuration") or _hydra_s(folder.path))
+    # An older record, or Hydra's own, has what was given.
+    configuration = flat(redacted(record.get("configuration") or _hydra_s(folder.path)))
     return Run(
         name.removesuffix(".jsonl"),
         log,

@@ -10,6 +10,7 @@ from omegaconf import DictConfig
 
 from verl_clipx.files import parse_json, read_bytes, read_config, read_json_object, read_table, read_whole_number
 from verl_clipx.reproduction.config_hash import significant_values
+from verl_clipx.secrets import redacted
 
 # What a table needs of an evaluation's results.
 RESULTS = {
@@ -58,7 +59,7 @@ class RunFolder:
     @cached_property
     def values(self) -> dict[str, Any]:
         """The values that make the run what it is; see `significant_values`."""
-        return significant_values(self.config)
+        return redacted(significant_values(self.config))
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, float]]:

@@ -1,0 +1,38 @@
+"""Credentials in configurations: found by the names of their keys and by the form of addresses, never shown."""
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REDACTED = "[redacted]"
+
+# In a key, in capitals and with hyphens too: OPENAI_API_KEY, hf-token; not tokens, of which texts are made.
+_NAME = r"(?:(?:api|access|secret|private)[_-]?key|(?:auth|access|hf|bearer)[_-]?token|passwd|password)"
+_KEY = re.compile(rf"{_NAME}(?![a-z])", re.IGNORECASE)
+# In a text: an override or a part of a query, or a member of a JSON object.
+_ASSIGNED = re.compile(rf"({_NAME}[\"']?\s*[=:]\s*[\"']?)([^\s,&{{}}\"']+)", re.IGNORECASE)
+_IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
+
+
+def redacted(value: Any) -> Any:
+    """A configuration with `REDACTED` in the place of each credential.
+
+    Args:
+        value: nested mappings and lists of plain values; it stays as it is.
+
+    Returns:
+        The same as dicts, lists and plain values. What is empty, null, true or false is no credential.
+    """
+    if isinstance(value, Mapping):
+        return {key: _of_key(str(key), part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [redacted(part) for part in value]
+    if isinstance(value, str):
+        return _ASSIGNED.sub(rf"\1{REDACTED}", _IN_ADDRESS.sub(REDACTED, value))
+    return value
+
+
+def _of_key(key: str, value: Any) -> Any:
+    if _KEY.search(key) and not (value is None or isinstance(value, bool) or value in ("", [], {})):
+        return REDACTED
+    return redacted(value)
