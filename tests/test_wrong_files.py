@@ -146,7 +146,7 @@ def folder(whole, tmp_path, monkeypatch):
     monkeypatch.setattr(tables_definition, "load_table", lambda name: small_table(table))
     monkeypatch.setattr(collect, "_values_of_preset", lambda name: significant_values(OmegaConf.create(SMALL)))
     # Drawing takes seconds and reads no file.
-    monkeypatch.setattr("verl_clipx.diagnostics.report.log_plates", lambda runs: [])
+    monkeypatch.setattr("verl_clipx.diagnostics.report.log_plates", lambda settings, baseline: [])
     copy = tmp_path / "all"
     shutil.copytree(whole, copy)
     config = copy / "evaluation" / "config.json"

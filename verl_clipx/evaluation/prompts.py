@@ -2,7 +2,6 @@
 
 from typing import Any
 
-from jinja2 import TemplateError
 from transformers import GenerationConfig, PreTrainedTokenizerBase
 
 from verl_clipx.evaluation.benchmark import Benchmark
@@ -27,6 +26,9 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, tem
         ValueError: "chat" with a tokenizer that has no chat template, a name without a text, a template that refuses
             the messages, or a prompt of no tokens.
     """
+    # What renders the templates: of the extra `tools`, which the rest of the command names first.
+    from jinja2 import TemplateError
+
     jinja = load_text(template, "--template") if ":" in template else None
     if template == "chat" and not tokenizer.chat_template:
         raise ValueError(
