@@ -1,10 +1,17 @@
-"""Which examples property tests draw: the same ones in every run, unless new ones are asked for.
+"""What every test begins with: the examples of property tests, and a signal that is not ignored.
+
+Property tests draw the same examples in every run, unless new ones are asked for:
 
 python -m pytest tests                               the same examples everywhere, so that chance decides nothing
 python -m pytest tests --hypothesis-profile=random   new ones in every run, and the smallest that fails
 """
 
+import signal
+
 from hypothesis import HealthCheck, Phase, settings
+
+# Under nohup it is ignored, what the tests start would inherit that, and no shell can trap what it came to ignore.
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # How long an example takes says more about what else runs on the machine than about the code.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -1,7 +1,8 @@
 """A signal to a recipe or launcher reaches what it has started, which is a stand-in that notes the signal and ends.
 
 Covers: every recipe, the launchers by SSH and Slurm, the quick start; SIGHUP (a terminal is closed), SIGINT, SIGTERM.
-Not covered: verl itself, what `clipx watch` and while_all_nodes_live.py do with a signal (tests/diagnostics/test_watch.py, test_while_all_nodes_live.py), SSH and Slurm themselves.
+Not covered: verl itself, what `clipx watch` and while_all_nodes_live.py do with
+a signal (tests/diagnostics/test_watch.py, test_while_all_nodes_live.py), SSH and Slurm themselves.
 """
 
 import os
@@ -62,8 +63,6 @@ class Started:
             stderr=subprocess.STDOUT,
             text=True,
             start_new_session=True,
-            # Under nohup the tests inherit that it is ignored, and no shell can trap what it was started to ignore.
-            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),
         )
         deadline = time.monotonic() + 30
         while not (self.home / "running").exists():
