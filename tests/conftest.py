@@ -1,4 +1,4 @@
-"""What every test begins with: the examples of property tests, and a signal that is not ignored.
+"""What every test begins with: the examples of property tests, and signals that are not ignored.
 
 Property tests draw the same examples in every run, unless new ones are asked for:
 
@@ -10,8 +10,12 @@ import signal
 
 from hypothesis import HealthCheck, Phase, settings
 
-# Under nohup it is ignored, what the tests start would inherit that, and no shell can trap what it came to ignore.
-signal.signal(signal.SIGHUP, signal.SIG_DFL)
+# Ignored under nohup and in a shell's background; what the tests start would inherit that, and no shell can trap what it
+# came to ignore.
+if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about what else runs on the machine than about the code.
 settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)

@@ -40,6 +40,9 @@ for name in json.loads((folder / "task.json").read_text())["names"]:
         os._exit(1)
     if rank == "0":
         leave(name, {"passed": name != "good but wrong", "found": name, "numbers": {"n": 1.0}})
+    # The program's barrier.
+    while not (folder / f"{name}.0.json").exists():
+        time.sleep(0.01)
 """
 
 

@@ -57,6 +57,8 @@ def main(folder: Path) -> int:
             torch.distributed.barrier()
             if rank == 0:
                 write_json(file_of(folder, name, rank), asdict(measured))
+            # No rank can end in the next check before this one's result is there.
+            torch.distributed.barrier()
     except Exception as error:
         traceback.print_exc()
         write_json(file_of(folder, name, rank), {"error": f"rank {rank}: {type(error).__name__}: {error}"})
