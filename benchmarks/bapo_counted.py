@@ -8,8 +8,8 @@ from pathlib import Path
 import matplotlib
 import torch
 
+from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
 from verl_clipx.methods.bapo import Bapo
-from verl_clipx.tokens import Inputs, Tokens, tokens_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first

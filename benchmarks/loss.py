@@ -20,13 +20,13 @@ from hydra import compose, initialize_config_module
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 from verl.utils.config import omega_conf_to_dataclass
 
-from verl_clipx.compiled import TokenFunctions
+from verl_clipx.base.tokens import OPTIONAL
+from verl_clipx.driver.config import OBSERVE
+from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.methods import METHODS
-from verl_clipx.tokens import OPTIONAL
-from verl_clipx.training.config import OBSERVE
-from verl_clipx.training.observe import observe_registered
-from verl_clipx.training.policy_loss import inputs_of, settings_of
-from verl_clipx.training.step import MicroBatch, OptimizerStep, in_micro_batch
+from verl_clipx.worker.observe import observe_registered
+from verl_clipx.worker.policy_loss import inputs_of, settings_of
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 
 FORMS = {"eager": "false", "compiled": "true"}
 OWN = ", own statistics"

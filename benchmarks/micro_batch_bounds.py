@@ -11,8 +11,8 @@ from pathlib import Path
 import matplotlib
 import torch
 
+from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
 from verl_clipx.methods.acpo import Acpo
-from verl_clipx.tokens import Inputs, Tokens, tokens_of
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first

@@ -26,10 +26,10 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
-from verl_clipx.training.step import OptimizerStep
-from verl_clipx.training.trace import Trace
-from verl_clipx.training.tracer import Tracer
-from verl_clipx.training.worker import observing
+from verl_clipx.driver.trace import Trace
+from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.tracer import Tracer
+from verl_clipx.worker.training_worker import observing
 
 PROMPT_LENGTH, VOCABULARY = 64, 32_000
 SAMPLES = 8

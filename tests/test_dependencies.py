@@ -19,7 +19,7 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 from uv import find_uv_bin
 
-from verl_clipx.extras import TOOLS
+from verl_clipx.common.extras import TOOLS
 
 ROOT = Path(__file__).parents[1]
 

@@ -1,4 +1,4 @@
-"""Every file that the package reads or writes goes through verl_clipx/files.py, or has a reason not to.
+"""Every file that the package reads or writes goes through verl_clipx/common/files.py, or has a reason not to.
 
 Covers: calls by their names, in the source of every module; a library's function is called by its module there. Not
 covered: what libraries write, such as a model's save_pretrained, Hydra's own files, and verl.
@@ -32,8 +32,8 @@ EXCEPTIONS = {
     "gpu_check/rollout.py:write_prompts:to_parquet": OWN,
     "gpu_check/sample.py:make_sample:save": OWN,
     "gpu_check/engine.py:sample:load": OWN,
-    "terminal.py:_leave_stdout:open": "the null device",
-    "training/runnable.py:is_registered_in_the_source:read_text": "files of verl",
+    "common/terminal.py:_leave_stdout:open": "the null device",
+    "driver/runnable.py:is_registered_in_the_source:read_text": "files of verl",
     "tasks/building.py:_spool:open": "a spool, removed when the data set is complete",
     "tasks/building.py:_write:open": "that spool",
     "tasks/building.py:_write:loads": "its lines",
@@ -49,7 +49,7 @@ EXCEPTIONS = {
     "tasks/hitab/dataset.py:_table_loader:ZipFile": "its index; a member's size is looked at before it is unpacked",
     "evaluation/files.py:hash_of_file:open": IN_PARTS,
     "evaluation/files.py:fingerprint_of_folder:open": IN_PARTS,
-    "listing.py:group_settings:load": PACKAGED,
+    "driver/listing.py:group_settings:load": PACKAGED,
     "reproduction/tables_definition.py:load_table:read_text": PACKAGED,
     "reproduction/tables_definition.py:load_table:safe_load": PACKAGED,
     "reproduction/rows.py:_read:read_text": PACKAGED,
@@ -98,7 +98,7 @@ def test_files_are_read_up_to_a_size_and_written_whole():
         if path != PACKAGE / "files.py"
         for access in accesses(ast.parse(path.read_text(encoding="utf-8")))
     }
-    assert sorted(found - set(EXCEPTIONS)) == [], "use verl_clipx/files.py, or say why not"
+    assert sorted(found - set(EXCEPTIONS)) == [], "use verl_clipx/common/files.py, or say why not"
     assert sorted(set(EXCEPTIONS) - found) == [], "no longer there"
 
 

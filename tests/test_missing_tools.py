@@ -16,7 +16,7 @@ import pytest
 from packaging.requirements import Requirement
 
 from verl_clipx.cli import app
-from verl_clipx.extras import TOOLS, missing_tool
+from verl_clipx.common.extras import TOOLS, missing_tool
 
 CHECKOUT = Path(__file__).parents[1]
 

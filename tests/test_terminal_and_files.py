@@ -18,7 +18,7 @@ from typer.testing import CliRunner, Result
 from tests.diagnostics.runs import write_run
 from tests.evaluation.tiny import save_questions
 from verl_clipx.cli import app
-from verl_clipx.traces import SCHEMA
+from verl_clipx.common.traces import SCHEMA
 
 COLUMNS = SCHEMA.names
 

@@ -4,28 +4,32 @@ Importing this package is cheap on purpose: every process that imports verl impo
 """
 
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 __version__ = "0.1.0"
 
 _PUBLIC = {
-    "register_loss": "verl_clipx.user_method",
-    "check_loss": "verl_clipx.contract",
+    "register_loss": "verl_clipx.loss.user_method",
+    "check_loss": "verl_clipx.loss.contract",
     "Bounds": "verl_clipx.methods",
     "FixedBounds": "verl_clipx.methods",
     "METHODS": "verl_clipx.methods",
     "Method": "verl_clipx.methods",
-    "Tokens": "verl_clipx.tokens",
-    "evaluate": "verl_clipx.contract",
-    "of_decision": "verl_clipx.metric",
-    "of_rollout_batch": "verl_clipx.metric",
-    "parameter": "verl_clipx.parameters",
+    "Tokens": "verl_clipx.base.tokens",
+    "evaluate": "verl_clipx.loss.contract",
+    "of_decision": "verl_clipx.base.metric",
+    "of_rollout_batch": "verl_clipx.base.metric",
+    "parameter": "verl_clipx.base.parameters",
 }
 
 __all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
+    # What configurations recorded before the folder driver existed name as `_target_`: Hydra looks here first.
+    if name == "training":
+        return SimpleNamespace(hydra_nodes=import_module("verl_clipx.driver.hydra_nodes"))
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)

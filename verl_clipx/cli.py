@@ -8,15 +8,15 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from verl_clipx.configs_folder import configs_folder
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.extras import missing_tool
+from verl_clipx.common.files import last_lines, write_text
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.evaluation.commands import evaluation_app
-from verl_clipx.extras import missing_tool
-from verl_clipx.files import last_lines, write_text
-from verl_clipx.listed import print_list
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
-from verl_clipx.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 
 
 class Commands(TyperGroup):
@@ -56,11 +56,11 @@ def doctor(
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
     if options:
-        from verl_clipx.training.support import support_table
+        from verl_clipx.driver.support import support_table
 
         print_plain(support_table())
         return
-    from verl_clipx.doctor import examine
+    from verl_clipx.driver.doctor import examine
 
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     table = Table(show_lines=False, title="clipx doctor")
@@ -136,7 +136,7 @@ def methods(
     plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
 ) -> None:
     """List the methods, or the parameters of one, or draw one."""
-    from verl_clipx.listing import described_by, markdown_table, method_rows, parameter_rows
+    from verl_clipx.driver.listing import described_by, markdown_table, method_rows, parameter_rows
 
     if markdown:
         print_plain(markdown_table())
@@ -167,7 +167,7 @@ def metrics(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
 ) -> None:
     """List the metrics that a run logs: key, meaning, unit, and what each is taken over."""
-    from verl_clipx.metric_listing import LISTS, markdown_table, rows_of
+    from verl_clipx.loss.metric_listing import LISTS, markdown_table, rows_of
 
     if which not in LISTS:
         _fail(ValueError(f"{which!r}: must be one of {', '.join(LISTS)}."), 2)
@@ -190,8 +190,8 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
     from omegaconf import OmegaConf
 
     from verl_clipx.diagnostics.weight_figure import draw_weights
-    from verl_clipx.listing import group_settings
-    from verl_clipx.training.config import Observe, build
+    from verl_clipx.driver.config import Observe, build
+    from verl_clipx.driver.listing import group_settings
 
     try:
         given = OmegaConf.to_container(OmegaConf.from_dotlist(parameters))
@@ -213,7 +213,7 @@ def explain(context: typer.Context) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    from verl_clipx.explain import explained
+    from verl_clipx.driver.explain import explained
 
     if not context.args:
         console.print("[red]no command given:[/] clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …")
@@ -234,8 +234,8 @@ def check_loss(
     import sys
 
     sys.path.insert(0, "")
-    from verl_clipx.contract import check_method
-    from verl_clipx.training.config import build
+    from verl_clipx.driver.config import build
+    from verl_clipx.loss.contract import check_method
 
     try:
         method = build(function=function).method

@@ -21,14 +21,15 @@ SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
 def _register_losses(core_algos: ModuleType) -> None:
-    from verl_clipx.training.registry import register_losses
+    from verl_clipx.worker.registry import follow_methods, register_losses
 
     register_losses(core_algos)
+    follow_methods(core_algos)
 
 
 def _install_worker(engine_workers: ModuleType) -> None:
     from verl_clipx import cpu
-    from verl_clipx.training.registry import install_worker, replace_worker
+    from verl_clipx.worker.registry import install_worker, replace_worker
 
     if cpu.is_active():
         from verl_clipx.cpu.process_group import with_gloo
@@ -60,7 +61,7 @@ def _decide_at_the_start(device: ModuleType) -> None:
     # Each of verl's entry modules calls it first, with its configuration; nothing else does.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
-        from verl_clipx.training.start import start_entry
+        from verl_clipx.driver.start import start_entry
 
         detect(config)
         start_entry(config)
@@ -73,7 +74,7 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
 
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
-        from verl_clipx.training.start import start_run
+        from verl_clipx.driver.start import start_run
 
         start_run(config)
         run(config, *arguments, **named)
@@ -85,7 +86,7 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
     def options(*, _root_):
-        from verl_clipx.training.support import READ
+        from verl_clipx.driver.support import READ
 
         # A node and not a dictionary: verl resolves its configuration in place, which takes no other container.
         return omegaconf.OmegaConf.create({key: omegaconf.OmegaConf.select(_root_, key) for key in READ})

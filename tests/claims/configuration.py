@@ -16,10 +16,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
-from verl_clipx.configs_folder import configs_folder
+from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.diagnostics.measured_bounds import MeasuredBounds
-from verl_clipx.training.clip_keys import VERL_S_DEFAULTS
-from verl_clipx.training.support import READ
+from verl_clipx.driver.clip_keys import VERL_S_DEFAULTS
+from verl_clipx.driver.support import READ
 
 CONFIGS = configs_folder()
 

@@ -19,14 +19,14 @@ from verl.utils.metric import Metric
 from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
-from tests.training.jagged import micro_batch
-from verl_clipx.training.config import Observe
-from verl_clipx.training.observation import observe
-from verl_clipx.training.observe import observe_registered
-from verl_clipx.training.planner import Observation, StepPlanner
-from verl_clipx.training.registry import is_ours
-from verl_clipx.training.step import OptimizerStep
-from verl_clipx.training.worker import observing
+from tests.jagged import micro_batch
+from verl_clipx.driver.config import Observe
+from verl_clipx.worker.extra_pass import observe
+from verl_clipx.worker.observe import observe_registered
+from verl_clipx.worker.planner import Observation, StepPlanner
+from verl_clipx.worker.registry import is_ours
+from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.training_worker import observing
 
 ROWS = [0, 1, 2, 3, 4, 5]
 

@@ -3,7 +3,7 @@
 Covers: every group of configs/clipx alone, with every modifier's group and under every scope, through the composed
 configuration, verl's ActorConfig, verl's ppo_loss and its registry: two optimizer steps, finite, with a gradient;
 +clipx=observe with every loss of verl's; and that these checks fail for a broken group. Not covered: what the
-numbers are (tests/methods, tests/training), modifiers together, the engine and several ranks (tests/end_to_end).
+numbers are (tests/methods, tests/worker), modifiers together, the engine and several ranks (tests/end_to_end).
 """
 
 from pathlib import Path
@@ -12,8 +12,8 @@ import pytest
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, get_policy_loss_fn
 
-from verl_clipx.configs_folder import configs_folder
-from verl_clipx.training.registry import is_ours
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.worker.registry import is_ours
 
 from .configuration import ACTOR, MEASURED, actor_of, built, hydra_s, merged, methods_in, modifiers_in
 from .first_call import FAR, NEAR, first_call, moved_batch
@@ -22,7 +22,7 @@ METHODS = methods_in()
 MODIFIERS = modifiers_in()
 VERL_S_OWN = sorted(name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function))
 SCOPES = ["mini_batch", "lagged", "micro_batch"]
-FUNCTION = "tests.training.example_losses:soft"
+FUNCTION = "tests.example_losses:soft"
 
 # What the groups that cannot train as they are say, by key, value and remedy.
 REFUSED = {
@@ -165,7 +165,7 @@ BROKEN = {
     "a method that there is not": ("method: grpoo", "clipx_grpoo", "method='grpoo': must be one of"),
     "a missing value": ("method: grpo\n  clip_high: ???", "clipx_grpo", "clip_high"),
     "a loss that is not finite": (
-        "function: tests.training.example_losses:nan\n  log_ratio_clamp: null",
+        "function: tests.example_losses:nan\n  log_ratio_clamp: null",
         "clipx_custom",
         "step 0: the loss is nan",
     ),

@@ -13,11 +13,11 @@ import math
 import pytest
 import torch
 
-from verl_clipx.contract import finite_for_every_finite_input
+from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
+from verl_clipx.driver.config import AROUND, build, parameters_of
+from verl_clipx.loss.contract import finite_for_every_finite_input
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers import MODIFIERS
-from verl_clipx.parameters import FLOAT32_LARGEST, next_float32, number, optional
-from verl_clipx.training.config import AROUND, build, parameters_of
 
 from .configuration import actor_of, merged
 from .first_call import first_call
@@ -161,7 +161,7 @@ def test_a_scaled_bound_that_there_is_not_scales_nothing():
 
 
 def test_a_user_s_loss_without_bounds_trains():
-    values = {"function": "tests.training.example_losses:soft", "clip_low": None, "clip_high": None}
+    values = {"function": "tests.example_losses:soft", "clip_low": None, "clip_high": None}
     built = actor("custom", values)
     trains(built)
 

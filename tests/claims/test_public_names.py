@@ -1,6 +1,6 @@
 """The names that `import verl_clipx` promises: each is there, is what it is documented as, and is in the documentation.
 
-Not covered: what the functions do (tests/test_user_method.py, test_contract.py, test_loss.py).
+Not covered: what the functions do (tests/loss/test_user_method.py, test_contract.py, test_loss.py).
 """
 
 import re

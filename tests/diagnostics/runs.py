@@ -7,16 +7,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from verl_clipx.base.method import declared
+from verl_clipx.base.shared_metrics import REGIONS
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.run_files import traces_path
+from verl_clipx.common.traces import Shard, write_shard
 from verl_clipx.diagnostics.run_log import RunFolder
 from verl_clipx.diagnostics.run_start import write_record
-from verl_clipx.loss import token_loss, tokens_in
+from verl_clipx.loss.loss import token_loss, tokens_in
+from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.methods import method_named
-from verl_clipx.methods.method import declared
-from verl_clipx.metrics import TOKENS, token_metrics, with_ratios_of_sums
-from verl_clipx.run_files import traces_path
-from verl_clipx.shared_metrics import REGIONS
-from verl_clipx.tokens import Inputs
-from verl_clipx.traces import Shard, write_shard
 
 OWN = "actor/clipx/"
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4

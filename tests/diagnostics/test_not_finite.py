@@ -1,7 +1,7 @@
 """Runs with values that are not finite: what page and progress bar say, and that neither breaks.
 
 Covers: NaN, Infinity and null in the log, validations and traces; skipped updates, counted and by the gradient norm of
-older logs. Not covered: how the worker counts them (tests/training).
+older logs. Not covered: how the worker counts them (tests/worker).
 """
 
 import json
@@ -14,12 +14,12 @@ from typer.testing import CliRunner
 
 from tests.diagnostics.runs import write_run
 from verl_clipx.cli import app
+from verl_clipx.common.traces import Shard, read_shards, shards_in, write_shard
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import read_run, settings_of
 from verl_clipx.diagnostics.watch import show
-from verl_clipx.traces import Shard, read_shards, shards_in, write_shard
 
 NAN = float("nan")
 UPDATES = 8

@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from tests.diagnostics.runs import log_line, write_log, write_run
 from verl_clipx.cli import app
-from verl_clipx.traces import Shard, read_shards, shards_in, write_shard
+from verl_clipx.common.traces import Shard, read_shards, shards_in, write_shard
 
 MOST_BYTES = 5_000_000
 

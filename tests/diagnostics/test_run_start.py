@@ -18,9 +18,9 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from verl.utils.tracking import Tracking
 
 from tests.diagnostics.runs import write_run
+from verl_clipx.common.run_files import record_path
 from verl_clipx.diagnostics.run_log import read_run_log
 from verl_clipx.diagnostics.run_start import write_record
-from verl_clipx.run_files import record_path
 
 
 @pytest.fixture

@@ -10,11 +10,11 @@ import pandas
 import pytest
 
 from tests.diagnostics.runs import write_run
+from verl_clipx.common.traces import Shard, read_shards, write_shard
 from verl_clipx.diagnostics.runs import read_run, settings_of
 from verl_clipx.diagnostics.token_view import MOST_COMPLETIONS, token_sections, visible
 from verl_clipx.diagnostics.trace_figures import BINS, bin_of, shown, swarm
 from verl_clipx.diagnostics.traced import events, traced_updates, under_grpo
-from verl_clipx.traces import Shard, read_shards, write_shard
 
 # ratio, advantage, region, F, what happened, what GRPO would have done
 TOKENS = [

@@ -69,7 +69,7 @@ def weights(worker):
 
 def differences_after_observing(rank, world, policy, rows):
     """What an observation changed."""
-    from verl_clipx.training.step import OptimizerStep
+    from verl_clipx.worker.step import OptimizerStep
 
     worker = build_worker(Path(policy))
     data = prepared(worker, torch.load(rows, weights_only=False), ACPO)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_clipx.common.traces import read_shards
 from verl_clipx.diagnostics.runs import read_run
-from verl_clipx.traces import read_shards
 
 from .runs import REPOSITORY, SECONDS
 

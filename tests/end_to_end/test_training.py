@@ -15,7 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.traces import read_shards, shards_in
+from verl_clipx.common.traces import read_shards, shards_in
 
 from .method_checks import CHECKS, FRACTIONS, SETTINGS
 from .runs import REPOSITORY, Run, train, write_documented_method

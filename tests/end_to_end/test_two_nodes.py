@@ -23,7 +23,7 @@ import pytest
 import torch
 
 from verl_clipx.diagnostics.run_log import read_growing_log, read_run_log
-from verl_clipx.user_method import load_method
+from verl_clipx.loss.user_method import load_method
 
 from .process_tree import kill_tree
 from .ray_nodes import REPOSITORY, Cluster, ray_cluster

@@ -52,14 +52,16 @@ def said(python: str, *arguments: str) -> str:
 def test_it_is_the_oldest_that_is_admitted_and_the_doctor_takes_it(python):
     version = oldest(required())
     assert said(python, "-c", "import verl; print(verl.__version__)").strip() == version == "0.9.0"
-    verdict = "from verl_clipx.doctor import VERL_RANGE, in_range; print(in_range('verl', VERL_RANGE, 'error').level)"
+    verdict = (
+        "from verl_clipx.driver.doctor import VERL_RANGE, in_range; print(in_range('verl', VERL_RANGE, 'error').level)"
+    )
     assert said(python, "-c", verdict).strip() == "ok"
     where = said(python, "-c", "import verl, verl_clipx; print(verl.__file__); print(verl_clipx.__file__)").split()
     assert where[0].startswith(str(Path(python).parents[1])) and where[1].startswith(str(REPOSITORY))
 
 
 def test_it_has_what_the_plugin_relies_on(python):
-    said(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/training/test_verl_contract.py")
+    said(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests/worker/test_verl_contract.py")
 
 
 @pytest.mark.parametrize("hardware", ["a100x8", "h100x8"])

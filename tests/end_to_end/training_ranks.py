@@ -227,8 +227,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     from verl.utils.metric import Metric
     from verl.workers.utils.losses import ppo_loss
 
-    from verl_clipx.compiled import TokenFunctions
-    from verl_clipx.training.layout import TokenPass
+    from verl_clipx.loss.compiled import TokenFunctions
+    from verl_clipx.worker.layout import TokenPass
 
     result = Result()
     engine = worker.engine

@@ -11,8 +11,8 @@ from typer.testing import CliRunner
 
 from tests.evaluation.evaluations import evaluation_of, questions_file
 from verl_clipx.cli import app
-from verl_clipx.statistics.comparison import compare
-from verl_clipx.statistics.variance import split_variance, squared_error
+from verl_clipx.common.statistics.comparison import compare
+from verl_clipx.common.statistics.variance import split_variance, squared_error
 
 QUESTIONS, SAMPLES = 40, 4
 

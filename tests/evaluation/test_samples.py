@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from verl_clipx.common.files import replacing
 from verl_clipx.evaluation.samples import (
     SCHEMA,
     Sample,
@@ -17,7 +18,6 @@ from verl_clipx.evaluation.samples import (
     remove_partial_files,
     write_shard,
 )
-from verl_clipx.files import replacing
 
 
 def sample(question: int, number: int) -> Sample:

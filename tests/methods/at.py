@@ -5,8 +5,8 @@ import math
 import torch
 from torch import Tensor
 
+from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods import Bounds, Method
-from verl_clipx.tokens import Tokens
 
 
 def row(*values: float | bool, dtype: torch.dtype | None = torch.float64) -> Tensor:

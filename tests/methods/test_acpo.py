@@ -1,6 +1,6 @@
 """ACPO's bins, standard deviations and bounds by hand.
 
-Does not cover the golden vectors (tests/training/test_golden.py), additivity or host syncs (test_contract.py).
+Does not cover the golden vectors (tests/worker/test_golden.py), additivity or host syncs (test_contract.py).
 """
 
 import math
@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
+from verl_clipx.base.method import declared
 from verl_clipx.methods.acpo import Acpo
-from verl_clipx.methods.method import declared
 
 from .at import row, tokens_at
 

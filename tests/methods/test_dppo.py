@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.contract import CHECKS, evaluate
+from verl_clipx.loss.contract import CHECKS, evaluate
+from verl_clipx.loss.metrics import token_metrics, token_sums
 from verl_clipx.methods.dppo import Dppo
-from verl_clipx.metrics import token_metrics, token_sums
 
 from .against_verl import ACTOR, AGGREGATIONS, assert_parts_add_up, assert_same_as_verl, ragged
 from .at import row, tokens_at

@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.training.golden_runs import built_once, registered_loss
-from verl_clipx.contract import CHECKS, evaluate, example
+from tests.golden.runs import built_once, registered_loss
+from verl_clipx.loss.contract import CHECKS, evaluate, example
 from verl_clipx.methods.topr import Topr
 
 from .at import row, tokens_at

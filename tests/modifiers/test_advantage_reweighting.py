@@ -1,6 +1,6 @@
 """Advantage Reweighting by hand, with either policy's probability, and its identity at alpha 0.
 
-Does not cover the released code's vectors (tests/training/test_golden_tokens.py) or which tensors a worker passes.
+Does not cover the released code's vectors (tests/worker/test_golden_tokens.py) or which tensors a worker passes.
 """
 
 import math
@@ -13,8 +13,8 @@ from torch.testing import assert_close
 
 from tests.methods.at import tokens_at
 from tests.modifiers.layouts import layouts
+from verl_clipx.base.tokens import Inputs, tokens_of
 from verl_clipx.modifiers import AdvantageReweighting
-from verl_clipx.tokens import Inputs, tokens_of
 
 ADVANTAGES = [[2.0, -2.0, 2.0]]
 

@@ -1,6 +1,6 @@
 """Entropy selection by hand and against a plain Python selection, per sequence and over a mini-batch.
 
-Does not cover ACPO's released selections (tests/training/test_golden_tokens.py), the loss of the selected tokens, or
+Does not cover ACPO's released selections (tests/worker/test_golden_tokens.py), the loss of the selected tokens, or
 how a worker sums the statistics.
 """
 

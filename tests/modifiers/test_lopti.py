@@ -1,7 +1,7 @@
 """Lopti's split by hand, and its quantile.
 
-Does not cover the release's vectors (tests/training/test_golden_tokens.py), the gradients of the passes
-(tests/training/test_layout.py), or the worker's optimizer steps.
+Does not cover the release's vectors (tests/worker/test_golden_tokens.py), the gradients of the passes
+(tests/worker/test_layout.py), or the worker's optimizer steps.
 """
 
 import math

@@ -16,7 +16,7 @@ from hydra import compose, initialize, initialize_config_dir
 from hydra.errors import HydraException
 
 from tests.reproduction.configurations import FILE, configurations
-from verl_clipx.configs_folder import configs_folder
+from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.reproduction import rows
 from verl_clipx.reproduction.presets import preset_names
 from verl_clipx.reproduction.rows import Setting, entry_at, papers, read_rows

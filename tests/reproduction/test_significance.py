@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 
 from tests.reproduction.tables import small_table
+from verl_clipx.common.statistics.comparison import compare, compare_means
+from verl_clipx.common.statistics.multiple import holm
 from verl_clipx.reproduction.measures import Value, mean_of, measure
 from verl_clipx.reproduction.render import render
 from verl_clipx.reproduction.run_folder import RunFolder
 from verl_clipx.reproduction.significance import compare_rows
 from verl_clipx.reproduction.table_plan import Places, plan_table
-from verl_clipx.statistics.comparison import compare, compare_means
-from verl_clipx.statistics.multiple import holm
 
 TABLE = small_table(
     """

@@ -9,8 +9,8 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from verl_clipx.common.files import read_text, replacing
 from verl_clipx.diagnostics.palette import HAIR, INK, SOFT
-from verl_clipx.files import read_text, replacing
 
 # Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
 WIDTH = 348

@@ -8,9 +8,7 @@ import numpy
 import pandas
 from scipy.stats import binomtest
 
-from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
-from verl_clipx.statistics.comparison import (
+from verl_clipx.common.statistics.comparison import (
     MIN_SEEDS,
     QUESTIONS,
     SEEDS,
@@ -20,7 +18,9 @@ from verl_clipx.statistics.comparison import (
     compare_means,
     too_few_seeds,
 )
-from verl_clipx.statistics.multiple import holm
+from verl_clipx.common.statistics.multiple import holm
+from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 
 # Below this share of the tokens a method "hardly" clips.
 HARDLY = 0.01

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import numpy
 
+from verl_clipx.common.files import file_names_in, parse_json, read_lines
 from verl_clipx.diagnostics.intervals import Interval, mean_interval
-from verl_clipx.files import file_names_in, parse_json, read_lines
 
 _FILE = re.compile(r"([0-9]{1,18})\.jsonl")
 

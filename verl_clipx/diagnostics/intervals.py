@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy
 from scipy import stats
 
-from verl_clipx.statistics.variance import CONFIDENCE
+from verl_clipx.common.statistics.variance import CONFIDENCE
 
 
 class Interval(NamedTuple):

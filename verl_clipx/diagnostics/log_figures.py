@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from verl_clipx.common.statistics.comparison import MIN_SEEDS
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.drawing import end_labels, figure
 from verl_clipx.diagnostics.findings import (
@@ -27,7 +28,6 @@ from verl_clipx.diagnostics.findings import (
 from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT
 from verl_clipx.diagnostics.runs import Setting
 from verl_clipx.diagnostics.traced import GRPO_HIGH, GRPO_LOW
-from verl_clipx.statistics.comparison import MIN_SEEDS
 
 MOST_BARS = 60
 MOST_BINS = 9

@@ -8,6 +8,8 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from pandas.api.types import is_numeric_dtype
 
+from verl_clipx.common.files import no_formula, read_text, replacing, write_text
+from verl_clipx.common.statistics.comparison import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style
 from verl_clipx.diagnostics.findings import Finding, findings, number
@@ -16,8 +18,6 @@ from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, 
 from verl_clipx.diagnostics.token_view import token_sections
 from verl_clipx.diagnostics.trace_figures import trace_plates
 from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
-from verl_clipx.files import no_formula, read_text, replacing, write_text
-from verl_clipx.statistics.comparison import MIN_SEEDS
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import pandas
 
+from verl_clipx.common.files import parse_json, read_bytes
+from verl_clipx.common.run_files import METRICS
 from verl_clipx.diagnostics import keys
-from verl_clipx.files import parse_json, read_bytes
-from verl_clipx.run_files import METRICS
 
 
 @dataclass(frozen=True)

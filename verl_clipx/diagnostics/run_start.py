@@ -16,10 +16,10 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
-from verl_clipx.files import parse_json, read_lines, read_whole_number, write_private_text
-from verl_clipx.metric_listing import tensorboard_charts
-from verl_clipx.run_files import LOG_VARIABLE, checkpoint_step, log_path, record_path
-from verl_clipx.secrets import redacted
+from verl_clipx.common.files import parse_json, read_lines, read_whole_number, write_private_text
+from verl_clipx.common.run_files import LOG_VARIABLE, checkpoint_step, log_path, record_path
+from verl_clipx.common.secrets import redacted
+from verl_clipx.loss.metric_listing import tensorboard_charts
 
 logger = logging.getLogger(__name__)
 

@@ -12,14 +12,14 @@ from typing import Any
 import numpy
 import pandas
 
+from verl_clipx.common.files import read_config, read_json_object
+from verl_clipx.common.run_files import record_path, traces_path
+from verl_clipx.common.secrets import redacted
+from verl_clipx.common.traces import Shard, shards_in
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import RunFolder, SkippedUpdates, not_finite_steps, read_run_log, skipped_updates
-from verl_clipx.files import read_config, read_json_object
-from verl_clipx.run_files import record_path, traces_path
-from verl_clipx.secrets import redacted
-from verl_clipx.traces import Shard, shards_in
 
 GRPO_METHOD = "grpo"
 

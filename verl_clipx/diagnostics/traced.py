@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import numpy
 import pandas
 
+from verl_clipx.common.traces import Shard, read_shards
 from verl_clipx.diagnostics.runs import Run, Setting
-from verl_clipx.traces import Shard, read_shards
 
 # What happened to a token. Clipped: its gradient weight is 0 although its advantage is not.
 NONE, KEPT, ABOVE, BELOW, LOW, HIGH = "none", "kept", "above", "below", "low", "high"

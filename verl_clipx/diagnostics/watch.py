@@ -12,9 +12,9 @@ import pandas
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_steps, read_growing_log, skipped_updates
-from verl_clipx.terminal import TerminalConsole
 
 SECONDS_TO_END = 15
 

@@ -7,11 +7,11 @@ import numpy
 import torch
 from matplotlib.figure import Figure
 
+from verl_clipx.base.method import Method
+from verl_clipx.base.tokens import Inputs, tokens_of
+from verl_clipx.common.files import replacing
 from verl_clipx.diagnostics.drawing import STYLE
 from verl_clipx.diagnostics.palette import INK, OTHERS, SOFT
-from verl_clipx.files import replacing
-from verl_clipx.methods.method import Method
-from verl_clipx.tokens import Inputs, tokens_of
 
 HIGHEST_RATIO = 2.5
 # Under the old policy; at the highest ratio the current one is still a probability.

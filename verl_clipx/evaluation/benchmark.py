@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.common.files import read_table
+from verl_clipx.common.messages import fault_of_prompt
 from verl_clipx.evaluation.files import hash_of_file
-from verl_clipx.files import read_table
-from verl_clipx.messages import fault_of_prompt
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 

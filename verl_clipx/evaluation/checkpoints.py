@@ -7,8 +7,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_clipx.files import read_json, read_whole_number, write_json
-from verl_clipx.run_files import STEP_FOLDER
+from verl_clipx.common.files import read_json, read_whole_number, write_json
+from verl_clipx.common.run_files import STEP_FOLDER
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 MERGED_FOLDER = "merged_huggingface"

@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.evaluation.comparison_commands import compare, power
 from verl_clipx.evaluation.console import console, errors
-from verl_clipx.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.evaluation.backends import GenerateOnCPU
@@ -153,11 +153,11 @@ def score(
 ) -> None:
     """Score the stored completions again, for instance after the reward was mended."""
     with errors():
+        from verl_clipx.common.files import write_json
         from verl_clipx.evaluation.benchmark import sources_of
         from verl_clipx.evaluation.folder import EvaluationFolder
         from verl_clipx.evaluation.results import benchmarks_of, check_scoring
         from verl_clipx.evaluation.results import score as score_all
-        from verl_clipx.files import write_json
 
         evaluation = EvaluationFolder(folder)
         config = evaluation.read_config()

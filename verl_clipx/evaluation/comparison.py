@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
+from verl_clipx.common.statistics.comparison import Comparison
+from verl_clipx.common.statistics.comparison import compare as compare_methods
+from verl_clipx.common.statistics.variance import Split, split_variance
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import MEAN_OF_LAST_THREE
 from verl_clipx.evaluation.results import QuestionValues, clusters_of, combine, values_of_checkpoints
-from verl_clipx.statistics.comparison import Comparison
-from verl_clipx.statistics.comparison import compare as compare_methods
-from verl_clipx.statistics.variance import Split, split_variance
 
 RULES = ("reward", "correct", "correct_from", "answer", "cluster")
 """What two evaluations must have in common to be compared."""

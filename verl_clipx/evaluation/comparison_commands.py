@@ -12,9 +12,9 @@ from rich.table import Table
 from verl_clipx.evaluation.console import console, errors
 
 if TYPE_CHECKING:
+    from verl_clipx.common.statistics.comparison import Comparison
+    from verl_clipx.common.statistics.power import Design, Parts
     from verl_clipx.evaluation.comparison import Compared
-    from verl_clipx.statistics.comparison import Comparison
-    from verl_clipx.statistics.power import Design, Parts
 
 METHOD = "Folder of an evaluation, or a quoted pattern of a method's folders, one a training seed"
 
@@ -30,9 +30,9 @@ def compare(
     evaluation each it is over questions, and speaks of these two checkpoints. Else there is none.
     """
     with errors():
+        from verl_clipx.common.files import write_json
         from verl_clipx.evaluation.comparison import compare as compare_all
         from verl_clipx.evaluation.comparison import find_evaluations
-        from verl_clipx.files import write_json
 
         folders = find_evaluations(first), find_evaluations(second)
         found = compare_all(*folders)
@@ -66,7 +66,7 @@ def _print_compared(benchmark: str, found: "Compared") -> None:
 
 
 def _meaning(one: "Comparison", questions: int) -> str:
-    from verl_clipx.statistics.comparison import QUESTIONS
+    from verl_clipx.common.statistics.comparison import QUESTIONS
 
     if one.over is None:
         return f"No interval: {one.refused}."
@@ -124,8 +124,8 @@ def power(
     Say what is planned and what is expected, or give prior evaluations; what was assumed is printed.
     """
     with errors():
-        from verl_clipx.files import write_json
-        from verl_clipx.statistics.power import Design, Parts, assumed_parts, power_of
+        from verl_clipx.common.files import write_json
+        from verl_clipx.common.statistics.power import Design, Parts, assumed_parts, power_of
 
         if not 0 < points < 100:
             raise ValueError(f"--points {points}: must be above 0 and below 100")
@@ -157,8 +157,8 @@ def _prior(patterns: list[str], benchmark: str | None) -> tuple[dict[str, Any], 
     """What prior evaluations were, and the parts that they tell."""
     if not patterns:
         return {}, {}
+    from verl_clipx.common.statistics.power import measured_parts
     from verl_clipx.evaluation.comparison import ACCURACY, find_evaluations, read_sides
-    from verl_clipx.statistics.power import measured_parts
 
     if len(patterns) > 2:
         raise ValueError("--prior: give one method or two")
@@ -198,7 +198,7 @@ def _print_parts(parts: "Parts", measured: dict[str, float], prior: dict[str, An
 
 def _ways(parts: "Parts", difference: float, design: "Design", wanted: float) -> dict[str, int | None]:
     """What each number alone has to be, printed; None where it cannot be enough."""
-    from verl_clipx.statistics.power import MOST, needed
+    from verl_clipx.common.statistics.power import MOST, needed
 
     found = {}
     table = Table(title=f"for {wanted:.0%}, all else as planned", box=SIMPLE, pad_edge=False)
@@ -214,7 +214,7 @@ def _ways(parts: "Parts", difference: float, design: "Design", wanted: float) ->
 
 def _options(parts: "Parts", difference: float, design: "Design", wanted: float) -> list[dict[str, int | None]]:
     """Questions for that power by seeds and samples, printed."""
-    from verl_clipx.statistics.power import needed
+    from verl_clipx.common.statistics.power import needed
 
     samples = sorted({1, 8, 32, design.samples})
     table = Table(title=f"questions for {wanted:.0%}", box=SIMPLE, pad_edge=False)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import typer
 from rich.markup import escape
 
-from verl_clipx.terminal import TerminalConsole
+from verl_clipx.common.terminal import TerminalConsole
 
 console = TerminalConsole()
 

@@ -11,7 +11,7 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from scipy import stats
 
-from verl_clipx.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
+from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
 
 
 @dataclass(frozen=True)

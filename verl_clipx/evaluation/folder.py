@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import read_json_object, write_json
+from verl_clipx.common.files import read_json_object, write_json
 
 # What scoring needs of a configuration.
 CONFIG = {

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.common.files import write_json
 from verl_clipx.evaluation.backends import OpenBackend
 from verl_clipx.evaluation.benchmark import Benchmark, sources_of
 from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
@@ -13,7 +14,6 @@ from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
 from verl_clipx.evaluation.sampling import installed_version, sample_checkpoint
 from verl_clipx.evaluation.settings import SamplingSettings
-from verl_clipx.files import write_json
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-verify")
 

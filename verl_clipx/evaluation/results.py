@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pandas
 
+from verl_clipx.common.files import write_json
+from verl_clipx.common.statistics.variance import too_few_units
 from verl_clipx.evaluation.answers import extract_answer
 from verl_clipx.evaluation.benchmark import Benchmark, read_benchmark, sources_of
 from verl_clipx.evaluation.files import hash_of_json
@@ -22,8 +24,6 @@ from verl_clipx.evaluation.scores import (
     write_scores,
 )
 from verl_clipx.evaluation.summary import estimates, is_correct, question_values
-from verl_clipx.files import write_json
-from verl_clipx.statistics.variance import too_few_units
 
 QuestionValues = dict[str, np.ndarray]
 """By metric, ``[questions]``."""

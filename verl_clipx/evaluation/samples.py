@@ -8,7 +8,7 @@ import pandas
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.files import read_table, replacing
+from verl_clipx.common.files import read_table, replacing
 
 SCHEMA = pa.schema(
     [

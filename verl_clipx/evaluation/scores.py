@@ -10,8 +10,8 @@ from typing import Any
 
 import pandas
 
+from verl_clipx.common.files import read_table, replacing
 from verl_clipx.evaluation.benchmark import Benchmark
-from verl_clipx.files import read_table, replacing
 
 PART = "reward/"
 """Prefix of the columns that hold what the reward function returned."""

@@ -16,9 +16,9 @@ from verl_clipx.gpu_check.losses import counted_kernels, counted_syncs
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.memory import memory
 from verl_clipx.gpu_check.report import Measured
-from verl_clipx.training.step import MicroBatch, in_micro_batch
-from verl_clipx.training.traced_columns import Part
-from verl_clipx.training.tracer import TracedRows
+from verl_clipx.worker.step import MicroBatch, in_micro_batch
+from verl_clipx.worker.traced_columns import Part
+from verl_clipx.worker.tracer import TracedRows
 
 GRPO = ("+clipx=grpo",)
 PACKING = f"{MODEL}.use_remove_padding=True"

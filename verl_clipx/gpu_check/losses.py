@@ -10,11 +10,11 @@ from collections.abc import Callable, Iterator
 import torch
 from torch import Tensor
 
-from verl_clipx.compiled import TokenFunctions
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.gpu_check.report import Measured, Result, result_of
-from verl_clipx.loss import per_token_loss
+from verl_clipx.loss.compiled import TokenFunctions
+from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.methods import BUILT_IN, METHODS, Method
-from verl_clipx.tokens import Inputs
 
 # Of the same arithmetic in another order, float32; of float32 and float64.
 SAME, ROUNDING = 1e-5, 1e-4

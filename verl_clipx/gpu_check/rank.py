@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from verl_clipx.files import read_json, write_json
+from verl_clipx.common.files import read_json, write_json
 from verl_clipx.gpu_check.machine import Machine
 
 TASK = "task.json"

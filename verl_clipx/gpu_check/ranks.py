@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from verl_clipx.files import last_lines, read_json
+from verl_clipx.common.files import last_lines, read_json
 from verl_clipx.gpu_check.engine import rank_environment
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.processes import end

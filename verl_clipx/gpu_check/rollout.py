@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from verl_clipx.common.files import last_lines
 from verl_clipx.diagnostics.run_log import read_run_log
-from verl_clipx.files import last_lines
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.processes import end
 from verl_clipx.gpu_check.report import Measured

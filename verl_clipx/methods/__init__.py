@@ -3,7 +3,7 @@
 from importlib import import_module
 from pkgutil import iter_modules
 
-from verl_clipx.methods.method import METHODS, Bounds, FixedBounds, Method, method_named
+from verl_clipx.base.method import METHODS, Bounds, FixedBounds, Method, method_named
 
 __all__ = ["BUILT_IN", "METHODS", "Bounds", "FixedBounds", "Method", "method_named"]
 

@@ -5,11 +5,11 @@ from dataclasses import dataclass
 
 from torch import Tensor, cat, float32, float64, stack, where
 
+from verl_clipx.base.method import Bounds, not_above
+from verl_clipx.base.metric import of_decision, of_rollout_batch
+from verl_clipx.base.parameters import choice, integer, number, optional, parameter
+from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.grpo import ClippedSurrogate
-from verl_clipx.methods.method import Bounds, not_above
-from verl_clipx.metric import of_decision, of_rollout_batch
-from verl_clipx.parameters import choice, integer, number, optional, parameter
-from verl_clipx.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,12 +6,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, float64, where
 
-from verl_clipx.histogram import ratio_or_zero, whole_sums
+from verl_clipx.base.histogram import ratio_or_zero, whole_sums
+from verl_clipx.base.method import NODE, Bounds, not_above
+from verl_clipx.base.metric import of_decision, of_rollout_batch
+from verl_clipx.base.parameters import choice, number, parameter
+from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.grpo import ClippedSurrogate
-from verl_clipx.methods.method import NODE, Bounds, not_above
-from verl_clipx.metric import of_decision, of_rollout_batch
-from verl_clipx.parameters import choice, number, parameter
-from verl_clipx.tokens import Tokens
 
 # Of a step: (stop - start) / step is a whole number up to rounding when the steps reach stop, as (0.9 - 0.6) / 0.02.
 GRID_TOLERANCE = 1e-9

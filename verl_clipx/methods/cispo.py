@@ -5,9 +5,9 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds
-from verl_clipx.parameters import number, optional, parameter
-from verl_clipx.tokens import Tokens
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, FixedBounds
+from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

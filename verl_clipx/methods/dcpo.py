@@ -6,10 +6,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, Limit, dual_clip_parameter
+from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.grpo import ClippedSurrogate
-from verl_clipx.methods.method import LARGEST_BOUND, Bounds, Limit, dual_clip_parameter
-from verl_clipx.parameters import number, optional, parameter
-from verl_clipx.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

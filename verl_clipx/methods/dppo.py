@@ -6,9 +6,9 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import Bounds, ConstantWeight, Limit, limit_of
-from verl_clipx.parameters import choice, number, optional, parameter
-from verl_clipx.tokens import Tokens
+from verl_clipx.base.method import Bounds, ConstantWeight, Limit, limit_of
+from verl_clipx.base.parameters import choice, number, optional, parameter
+from verl_clipx.base.tokens import Tokens
 
 # Added to both probabilities of the other tokens, as in the release: the paper's formula is 0/0 where they are 0.
 SMALLEST = 1e-8

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import Bounds, FixedBounds
-from verl_clipx.tokens import Tokens
+from verl_clipx.base.method import Bounds, FixedBounds
+from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor, minimum, where
 
-from verl_clipx.methods.method import Bounds, FixedBounds, Method, dual_clip_parameter
-from verl_clipx.tokens import Tokens
+from verl_clipx.base.method import Bounds, FixedBounds, Method, dual_clip_parameter
+from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, minimum, where
 
-from verl_clipx.methods.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds, Limit, limit_of
-from verl_clipx.parameters import number, optional, parameter
-from verl_clipx.tokens import Tokens, saturated
+from verl_clipx.base.method import LARGEST_BOUND, LARGEST_CLAMP, Bounds, FixedBounds, Limit, limit_of
+from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.tokens import Tokens, saturated
 
 
 @dataclass(frozen=True, kw_only=True)

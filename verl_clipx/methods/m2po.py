@@ -5,11 +5,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, cat, float64, int64, where
 
-from verl_clipx.histogram import ratio_or_zero, whole_sums
-from verl_clipx.methods.method import Bounds, Method
-from verl_clipx.metric import of_decision, of_rollout_batch
-from verl_clipx.parameters import choice, number, parameter
-from verl_clipx.tokens import Tokens, saturated
+from verl_clipx.base.histogram import ratio_or_zero, whole_sums
+from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.metric import of_decision, of_rollout_batch
+from verl_clipx.base.parameters import choice, number, parameter
+from verl_clipx.base.tokens import Tokens, saturated
 
 # Buckets of |log-ratio|: 64 to an octave from 2^-10 to 2^6, so that float32 holds every edge exactly.
 PER_OCTAVE = 64

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, full_like, sigmoid, where
 
-from verl_clipx.methods.method import Bounds, Limit, Method
-from verl_clipx.parameters import number, parameter
-from verl_clipx.tokens import Tokens
+from verl_clipx.base.method import Bounds, Limit, Method
+from verl_clipx.base.parameters import number, parameter
+from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

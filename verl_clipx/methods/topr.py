@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.methods.method import LARGEST_BOUND, Bounds, ConstantWeight, Limit, not_above
-from verl_clipx.parameters import choice, number, parameter
-from verl_clipx.tokens import Tokens, saturated
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, Limit, not_above
+from verl_clipx.base.parameters import choice, number, parameter
+from verl_clipx.base.tokens import Tokens, saturated
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,8 +5,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from verl_clipx.parameters import choice, number, parameter, validate
-from verl_clipx.tokens import Tokens
+from verl_clipx.base.parameters import choice, number, parameter, validate
+from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verl_clipx.histogram import bucket_of, first_reaching, histogram
-from verl_clipx.parameters import choice, number, parameter, validate
+from verl_clipx.base.histogram import bucket_of, first_reaching, histogram
+from verl_clipx.base.parameters import choice, number, parameter, validate
 
 # 2046 buckets of equal logarithmic width between the two limits, an open one below and an open one above: neighbouring
 # edges differ by 0.83 %, about the resolution of bfloat16. Entropies above 20 nats don't occur (log of a vocabulary of

@@ -7,8 +7,8 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from verl_clipx.histogram import bucket_of, first_reaching, histogram
-from verl_clipx.parameters import boolean, choice, number, optional, parameter, validate
+from verl_clipx.base.histogram import bucket_of, first_reaching, histogram
+from verl_clipx.base.parameters import boolean, choice, number, optional, parameter, validate
 
 # Buckets of equal width in log-odds, an open one at either end: neighbouring edges differ by 1.4 % of the probability
 # or of its distance to 1, whichever is smaller. Equal widths of the probability itself would put most tokens of a

@@ -10,7 +10,7 @@ from typing import Any
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from verl_clipx.configs_folder import configs_folder
+from verl_clipx.common.configs_folder import configs_folder
 
 # Keys, and with `.*` everything below them, that two runs of one preset may differ in.
 # Keys of the groups in configs/hardware are left out too.

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
-from verl_clipx.files import no_formula
+from verl_clipx.common.files import no_formula
 from verl_clipx.reproduction.tables_definition import Column, Table
 
 PANEL_INCHES = (3.4, 2.6)

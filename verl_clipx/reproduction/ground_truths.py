@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.files import read_table
+from verl_clipx.common.files import read_table
 
 PACKAGE = "pkg://"
 

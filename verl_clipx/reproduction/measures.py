@@ -10,7 +10,8 @@ import numpy as np
 from omegaconf import OmegaConf
 from scipy import stats
 
-from verl_clipx.files import read_table
+from verl_clipx.common.files import read_table
+from verl_clipx.common.statistics.variance import CONFIDENCE
 from verl_clipx.reproduction.run_folder import RunFolder
 from verl_clipx.reproduction.tables_definition import (
     BENCHMARK,
@@ -22,7 +23,6 @@ from verl_clipx.reproduction.tables_definition import (
     Row,
     Table,
 )
-from verl_clipx.statistics.variance import CONFIDENCE
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import read_json_object
+from verl_clipx.common.files import read_json_object
 
 # Other families have other layers, so that their size would come out wrong.
 FAMILIES = ("qwen2", "llama")

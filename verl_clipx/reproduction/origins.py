@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from verl_clipx.configs_folder import configs_folder
+from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.reproduction.rows import SELF, comment_lines, entry_at, table_file
 
 LABELS = {

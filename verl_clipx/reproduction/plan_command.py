@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.terminal import TerminalConsole
+from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.reproduction.cost.assumptions import Assumptions

@@ -5,9 +5,9 @@ from typing import Annotated, Any, NoReturn
 import typer
 from rich.markup import escape
 
-from verl_clipx.listed import print_list
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole, print_plain
 from verl_clipx.reproduction.plan_command import plan
-from verl_clipx.terminal import TerminalConsole, print_plain
 
 recipe_app = typer.Typer(no_args_is_help=True, help="The papers' runs as presets: +recipe=<paper>/<run>.")
 console = TerminalConsole()

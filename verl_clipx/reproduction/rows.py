@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
-from verl_clipx.configs_folder import configs_folder
+from verl_clipx.common.configs_folder import configs_folder
 
 SELF = "_self_"
 TABLE = "rows.yaml"

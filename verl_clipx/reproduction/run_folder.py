@@ -8,9 +8,9 @@ from typing import Any
 import pandas
 from omegaconf import DictConfig
 
-from verl_clipx.files import parse_json, read_bytes, read_config, read_json_object, read_table, read_whole_number
+from verl_clipx.common.files import parse_json, read_bytes, read_config, read_json_object, read_table, read_whole_number
+from verl_clipx.common.secrets import redacted
 from verl_clipx.reproduction.config_hash import significant_values
-from verl_clipx.secrets import redacted
 
 # What a table needs of an evaluation's results.
 RESULTS = {

@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 
+from verl_clipx.common.statistics.comparison import SEEDS, SEEDS_AND_QUESTIONS, Comparison, compare, compare_means
+from verl_clipx.common.statistics.multiple import holm
 from verl_clipx.reproduction.measures import Value
 from verl_clipx.reproduction.page import Cell, Page, printed
 from verl_clipx.reproduction.tables_definition import Row, Table
-from verl_clipx.statistics.comparison import SEEDS, SEEDS_AND_QUESTIONS, Comparison, compare, compare_means
-from verl_clipx.statistics.multiple import holm
 
 CellKey = tuple[str, str]
 """Row's and column's name."""

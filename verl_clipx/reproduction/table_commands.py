@@ -8,9 +8,9 @@ import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.files import check_shape, last_lines, read_json_object, replacing, write_json
-from verl_clipx.listed import print_list
-from verl_clipx.terminal import TerminalConsole
+from verl_clipx.common.files import check_shape, last_lines, read_json_object, replacing, write_json
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
     from verl_clipx.reproduction.table_plan import Job

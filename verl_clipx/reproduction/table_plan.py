@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NoReturn
 
-from verl_clipx.configs_folder import configs_folder
-from verl_clipx.files import write_json
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.files import write_json
 from verl_clipx.reproduction.collect import commit_here, versions_here
 from verl_clipx.reproduction.measures import protocol_of
 from verl_clipx.reproduction.run_folder import RunFolder, run_path

@@ -20,7 +20,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.files import MAX_TABLE_ROWS, parse_json, replacing
+from verl_clipx.common.files import MAX_TABLE_ROWS, parse_json, replacing
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 
 METADATA_KEY = b"verl_clipx.build"

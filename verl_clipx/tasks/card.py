@@ -4,7 +4,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import write_json, write_text
+from verl_clipx.common.files import write_json, write_text
 from verl_clipx.tasks.building import SplitRecord
 from verl_clipx.tasks.definition import DatasetDefinition
 from verl_clipx.tasks.overlap import OverlapReport

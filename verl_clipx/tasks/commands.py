@@ -11,9 +11,9 @@ from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from verl_clipx.listed import print_list
-from verl_clipx.messages import fault_of_prompt
-from verl_clipx.terminal import TerminalConsole
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.messages import fault_of_prompt
+from verl_clipx.common.terminal import TerminalConsole
 
 app = typer.Typer(no_args_is_help=True, help="Data sets of the papers in verl's format.")
 console = TerminalConsole()
@@ -132,7 +132,7 @@ def show(
     rows: Annotated[int, typer.Option(min=0, help="How many rows, from the first.")] = 1,
 ) -> None:
     """Show how a file was built and its first rows, prompts as the policy's chat messages."""
-    from verl_clipx.files import parquet_file
+    from verl_clipx.common.files import parquet_file
     from verl_clipx.tasks.building import read_record
 
     try:

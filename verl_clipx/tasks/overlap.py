@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from verl_clipx.files import parquet_file
+from verl_clipx.common.files import parquet_file
 from verl_clipx.tasks.templates import Messages, problem_text
 
 # GPT-3's contamination analysis (Brown et al. 2020, appendix C) and most since use 13 words.

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import parquet_file, parse_json, read_json, read_lines
+from verl_clipx.common.files import parquet_file, parse_json, read_json, read_lines
 
 Record = dict[str, Any]
 

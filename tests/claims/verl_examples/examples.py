@@ -19,8 +19,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import merged, verl_s_own
-from verl_clipx.explain import MAIN_PPO, composed
-from verl_clipx.training.start import decide, named_keys
+from verl_clipx.driver.explain import MAIN_PPO, composed
+from verl_clipx.driver.start import decide, named_keys
 
 HERE = Path(__file__).parent
 GROUPS = ("grpo", "acpo")

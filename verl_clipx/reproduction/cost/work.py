@@ -6,7 +6,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
-from verl_clipx.files import parquet_file
+from verl_clipx.common.files import parquet_file
 from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions, mean_prompt, mean_response
 from verl_clipx.reproduction.cost.memory import Rollout
 from verl_clipx.reproduction.divisibility import Layout, needs_reference

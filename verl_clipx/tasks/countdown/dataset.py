@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.files import replacing
+from verl_clipx.common.files import replacing
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.generator import SPLITS, Problem, Split, generate_problems
 from verl_clipx.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt

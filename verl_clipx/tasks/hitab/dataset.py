@@ -9,7 +9,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import MAX_BYTES, parse_json, read_bytes
+from verl_clipx.common.files import MAX_BYTES, parse_json, read_bytes
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.hitab.answers import LIST_SEPARATOR

@@ -15,7 +15,7 @@ import torch
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_clipx.files import write_json
+from verl_clipx.common.files import write_json
 from verl_clipx.tasks.definition import Row
 from verl_clipx.tasks.knights_and_knaves.dataset import TINY_STATEMENTS, tiny_rows
 from verl_clipx.tasks.knights_and_knaves.generator import draw_puzzles

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from fractions import Fraction
 from functools import lru_cache
 
-from verl_clipx.extras import needs_tool
+from verl_clipx.common.extras import needs_tool
 from verl_clipx.tasks.math.guards import is_safe
 from verl_clipx.tasks.math.normalisation import Number, canonical, clean, parse_number, split_unit
 from verl_clipx.tasks.math.pool import shared_pool

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.files import read_json
+from verl_clipx.common.files import read_json
 from verl_clipx.tasks.boxed import last_boxed
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.records import Record, read_records

@@ -12,10 +12,10 @@ import torch
 from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from verl_clipx.files import write_json
+from verl_clipx.common.files import write_json
+from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
-from verl_clipx.terminal import TerminalConsole
 
 # Part of the cache key: raise it when the code below changes what it trains.
 RECIPE_VERSION = 1

@@ -1,0 +1,59 @@
+"""Buckets, their counts and the bucket that reaches a share, by hand.
+
+Does not cover the edges that entropies and probabilities use (tests/modifiers).
+"""
+
+import pytest
+import torch
+
+from verl_clipx.base.histogram import bucket_of, first_reaching, histogram, ratio_or_zero, whole_sums
+
+EDGES = torch.tensor([1.0, 2.0, 4.0], dtype=torch.float64)
+MASKS = [torch.bool, torch.int64, torch.float32]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_a_bucket_contains_its_upper_edge_and_the_outer_ones_are_open(dtype):
+    values = torch.tensor([[-9.0, 1.0, 1.5, 2.0, 4.0, 4.5, 1e30]], dtype=dtype)
+    assert bucket_of(values, EDGES).tolist() == [[0, 0, 1, 1, 2, 3, 3]]
+
+
+@pytest.mark.parametrize("mask_dtype", MASKS)
+def test_tokens_outside_the_mask_are_not_counted(mask_dtype):
+    values = torch.tensor([[3.0, torch.nan, torch.inf], [torch.nan, torch.nan, torch.nan]])
+    mask = torch.tensor([[1, 0, 1], [0, 0, 0]]).to(mask_dtype)
+    bucket = bucket_of(values, EDGES)
+    assert bucket.min() >= 0
+    assert bucket.max() < 4
+    assert histogram(bucket, mask, 4).tolist() == [0.0, 0.0, 1.0, 1.0]
+    assert histogram(bucket, mask, 4).dtype == torch.float64
+
+
+@pytest.mark.parametrize(
+    ("share", "index", "reached"), [(0.1, 1, 2.0), (0.2, 1, 2.0), (0.21, 3, 5.0), (0.5, 3, 5.0), (1.0, 4, 10.0)]
+)
+def test_first_bucket_that_reaches_a_share(share, index, reached):
+    counts = torch.tensor([0.0, 2.0, 0.0, 3.0, 5.0, 0.0], dtype=torch.float64)
+    actual = first_reaching(counts, share)
+    assert [value.item() for value in actual] == [index, reached]
+    assert [value.dtype for value in actual] == [torch.int64, torch.float64]
+    assert [value.dim() for value in actual] == [0, 0]
+
+
+def test_no_tokens_reach_at_once():
+    assert [value.item() for value in first_reaching(torch.zeros(3, dtype=torch.float64), 0.5)] == [0, 0.0]
+
+
+def test_counts_of_a_whole_mini_batch_of_millions_stay_exact():
+    counts = torch.tensor([2.0**40, 1.0], dtype=torch.float64)
+    assert [value.item() for value in first_reaching(counts, 1.0)] == [1, 2.0**40 + 1]
+
+
+def test_whole_numbers_are_added_exactly():
+    bucket, values = torch.tensor([[0, 2], [2, 2]]), torch.tensor([[1.0, 2.0**53], [1.0, 1.0]], dtype=torch.float64)
+    assert whole_sums(bucket, values, 4).tolist() == [1, 0, 2**53 + 2, 0]
+    assert whole_sums(bucket, values > 1, 4).tolist() == [0, 0, 1, 0]
+
+
+def test_a_ratio_to_nothing_is_zero():
+    assert ratio_or_zero(torch.tensor([1.0, 1.0, 0.0]), torch.tensor([4.0, 0.0, -1.0])).tolist() == [0.25, 0.0, 0.0]

@@ -1,0 +1,188 @@
+"""One inference over seeds and questions: values by hand, what is refused, and in made-up evaluations 93 to 97 %
+coverage of the 95 % interval with 3, 5 and 10 seeds. benchmarks/coverage.py has the whole table.
+
+Not covered: reading evaluations (tests/evaluation/test_compare.py), tables (tests/reproduction/test_significance.py).
+"""
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from verl_clipx.common.statistics.comparison import (
+    QUESTIONS,
+    SEEDS,
+    SEEDS_AND_QUESTIONS,
+    compare,
+    compare_means,
+)
+from verl_clipx.common.statistics.simulation import World
+
+# Mean 0.5 and 0.7 over seeds; over questions the difference is 0.1, 0.2, 0.3.
+FIRST = np.array([[0.4, 0.5, 0.3], [0.5, 0.6, 0.4], [0.6, 0.7, 0.5]])
+SECOND = np.array([[0.5, 0.6, 0.7], [0.6, 0.9, 0.6], [0.7, 0.9, 0.8]])
+
+
+def test_three_seeds_by_hand():
+    found = compare({"b": FIRST}, {"b": SECOND})
+    assert (found.first, found.second) == (pytest.approx(0.5), pytest.approx(0.7))
+    assert found.difference == pytest.approx(0.2) and (found.wins, found.losses, found.ties) == (3, 0, 0)
+    # Differences by question 0.1, 0.2, 0.3: variance 0.01 over 3 questions.
+    question = 0.01 / 3
+    assert found.error["question"] == pytest.approx(question)
+    # Seed means 0.4, 0.5, 0.6, and 0.6, 0.7, 0.8: variances 0.01 over 3 seeds each.
+    between = [0.01 / 3, 0.01 / 3]
+    # FIRST has no residuals. SECOND's, with rows 0.6, 0.7, 0.8 and columns 0.6, 0.8, 0.7: 0, -0.1, 0.1; 0, 0.1, -0.1;
+    # 0, 0, 0. Sums of squares 0.02, 0.02, 0, each over 3 - 1 and 3 questions, added up over 3 * 2.
+    explained = 0.04 / (2 * 3) / (3 * 2)
+    assert found.error["seed"] == pytest.approx(sum(between) - explained)
+    variance = question + sum(between) - explained
+    freedom = variance**2 / (question**2 / 2 + between[0] ** 2 / 2 + between[1] ** 2 / 2)
+    half = stats.t.ppf(0.975, freedom) * variance**0.5
+    assert (found.low, found.high) == (pytest.approx(0.2 - half), pytest.approx(0.2 + half))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(0.2 / variance**0.5, freedom))
+    assert (found.over, found.seeds, found.refused) == (SEEDS_AND_QUESTIONS, (3, 3), None)
+
+
+def test_where_seeds_say_less_than_noise_the_questions_stand_alone():
+    # Seed means 0.5, 0.51, 0.5: far less between them than the residuals make.
+    first = np.array([[0.0, 1.0, 0.5, 0.5], [1.0, 0.0, 0.5, 0.54], [0.5, 0.5, 0.0, 1.0]])
+    found = compare({"b": first}, {"b": first / 2 + 0.5})
+    assert found.error["seed"] == 0.0
+    paired = stats.ttest_rel((first / 2 + 0.5).mean(axis=0), first.mean(axis=0))
+    assert found.p_value == pytest.approx(paired.pvalue)
+    assert found.low == pytest.approx(paired.confidence_interval().low)
+
+
+def test_two_checkpoints_get_the_paired_interval_over_questions_and_no_word_on_methods():
+    generator = np.random.default_rng(0)
+    first, second = generator.random((1, 20)), generator.random((1, 20))
+    found = compare({"b": first}, {"b": second})
+    expected = stats.ttest_rel(second[0], first[0])
+    assert (
+        found.over == QUESTIONS
+        and found.refused == "1 and 1 training seeds; whether a method is better takes 3 of each"
+    )
+    assert found.p_value == pytest.approx(expected.pvalue)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+
+
+@pytest.mark.parametrize("seeds", [(2, 2), (1, 3), (3, 2), (1, 2)])
+def test_too_few_seeds_get_no_interval(seeds):
+    first, second = (np.random.default_rng(count).random((count, 9)) for count in seeds)
+    found = compare({"b": first}, {"b": second})
+    assert found.low is found.high is found.p_value is found.over is found.error is None
+    assert found.refused.startswith(f"{seeds[0]} and {seeds[1]} training seeds")
+    assert found.difference == pytest.approx(second.mean() - first.mean())
+    assert compare_means(first.mean(axis=1), second.mean(axis=1)).low is None
+
+
+def test_one_question_gets_no_interval():
+    found = compare({"b": np.array([[0.0]])}, {"b": np.array([[1.0]])})
+    assert found.low is None and "b: 1 question; an interval needs 2" in found.refused
+
+
+def test_equal_runs_do_not_differ_and_certainty_is_not_made_up():
+    same = compare({"b": FIRST[:1]}, {"b": FIRST[:1]})
+    assert (same.difference, same.low, same.high, same.p_value, same.ties) == (0.0, 0.0, 0.0, 1.0, 3)
+    all_right = compare({"b": np.zeros((3, 4))}, {"b": np.ones((3, 4))})
+    assert all_right.low is None and "nothing to take an error from" in all_right.refused
+
+
+def test_what_rounding_leaves_of_no_variance_is_none():
+    # The mean of three times 0.1 is not 0.1, so that its variance is 1e-34.
+    first, second = [0.1] * 3, [0.3] * 3
+    assert np.var(first) > 0
+    for found in (compare_means(first, second), compare({"b": np.array([first] * 3)}, {"b": np.array([second] * 3)})):
+        assert found.p_value is None and "nothing to take an error from" in found.refused
+
+
+def test_swapping_the_methods_flips_the_sign():
+    there, back = compare({"b": FIRST}, {"b": SECOND}), compare({"b": SECOND}, {"b": FIRST})
+    assert (back.difference, back.low, back.p_value) == pytest.approx((-there.difference, -there.high, there.p_value))
+    assert (back.wins, back.losses) == (there.losses, there.wins)
+
+
+def test_pairing_takes_the_difficulty_of_questions_out():
+    generator = np.random.default_rng(0)
+    first = generator.random((1, 60))
+    second = first + 0.05 + 0.01 * generator.standard_normal((1, 60))
+    paired = compare({"b": first}, {"b": second})
+    shuffled = compare({"b": first}, {"b": generator.permutation(second, axis=1)})
+    assert 0 < paired.low < paired.high < 0.1 and shuffled.low < 0 < shuffled.high
+
+
+def test_a_mean_of_benchmarks_is_the_mean_of_their_means():
+    # Of independent benchmarks with half the weight each the questions' errors add up.
+    generator = np.random.default_rng(3)
+    sides = [{name: generator.random((3, size)) / 2 for name, size in (("a", 30), ("b", 10))} for _ in range(2)]
+    found = compare(*sides)
+    alone = [compare({name: sides[0][name]}, {name: sides[1][name]}) for name in "ab"]
+    assert found.difference == pytest.approx(alone[0].difference + alone[1].difference)
+    assert found.error["question"] == pytest.approx(alone[0].error["question"] + alone[1].error["question"])
+
+
+def test_clusters_widen_the_interval():
+    generator = np.random.default_rng(0)
+    first, second = (np.repeat(generator.random((3, 12)), 5, axis=1) for _ in range(2))
+    clusters = {"b": np.repeat(np.arange(12), 5)}
+    clustered, independent = compare({"b": first}, {"b": second}, clusters), compare({"b": first}, {"b": second})
+    once = compare({"b": first[:, ::5]}, {"b": second[:, ::5]})
+    # Five copies of a question say what one says.
+    assert (clustered.low, clustered.high) == pytest.approx((once.low, once.high))
+    assert clustered.error["question"] > 4 * independent.error["question"]
+
+
+def test_too_few_clusters_get_no_interval():
+    found = compare({"b": FIRST}, {"b": SECOND}, {"b": np.array([0, 0, 1])})
+    assert found.low is None and "an interval over clusters needs 5" in found.refused
+
+
+def test_numbers_without_questions_get_welchs_interval():
+    first, second = [0.50, 0.53, 0.49, 0.55], [0.60, 0.58, 0.66]
+    found = compare_means(first, second)
+    expected = stats.ttest_ind(second, first, equal_var=False)
+    assert found.p_value == pytest.approx(expected.pvalue) and found.over == SEEDS
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
+    assert found.wins is None
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [({}, {}), ({"a": FIRST}, {"b": FIRST}), ({"b": FIRST}, {"b": FIRST[:, :2]}), ({"b": FIRST[0]}, {"b": FIRST[0]})],
+)
+def test_methods_on_other_questions_are_refused(first, second):
+    with pytest.raises(ValueError, match="both need"):
+        compare(first, second)
+
+
+# Trainings differ by 1.4 or 2.7 points, as those of docs/results/cpu_small.md do; questions as in small and large sets.
+WORLDS = (World(), World(seeds=(0.2, 0.2)))
+TRUTH = {world: world.true_difference() for world in WORLDS}
+REPEATS = 300
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_the_interval_holds_the_truth_as_often_as_it_says(seeds):
+    held = []
+    for world in WORLDS:
+        for questions, samples in ((30, 16), (256, 8), (500, 1)):
+            generator = np.random.default_rng(seeds)
+            for _ in range(REPEATS // (1 + seeds // 10)):
+                first, second, _ = world.draw((seeds, seeds), questions, samples, generator)
+                found = compare({"b": first}, {"b": second})
+                held.append(found.low <= TRUTH[world] <= found.high)
+    # 93 to 97 %, and two standard errors of a share of so many experiments.
+    slack = 2 * (0.95 * 0.05 / len(held)) ** 0.5
+    assert 0.93 - slack <= np.mean(held) <= 0.97 + slack
+
+
+def test_an_interval_that_forgets_the_seeds_would_fail_that():
+    world, generator = World(seeds=(0.2, 0.2)), np.random.default_rng(0)
+    held = []
+    for _ in range(300):
+        first, second, _ = world.draw((3, 3), 256, 8, generator)
+        # As if the means over seeds were two checkpoints.
+        found = compare({"b": first.mean(axis=0)[None]}, {"b": second.mean(axis=0)[None]})
+        held.append(found.low <= TRUTH[world] <= found.high)
+    assert np.mean(held) < 0.75

@@ -1,0 +1,77 @@
+"""The files of a trace: what is written is read, and wrong or broken ones are named. Not covered: who writes them."""
+
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import pytest
+
+from verl_clipx.common.traces import SCHEMA, Shard, read_shards, shards_in, write_shard
+
+SHARD = Shard(step=3, update=1, rank=0)
+NULLABLE = {"prompt_text", "score", "rollout_log_prob", "selected", "entropy", "age"}
+
+
+def columns(tokens=2):
+    values = {pyarrow.string(): "x", pyarrow.int32(): 1, pyarrow.float32(): 0.5}
+    names = [field for field in SCHEMA if field.name not in ("step", "update", "rank", *NULLABLE)]
+    return {field.name: [values[field.type]] * tokens for field in names}
+
+
+def test_what_is_written_is_read(tmp_path):
+    write_shard(tmp_path, SHARD, {**columns(), "high": [1.2, float("inf")], "text": ["</script>", "\ud7ff"]})
+    table = read_shards(tmp_path, shards_in(tmp_path))
+    assert table.schema.equals(SCHEMA)
+    rows = table.to_pylist()
+    assert [row["text"] for row in rows] == ["</script>", "\ud7ff"]
+    assert rows[1]["high"] == float("inf") and rows[0]["step"] == 3 and rows[0]["update"] == 1
+    assert all(rows[0][name] is None for name in NULLABLE)
+    assert [path.suffix for path in tmp_path.iterdir()] == [".parquet"]
+
+
+def test_every_field_says_what_it_is():
+    assert all(field.metadata[b"meaning"] for field in SCHEMA)
+
+
+def test_the_documentation_has_every_field():
+    page = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    for field in SCHEMA:
+        assert f"| `{field.name}` | {field.type} | {field.metadata[b'meaning'].decode()}" in page
+
+
+def test_files_come_in_the_order_of_training(tmp_path):
+    shards = [Shard(10, 0, 0), Shard(2, 1, 1), Shard(2, 1, 0), Shard(2, 0, 0)]
+    for shard in shards:
+        write_shard(tmp_path, shard, columns())
+    assert shards_in(tmp_path) == sorted(shards)
+    assert len(read_shards(tmp_path, shards_in(tmp_path))) == 8
+
+
+def test_no_trace_is_an_empty_one(tmp_path):
+    assert shards_in(tmp_path / "traces") == []
+    assert len(read_shards(tmp_path, [])) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "named"), [({"ratio": None}, r"missing: \['ratio'\]"), ({"F": [1, 2]}, r"unknown: \['F'\]")]
+)
+def test_wrong_columns_are_named(tmp_path, change, named):
+    given = {name: values for name, values in {**columns(), **change}.items() if values is not None}
+    with pytest.raises(ValueError, match=named):
+        write_shard(tmp_path, SHARD, given)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_file_of_another_version_is_refused(tmp_path):
+    path = write_shard(tmp_path, SHARD, columns())
+    table = pyarrow.parquet.read_table(path)
+    pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"9"}), path)
+    with pytest.raises(ValueError, match="version 9 of the trace's schema; this verl-clipx reads version 1"):
+        read_shards(tmp_path, [SHARD])
+
+
+def test_a_file_that_is_cut_short_is_named(tmp_path):
+    path = write_shard(tmp_path, SHARD, columns())
+    path.write_bytes(path.read_bytes()[:100])
+    with pytest.raises(ValueError, match=rf"{path.name}: not a Parquet file, or cut off .* Remove it to go on"):
+        read_shards(tmp_path, [SHARD])

@@ -1,0 +1,47 @@
+"""Fixtures shared by the tests of the veRL-facing code."""
+
+import functools
+
+import pytest
+import torch
+from hydra import compose, initialize_config_module
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import ActorConfig
+
+from verl_clipx.loss.contract import example
+
+MICRO_BATCH = [
+    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+]
+
+
+@functools.cache
+def compose_once(overrides: tuple[str, ...]):
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        return compose("ppo_trainer", [*MICRO_BATCH, *overrides])
+
+
+@pytest.fixture
+def composed():
+    """Composes verl's own trainer configuration with overrides, as its main does."""
+    return lambda *overrides: compose_once(overrides).copy()
+
+
+@pytest.fixture
+def actor(composed):
+    """Builds verl's ActorConfig from overrides, as its driver and its workers do."""
+
+    def build(*overrides: str) -> ActorConfig:
+        config = composed(*overrides)
+        return omega_conf_to_dataclass(config.actor_rollout_ref.actor)
+
+    return build
+
+
+@pytest.fixture
+def tensors() -> dict[str, torch.Tensor]:
+    """A ragged micro-batch by the names of verl's policy-loss signature."""
+    batch = example()
+    batch["response_mask"] = batch.pop("mask")
+    return {name: batch[name] for name in ("old_log_prob", "log_prob", "advantages", "response_mask")}

@@ -1,0 +1,171 @@
+"""`clipx explain`: what a verl command would train, or why it would stop, without running it.
+
+Covers: by the command line: the line of the run, what is taken over, exit codes and messages; every form of a command.
+Not covered: that the run prints the same line (tests/driver/test_start.py), the line's parts
+(tests/driver/test_announcement.py).
+"""
+
+import inspect
+import re
+from importlib import import_module
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+from verl_clipx.driver.explain import ENTRIES
+
+ACTOR = "actor_rollout_ref.actor"
+NEEDED = (
+    "algorithm.adv_estimator=grpo",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+HIGH = f"{ACTOR}.clip_ratio_high=0.28"
+
+
+def explain(*words):
+    result = CliRunner().invoke(app, ["explain", "--", *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    return result.exit_code, result.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "before",
+    [
+        (),
+        ("python3", "-m", "verl.trainer.main_ppo"),
+        ("ray", "job", "submit", "--", "python", "-m", "verl.trainer.main_ppo"),
+    ],
+)
+def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
+    code, output = explain(*before, *NEEDED, "+clipx=grpo", HIGH)
+    line, taken = output.splitlines()
+    assert code == 0
+    assert line.startswith("clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_high=1.28 (group: 1.2; from ")
+    assert line.endswith("4 updates per rollout batch: clipping can act")
+    assert taken == f"taken over: {HIGH} as clipx.clip_high=1.28"
+
+
+CORRECTION = "algorithm.rollout_correction"
+NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # verl's own registries and checks say what is allowed.
+        (
+            ["+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=vanila"],
+            f"{ACTOR}.policy_loss.loss_mode=vanila with clipx.method=observe: verl has no such loss to observe.",
+        ),
+        (
+            ["+clipx=grpo", "trainer.v1.trainer_mode=asynchronous"],
+            "trainer.v1.trainer_mode=asynchronous with trainer.use_v1=True: verl has no such trainer. Set "
+            "trainer.v1.trainer_mode to one of colocate_async, separate_async, sync, or trainer.use_v1=False",
+        ),
+        (
+            ["+clipx=grpo", f"{CORRECTION}.rollout_is=nonsense"],
+            f"{CORRECTION}.rollout_is=nonsense, {CORRECTION}.rollout_is_threshold=2.0: verl's rollout correction",
+        ),
+        (
+            ["+clipx=observe", f"{CORRECTION}.bypass_mode=True", NO_LOG_PROBS],
+            f"{CORRECTION}.bypass_mode=True with {NO_LOG_PROBS}: that needs the log-probabilities of the rollout",
+        ),
+        (["+clipx=acpo", f"{ACTOR}.ppo_epochs=0"], f"{ACTOR}.ppo_epochs=0: no update would be made. Set it to a whole"),
+        (["+clipx=gspo", HIGH], "clip_ratio_high=0.28 would be clipx.clip_high=1.28: a width over 0.01 is one for the"),
+        (
+            ["+clipx=acpo", HIGH],
+            "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
+        ),
+        (["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"], "loss_mode=gspo but clipx.method=acpo: choose"),
+        ([f"{ACTOR}.policy_loss.loss_mode=clipx_bapo"], "loss_mode=clipx_bapo without its group"),
+        (["+clipx=grpo", "clipx.clip_hihg=1"], "Could not override 'clipx.clip_hihg'"),
+        (["+clipx=acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be a number (at least 0 and at most 1000)"),
+        (["+clipx=grpo", f"{ACTOR}.policy_loss.kl_cov_ratio=0.1"], "only verl's own loss kl_cov reads it"),
+        (["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=0"], "tau_pos=0 would be clipx.tau_positive=0, which must be"),
+        (
+            ["+clipx=acpo", "distillation.enabled=True", "distillation.distillation_loss.use_task_rewards=False"],
+            "use_task_rewards=False with distillation.enabled=True: verl then sets the policy loss to 0",
+        ),
+        (
+            ["+clipx=m2po", "actor_rollout_ref.rollout.name=vllm", "actor_rollout_ref.rollout.top_p=0.8"],
+            "with clipx.behaviour=rollout: vllm's log-probabilities are over the tokens that truncation keeps",
+        ),
+        # verl's own check of the same run.
+        (["+clipx=grpo", "data.train_batch_size=128"], "train_batch_size (128) must be >= actor.ppo_mini_batch_size"),
+        (["python", "train.py"], "python: neither KEY=VALUE nor an option"),
+        (["python", "-m", "verl.trainer.sft_trainer"], "python -m verl.trainer.sft_trainer: verl's entry modules are"),
+    ],
+)
+def test_it_refuses_as_the_run_would_without_a_traceback(words, message):
+    code, output = explain(*(words if words[0] == "python" else [*NEEDED, *words]))
+    assert code == 1 and message in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainer_s_keys_say():
+    code, output = explain(*NEEDED, "+clipx=sapo", "trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
+    assert code == 0
+    assert "a soft gate and no bounds, every parameter as in its group; loss_agg_mode token-mean (the paper" in output
+    assert output.endswith("4 updates per rollout batch: the gate can act\n")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (
+            ["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.tau_neg=2"],
+            [
+                f"taken over: {ACTOR}.tau_neg=2 as clipx.tau_negative=2",
+                f"taken over: {ACTOR}.policy_loss.tau_pos=1.5 as clipx.tau_positive=1.5",
+            ],
+        ),
+        (
+            ["+clipx=grpo", f"{ACTOR}.clip_ratio_c=null"],
+            [f"taken over: {ACTOR}.clip_ratio_c=null as clipx.dual_clip=null"],
+        ),
+    ],
+)
+def test_it_prints_each_key_of_verl_s_that_is_taken_over(words, expected):
+    code, output = explain(*NEEDED, *words)
+    assert code == 0 and output.splitlines()[1:] == expected
+
+
+def test_it_says_where_the_plugin_has_no_part():
+    assert explain(*NEEDED) == (0, "clipx: no part in this run, which trains verl's own loss vanilla\n")
+
+
+@pytest.mark.slow
+def test_the_other_entries_and_hydra_s_options(tmp_path):
+    (tmp_path / "mine.yaml").write_text(
+        "hydra:\n  searchpath: [pkg://verl.trainer.config]\ndefaults: [ppo_trainer, clipx: dapo, _self_]\n"
+    )
+    fully_async = list(ENTRIES)[2]
+    _, output = explain("python", "-m", fully_async, "+clipx=bapo", "async_training.require_batches=2")
+    assert output.startswith("clipx: clipx_bapo (+clipx=bapo), scope mini_batch,")
+    assert output.endswith("the rollout's own (bypass_mode); 2 updates per rollout batch: clipping can act\n")
+    _, output = explain("--config-path", str(tmp_path), "--config-name=mine", *NEEDED)
+    assert output.startswith("clipx: clipx_grpo (+clipx=dapo), fixed bounds, every parameter as in its group")
+    (tmp_path / "clipx").mkdir()
+    (tmp_path / "clipx" / "ours.yaml").write_text("# @package _global_\ndefaults: [bapo]\nclipx: {target: 0.61}\n")
+    _, output = explain("python", "-m", "verl.trainer.main_ppo", f"--config-dir={tmp_path}", *NEEDED, "+clipx=ours")
+    assert output.startswith("clipx: clipx_bapo (+clipx=ours), scope mini_batch, target=0.61")
+    code, output = explain("--config-dir", str(tmp_path / "none"), *NEEDED)
+    assert code == 1 and "--config-dir" in output and "Traceback" not in output
+
+
+def test_without_a_command_it_says_how():
+    code, output = explain()
+    assert code == 2 and "clipx explain -- python -m verl.trainer.main_ppo" in output
+
+
+@pytest.mark.parametrize("module", ENTRIES)
+def test_the_entries_are_verl_s(module):
+    source = inspect.getsource(import_module(module))
+    assert re.search(rf'@hydra.main\(config_path="config", config_name="{ENTRIES[module]}"', source)
+    # Where the plugin decides: before Ray, with the configuration.
+    assert source.index("auto_set_device(config)") < source.rindex("run_ppo(config")

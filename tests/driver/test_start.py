@@ -1,0 +1,195 @@
+"""What the driver decides when a run starts, through verl's entry modules as `python -m` runs them.
+
+Covers: each entry module with a group that trains, with a loss_mode against its group, and with a loss_mode of the
+plugin's alone: what is printed, once, and that a run that stops does so before ray.init; a notebook's run_ppo; the
+machine is looked at where a run starts, and not where a configuration is composed. Not covered: what a worker prints
+(test_announcement.py), what verl's clip keys mean (test_clip_keys.py).
+"""
+
+import runpy
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import ray
+from hydra.core.hydra_config import HydraConfig
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+from tests.claims.configuration import actor_of, merged
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.driver import start as starts
+from verl_clipx.driver.explain import ENTRIES
+
+ACTOR = "actor_rollout_ref.actor"
+MAIN, ONE_STEP_OFF, FULLY_ASYNC = ENTRIES
+# Entry module, and what it needs to compose outside verl's own checkout.
+DOORS = {
+    "v1": (MAIN,),
+    "v0": (MAIN, "trainer.use_v1=False"),
+    "one_step_off": (ONE_STEP_OFF, "hydra.searchpath=[pkg://verl.trainer.config]"),
+    "fully_async": (FULLY_ASYNC, "algorithm.rollout_correction.bypass_mode=False"),
+}
+QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+NEEDED = (
+    "algorithm.adv_estimator=grpo",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+
+
+class RayStarts(Exception):
+    """In place of a cluster."""
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs an entry module up to where it would start Ray."""
+
+    def ray_init(**_):
+        raise RayStarts
+
+    monkeypatch.setattr(ray, "init", ray_init)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def main(door, *overrides):
+        module, *own = DOORS[door]
+        words = [*QUIET, f"hydra.run.dir={tmp_path}", *NEEDED, *own, *overrides]
+        monkeypatch.setattr(sys, "argv", [module, *words])
+        with warnings.catch_warnings():
+            # runpy's, on a module that another test imported.
+            warnings.simplefilter("ignore")
+            runpy.run_module(module, run_name="__main__")
+
+    yield main
+    # hydra.main leaves its configuration behind.
+    HydraConfig.instance().cfg = None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
+    with pytest.raises(RayStarts):
+        run(door, "+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28", "clipx.clip_low=0.7")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:")]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_low=0.7 (group: 0.8), "
+        f"clip_high=1.28 (group: 1.2; from {ACTOR}.clip_ratio_high=0.28); loss_agg_mode token-mean (the paper averages "
+        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); old_log_probs are "
+    )
+    expected = {
+        # 1024 prompts by 256; one step off, verl bypasses by default.
+        "v1": "first update starts from; 4 updates per rollout batch: clipping can act",
+        "v0": "first update starts from; 4 updates per rollout batch: clipping can act",
+        "one_step_off": "rollout's own (bypass_mode); 4 updates per rollout batch: clipping can act",
+        "fully_async": "weights that the rollout last got; 1 update per rollout batch: clipping can act",
+    }
+    assert said[0].endswith(expected[door])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_a_loss_mode_against_its_group_stops_before_ray(run, door):
+    with pytest.raises(ValueError, match=r"loss_mode=gspo but clipx\.method=acpo: choose .* alone \(\+clipx=acpo\)"):
+        run(door, "+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["v1", "fully_async"])
+def test_a_loss_mode_of_the_plugin_s_without_its_group_stops_before_ray(run, door):
+    with pytest.raises(ValueError, match=r"loss_mode=clipx_acpo without its group: .*: \+clipx=acpo\."):
+        run(door, f"{ACTOR}.policy_loss.loss_mode=clipx_acpo")
+
+
+@pytest.mark.slow
+def test_verl_s_own_run_is_left_alone(run, capsys):
+    with pytest.raises(RayStarts):
+        run("v1", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")
+    assert "clipx" not in capsys.readouterr().out
+
+
+def test_observe_takes_any_loss_and_leaves_verl_s_clip_keys(run, capsys):
+    with pytest.raises(RayStarts):
+        run("fully_async", "+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")
+    assert "clipx: verl's own loss gspo, observed (+clipx=observe); loss_agg_mode token-mean" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["v1", "fully_async"])
+def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run, door, capsys):
+    # The v1 entry decides twice, the second time without them.
+    with pytest.raises(RayStarts):
+        run(door, "+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.clip_ratio_c=null")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:"))
+    assert line.startswith("clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, tau_positive=1.5 (group: 1); ")
+
+
+def test_a_key_that_repeats_verl_s_default_counts_where_the_command_line_names_it(run):
+    with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
+        run("v1", "+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2")
+
+
+def test_a_notebook_s_run_is_decided_too_and_says_so_each_time(run, composed, capsys):
+    config = composed("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
+    for _ in range(2):
+        with pytest.raises(RayStarts):
+            run_ppo(config, task_runner_class=TaskRunnerV1)
+        assert capsys.readouterr().out.count("clip_high=1.28 (group: 1.2; from") == 1
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = "gspo"
+    with pytest.raises(ValueError, match=r"loss_mode=gspo but clipx\.method=grpo"):
+        run_ppo(config, TaskRunnerV1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("door", "overrides", "message"),
+    [
+        ("v1", ["+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=vanila"], "verl has no such loss to observe"),
+        ("v1", ["+clipx=acpo", "trainer.v1.trainer_mode=synchronous"], "verl has no such trainer"),
+        ("v0", ["+clipx=acpo", f"{ACTOR}.ppo_epochs=0"], "no update would be made"),
+        ("fully_async", ["+clipx=acpo", f"{ACTOR}.ppo_epochs=-1"], "no update would be made"),
+    ],
+)
+def test_what_verl_would_stop_at_later_stops_before_ray(run, door, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run(door, *overrides)
+
+
+@pytest.mark.parametrize("loss_mode", ["clipx_custom", "clipx_somebody_s"])
+def test_a_loss_of_one_s_own_without_its_group_is_sent_to_custom(loss_mode):
+    with pytest.raises(
+        ValueError, match=r"Replace it by the group: \+clipx=custom clipx\.function=package\.module:name"
+    ):
+        starts.decide(merged([], {f"{ACTOR}.policy_loss.loss_mode": loss_mode}))
+
+
+@pytest.fixture
+def no_accelerator(monkeypatch):
+    """A laptop, without a cluster to join."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    platform = SimpleNamespace(is_available=lambda: False, device_name="cuda")
+    monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: platform)
+    monkeypatch.setattr(starts, "RAY_CURRENT_CLUSTER", configs_folder() / "no such file")
+
+
+@pytest.mark.parametrize("group", ["grpo", "observe"])
+def test_without_a_gpu_a_configuration_is_built_and_a_run_names_the_switches(no_accelerator, group):
+    config = merged([f"+clipx={group}"])
+    actor_of(config)
+    with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu.*\+hardware=cpu"):
+        starts.start(config)
+
+
+def test_without_a_gpu_a_run_may_join_a_cluster_or_be_none_of_the_plugin_s(no_accelerator):
+    starts.start(merged(["+clipx=grpo"], {"ray_kwargs.ray_init.address": "auto"}))
+    starts.start(merged([]))
+
+
+def test_the_cpu_platform_without_its_group_is_refused(monkeypatch):
+    platform = SimpleNamespace(is_available=lambda: True, device_name="cpu")
+    monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: platform)
+    with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu but trainer\.device=cuda: add \+hardware=cpu"):
+        starts.start(merged(["+clipx=grpo"], {"trainer.device": "cuda"}))
+    starts.start(merged(["+clipx=grpo"], {"trainer.device": "cpu"}))

@@ -1,0 +1,63 @@
+"""Losses as a user would write them, in a module that no entry point knows."""
+
+from dataclasses import dataclass
+
+import torch
+
+from verl_clipx import Bounds, Method, of_decision, parameter, register_loss
+from verl_clipx.base.parameters import number
+
+
+@dataclass(frozen=True, kw_only=True)
+class WithinSpread(Method, name="tests_within_spread"):
+    """Clips at a number of root mean squares of the log-ratio."""
+
+    width: float = parameter(2.0, number(at_least=0, at_most=100), "the clip's distance from 1, in log-ratios' spreads")
+
+    logs = (of_decision("spread", "root mean square of the log-ratio", "nats", chart="spread"),)
+    statistics_size = 2
+
+    def statistics(self, t):
+        squares = torch.where(t.mask, t.log_ratio**2, 0.0)
+        return torch.stack([t.mask.sum(dtype=torch.float64), squares.sum(dtype=torch.float64)])
+
+    def decide(self, statistics):
+        count, squares = statistics.unbind()
+        return (squares / count.clamp(min=1)).sqrt()[None]
+
+    def bounds(self, t, decision):
+        distance = (self.width * decision).to(t.ratio.dtype)
+        return Bounds(torch.exp(-distance), torch.exp(distance))
+
+    def metrics(self, statistics, decision):
+        return {"spread": decision[0]}
+
+    def gradient_weight(self, t, bounds):
+        clipped = ((t.advantages > 0) & (t.ratio > bounds.high)) | ((t.advantages < 0) & (t.ratio < bounds.low))
+        return torch.where(clipped, 0.0, t.ratio)
+
+
+@register_loss("tests_soft")
+def soft(ratio, advantages, bounds, *, temperature: float = 2.0):
+    """A sigmoid gate around the bounds."""
+    gate = torch.sigmoid((bounds.high - ratio) * temperature) * torch.sigmoid((ratio - bounds.low) * temperature)
+    return ratio * gate
+
+
+@register_loss("tests_gppo_acpo", bounds="acpo")
+def gppo_within_acpo(ratio, advantages, bounds):
+    """GPPO's weights with ACPO's bounds."""
+    high = torch.where(advantages > 0, bounds.high, torch.inf)
+    low = torch.where(advantages < 0, bounds.low, 0.0)
+    return ratio.clamp(low, high)
+
+
+@register_loss("tests_nan")
+def nan(ratio, advantages, bounds):
+    """Broken: 0 * inf."""
+    return torch.where(ratio > bounds.high, 0.0 * torch.exp(ratio), ratio)
+
+
+def undecorated(ratio, advantages, bounds):
+    """Lacks the decorator."""
+    return ratio

@@ -1,0 +1,89 @@
+"""Golden vectors through the user's door: overrides in, the loss from verl's registry out."""
+
+import functools
+from dataclasses import dataclass
+
+from torch import Tensor
+from verl.trainer.ppo.core_algos import get_policy_loss_fn
+from verl.utils.config import omega_conf_to_dataclass
+from verl.workers.config import ActorConfig
+
+from tests.composition import compose_once
+from tests.golden.cases import GoldenCase
+from tests.golden.settings import overrides_of
+from verl_clipx.driver.config import Settings
+from verl_clipx.loss.contract import Evaluated, evaluate
+
+
+@dataclass(frozen=True)
+class Run:
+    """What the plugin makes of a vector.
+
+    Attributes:
+        loss: 0-d.
+        gradient: of the loss with respect to log_prob, (sequences, length).
+        metrics: those that the loss returned.
+        tokens: the same per token, from the function behind the contract.
+    """
+
+    loss: Tensor
+    gradient: Tensor
+    metrics: dict[str, float]
+    tokens: Evaluated
+
+
+@functools.cache
+def built_once(overrides: tuple[str, ...]) -> ActorConfig:
+    """verl's ActorConfig from overrides on its ppo_trainer; shared, so not to be changed."""
+    return omega_conf_to_dataclass(compose_once(overrides).copy().actor_rollout_ref.actor)
+
+
+def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -> tuple[Tensor, Tensor, dict]:
+    """verl's call of the loss that a configuration names.
+
+    Args:
+        config: of the actor.
+        inputs: old_log_prob, log_prob, advantages and response_mask, (sequences, length).
+        **further: arguments beside them, or in place of what the configuration says.
+
+    Returns:
+        The loss, its gradient with respect to log_prob, and the metrics.
+    """
+    log_prob = inputs["log_prob"].clone().requires_grad_(True)
+    loss, metrics = get_policy_loss_fn(config.policy_loss.loss_mode)(
+        old_log_prob=inputs["old_log_prob"],
+        log_prob=log_prob,
+        advantages=inputs["advantages"],
+        response_mask=inputs["response_mask"],
+        **{"loss_agg_mode": config.loss_agg_mode, "config": config, "rollout_is_weights": None, **further},
+    )
+    loss.backward()
+    return loss.detach(), log_prob.grad, metrics
+
+
+def per_token(settings: Settings, inputs: dict[str, Tensor], **further: Tensor) -> Evaluated:
+    """Weights, bounds and statistics of a method on a vector's inputs."""
+    rest = {name: tensor for name, tensor in inputs.items() if name != "response_mask"}
+    shaping, mask = settings.shaping, inputs["response_mask"]
+    return evaluate(settings.method, shaping=shaping, mask=mask, **rest, **further)
+
+
+_runs: dict[tuple[str, tuple[str, ...]], Run] = {}
+
+
+def run(case: GoldenCase, overrides: tuple[str, ...] | None = None) -> Run:
+    """A vector under its own overrides, or under others; computed once.
+
+    Args:
+        case: the vector; its entropy is given to the loss where it has one.
+        overrides: those of another setup.
+    """
+    overrides = overrides_of(case) if overrides is None else overrides
+    key = (case.name, overrides)
+    if key not in _runs:
+        config = built_once(overrides)
+        tokens = per_token(config.policy_loss.clipx, case.inputs)
+        further = {"entropy": case.expected["entropy"]} if "entropy" in case.expected else {}
+        loss, gradient, metrics = registered_loss(config, case.inputs, **further)
+        _runs[key] = Run(loss, gradient, metrics, tokens)
+    return _runs[key]

@@ -1,0 +1,204 @@
+"""What torch.compile makes of the formulas: how many graphs, of which operations, with which results.
+
+Covers: graphs counted with a backend that only records, for every built-in method, under other shapes, strides, dtypes
+and grad modes; their operations; many configurations in one process; the real compiler's results for every built-in
+method, and that values that are not finite reach them; a compiler that is missing or fails. Not covered: accelerators;
+times (benchmarks/loss.py); a training under compile=true (tests/end_to_end/test_training.py).
+"""
+
+import dataclasses
+import logging
+
+import pytest
+import torch
+from torch import Tensor
+from torch._dynamo.testing import CompileCounterWithBackend
+from torch.testing import assert_close
+
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.loss.compiled import TokenFunctions, token_functions
+from verl_clipx.loss.contract import compiled_it_is_the_same
+from verl_clipx.methods import BUILT_IN, METHODS, Method
+from verl_clipx.modifiers import AdvantageReweighting
+
+MOST_GRAPHS = 4
+SHAPES = [(1, 1), (1, 7), (5, 5), (64, 33)]
+
+
+def micro_batch(method: Method, sequences: int, length: int, dtype: torch.dtype = torch.float32) -> Inputs:
+    """Ragged sequences with ratios on both sides of the bounds; advantages with a stride of 0."""
+    generator = torch.Generator().manual_seed(sequences * length)
+    old = -4 * torch.rand(sequences, length, generator=generator, dtype=torch.float64)
+    new = old + 0.3 * torch.randn(sequences, length, generator=generator, dtype=torch.float64)
+    advantages = torch.randn(sequences, 1, generator=generator, dtype=torch.float64)
+    lengths = torch.randint(1, length + 1, (sequences, 1), generator=generator)
+    optional = {
+        "rollout_log_prob": (old + 0.01).to(dtype),
+        "entropy": torch.rand(sequences, length, generator=generator).to(dtype),
+        "group": torch.arange(sequences) // 2,
+    }
+    return Inputs(
+        new.to(dtype),
+        old.to(dtype),
+        advantages.to(dtype).expand(-1, length),
+        torch.arange(length) < lengths,
+        **{name: optional[name] for name in method.asks_for},
+    )
+
+
+@pytest.fixture
+def recorded(monkeypatch) -> CompileCounterWithBackend:
+    """A compiler that records its graphs and runs them as they are."""
+    torch._dynamo.reset()
+    counter = CompileCounterWithBackend("eager")
+    compiler = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=counter, **options))
+    return counter
+
+
+def warnings_of(caplog) -> list[str]:
+    """What the plugin said."""
+    return [record.getMessage() for record in caplog.records if record.name == "verl_clipx.loss.compiled"]
+
+
+def both(functions: TokenFunctions, inputs: Inputs) -> list[Tensor]:
+    """Statistics, and what the loss makes of them."""
+    statistics = functions.statistics(inputs)
+    return [statistics, *functions.loss(inputs, functions.method.decide(statistics))]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
+    method = METHODS[name]()
+    functions, eager = TokenFunctions(method, None, compiled=True), TokenFunctions(method, None, compiled=False)
+    functions.prepare("cpu", counted=False)
+    made = recorded.frame_count
+    assert made == (2 if method.statistics_size else 1)
+    for shape in SHAPES:
+        inputs = micro_batch(method, *shape, torch.bfloat16 if shape == SHAPES[-1] else torch.float32)
+        expected = both(eager, inputs)
+        for given, grad in ((inputs, False), (transposed(inputs), True), (learning(inputs), True)):
+            with torch.set_grad_enabled(grad), torch.autocast("cpu", dtype=torch.bfloat16, enabled=grad):
+                found = both(functions, given)
+            for one, other in zip(found, expected, strict=True):
+                assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert recorded.frame_count == made
+    for dtype in (torch.float64, torch.float32):
+        both(functions, micro_batch(method, 4, 9, dtype))
+    assert recorded.frame_count <= MOST_GRAPHS
+    assert not warnings_of(caplog)
+
+
+def transposed(inputs: Inputs) -> Inputs:
+    """The same numbers, the columns apart in memory."""
+    return inputs._replace(log_prob=inputs.log_prob.T.contiguous().T, mask=inputs.mask.T.contiguous().T)
+
+
+def learning(inputs: Inputs) -> Inputs:
+    """The same numbers, as a model's output."""
+    return inputs._replace(log_prob=inputs.log_prob.clone().requires_grad_(True))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if METHODS[name]().statistics_size])
+def test_statistics_hold_no_scattered_sum_of_floats(name, recorded):
+    # Such sums add in the order in which threads come, and so differ in the last bit.
+    method = METHODS[name]()
+    functions = TokenFunctions(method, None, compiled=True)
+    functions.statistics(micro_batch(method, 4, 9))
+    (graph,) = recorded.graphs
+    scattering = [
+        node
+        for node in graph.graph.nodes
+        if any(word in str(node.target) for word in ("scatter", "index_add", "index_put"))
+    ]
+    assert not [node for node in scattering if node.meta["example_value"].is_floating_point()]
+
+
+@pytest.mark.slow
+def test_many_configurations_in_one_process(recorded, caplog):
+    # The compiler allows eight graphs of one function.
+    for index in range(10):
+        method = METHODS["acpo"](alpha=1 + index / 10)
+        functions = TokenFunctions(method, AdvantageReweighting(alpha=index / 10), compiled=True)
+        both(functions, micro_batch(method, 4, 9))
+        assert recorded.frame_count == 2 * (index + 1)
+    assert not warnings_of(caplog)
+
+
+def test_lopti_s_tokens_are_another_input_of_the_same_graphs(recorded):
+    method = METHODS["acpo"]()
+    functions, eager = TokenFunctions(method, None, compiled=True), TokenFunctions(method, None, compiled=False)
+    functions.prepare("cpu", counted=True)
+    inputs = micro_batch(method, 6, 20)
+    inputs = inputs._replace(counted=inputs.mask & (inputs.old_log_prob < -1))
+    for one, other in zip(both(functions, inputs), both(eager, inputs), strict=True):
+        assert_close(one, other, rtol=1e-6, atol=1e-6)
+    assert recorded.frame_count == 2
+
+
+# A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
+REAL = {
+    "bapo": pytest.param("bapo", None, id="bapo"),
+    "acpo": pytest.param("acpo", AdvantageReweighting(probability="current"), id="acpo, reweighted"),
+}
+OTHERS = [pytest.param(name, None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name not in REAL]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "shaping"), [*REAL.values(), *OTHERS])
+def test_the_real_compiler_s_results(name, shaping):
+    torch._dynamo.reset()
+    token_functions.cache_clear()
+    method = METHODS[name]()
+    functions, eager = (token_functions(method, shaping, compiled=compiled) for compiled in (True, False))
+    compiled_it_is_the_same(method, shaping)
+    inputs = micro_batch(method, 24, 53)
+    whole = functions.statistics(inputs)
+    for one, other in zip(both(functions, inputs), both(eager, inputs), strict=True):
+        assert_close(one, other, rtol=1e-6, atol=1e-6)
+    for _ in range(3):
+        assert torch.equal(functions.statistics(inputs), whole)
+    # Rows in parts as micro-batches have them, each as wide as its longest response.
+    for size in (1, 5, 7):
+        parts = [narrowed(inputs, rows) for rows in torch.arange(24).split(size)]
+        split = sum(functions.statistics(part) for part in parts)
+        assert_close(method.decide(split), method.decide(whole), rtol=1e-12, atol=1e-12)
+    assert functions.compiled
+
+
+def narrowed(inputs: Inputs, rows: Tensor) -> Inputs:
+    """Some rows, without columns that none of them needs."""
+    width = int(inputs.mask[rows].sum(1).max())
+    return Inputs(*(None if values is None else values[rows][:, :width] for values in inputs))
+
+
+@pytest.mark.parametrize("when", ["made", "run"])
+def test_a_compiler_that_fails_costs_one_warning(when, monkeypatch, caplog):
+    def fails(*arguments, **options):
+        raise RuntimeError("no C++ compiler found")
+
+    monkeypatch.setattr(torch, "compile", fails if when == "made" else lambda function, **options: fails)
+    method = METHODS["acpo"]()
+    with caplog.at_level(logging.WARNING):
+        functions = TokenFunctions(method, None, compiled=True)
+        functions.prepare("cpu", counted=False)
+        inputs = micro_batch(method, 4, 9)
+        found = both(functions, inputs)
+    assert all(map(torch.equal, found, both(TokenFunctions(method, None, compiled=False), inputs)))
+    (warning,) = warnings_of(caplog)
+    assert "acpo" in warning and "no C++ compiler found" in warning
+    assert not functions.compiled
+
+
+def test_a_user_s_mistake_is_not_the_compiler_s(caplog):
+    # What fails uncompiled too is raised, not hidden.
+    @dataclasses.dataclass(frozen=True, kw_only=True)
+    class Broken(Method):
+        def gradient_weight(self, t, bounds):
+            raise ZeroDivisionError("mine")
+
+    functions = TokenFunctions(Broken(), None, compiled=False)
+    with pytest.raises(ZeroDivisionError, match="mine"):
+        functions.loss(micro_batch(Broken(), 4, 9), torch.zeros(0))

@@ -1,0 +1,196 @@
+"""The loss per token: value and gradient are what they are told to be; values that are not finite inside and outside
+the mask, in every method and input; which tokens count; shaping.
+
+Does not cover any method's formula (tests/methods), the metrics (test_metrics.py), compilation, or training.
+"""
+
+import math
+from dataclasses import dataclass
+
+import pytest
+import torch
+from torch.testing import assert_close
+
+from verl_clipx.base.tokens import OPTIONAL, Inputs
+from verl_clipx.loss.contract import evaluate, example, gradient, inputs_of
+from verl_clipx.loss.loss import per_token_loss, token_loss, token_statistics
+from verl_clipx.loss.metrics import TOKENS, token_metrics
+from verl_clipx.methods import BUILT_IN, METHODS, Bounds, Method
+from verl_clipx.methods.bapo import Bapo
+from verl_clipx.modifiers import AdvantageReweighting
+
+
+def test_value_and_gradient_are_independent_of_each_other():
+    log_prob = torch.tensor([[-1.0, -2.0, -3.0]], requires_grad=True)
+    value = torch.tensor([[10.0, 20.0, 30.0]])
+    weight_times_advantage = torch.tensor([[0.5, 0.0, -2.0]])
+    loss = per_token_loss(log_prob, value, weight_times_advantage)
+    assert torch.equal(loss, value)
+    (loss * torch.tensor([[1.0, 5.0, 3.0]])).sum().backward()
+    assert log_prob.grad.tolist() == [[-0.5, 0.0, 6.0]]
+
+
+def test_no_gradient_reaches_the_value_or_the_weight():
+    log_prob, value, weight = (torch.ones(1, 2, requires_grad=True) for _ in range(3))
+    per_token_loss(log_prob, value, weight).sum().backward()
+    assert value.grad is None
+    assert weight.grad is None
+    assert log_prob.grad.tolist() == [[-1.0, -1.0]]
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_gradient_has_the_dtype_of_log_prob(dtype):
+    log_prob = torch.zeros(1, 1, dtype=dtype, requires_grad=True)
+    per_token_loss(log_prob, torch.zeros(1, 1), torch.tensor([[0.375]])).sum().backward()
+    assert log_prob.grad.dtype == dtype
+    assert log_prob.grad.item() == -0.375
+
+
+def test_gradient_beyond_float16_becomes_its_largest_number_and_nan_stays():
+    log_prob = torch.zeros(1, 3, dtype=torch.float16, requires_grad=True)
+    per_token_loss(log_prob, torch.zeros(1, 3), torch.tensor([[1e6, 1e4, math.nan]])).sum().backward()
+    assert log_prob.grad[0, :2].tolist() == [-65504.0, -1e4]
+    assert log_prob.grad[0, 2].isnan()
+
+
+def test_second_derivative_is_refused_rather_than_wrong():
+    log_prob = torch.zeros(1, 1, requires_grad=True)
+    loss = per_token_loss(log_prob, torch.zeros(1, 1), torch.ones(1, 1)).square().sum()
+    (first,) = torch.autograd.grad(loss + loss, log_prob, create_graph=True)
+    with pytest.raises(RuntimeError, match="once_differentiable"):
+        first.sum().backward()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Twice(Method):
+    """F = 2 and a value of 10 A; the sum of the advantages is its statistic and, divided by 4, its upper bound."""
+
+    statistics_size = 1
+    asks_for = OPTIONAL
+
+    def statistics(self, t):
+        return torch.where(t.mask, t.advantages, 0.0).sum(dtype=torch.float64)[None]
+
+    def decide(self, statistics):
+        return statistics / 4
+
+    def bounds(self, t, decision):
+        return Bounds(0.0, decision.to(t.ratio.dtype))
+
+    def gradient_weight(self, t, bounds):
+        return torch.full_like(t.ratio, 2.0)
+
+    def loss_value(self, t, bounds, weight):
+        return 10 * t.advantages
+
+
+METHOD = Twice()
+
+
+def inputs(**given):
+    tensors = {
+        "log_prob": torch.zeros(2, 2),
+        "old_log_prob": torch.tensor([[0.0, 0.0], [math.log(0.5), 0.0]]),
+        "advantages": torch.tensor([[1.0, 2.0], [4.0, 8.0]]),
+        "mask": torch.tensor([[True, True], [True, False]]),
+        **dict.fromkeys(("rollout_log_prob", "entropy"), torch.zeros(2, 2)),
+        "group": torch.zeros(2, dtype=torch.int64),
+        **given,
+    }
+    return Inputs(**tensors)
+
+
+def test_a_loss_per_token_by_hand():
+    assert token_statistics(METHOD, None, inputs()).tolist() == [7.0]
+    value, weighted, sums = token_loss(METHOD, None, inputs(), torch.tensor([1.5], dtype=torch.float64))
+    assert value.tolist() == [[10.0, 20.0], [40.0, 0.0]]
+    assert weighted.tolist() == [[2.0, 4.0], [8.0, 0.0]]
+    # The third token's ratio is 2 and above the bound.
+    found = token_metrics(sums)
+    assert [found[f"clipx/{name}"] for name in ("clip_fraction_high", "gradient_mass/HP", "gradient_mass/M")] == [
+        1,
+        8,
+        6,
+    ]
+
+
+def test_tokens_that_do_not_count_keep_their_loss():
+    counting = inputs(counted=torch.tensor([[False, True], [False, True]]))
+    assert token_statistics(METHOD, None, counting).tolist() == [2.0]
+    decision = torch.tensor([1.5], dtype=torch.float64)
+    (*loss, sums), (*expected, _) = (token_loss(METHOD, None, given, decision) for given in (counting, inputs()))
+    assert all(torch.equal(one, other) for one, other in zip(loss, expected, strict=True))
+    assert token_metrics(sums)[TOKENS] == 1.0
+
+
+def test_shaping_comes_before_statistics_weight_and_value():
+    shaping = AdvantageReweighting(alpha=1.0)
+    assert token_statistics(METHOD, shaping, inputs()).tolist() == [5.0]
+    value, weighted, _ = token_loss(METHOD, shaping, inputs(), torch.zeros(1, dtype=torch.float64))
+    assert value.tolist() == [[10.0, 20.0], [20.0, 0.0]]
+    assert weighted.tolist() == [[2.0, 4.0], [4.0, 0.0]]
+
+
+def test_evaluate_shows_what_a_loss_is_made_of():
+    given = inputs()._asdict()
+    given["log_prob"] = given["log_prob"].clone().requires_grad_(True)
+    result = evaluate(METHOD, **given)
+    result.loss.sum().backward()
+    assert given["log_prob"].grad.tolist() == [[-2.0, -4.0], [-8.0, 0.0]]
+    assert result.loss.tolist() == [[10.0, 20.0], [40.0, 0.0]]
+    assert result.weight.tolist() == [[2.0, 2.0], [2.0, 2.0]]
+    assert (result.statistics.item(), result.bounds.high.item(), result.bounds.low) == (7.0, 1.75, 0.0)
+    assert_close(result.tokens.ratio[1], torch.tensor([2.0, 1.0]))
+    # Given statistics, as those of a mini-batch, are what the bounds come from.
+    others = evaluate(METHOD, statistics=torch.tensor([12.0], dtype=torch.float64), **given)
+    assert (others.statistics.item(), others.bounds.high.item()) == (12.0, 3.0)
+
+
+METHODS_TO_TRY = [*(METHODS[name]() for name in BUILT_IN), Bapo(weight="rollout"), METHOD]
+FLOATS = ("log_prob", "old_log_prob", "advantages", "rollout_log_prob", "entropy")
+CASES = [
+    pytest.param(method, name, id=f"{method.name or 'twice'}-{name}")
+    for method in METHODS_TO_TRY
+    for name in FLOATS
+    if name in inputs_of(method, example())
+]
+every_input_of_every_method = pytest.mark.parametrize(("method", "name"), CASES)
+
+
+@every_input_of_every_method
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+def test_not_finite_inside_the_mask_is_nan_in_what_is_bounded_with_it(method, name, value):
+    clean, dirty = example(), example()
+    dirty[name][1, 2] = value
+    expected, expected_gradient = gradient(method, clean)
+    # The bounds of a mini-batch, so that the others are what they were.
+    tensors = inputs_of(method, dirty)
+    tensors["log_prob"].requires_grad_(True)
+    result = evaluate(method, statistics=expected.statistics, **tensors)
+    result.loss.sum().backward()
+    # The token, or its sequence where the bounds act on a ratio that all of its tokens share.
+    bounded = method.bounded(expected.tokens)
+    shared = bool((bounded == bounded[:, :1]).all())
+    for actual, before in (
+        (result.loss.detach(), expected.loss.detach()),
+        (tensors["log_prob"].grad, expected_gradient),
+    ):
+        others = torch.ones_like(actual, dtype=torch.bool)
+        others[1, slice(None) if shared else 2] = False
+        assert actual[1, 2].isnan()
+        assert torch.equal(actual[others], before[others])
+
+
+@every_input_of_every_method
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, 1e30])
+def test_outside_the_mask_nothing_is_read(method, name, value):
+    clean, dirty = example(), example()
+    dirty[name] = torch.where(dirty["mask"], dirty[name], value)
+
+    def everything(tensors):
+        given = Inputs(**inputs_of(method, tensors))
+        statistics = token_statistics(method, None, given)
+        return statistics, *token_loss(method, None, given, method.decide(statistics))
+
+    for one, other in zip(everything(dirty), everything(clean), strict=True):
+        assert torch.equal(one, other) and one.isfinite().all()

@@ -1,0 +1,122 @@
+"""Metrics of a rollout batch: its updates' bounds, the passes of Lopti, the log-ratio's spread by the samples' age.
+
+Covers: what ACPO, BAPO and M2PO say of their updates' bounds; the passes kept apart; sums against means and deviations
+by hand; updates since the rollout; that an age that cannot move is not logged. Not covered: ages
+(tests/worker/test_step.py), real stale samples (tests/end_to_end/test_training.py).
+"""
+
+import pytest
+import torch
+
+from verl_clipx.loss.rollout_metrics import AGES, merged_passes, staleness_sums, with_staleness, with_updates
+from verl_clipx.methods.acpo import Acpo
+from verl_clipx.methods.bapo import Bapo
+from verl_clipx.methods.grpo import Grpo
+from verl_clipx.methods.m2po import M2po
+
+ACPO = {
+    "clipx/epsilon/bin_0": [0.2, 0.9],
+    "clipx/epsilon/bin_1": [0.3, 5.0],
+    "clipx/count/bin_0": [10.0, 30.0],
+    "clipx/count/bin_1": [10.0, 0.0],
+}
+
+
+def added(metrics, method, each=False):
+    """What `with_updates` adds."""
+    found = with_updates(metrics, method, each=each)
+    assert {key: found[key] for key in metrics} == metrics
+    return {key: values[0] for key, values in found.items() if key not in metrics}
+
+
+def test_acpo_s_highest_average_and_last_epsilon():
+    assert added(ACPO, Acpo(bins=2)) == {
+        "clipx/epsilon_highest": 0.9,
+        "clipx/epsilon_average": pytest.approx((0.2 * 10 + 0.3 * 10 + 0.9 * 30) / 50),
+        "clipx/epsilon_last/bin_0": 0.9,
+        "clipx/epsilon_last/bin_1": 5.0,
+    }
+
+
+def test_how_far_bapo_s_search_went():
+    metrics = {"clipx/c_low": [0.6, 0.8, 0.7], "clipx/c_high": [1.2, 3.0, 1.5], "clipx/positive_share_after": [0.4] * 3}
+    assert added(metrics, Bapo()) == {
+        **{"clipx/c_low_highest": 0.8, "clipx/c_low_last": 0.7},
+        **{"clipx/c_high_highest": 3.0, "clipx/c_high_last": 1.5},
+    }
+
+
+def test_m2po_s_narrowest_bound():
+    assert added({"clipx/log_ratio_bound": [64.0, 0.25, 0.5]}, M2po()) == {
+        **{"clipx/log_ratio_bound_lowest": 0.25, "clipx/log_ratio_bound_last": 0.5}
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "names"),
+    [(Acpo(bins=1), ("epsilon/bin_0", "count/bin_0")), (Bapo(), ("c_low", "c_high")), (M2po(), ("log_ratio_bound",))],
+)
+def test_of_one_update_the_last_is_the_mean(method, names):
+    found = added({f"clipx/{name}": [1.0] for name in names}, method)
+    assert not [key for key in found if "last" in key]
+
+
+def test_each_update_where_wanted():
+    metrics = {**ACPO, "actor/ppo_kl": [0.1, 0.2]}
+    found = added(metrics, Acpo(bins=2), each=True)
+    assert found["clipx/update_0/epsilon/bin_1"] == 0.3 and found["clipx/update_1/epsilon/bin_1"] == 5.0
+    assert len(found) == 4 + 2 * 4
+
+
+def test_fixed_bounds_add_nothing():
+    assert added({"clipx/ratio_mean": [1.0, 1.1]}, Grpo(), each=True) == {}
+
+
+def test_passes_are_kept_apart_and_together():
+    merged = merged_passes({"low": {"grad_norm": [1.0], "clipx/ratio_mean": [2.0]}, "high": {"grad_norm": [3.0]}})
+    assert merged["grad_norm"] == [1.0, 3.0]
+    assert merged["clipx/low/grad_norm"] == [1.0] and merged["clipx/high/grad_norm"] == [3.0]
+    assert merged["clipx/low/ratio_mean"] == [2.0]
+    assert not [key for key in merged if "max" in key or "min" in key]
+
+
+def test_one_pass_stays_as_it_is():
+    assert merged_passes({None: {"loss": [1.0]}}) == {"loss": [1.0]}
+
+
+def test_sums_become_spread_and_updates():
+    mask = torch.tensor([[1, 1, 1], [1, 1, 0], [1, 0, 0]], dtype=torch.bool)
+    log_ratio = torch.tensor([[0.0, 0.3, 0.6], [1.0, -1.0, float("nan")], [0.5, 7.0, 7.0]])
+    sums = staleness_sums(torch.tensor([0, 1, 5]), log_ratio=log_ratio, mask=mask)
+    tokens = 6
+    metrics = {name: [float(value) / tokens] for name, value in sums.items()}
+    found = with_staleness({**metrics, "loss": [1.0]}, updates_before=2, updates=4, moves=True, detailed=True)
+    assert found["clipx/staleness/versions"] == [pytest.approx((0 * 3 + 1 * 2 + 5 * 1) / 6)]
+    assert found["clipx/staleness/updates"] == [pytest.approx(7 / 6 * 4 + 2)]
+    fractions = [found[f"clipx/staleness/fraction/{age}"][0] for age in AGES]
+    assert fractions == pytest.approx([3 / 6, 2 / 6, 0, 1 / 6])
+    spreads = [found[f"clipx/staleness/spread/{age}"][0] for age in AGES]
+    assert spreads == pytest.approx([(0.06) ** 0.5, 1.0, 0.0, 0.0], abs=1e-6)
+    assert found["loss"] == [1.0] and len(found) == 1 + 2 + 2 * len(AGES)
+    shown = with_staleness({**metrics, "loss": [1.0]}, updates_before=2, updates=4, moves=True, detailed=False)
+    assert shown == {key: found[key] for key in ("loss", "clipx/staleness/versions")}
+
+
+def test_an_age_that_cannot_move_is_not_logged():
+    sums = staleness_sums(torch.tensor([0]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
+    metrics = {name: [float(value) / 2] for name, value in sums.items()}
+    found = with_staleness({**metrics, "loss": [1.0]}, updates_before=0, updates=2, moves=False, detailed=True)
+    assert found == {"loss": [1.0]}
+
+
+def test_without_ages_nothing_changes():
+    assert with_staleness({"loss": [1.0]}, updates_before=0, updates=2, moves=True, detailed=True) == {"loss": [1.0]}
+
+
+def test_without_rollout_log_probs_there_is_no_spread():
+    sums = staleness_sums(torch.tensor([1]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
+    assert float(sums["clipx/sum/staleness/tokens/age_1"]) == 2
+    metrics = {name: [float(value) / 2] for name, value in sums.items()}
+    found = with_staleness(metrics, updates_before=0, updates=2, moves=True, detailed=True)
+    assert found["clipx/staleness/fraction/age_1"] == [1.0]
+    assert not [key for key in found if "spread" in key]

@@ -1,0 +1,227 @@
+"""Which metrics are logged: those that docs/metrics.md names and no others, each once, exact over every split.
+
+Covers: every method with its defaults, and verl's vanilla under +clipx=observe, with clipx.metrics=default and all;
+metrics as verl's Metric class aggregates them. Not covered: the values over a rollout batch
+(tests/loss/test_rollout_metrics.py), what is logged elsewhere (ELSEWHERE), the engine (tests/end_to_end).
+"""
+
+import re
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from typer.testing import CliRunner
+from verl.workers.utils.losses import ppo_loss
+
+from tests import example_losses
+from tests.claims.documents import inline_code_of
+from verl_clipx.cli import app
+from verl_clipx.loss.metrics import with_ratios_of_sums
+from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
+from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.worker.observe import observe_registered
+from verl_clipx.worker.training_worker import observing
+
+from .test_training_worker import aggregated
+
+# So that the search moves a bound, tokens are clipped on both sides, and some sequences are not.
+FURTHER = {
+    "bapo": ("clipx.target=0.9",),
+    "acpo": ("clipx.alpha=0.5",),
+    "gspo": ("clipx.clip_low=0.95", "clipx.clip_high=1.05"),
+}
+WHOLE = [[list(range(6))]]
+SPLITS = [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]], [[2, 3]]]]
+MODES = ("default", "all")
+DOCUMENT = Path(__file__).parents[2] / "docs" / "metrics.md"
+
+
+def random_batch(seed):
+    """Sequences of unlike lengths whose tokens are in every region."""
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(9, 41, (6,), generator=generator)
+    mask = torch.arange(40) < lengths[:, None]
+    old = -3 * torch.rand(6, 40, generator=generator, dtype=torch.float64)
+    log_prob = (old + 0.5 * torch.randn(6, 40, generator=generator, dtype=torch.float64)).clamp(max=0)
+    advantages = torch.tensor([1.3, -0.7, 0.4, -1.9, 0.9, -0.2], dtype=torch.float64)[:, None].expand(6, 40).clone()
+    rollout = old + 0.1 * torch.randn(6, 40, generator=generator, dtype=torch.float64)
+    return {
+        "log_prob": log_prob,
+        "old_log_prob": old,
+        "advantages": advantages,
+        "mask": mask,
+        "rollout_log_prob": rollout,
+        "entropy": torch.rand(6, 40, generator=generator, dtype=torch.float64),
+    }
+
+
+def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=()):
+    """What a worker logs of one optimizer step."""
+    needed = ["actor_rollout_ref.rollout.calculate_log_probs=True"] if group != "observe" else []
+    config = actor(f"+clipx={group}", f"clipx.metrics={metrics}", *needed, *FURTHER.get(group, ()), *overrides)
+    batch = random_batch(seed)
+    if group == "observe":
+        observe_registered("vanilla")
+        batch["log_prob"] = batch["log_prob"].requires_grad_(True)
+    function = observing(partial(ppo_loss, config=config), config.policy_loss.clipx)
+    found = aggregated(function, batch, split)
+    return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
+
+
+def documented(text):
+    """The keys that a text names, as patterns: `…` and `bin_0` stand for what may follow."""
+    found = []
+    for code in inline_code_of(text):
+        pattern = re.escape(code).replace("…", ".+")
+        found.append(re.compile(re.sub(r"(bin_|update_|quartile_|age_)\d+", r"\1\\d+", pattern)))
+    return found
+
+
+GROUPS = [*BUILT_IN, "observe"]
+OWN = ("clipx/", "actor/ppo_kl", "actor/pg_clipfrac")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("metrics", MODES)
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics):
+    batches = [logged(actor, group, metrics, seed=seed) for seed in range(4)]
+    found = {name: [one[name] for one in batches] for name in batches[0] if name.startswith(OWN)}
+    patterns = documented(DOCUMENT.read_text(encoding="utf-8"))
+    unknown = [name for name in found if not any(p.fullmatch(name.removeprefix("actor/")) for p in patterns)]
+    assert unknown == []
+    assert not [name for name in found if name.startswith("clipx/sum/") or "max" in name or "min" in name]
+    # A method with a hard clip, or without a bound, keeps metrics that all have at 0. What verl's own loss logs beside
+    # the exact metrics is verl's, and its clip fractions are those of the regions where its clip is PPO's.
+    values = {name: value for name, value in found.items() if any(value)}
+    if group == "observe":
+        values = {name: value for name, value in values.items() if name.startswith("clipx/") and "region" not in name}
+    names = list(values)
+    equal = [
+        (one, other)
+        for index, one in enumerate(names)
+        for other in names[index + 1 :]
+        if values[one] == pytest.approx(values[other], rel=1e-9)
+    ]
+    assert equal == [], equal
+
+
+# What neither a loss nor a rollout batch logs, and the test that sees it logged.
+ELSEWHERE = {
+    "clipx/closed_form_difference": "tests/end_to_end/test_engine.py",
+    "clipx/skipped_updates": "tests/worker/test_training_worker.py",
+    "critic/score/standard_error": "tests/diagnostics/test_reward_error.py",
+}
+
+
+@pytest.mark.slow
+def test_every_key_in_the_document_s_tables_is_logged(actor):
+    found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
+    # One without metrics of its own, those with, and verl's.
+    for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:
+        names = logged(actor, group, "all")
+        two_updates = {name: [value, value] for name, value in names.items()}
+        found |= {*names, *(with_updates(two_updates, METHODS[group](), each=True) if group != "observe" else ())}
+    mask = torch.ones(2, 3, dtype=torch.bool)
+    sums = staleness_sums(torch.tensor([0, 3]), log_ratio=torch.zeros(2, 3), mask=mask)
+    lists = {name: [float(value)] for name, value in sums.items()}
+    found |= {*with_staleness(lists, updates_before=0, updates=1, moves=True, detailed=True)}
+    found |= {*merged_passes({"low": {"clipx/ratio_mean": [1.0]}, "high": {"clipx/ratio_mean": [1.0]}})}
+    rows = [line for line in DOCUMENT.read_text(encoding="utf-8").splitlines() if line.startswith("| `")]
+    patterns = documented("\n".join(row.split("|")[1] for row in rows))
+    assert len(patterns) > 50
+    keys = {name.removeprefix("actor/") for name in found}
+    assert [pattern.pattern for pattern in patterns if not any(map(pattern.fullmatch, keys))] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_the_default_set_is_part_of_all_and_small(actor, group):
+    default, everything = (logged(actor, group, metrics) for metrics in MODES)
+    assert default.keys() < everything.keys()
+    for name, value in default.items():
+        assert everything[name] == pytest.approx(value, rel=1e-12), name
+    shared = [name for name in default if name.startswith(OWN) and not re.search(r"/bin_\d+$", name)]
+    assert len(shared) <= 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("split", SPLITS)
+@pytest.mark.parametrize("group", ["grpo", "dgpo", "observe"])
+def test_all_of_them_are_exact_however_the_mini_batch_is_split(actor, group, split):
+    whole, parts = (logged(actor, group, "all", cut) for cut in (WHOLE, split))
+    assert whole.keys() == parts.keys()
+    own = [name for name in whole if name.startswith("clipx/")]
+    assert {"clipx/effective_sample_size", "clipx/entropy_clip_estimate", "clipx/lemma_1/slope"} <= {*own}
+    for name in own:
+        assert parts[name] == pytest.approx(whole[name], rel=1e-6, abs=1e-9), name
+
+
+NAMES = f"""
+from dataclasses import dataclass
+from {example_losses.__name__} import WithinSpread
+from verl_clipx import of_decision
+
+@dataclass(frozen=True, kw_only=True)
+class Names(WithinSpread, name="tests_names"):
+    logs = (
+        of_decision("sum/spread", "spread", "nats"),
+        of_decision("staleness/spread", "spread", "nats"),
+        of_decision("count/all", "tokens", "tokens", adds_up=True),
+        of_decision("number", "tokens", "tokens"),
+    )
+
+    def metrics(self, statistics, decision):
+        spread, tokens = decision[0], statistics[0]
+        return {{"sum/spread": spread, "staleness/spread": spread, "count/all": tokens, "number": tokens}}
+"""
+
+
+@pytest.mark.parametrize("split", SPLITS)
+def test_a_class_may_call_its_metrics_as_it_likes(actor, tmp_path, monkeypatch, split):
+    (tmp_path / "users_names.py").write_text(NAMES)
+    monkeypatch.syspath_prepend(tmp_path)
+    overrides = ["clipx.function=users_names:Names", "+clipx.scope=micro_batch"]
+    whole, parts = (logged(actor, "custom", "default", cut, overrides=overrides) for cut in (WHOLE, split))
+    assert whole["clipx/sum/spread"] == whole["clipx/staleness/spread"] > 0
+    tokens = int(random_batch(0)["mask"].sum())
+    assert whole["clipx/count/all"] == whole["clipx/number"] == tokens
+    # A count is the mini-batch's; what does not add up is the mean of what the micro-batches found.
+    assert parts["clipx/count/all"] == tokens
+    pieces = [rows for micro_batches in split for rows in micro_batches]
+    of_ranks = [sum(tokens_of(rows) for rows in rank) / len(rank) for rank in split]
+    assert len(pieces) > 1 and parts["clipx/number"] == pytest.approx(sum(of_ranks) / len(of_ranks))
+
+
+def tokens_of(rows):
+    """How many tokens some sequences of `random_batch` have."""
+    return int(random_batch(0)["mask"][rows].sum())
+
+
+REFUSED = {
+    "ratio_mean": "the metric 'ratio_mean': another metric has this name: rename it",
+    "dominant": "verl reduces a name with max or min in it otherwise: rename it",
+    "low/ratio_mean": "the plugin logs 'ratio_mean' under this name, too: rename it",
+}
+
+
+@pytest.mark.parametrize(("name", "message"), REFUSED.items())
+def test_a_name_that_would_falsify_another_metric_is_refused(actor, tmp_path, monkeypatch, name, message):
+    module = f"users_{name.replace('/', '_')}"
+    (tmp_path / f"{module}.py").write_text(NAMES.replace('"number"', f'"{name}"').replace("tests_names", module))
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(Exception, match=message):
+        actor("+clipx=custom", f"clipx.function={module}:Names")
+    result = CliRunner().invoke(app, ["check-loss", f"{module}:Names"])
+    assert result.exit_code != 0
+    assert message in " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("metrics", MODES)
+def test_constants_are_not_logged(actor, metrics):
+    assert "actor/pg_clipfrac_lower" in logged(actor, "grpo", metrics)
+    assert "actor/pg_clipfrac_lower" not in logged(actor, "acpo", metrics)
+    # The same number under another name.
+    for region in ("LN", "HP"):
+        assert f"clipx/region_fraction/{region}" not in logged(actor, "grpo", metrics)

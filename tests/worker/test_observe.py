@@ -1,0 +1,404 @@
+"""+clipx=observe: verl's own losses unchanged to the last bit, and the metrics of what they do.
+
+Covers: every loss of verl's registry under verl's ppo_loss with KL and entropy terms: loss, gradients, verl's metrics
+and random numbers; metrics by hand, against the plugin's own loss of the same formula, over every split of the
+mini-batch; what is counted under rejection; which losses clip whole sequences; numbers that are not finite; host syncs;
+the compiled sums; what verl has to offer for it; what the configuration refuses. Not covered: the engine
+(tests/end_to_end/test_engine.py).
+"""
+
+import functools
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from verl.trainer.ppo import core_algos
+from verl.utils.metric import Metric
+from verl.workers.utils.losses import ppo_loss
+
+from tests.host_syncs import counted_host_syncs
+from tests.jagged import micro_batch
+from verl_clipx.base.shared_metrics import REGIONS
+from verl_clipx.driver.config import Observe, clip_range
+from verl_clipx.loss.compiled import observed_functions
+from verl_clipx.loss.contract import example
+from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
+from verl_clipx.worker.registry import is_ours
+from verl_clipx.worker.training_worker import ClipxTraining, observing
+
+from .test_training_worker import aggregated
+
+POLICY_LOSS = "actor_rollout_ref.actor.policy_loss"
+ACTOR = "actor_rollout_ref.actor"
+CORRECTION = "algorithm.rollout_correction"
+LOSSES = sorted(name for name, function in core_algos.POLICY_LOSS_REGISTRY.items() if not is_ours(function))
+# What a loss needs to be called, or to draw random numbers for a batch as small as these.
+NEEDED = {
+    "dro": [f"{POLICY_LOSS}.dro_beta=0.3"],
+    "clip_cov": [f"{POLICY_LOSS}.clip_cov_lb=0.01", f"{POLICY_LOSS}.clip_cov_ratio=0.2"],
+    "kl_cov": [f"{POLICY_LOSS}.kl_cov_ratio=0.2"],
+}
+TERMS = [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.3", f"{ACTOR}.entropy_coeff=0.1"]
+ROWS = [0, 1, 2, 3, 4]
+
+
+@pytest.fixture(autouse=True)
+def the_registry_stays(monkeypatch):
+    """Wrapped entries are undone after each test."""
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
+
+
+@pytest.fixture
+def verl_s(actor):
+    """verl's ppo_loss for a loss mode."""
+    return lambda loss_mode, *overrides: partial(
+        ppo_loss, config=actor(f"{POLICY_LOSS}.loss_mode={loss_mode}", *NEEDED.get(loss_mode, []), *overrides)
+    )
+
+
+@pytest.fixture
+def observed(verl_s):
+    """As `verl_s`, installed as the worker does under +clipx=observe."""
+
+    def build(loss_mode, *overrides):
+        function = verl_s(loss_mode, "+clipx=observe", *overrides)
+        observe_registered(loss_mode)
+        return observing(function, function.keywords["config"].policy_loss.clipx)
+
+    return build
+
+
+def called(function, batch, *, rows=ROWS, weights=False):
+    """Loss, gradients on log_prob and entropy, metrics as numbers, and the generator's state after a call."""
+    log_prob, entropy = (batch[name].clone().requires_grad_(True) for name in ("log_prob", "entropy"))
+    reference = batch["log_prob"] - 0.1
+    data, output = micro_batch({**batch, "log_prob": log_prob}, rows, entropy=entropy, reference=reference)
+    if weights:
+        data["rollout_is_weights"] = data["old_log_probs"] * -0.5
+    torch.manual_seed(3)
+    loss, metrics = function(model_output=output, data=data)
+    after = torch.get_rng_state()
+    loss.backward()
+    numbers = {key: value.values if isinstance(value, Metric) else value for key, value in metrics.items()}
+    return loss.detach(), log_prob.grad, entropy.grad, numbers, after
+
+
+def number_of(metrics, key):
+    (value,) = metrics[key]
+    return value
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("weights", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("loss_mode", LOSSES)
+def test_loss_gradients_metrics_and_random_numbers_stay_to_the_last_bit(verl_s, observed, loss_mode, dtype, weights):
+    batch = example(dtype)
+    plain = called(verl_s(loss_mode, *TERMS), batch, weights=weights)
+    ours = called(observed(loss_mode, *TERMS), batch, weights=weights)
+    for mine, theirs in zip(ours[:3], plain[:3], strict=True):
+        assert torch.equal(mine, theirs)
+    assert plain[1].any() and plain[2].any()
+    assert torch.equal(ours[4], plain[4])
+    assert {key: value for key, value in ours[3].items() if not key.startswith("clipx/")} == plain[3]
+    added = ours[3].keys() - plain[3].keys()
+    assert "clipx/clip_fraction_low" in added and all(key.startswith("clipx/") for key in added)
+    assert not [key for key in added if "max" in key or "min" in key]
+
+
+def test_clip_cov_does_draw_random_numbers(verl_s):
+    torch.manual_seed(3)
+    before = torch.get_rng_state()
+    assert not torch.equal(called(verl_s("clip_cov"), example(torch.float32))[4], before)
+
+
+def small_batch(ratios, advantages, mask):
+    old = torch.full((len(ratios), len(ratios[0])), -3.0, dtype=torch.float64)
+    return {
+        "old_log_prob": old,
+        "log_prob": old + torch.tensor(ratios, dtype=torch.float64).log(),
+        "advantages": torch.tensor(advantages, dtype=torch.float64)[:, None].expand(old.shape).clone(),
+        "mask": torch.tensor(mask, dtype=torch.bool),
+        "entropy": torch.ones_like(old),
+    }
+
+
+def test_vanilla_by_hand(observed):
+    # A = 2: 0.5 is LP, 1.1 is M, 1.5 is HP and clipped.
+    # A = -1: 0.5 is LN and clipped, 1.5 is HN, 4 is HN and beyond the dual clip.
+    batch = small_batch([[0.5, 1.1, 1.5], [0.5, 1.5, 4.0]], [2.0, -1.0], [[1, 1, 1], [1, 1, 1]])
+    *_, metrics, _ = called(observed("vanilla", *TERMS, "clipx.metrics=all"), batch, rows=[0, 1])
+    expected = {
+        "clipx/clip_fraction": 3 / 6,
+        "clipx/clip_fraction_low": 1 / 6,
+        "clipx/clip_fraction_high": 2 / 6,
+        "clipx/ratio_mean": 9.1 / 6,
+        "clipx/ppo_kl": -math.log(0.5 * 1.1 * 1.5 * 0.5 * 1.5 * 4) / 6,
+        **{f"clipx/region_fraction/{region}": n / 6 for region, n in zip(REGIONS, (1, 1, 1, 2, 1), strict=True)},
+        # |ratio * A| of the tokens with a gradient; no KL and no entropy term in it.
+        "clipx/gradient_mass/LN": 0,
+        "clipx/gradient_mass/HP": 0,
+        "clipx/gradient_mass/LP": 1.0 / 6,
+        "clipx/gradient_mass/HN": 1.5 / 6,
+        "clipx/gradient_mass/M": 2.2 / 6,
+        "clipx/contribution/positive": 3.2 / 6,
+        "clipx/contribution/negative": 1.5 / 6,
+        "clipx/sum/squared_ratio": (0.25 + 1.21 + 2.25 + 0.25 + 2.25 + 16) / 6,
+        "clipx/sum/weighted": (3.2 - 1.5) / 6,
+        # The old log-probability is -3.
+        "clipx/gradient_mass_by_probability/quartile_1": 4.7 / 6,
+    }
+    for key, value in expected.items():
+        assert number_of(metrics, key) == pytest.approx(value, rel=1e-6), key
+
+
+class Stepping:
+    """What the plugin's part of a worker needs of verl's: it keeps a loss, and calls it for each mini-batch."""
+
+    rank = 0
+
+    def __init__(self):
+        self.engine = SimpleNamespace(
+            module=torch.nn.Linear(1, 1),
+            get_data_parallel_group=lambda: None,
+            optimizer_step=lambda: 1.0,
+            infer_batch=lambda data: None,
+        )
+
+    def set_loss_fn(self, loss_fn):
+        self.loss_fn = loss_fn
+
+    def train_batch(self, data):
+        _, metrics = self.loss_fn(model_output=self.output, data=data)
+        return {key: value.values for key, value in metrics.items() if key.startswith("clipx/")}
+
+
+def test_rejected_tokens_are_not_counted_by_hand(verl_s, monkeypatch):
+    # A = 2: 0.5 is LP, 1.1 is M, 1.5 is HP and clipped. The second sequence is rejected, but in verl's count.
+    batch = small_batch([[0.5, 1.1, 1.5], [0.5, 1.5, 4.0]], [2.0, -1.0], [[1, 1, 1], [1, 1, 1]])
+    data, output = micro_batch(batch, [0, 1], total=6)
+    data["response_mask"].values()[3:] = False
+    output["log_probs"].requires_grad_(True)
+    worker = type("Worker", (ClipxTraining, Stepping), {"output": output})()
+    monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
+    worker.set_loss_fn(verl_s("vanilla", "+clipx=observe", "clipx.metrics=all", f"{CORRECTION}.rollout_rs=token_k1"))
+    metrics = worker.train_batch(data)
+    assert number_of(metrics, "clipx/ratio_mean") == pytest.approx(3.1 / 3)
+    assert number_of(metrics, "clipx/clip_fraction") == pytest.approx(1 / 3)
+    for region, tokens in zip(REGIONS, (0, 1, 1, 0, 1), strict=True):
+        assert number_of(metrics, f"clipx/region_fraction/{region}") == pytest.approx(tokens / 3), region
+    # |ratio * A|.
+    assert number_of(metrics, "clipx/gradient_mass/LP") == pytest.approx(1.0 / 3)
+    assert number_of(metrics, "clipx/gradient_mass/M") == pytest.approx(2.2 / 3)
+    assert worker.step is None
+
+
+def test_gspo_by_hand(observed):
+    # exp of the mean log-ratio: 2 in the first and second sequence, with A > 0 and A < 0; 0.5 in the third, A < 0; 1 in
+    # the fourth, whose last token does not count. The single tokens would fall elsewhere.
+    mask = [[1, 1], [1, 1], [1, 1], [1, 0]]
+    batch = small_batch([[0.5, 8.0], [0.5, 8.0], [2.0, 0.125], [1.0, 9.0]], [2.0, -1.0, -1.0, 1.0], mask)
+    overrides = [f"{ACTOR}.loss_agg_mode=seq-mean-token-mean", *TERMS, "clipx.metrics=all"]
+    # jagged.micro_batch says that the mini-batch has 6 sequences.
+    *_, metrics, _ = called(observed("gspo", *overrides), batch, rows=[0, 1, 2, 3])
+    assert number_of(metrics, "clipx/clip_fraction_high") == pytest.approx(2 / 7)
+    assert number_of(metrics, "clipx/clip_fraction_low") == pytest.approx(2 / 7)
+    assert number_of(metrics, "clipx/clip_fraction") == pytest.approx(4 / 7)
+    for region, tokens in zip(REGIONS, (2, 2, 0, 2, 1), strict=True):
+        assert number_of(metrics, f"clipx/region_fraction/{region}") == pytest.approx(tokens / 7), region
+    # The second sequence's |s * A| of 2, the fourth's of 1, each a sixth of the loss.
+    assert number_of(metrics, "clipx/gradient_mass/HN") == pytest.approx(2 / 6)
+    assert number_of(metrics, "clipx/gradient_mass/M") == pytest.approx(1 / 6)
+    assert number_of(metrics, "clipx/gradient_mass/HP") == number_of(metrics, "clipx/gradient_mass/LN") == 0
+
+
+def test_a_token_without_a_gradient_at_ratio_1_is_on_neither_side(observed):
+    batch = small_batch([[1.0, 1.0, 1.0, 1.0]], [2.0], [[1, 1, 1, 1]])
+    batch["log_prob"] = batch["old_log_prob"] = torch.tensor([[-1.0, -2.0, -3.0, -4.0]], dtype=torch.float64)
+    # Two sequences, so that covariances are not all 0.
+    batch = {name: torch.cat([value, value]) for name, value in batch.items()}
+    batch["advantages"][1] = -1.0
+    *_, metrics, _ = called(observed("clip_cov"), batch, rows=[0, 1])
+    assert number_of(metrics, "clipx/clip_fraction") == pytest.approx(1 / 8)
+    assert number_of(metrics, "clipx/clip_fraction_low") == number_of(metrics, "clipx/clip_fraction_high") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("loss_mode", "group"), [("vanilla", "grpo"), ("cispo", "cispo")])
+def test_the_metrics_are_those_of_the_plugin_s_loss_of_the_same_formula(actor, observed, loss_mode, group):
+    batch = example()
+    config = actor(f"+clipx={group}", "clipx.metrics=all")
+    *_, theirs, _ = called(observing(partial(ppo_loss, config=config), config.policy_loss.clipx), batch)
+    *_, ours, _ = called(observed(loss_mode, "clipx.metrics=all"), batch)
+    shared = [key for key in ours if key.startswith("clipx/") and key in theirs]
+    assert {"clipx/ratio_mean", "clipx/gradient_mass/M", "clipx/contribution/negative"} <= {*shared}
+    # The plugin's says what PPO would clip; cispo keeps every token's gradient.
+    kept = [key for key in shared if "clip_fraction" not in key]
+    for key in kept if loss_mode == "cispo" else shared:
+        assert number_of(ours, key) == pytest.approx(number_of(theirs, key), rel=1e-6), key
+    assert number_of(ours, "clipx/ppo_kl") == pytest.approx(number_of(theirs, "actor/ppo_kl"), rel=1e-6)
+    if loss_mode == "cispo":
+        assert number_of(ours, "clipx/clip_fraction") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "dppo_tv", "dppo_kl", "sapo", "dro", "gpg"])
+@pytest.mark.parametrize("split", [[[[0], [1, 2], [3, 4, 5]]], [[[0, 5], [3]], [[1, 2], [4]]], [[[4, 5]], [[0, 1]]]])
+def test_metrics_are_exact_however_the_mini_batch_is_split(observed, loss_mode, split):
+    batch = example()
+    rows = sorted(row for rank in split for part in rank for row in part)
+    batch = {name: value[rows] for name, value in batch.items()}
+    batch["log_prob"].requires_grad_(True)
+    split = [[[rows.index(row) for row in part] for part in rank] for rank in split]
+    function = observed(loss_mode)
+    whole = aggregated(function, batch, [[list(range(len(rows)))]])
+    parts = aggregated(function, batch, split)
+    keys = [key for key in whole if key.startswith("clipx/")]
+    assert len(keys) == 13
+    for key in keys:
+        assert parts[key] == pytest.approx(whole[key], rel=1e-6, abs=1e-12), key
+
+
+@pytest.mark.slow
+def test_only_the_losses_said_to_clip_by_sequence_do(observed):
+    """In each sequence one token moved far, against the others: only a clip by sequence treats all of them alike."""
+    inside = [[1.0, 1.0, 1.0, 9.0], [1.0, 1.0, 1.0, 1 / 9]]
+    batch = small_batch(inside, [1.0, -1.0], [[1, 1, 1, 1]] * 2)
+    by_sequence = set()
+    for loss_mode in LOSSES:
+        *_, metrics, _ = called(observed(loss_mode), batch, rows=[0, 1])
+        if number_of(metrics, "clipx/clip_fraction") == 1:
+            by_sequence.add(loss_mode)
+    assert by_sequence == SEQUENCE_LEVEL <= set(LOSSES)
+
+
+def test_geo_mean_clips_a_token_by_its_own_ratio(observed):
+    # The second token alone lost its gradient; the sequence's mean is on the other side.
+    batch = small_batch([[0.1, 2.0]], [1.0], [[1, 1]])
+    *_, metrics, _ = called(observed("geo_mean"), batch, rows=[0])
+    assert number_of(metrics, "clipx/clip_fraction_high") == pytest.approx(1 / 2)
+    assert number_of(metrics, "clipx/clip_fraction_low") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "kl_cov", "gpg"])
+def test_numbers_that_are_not_finite_pass_through(verl_s, observed, loss_mode, value):
+    batch = example()
+    batch["advantages"][1, 2] = value
+    batch["log_prob"][0, 1] = math.nan
+    plain, ours = called(verl_s(loss_mode, *TERMS), batch), called(observed(loss_mode, *TERMS), batch)
+    for mine, theirs in zip(ours[:3], plain[:3], strict=True):
+        assert torch.equal(mine.nan_to_num(7.0, 8.0, 9.0), theirs.nan_to_num(7.0, 8.0, 9.0))
+    assert not plain[0].isfinite()
+    masses = [number_of(ours[3], f"clipx/gradient_mass/{region}") for region in REGIONS]
+    assert not math.isfinite(sum(masses))
+
+
+def test_values_outside_the_mask_change_nothing(observed):
+    batch = example()
+    other = {name: value.clone() for name, value in batch.items()}
+    for name in ("log_prob", "old_log_prob", "advantages"):
+        other[name][~batch["mask"]] = 5.0
+    function = observed("vanilla")
+    assert called(function, batch)[3] == called(function, other)[3]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "clip_cov"])
+def test_one_host_sync_more_than_verl_s(verl_s, observed, loss_mode):
+    batch, counts = example(torch.float32), []
+    for function in (verl_s(loss_mode), observed(loss_mode)):
+        data, output = micro_batch({**batch, "log_prob": batch["log_prob"].clone().requires_grad_(True)}, ROWS)
+        with counted_host_syncs() as counter:
+            function(model_output=output, data=data)
+        counts.append(len(counter.calls))
+    assert counts[1] == counts[0] + 1
+
+
+@pytest.mark.slow
+def test_compiled_sums_are_the_same(observed, monkeypatch):
+    # The graph that the compiler gets, run as it is: tests/loss/test_compiled.py has the real compiler.
+    monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="eager"))
+    observed_functions.cache_clear()
+    batch = example(torch.float32)
+    eager = called(observed("gspo", "clipx.compile=false"), batch)[3]
+    compiled = called(observed("gspo", "clipx.compile=true"), batch)[3]
+    for key, value in eager.items():
+        assert compiled[key] == pytest.approx(value, rel=1e-5, abs=1e-7), key
+    assert observed_functions(compiled=True).compiled
+
+
+def test_verl_looks_a_loss_up_in_its_registry_at_each_call(verl_s):
+    """The wrapped entry is what ppo_loss calls, with what the wrapper reads passed by keyword."""
+    names = {}
+
+    def instead(*arguments, **named):
+        assert not arguments
+        names.update(named)
+        return named["log_prob"].sum(), {}
+
+    function = verl_s("vanilla")
+    core_algos.POLICY_LOSS_REGISTRY["vanilla"] = instead
+    called(function, example())
+    assert names, "verl's ppo_loss no longer takes its policy loss from POLICY_LOSS_REGISTRY at each call"
+    for keyword in ("log_prob", "old_log_prob", "advantages", "response_mask", "config"):
+        assert keyword in names, f"verl's ppo_loss no longer passes {keyword} by keyword"
+    for key in ("dp_size", "batch_num_tokens"):
+        assert key in names["config"].global_batch_info, f"verl's ppo_loss no longer says {key} in global_batch_info"
+    assert names["log_prob"].grad_fn is not None, "verl's policy loss no longer gets log_prob with its graph"
+
+
+def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(verl_s, observed, monkeypatch):
+    batch, registered = example(), core_algos.POLICY_LOSS_REGISTRY["vanilla"]
+    # Another test of the process may have observed it.
+    original = getattr(registered, "__wrapped__", registered)
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "vanilla", original)
+    observed("vanilla")
+    wrapped = core_algos.POLICY_LOSS_REGISTRY["vanilla"]
+    observed("vanilla")
+    assert core_algos.POLICY_LOSS_REGISTRY["vanilla"] is wrapped is not original
+    # Another run of the process: even inside a micro-batch of ours, nothing is added.
+    plain = called(observing(verl_s("vanilla"), Observe()), batch)[3]
+    assert plain and not [key for key in plain if key.startswith("clipx/")]
+    with pytest.raises(ValueError, match="Unsupported loss mode: vanila"):
+        observe_registered("vanila")
+
+
+def test_without_gradients_nothing_is_observed(observed):
+    data, output = micro_batch(example(), ROWS)
+    with torch.no_grad():
+        _, metrics = observed("vanilla")(model_output=output, data=data)
+    assert metrics and not [key for key in metrics if key.startswith("clipx/")]
+
+
+@pytest.mark.slow
+def test_the_group_leaves_verl_s_loss_mode_and_its_parameters(actor):
+    assert actor("+clipx=observe").policy_loss.loss_mode == "vanilla"
+    for overrides in (["+clipx=observe", f"{POLICY_LOSS}.loss_mode=gspo"], [f"{POLICY_LOSS}.loss_mode=gspo"]):
+        policy_loss = actor(*overrides, f"{POLICY_LOSS}.clip_cov_ub=4").policy_loss
+        assert (policy_loss.loss_mode, policy_loss.clip_cov_ub) == ("gspo", 4)
+    built = actor("+clipx=observe", "clipx.compile=false", f"{ACTOR}.clip_ratio_high=0.28")
+    assert built.policy_loss.clipx == Observe(compile=False)
+    assert clip_range(built) == (0.8, 1.28)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["+clipx.scope=lagged"], r"clipx\.scope is not a parameter of observe, which leaves verl's own loss as it is"),
+        (["+clipx.clip_high=1.3"], r"clipx\.clip_high is not a parameter of observe"),
+        (["+clipx/shaping=advantage_reweighting"], r"clipx\.shaping is not a parameter of observe"),
+        (["+clipx/select=high_entropy"], r"clipx\.select is not a parameter of observe"),
+        (["+clipx/update=lopti"], r"clipx\.update is not a parameter of observe"),
+        (["+clipx.function=a:b"], r"clipx\.method='observe' and clipx\.function='a:b': choose one"),
+        (["clipx.compile=fast"], r"clipx\.compile='fast': must be auto, true or false"),
+        ([f"{POLICY_LOSS}.loss_mode=clipx_grpo"], r"loss_mode=clipx_grpo with clipx\.method=observe: .*\+clipx=grpo"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_in_the_driver(actor, overrides, message):
+    with pytest.raises(Exception, match=message):
+        actor("+clipx=observe", *overrides)

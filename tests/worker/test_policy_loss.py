@@ -1,0 +1,275 @@
+"""The policy loss as verl calls it: keyword arguments, ActorConfig, aggregation, metrics, host syncs.
+
+Covers: agreement with verl's own vanilla and cispo; every aggregation mode; rollout_is_weights; use without a Hydra
+group; use outside and inside a worker's micro-batch, and in a worker that is not the plugin's; inputs that are not
+finite under advantage reweighting and entropy selection; one host transfer. Not covered: the weights themselves
+(tests/methods), the worker (test_worker.py), a GPU.
+"""
+
+import itertools
+
+import pytest
+import torch
+from verl.trainer.ppo.core_algos import agg_loss, get_policy_loss_fn
+from verl.workers.utils.losses import ppo_loss
+
+from tests.host_syncs import counted_host_syncs
+from tests.jagged import micro_batch
+from verl_clipx.loss.contract import evaluate, example
+from verl_clipx.methods import BUILT_IN
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
+
+AGGREGATIONS = ["token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean", "seq-mean-token-sum-norm"]
+
+
+def asked_for(config):
+    """What the method asks for besides the fixture's tensors."""
+    return {name: example()[name] for name in config.policy_loss.clipx.method.asks_for}
+
+
+def call(name, config, tensors, **changes):
+    """verl's call of a registered policy loss; returns loss, gradient and metrics."""
+    arguments = {**tensors, "loss_agg_mode": config.loss_agg_mode, **changes}
+    arguments["log_prob"] = arguments["log_prob"].clone().requires_grad_(True)
+    loss, metrics = get_policy_loss_fn(name)(
+        config=config, rollout_is_weights=arguments.pop("weights", None), **arguments
+    )
+    loss.backward()
+    return loss.detach(), arguments["log_prob"].grad, metrics
+
+
+def random_tensors(seed, spread=1.0):
+    generator = torch.Generator().manual_seed(seed)
+    old = -torch.rand(8, 32, generator=generator, dtype=torch.float64) * 4
+    mask = torch.rand(8, 32, generator=generator) < 0.8
+    mask[3] = False
+    return {
+        "old_log_prob": old,
+        "log_prob": old + spread * torch.randn(8, 32, generator=generator, dtype=torch.float64),
+        "advantages": torch.randn(8, 1, generator=generator, dtype=torch.float64).expand(8, 32).clone(),
+        "response_mask": mask,
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+@pytest.mark.parametrize(("ours", "theirs"), [("grpo", "vanilla"), ("cispo", "cispo")])
+@pytest.mark.parametrize("spread", [0.05, 1.0, 12.0])
+@pytest.mark.parametrize("weighted", [False, True])
+def test_agrees_with_verl_s_own_loss(actor, ours, theirs, aggregation, spread, weighted):
+    tensors = random_tensors(seed=int(spread * 100), spread=spread)
+    config = actor(f"+clipx={ours}", "clipx.metrics=all", "actor_rollout_ref.actor.loss_scale_factor=32")
+    weights = torch.rand(8, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=200, global_batch_size=8, loss_scale_factor=32)
+    loss, gradient, metrics = call(f"clipx_{ours}", config, tensors, weights=weights, loss_agg_mode=aggregation)
+    expected_loss, expected_gradient, expected_metrics = call(
+        theirs, config, tensors, weights=weights, loss_agg_mode=aggregation
+    )
+    torch.testing.assert_close(loss, expected_loss, rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(gradient, expected_gradient, rtol=1e-12, atol=1e-14)
+    assert metrics["actor/ppo_kl"] == pytest.approx(expected_metrics["actor/ppo_kl"], rel=1e-6, abs=1e-9)
+    clipped = metrics["actor/pg_clipfrac"]
+    if ours == "cispo":
+        # verl counts every clamped weight; the plugin's key counts what PPO would clip, in every method.
+        clipped += metrics["clipx/region_fraction/LP"] + metrics["clipx/region_fraction/HN"]
+    assert clipped == pytest.approx(expected_metrics["actor/pg_clipfrac"], rel=1e-6)
+    if ours == "grpo":
+        assert metrics["actor/pg_clipfrac_lower"] == pytest.approx(
+            expected_metrics["actor/pg_clipfrac_lower"], rel=1e-6
+        )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", BUILT_IN)
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, aggregation):
+    config = actor(f"+clipx={method}", "actor_rollout_ref.actor.loss_scale_factor=9")
+    further = asked_for(config)
+    _, gradient, _ = call(f"clipx_{method}", config, tensors, loss_agg_mode=aggregation, **further)
+    mask = tensors["response_mask"]
+    inputs = {name: tensors[name] for name in ("old_log_prob", "log_prob", "advantages")}
+    result = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs, **further)
+    # The normaliser of each token is the derivative of verl's aggregation of ones.
+    ones = torch.zeros_like(result.loss).requires_grad_(True)
+    agg_loss(ones, mask, aggregation, loss_scale_factor=9).backward()
+    expected = torch.where(mask, -result.weight * tensors["advantages"] * ones.grad, 0)
+    torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_one_host_sync_per_micro_batch(actor, tensors, method):
+    config = actor(f"+clipx={method}")
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
+    function = get_policy_loss_fn(f"clipx_{method}")
+    further = asked_for(config)
+    with counted_host_syncs() as counter:
+        function(config=config, rollout_is_weights=None, loss_agg_mode="token-mean", **tensors, **further)
+    assert counter.count <= 1, counter.calls
+
+
+def test_the_counter_reads_three_for_verl_s_vanilla(actor, tensors):
+    config = actor()
+    config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
+    with counted_host_syncs() as counter:
+        get_policy_loss_fn("vanilla")(config=config, loss_agg_mode="token-mean", **tensors)
+    assert counter.count == 3, counter.calls
+
+
+@pytest.mark.parametrize(
+    "sync",
+    [
+        lambda t: t.sum().item(),
+        lambda t: t.tolist(),
+        lambda t: t.cpu(),
+        lambda t: t.detach().numpy(),
+        lambda t: t[t > 0],
+        lambda t: bool(t.sum() > 0),
+        lambda t: float(t.sum()),
+        lambda t: t.nonzero(),
+    ],
+)
+def test_the_counter_sees_every_kind_of_sync(sync):
+    with counted_host_syncs() as counter:
+        sync(torch.tensor([1.0, -1.0]))
+    assert counter.count == 1, counter.calls
+
+
+def test_without_a_group_verl_s_own_bounds_apply(actor, tensors):
+    settings = ["actor_rollout_ref.actor.clip_ratio_low=0.1", "actor_rollout_ref.actor.clip_ratio_high=0.3"]
+    config = actor(
+        *settings, "actor_rollout_ref.actor.clip_ratio_c=4", "actor_rollout_ref.actor.policy_loss.loss_mode=clipx_grpo"
+    )
+    loss, gradient, _ = call("clipx_grpo", config, tensors)
+    expected_loss, expected_gradient, _ = call("vanilla", config, tensors)
+    torch.testing.assert_close(loss, expected_loss)
+    torch.testing.assert_close(gradient, expected_gradient)
+
+
+def test_metrics_have_the_same_keys_on_every_micro_batch(actor, tensors):
+    for method in BUILT_IN:
+        config = actor(f"+clipx={method}")
+        _, _, full = call(f"clipx_{method}", config, tensors, **asked_for(config))
+        empty = {**tensors, "response_mask": torch.zeros_like(tensors["response_mask"])}
+        config.global_batch_info.update(dp_size=1, batch_num_tokens=25)
+        loss, gradient, masked = call(f"clipx_{method}", config, empty, **asked_for(config))
+        assert full.keys() == masked.keys()
+        assert loss == 0 and not gradient.any()
+        assert all(value == value for value in masked.values())
+
+
+def test_no_metric_key_is_reduced_by_maximum_or_minimum(actor, tensors):
+    for method in BUILT_IN:
+        config = actor(f"+clipx={method}")
+        _, _, metrics = call(f"clipx_{method}", config, tensors, **asked_for(config))
+        assert not [key for key in metrics if "max" in key or "min" in key]
+
+
+def test_inside_a_worker_the_metrics_go_to_the_micro_batch(actor, tensors):
+    config = actor("+clipx=acpo")
+    with in_micro_batch(MicroBatch()) as micro_batch:
+        _, _, metrics = call("clipx_acpo", config, tensors)
+    assert metrics == {}
+    assert micro_batch.sums["tokens"] == tensors["response_mask"].sum()
+    assert "clipx/epsilon/bin_0" in micro_batch.values
+
+
+@pytest.mark.parametrize("group", ["grpo", "acpo"])
+def test_verl_s_ppo_loss_in_somebody_else_s_worker_stops(actor, group):
+    data, output = micro_batch(example(), [0, 1])
+    with pytest.raises(RuntimeError, match=rf"clipx_{group} .*set_loss_fn.*scope.*TrainingWorker"):
+        ppo_loss(actor(f"+clipx={group}"), output, data)
+
+
+def test_lopti_needs_a_worker(actor, tensors):
+    with pytest.raises(ValueError, match=r"clipx\.update: .*worker"):
+        call("clipx_grpo", actor("+clipx=grpo", "+clipx/update=lopti"), tensors)
+
+
+def test_bapo_weighs_with_the_rollout_s_log_probs_from_the_micro_batch(actor, tensors):
+    config = actor("+clipx=bapo", "clipx.weight=rollout", "clipx.target=1")
+    with pytest.raises(ValueError, match="rollout"):
+        call("clipx_bapo", config, tensors)
+    shares = []
+    for shift in (0.0, -2.0):
+        log_prob = tensors["old_log_prob"] + shift * (tensors["advantages"] > 0)
+        with in_micro_batch(MicroBatch(rollout_log_prob=log_prob)) as micro_batch:
+            call("clipx_bapo", config, tensors)
+        shares.append(micro_batch.values["clipx/positive_share_before"])
+    assert shares[1] < shares[0]
+
+
+def test_the_method_is_chosen_once(actor, tensors):
+    config = actor("+clipx=acpo")
+    with pytest.raises(ValueError, match=r"loss_mode=clipx_bapo but clipx\.method=acpo"):
+        call("clipx_bapo", config, tensors)
+
+
+def test_the_sum_norm_aggregation_needs_its_constant(actor, tensors):
+    config = actor("+clipx=grpo")
+    with pytest.raises(ValueError, match="loss_scale_factor"):
+        call("clipx_grpo", config, tensors, loss_agg_mode="seq-mean-token-sum-norm")
+
+
+def test_unknown_keywords_are_ignored(actor, tensors):
+    call("clipx_grpo", actor("+clipx=grpo"), tensors, an_argument_of_a_later_verl=1)
+
+
+def test_selection_needs_the_entropy(actor, tensors):
+    with pytest.raises(ValueError, match=r"clipx\.select needs entropy: .*pass entropy="):
+        call("clipx_grpo", actor("+clipx=grpo", "+clipx/select=high_entropy"), tensors)
+
+
+MODIFIED = [
+    *((method, ("+clipx/select=high_entropy",)) for method in BUILT_IN),
+    ("grpo", ("+clipx/select=low_entropy",)),
+    ("grpo", ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")),
+    ("cispo", ("+clipx/select=low_entropy", "clipx.select.over=mini_batch", "clipx.select.normaliser=all")),
+    pytest.param("acpo", ("+clipx/select=high_entropy", "clipx.compile=true"), marks=pytest.mark.matrix),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "selection"), MODIFIED)
+def test_whatever_is_not_finite_makes_verl_skip_the_step_under_modifiers_too(actor, tensors, method, selection):
+    config = actor(f"+clipx={method}", "+clipx/shaping=advantage_reweighting", *selection)
+    mask, generator = tensors["response_mask"], torch.Generator().manual_seed(0)
+    entropy, weights = (torch.rand(mask.shape, generator=generator) for _ in range(2))
+    clean = {**tensors, **asked_for(config), "entropy": entropy, "weights": weights}
+    clean = {name: of.float() if of.is_floating_point() else of for name, of in clean.items()}
+    selected = config.policy_loss.clipx.select.selected(entropy, mask)
+    kept, dropped = (tuple(of.nonzero()[0].tolist()) for of in (selected, mask & ~selected))
+    spoilt = [name for name, of in clean.items() if of.is_floating_point()]
+    assert {"log_prob", "old_log_prob", "advantages", "entropy", "weights"} <= {*spoilt}
+    for value in (torch.nan, torch.inf, -torch.inf):
+        outside = {name: clean[name].masked_fill(~mask, value) for name in spoilt}
+        loss, gradient, _ = call(f"clipx_{method}", config, {**clean, **outside})
+        assert loss.isfinite() and gradient.isfinite().all()
+        for name, place in itertools.product(spoilt, (kept, dropped)):
+            of = clean[name].clone()
+            of[place] = value
+            given = {**clean, name: of}
+            # In half precision too, which a gradient could be cut off to.
+            for dtype in (torch.float32, torch.bfloat16):
+                given["log_prob"] = given["log_prob"].to(dtype)
+                loss, gradient, _ = call(f"clipx_{method}", config, given)
+                assert not loss.isfinite() and not gradient[place].isfinite(), (name, value, place, dtype)
+
+
+@pytest.mark.parametrize("method", ["acpo", "bapo"])
+def test_rollout_is_weights_scale_the_gradient_and_leave_the_bounds(actor, tensors, method):
+    config, mask = actor(f"+clipx={method}"), tensors["response_mask"]
+    weights = torch.rand(mask.shape, generator=torch.Generator().manual_seed(2)) * 2
+    weights[~mask] = torch.nan
+    _, expected, plain = call(f"clipx_{method}", config, tensors)
+    _, actual, weighted = call(f"clipx_{method}", config, tensors, weights=weights)
+    torch.testing.assert_close(actual, torch.where(mask, expected * weights, 0))
+    assert weighted == plain
+    # Given statistics, as under the scopes over a mini-batch.
+    inputs = {name: tensor for name, tensor in tensors.items() if name != "response_mask"}
+    own = evaluate(config.policy_loss.clipx.method, mask=mask, **inputs).statistics
+    given = evaluate(config.policy_loss.clipx.method, mask=mask, statistics=3 * own + 1, **inputs)
+    with in_micro_batch(MicroBatch(OptimizerStep(statistics=given.statistics))):
+        _, scoped, _ = call(f"clipx_{method}", config, tensors, weights=weights)
+    scale = weights / mask.sum()
+    torch.testing.assert_close(scoped, torch.where(mask, -given.weight * inputs["advantages"] * scale, 0))

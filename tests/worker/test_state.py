@@ -1,0 +1,206 @@
+"""The state's file: exact, atomic, and clear about every way in which it can be unusable.
+
+Covers: round trip, a crash while writing, missing, truncated and foreign files, also through the worker's
+load_checkpoint; the step that a checkpoint's path says, also for the traces; files of format 1, which an earlier
+version wrote. Not covered: several ranks, verl's own checkpoint, resuming (tests/end_to_end/test_engine.py and
+test_resume.py).
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from tests.worker.test_tracer import shards_after, tracer_to
+from verl_clipx.common import files
+from verl_clipx.driver.config import build
+from verl_clipx.methods import METHODS
+from verl_clipx.worker import training_worker as worker_module
+from verl_clipx.worker.planner import StepPlanner
+from verl_clipx.worker.state import FILE, ControllerState, UnusableState, description, read_state, write_state
+from verl_clipx.worker.training_worker import ClipxTraining
+
+OWNER = description(METHODS["acpo"]())
+FIXTURES = Path(__file__).parent / "fixtures"
+
+
+def a_state():
+    vector = torch.rand(15, dtype=torch.float64, generator=torch.Generator().manual_seed(0)) * 1e7
+    return ControllerState(7, {"update_0": vector, "low/update_1": -vector / 3})
+
+
+def test_every_bit_survives(tmp_path):
+    state = a_state()
+    write_state(tmp_path / "actor", state, OWNER)
+    back = read_state(tmp_path / "actor", OWNER)
+    assert back.step == 7 and back.statistics.keys() == state.statistics.keys()
+    for position, vector in state.statistics.items():
+        assert torch.equal(back.statistics[position], vector)
+
+
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    write_state(tmp_path, a_state(), OWNER)
+    before = (tmp_path / FILE).read_bytes()
+
+    def killed(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", killed)
+    with pytest.raises(KeyboardInterrupt):
+        write_state(tmp_path, ControllerState(8), OWNER)
+    assert (tmp_path / FILE).read_bytes() == before
+    assert read_state(tmp_path, OWNER).step == 7
+
+
+def a_file(folder):
+    return write_state(folder, a_state(), OWNER)
+
+
+def changed(tmp_path, **changes):
+    path = write_state(tmp_path, a_state(), OWNER)
+    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: None, "does not exist: the checkpoint was not written by a run of this plugin"),
+        (lambda folder: (folder / FILE).write_text('{"format": 1, "belongs'), "cut short or not a state"),
+        (lambda folder: (folder / FILE).write_text(""), "cut short or not a state"),
+        (lambda folder: (folder / FILE).write_text("[1, 2]"), "cut short or not a state"),
+        (lambda folder: (folder / FILE).write_text('{"step": 3}'), "cut short or not a state"),
+        (lambda folder: changed(folder, format=99), "has format 99, this version reads 1 and 2"),
+        (lambda folder: changed(folder, belongs_to="somebody"), "belongs to other parameters"),
+        (lambda folder: changed(folder, statistics={"update_0": "x"}), "cut short or not a state"),
+        (lambda folder: changed(folder, statistics=[]), "cut short or not a state"),
+        (lambda folder: changed(folder, statistics={"update_0": [0.0] * 14}), r"update_0 must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"update_0": [[0.0]] * 15}), r"update_0 must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": ["0"] * 15}), r"a must be 15 finite numbers, not \['0'"),
+        (lambda folder: changed(folder, statistics={"a": [True] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": [float("nan")] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": [float("inf")] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"a": [10**400] * 15}), r"a must be 15 finite numbers"),
+        (lambda folder: changed(folder, step=-1), r"step -1"),
+        (lambda folder: changed(folder, step=1.5), r"step 1\.5"),
+        (lambda folder: changed(folder, step=float("inf")), r"step inf"),
+        (lambda folder: changed(folder, format=[]), r"has format \[\]"),
+        (lambda folder: (folder / FILE).write_text("[" * 100_000), "cut short or not a state .*recursion"),
+        (lambda folder: (folder / FILE).write_text('{"a":' * 100_000), "cut short or not a state .*recursion"),
+        (lambda folder: (folder / FILE).write_bytes(b"\xff\xfe\x00"), "cut short or not a state"),
+        (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
+        (lambda folder: os.mkfifo(folder / FILE), "a device or pipe, not a file"),
+        (lambda folder: os.truncate(a_file(folder), files.MAX_BYTES + 1), "larger than"),
+    ],
+)
+def test_an_unusable_file_says_why(tmp_path, spoil, message):
+    spoil(tmp_path)
+    with pytest.raises(UnusableState, match=message) as raised:
+        read_state(tmp_path, OWNER)
+    assert str(tmp_path / FILE) in str(raised.value)
+
+
+class VerlsWorker:
+    """The part of verl's TrainingWorker that loading a checkpoint uses, with one rank."""
+
+    class engine:
+        is_mp_src_rank_with_outputs = staticmethod(lambda: True)
+        get_data_parallel_rank = staticmethod(lambda: 0)
+
+    def load_checkpoint(self, local_path, hdfs_path, del_local_after_load):
+        self.loaded = local_path
+
+
+class Worker(ClipxTraining, VerlsWorker):
+    """Ours on top of it."""
+
+    def __init__(self, **parameters):
+        self.planner = StepPlanner(build(**parameters), observe=None, all_reduce=None)
+
+
+@pytest.fixture
+def one_rank(tmp_path_factory, monkeypatch):
+    store = tmp_path_factory.mktemp("store") / "file"
+    torch.distributed.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    monkeypatch.setattr(worker_module, "get_device_id", lambda: "cpu")
+    yield
+    torch.distributed.destroy_process_group()
+
+
+def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):
+    folder = tmp_path / "global_step_9" / "actor"
+    write_state(folder, a_state(), OWNER)
+    worker = Worker(method="acpo")
+    worker.load_checkpoint(str(folder))
+    assert worker.planner.state.step == 7 and worker.rollouts == 9 and worker.loaded == str(folder)
+
+
+@pytest.mark.parametrize("above", ["sft_global_step_2", "global_step_3/again"])
+def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(tmp_path, one_rank, above):
+    """verl itself reads the number behind the path's last global_step_."""
+    worker = Worker(method="grpo")
+    worker.load_checkpoint(str(tmp_path / above / "global_step_9" / "actor"))
+    assert worker.rollouts == 9
+
+
+def test_a_resume_below_a_folder_with_a_step_s_name_keeps_its_traces(tmp_path, one_rank):
+    folder = tmp_path / "sft_global_step_2"
+    shards_after(tracer_to(folder / "traces"), 6, updates=1)
+    worker = Worker(method="grpo")
+    worker.load_checkpoint(str(folder / "checkpoints" / "global_step_6" / "actor"))
+    assert shards_after(tracer_to(folder / "traces"), 1, updates=1, before=worker.rollouts) == [
+        (step, 0) for step in range(1, 8)
+    ]
+
+
+def test_a_checkpoint_of_a_step_that_trained_the_critic_alone_takes_nothing_from_the_count(tmp_path, one_rank):
+    worker = Worker(method="grpo")
+    worker.rollouts = 9
+    worker.load_checkpoint(str(tmp_path / "global_step_2" / "actor"))
+    assert worker.rollouts == 9
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
+        (lambda folder: (folder / FILE).write_text("[" * 100_000), "recursion"),
+        (lambda folder: (folder / FILE).write_bytes(b"\xff"), "not JSON"),
+        (lambda folder: changed(folder, statistics={"update_0": [0.0] * 14}), "update_0 must be 15 finite numbers"),
+        (lambda folder: changed(folder, statistics={"update_0": [float("nan")] * 15}), "must be 15 finite numbers"),
+    ],
+)
+def test_loading_a_checkpoint_with_an_unusable_state_stops_unless_told_to_start_afresh(
+    tmp_path, one_rank, spoil, message
+):
+    spoil(tmp_path)
+    worker = Worker(method="acpo")
+    with pytest.raises(RuntimeError, match=rf"{FILE}.*{message}.*clipx\.missing_state=fresh") as raised:
+        worker.load_checkpoint(str(tmp_path))
+    assert str(tmp_path / FILE) in str(raised.value) and not hasattr(worker, "loaded")
+    worker = Worker(method="acpo", missing_state="fresh")
+    worker.load_checkpoint(str(tmp_path))
+    assert worker.planner.state == ControllerState() and worker.loaded == str(tmp_path)
+
+
+def test_a_state_from_before_its_size_was_written_down_is_read(tmp_path):
+    write_state(tmp_path, a_state(), {key: value for key, value in OWNER.items() if key != "statistics_size"})
+    assert read_state(tmp_path, OWNER).step == 7
+
+
+def test_other_parameters_are_named(tmp_path):
+    write_state(tmp_path, a_state(), OWNER)
+    with pytest.raises(UnusableState, match=r"bins: 5 then, 10 now"):
+        read_state(tmp_path, description(METHODS["acpo"](bins=10)))
+
+
+@pytest.mark.parametrize(("method", "key", "value"), [("acpo", "alpha", 0.5), ("bapo", "target", 0.49)])
+def test_a_state_of_format_1_is_read_and_leads_to_the_bounds_of_its_time(method, key, value):
+    folder, built = FIXTURES / f"{method}_format_1", METHODS[method](**{key: value})
+    state, decisions = read_state(folder, description(built)), json.loads((folder / "decisions.json").read_text())
+    assert state.step == 12 and state.statistics.keys() == decisions.keys()
+    for position, vector in state.statistics.items():
+        assert built.decide(vector).tolist() == pytest.approx(decisions[position], rel=1e-12)
+    with pytest.raises(UnusableState, match=rf"belongs to other parameters \({key}: {value} then, [0-9.]+ now"):
+        read_state(folder, description(METHODS[method]()))

@@ -1,0 +1,393 @@
+"""What is traced of a rollout batch, from the worker's calls to the files.
+
+Covers: the traced F, bounds and regions of every method against the gradient and the metrics of the loss, with
+modifiers, rollout correction, Lopti's passes, and of verl's own losses under +clipx=observe; that the loss, its host
+syncs and its collectives are the same with traces and without; which prompts are chosen, on every rank; which steps
+and updates; what a resumed run keeps; verl's padded batches; the size of the files. Not covered: verl's engine and
+ranks (tests/end_to_end/test_training.py), copies from an accelerator, the thread (test_trace_writer.py).
+"""
+
+from functools import partial
+
+import numpy
+import pandas
+import pytest
+import torch
+from tensordict import TensorDict
+from verl.trainer.ppo import core_algos
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.utils.losses import ppo_loss
+
+from tests.host_syncs import counted_host_syncs
+from tests.jagged import jagged, micro_batch
+from verl_clipx.base.shared_metrics import REGIONS
+from verl_clipx.common.traces import Shard, read_shards, shards_in
+from verl_clipx.driver.trace import Trace
+from verl_clipx.loss.contract import example
+from verl_clipx.loss.token_trace import TokenTrace
+from verl_clipx.methods import BUILT_IN
+from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.observe import observe_registered
+from verl_clipx.worker.step import AGE, OptimizerStep
+from verl_clipx.worker.tracer import ROW, Tracer, is_chosen, prompt_name
+from verl_clipx.worker.training_worker import observing
+
+ROWS = [0, 1, 2, 3, 4]
+TRACE = "+clipx/trace=prompts"
+
+
+def tracer_to(folder, *, rank=0, ranks=1, tokenizer=None, **options):
+    """A tracer of all prompts in every rollout batch, or as the options say."""
+    trace = {key: options.pop(key) for key in ("fraction", "every", "seed") if key in options}
+    chosen = Trace(folder=str(folder), **{"fraction": 1, "every": 1, **trace})
+    return Tracer(chosen, rank=rank, ranks=ranks, tokenizer=tokenizer, **options)
+
+
+def tokens_in(tracer) -> pandas.DataFrame:
+    """All tokens that a tracer has written."""
+    assert tracer.writer.flush()
+    return read_shards(tracer.folder, shards_in(tracer.folder)).to_pandas()
+
+
+def traced_call(config, tracer, *, step=None, weights=None, batch=None, rows=ROWS):
+    """One update on one micro-batch: loss, gradient on the log-probabilities, metrics, and the number of its tokens."""
+    batch = example() if batch is None else batch
+    log_prob = batch["log_prob"].clone().requires_grad_(True)
+    entropy = torch.rand(log_prob.shape, generator=torch.Generator().manual_seed(0))
+    batch = {**batch, "log_prob": log_prob}
+    data, output = micro_batch(batch, rows, entropy=entropy, reference=batch["old_log_prob"])
+    if weights is not None:
+        data["rollout_is_weights"] = data["old_log_probs"] * weights
+    function = observing(
+        partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step or OptimizerStep(), tracer
+    )
+    if tracer is None:
+        loss, metrics = function(model_output=output, data=data)
+    else:
+        with tracer.rollout_batch(data, 0):
+            loss, metrics = function(model_output=output, data=data)
+            tracer.end_update()
+    loss.backward()
+    metrics = {key: value.aggregate() if isinstance(value, Metric) else value for key, value in metrics.items()}
+    return loss.detach(), log_prob.grad, metrics, int(batch["mask"][rows].sum()), batch["mask"]
+
+
+def in_order(tokens, mask):
+    """A column of the trace as it stands in the micro-batch, (sequences, length); rows of a sequence are together."""
+
+    def column(name):
+        values = torch.zeros(mask.shape, dtype=torch.float64)
+        values[: len(ROWS)][mask[: len(ROWS)]] = torch.tensor(tokens[name].to_numpy(dtype=float))
+        return values
+
+    return column
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_the_traced_weight_is_the_loss_s(actor, tmp_path, method):
+    config, tracer = actor(f"+clipx={method}", f"{TRACE}", "clipx.metrics=all"), tracer_to(tmp_path)
+    _, gradient, metrics, total, mask = traced_call(config, tracer)
+    tokens = tokens_in(tracer)
+    column = in_order(tokens, mask)
+    # token-mean over the tokens that verl counts in the mini-batch of six sequences.
+    counted = int(example()["mask"].sum())
+    torch.testing.assert_close(
+        column("weight") * column("advantage"), -gradient.double() * counted, rtol=2e-5, atol=1e-6
+    )
+    assert len(tokens) == total
+    names = ("clip_fraction_low", "clip_fraction_high", "region_fraction/LP", "region_fraction/HN")
+    for region, name in zip(REGIONS[:-1], names, strict=True):
+        share = (tokens.region == region).sum() / counted
+        assert share == pytest.approx(metrics[f"clipx/{name}"], rel=1e-6)
+    inside = (tokens.bounded <= tokens.high) & (tokens.bounded >= tokens.low)
+    assert set(tokens.region[inside]) <= {"M"}
+
+
+MODIFIED = ("+clipx=acpo", TRACE, "+clipx/shaping=advantage_reweighting", "+clipx/select=high_entropy")
+
+
+def test_modifiers_and_rollout_correction_are_in_what_is_traced(actor, tmp_path):
+    # Half the tokens, averaged over all of them.
+    config = actor(*MODIFIED, "clipx.select.ratio=0.5", "clipx.select.normaliser=all")
+    tracer = tracer_to(tmp_path)
+    batch = example()
+    _, gradient, _, _, mask = traced_call(config, tracer, weights=-0.5)
+    tokens = tokens_in(tracer)
+    column = in_order(tokens, mask)
+    product = column("weight") * column("advantage")
+    torch.testing.assert_close(product, -gradient.double() * int(batch["mask"].sum()), rtol=2e-5, atol=1e-6)
+    assert not tokens.weight[~tokens.selected.astype(bool)].any() and 0.4 < tokens.selected.mean() < 0.7
+    # Shaped, so no longer the same over a response.
+    assert (tokens.groupby(["prompt", "sample"]).advantage.nunique() > 1).any()
+    assert tokens.entropy.between(0, 1).all() and (tokens.entropy > 0).any()
+
+
+@pytest.mark.parametrize("name", ["low", "high"])
+def test_a_pass_of_lopti_s_is_an_update_whose_other_tokens_have_no_advantage(actor, tmp_path, name):
+    config, tracer = actor("+clipx=grpo", TRACE, "+clipx/update=lopti"), tracer_to(tmp_path)
+    step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
+    traced_call(config, tracer, step=step)
+    tokens = tokens_in(tracer)
+    in_pass = (numpy.exp(tokens.old_log_prob) <= 0.5) == (name == "low")
+    assert (tokens.advantage[~in_pass] == 0).all() and (tokens.advantage[in_pass] != 0).any()
+    # Whole responses: the log-probabilities of the others are there.
+    batch = example()
+    expected = batch["log_prob"][ROWS][batch["mask"][ROWS]].float()
+    assert tokens.log_prob.tolist() == expected.tolist() and (~in_pass).any()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
+def test_of_verl_s_loss_the_weight_is_told_by_its_gradient(actor, tmp_path, monkeypatch, loss_agg_mode):
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
+    config = actor("+clipx=observe", TRACE, f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode}")
+    observe_registered("vanilla")
+    tracer = tracer_to(tmp_path)
+    traced_call(config, tracer, weights=-0.5)
+    tokens = tokens_in(tracer)
+    batch = example()
+    ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
+    ppo = torch.where(batch["advantages"] > 0, ratio <= 1.2, (ratio >= 0.8) & (ratio <= 3))
+    expected = (ratio * ppo * -0.5 * batch["old_log_prob"])[ROWS][batch["mask"][ROWS]]
+    learns = tokens.advantage != 0
+    numpy.testing.assert_allclose(tokens.weight[learns], expected.numpy()[learns], rtol=1e-4, atol=1e-6)
+    assert set(tokens.low) == {numpy.float32(0.8)} and set(tokens.high) == {numpy.float32(1.2)}
+    assert tokens.entropy.notna().all() and tokens.rollout_log_prob.notna().all()
+
+
+def test_a_loss_that_clips_sequences_is_bounded_by_theirs(actor, tmp_path, monkeypatch):
+    monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
+    config = actor("+clipx=observe", TRACE, "actor_rollout_ref.actor.policy_loss.loss_mode=gspo")
+    observe_registered("gspo")
+    tracer = tracer_to(tmp_path)
+    traced_call(config, tracer)
+    of_response = tokens_in(tracer).groupby(["prompt", "sample"])
+    assert (of_response.bounded.nunique() == 1).all() and (of_response.ratio.nunique() > 1).any()
+
+
+def test_loss_and_graph_are_the_same_with_traces(actor, tmp_path, monkeypatch):
+    config = actor(*MODIFIED)
+    settings, calls = config.policy_loss.clipx, []
+    functions = settings.functions("cpu")
+    for name in ("loss", "statistics"):
+        original = getattr(functions, name)
+        monkeypatch.setattr(
+            functions, name, lambda inputs, *rest, f=original: (calls.append(inputs.mask.shape), f(inputs, *rest))[1]
+        )
+    loss, gradient, metrics, *_ = traced_call(config, None)
+    without, calls[:] = list(calls), []
+    traced = traced_call(config, tracer_to(tmp_path))
+    assert loss == traced[0] and torch.equal(gradient, traced[1]) and metrics == traced[2]
+    assert calls == without and len(calls) == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fraction", [1, 0.5])
+def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, fraction):
+    def refuse(*_, **__):
+        raise AssertionError("a collective")
+
+    for name in ("all_reduce", "all_gather", "all_gather_object", "broadcast", "broadcast_object_list", "barrier"):
+        monkeypatch.setattr(torch.distributed, name, refuse)
+    config = actor(*MODIFIED, "actor_rollout_ref.actor.use_kl_loss=True")
+    batch = example()
+    entropy = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(0))
+    counts = []
+    # Of the two prompts in the batch one is traced, or both.
+    names = [prompt_name(torch.zeros(length, dtype=torch.int64)) for length in (1, 2)]
+    seed = next(s for s in range(99) if is_chosen(names[0], t := Trace(fraction=0.5, seed=s)) > is_chosen(names[1], t))
+    for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
+        data, output = micro_batch(batch, ROWS, entropy=entropy, reference=batch["log_prob"])
+        data[AGE] = torch.tensor([0, 1, 2, 3, 4])
+        function = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, tracer)
+        if tracer is None:
+            with counted_host_syncs() as counter:
+                function(model_output=output, data=data)
+        else:
+            with tracer.rollout_batch(data, 0), counted_host_syncs() as counter:
+                function(model_output=output, data=data)
+                tracer.end_update()
+            assert tokens_in(tracer).prompt.nunique() == 2 * fraction
+        counts.append(counter.callers.count("verl_clipx"))
+    assert counts == [1, 1]
+
+
+def test_without_the_node_there_is_nothing_in_the_batch(actor):
+    config = actor("+clipx=grpo")
+    assert config.policy_loss.clipx.trace is None
+    data, output = micro_batch(example(), ROWS)
+    observing(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep)(model_output=output, data=data)
+    assert ROW not in data
+
+
+def test_prompts_are_chosen_by_their_hash():
+    names = [prompt_name(torch.arange(length)) for length in range(1, 2001)]
+    assert len(set(names)) == 2000
+    chosen = {seed: {name for name in names if is_chosen(name, Trace(fraction=0.1, seed=seed))} for seed in (0, 1)}
+    # Five standard deviations of a binomial distribution.
+    assert all(133 < len(found) < 267 for found in chosen.values()) and chosen[0] != chosen[1]
+    assert chosen[0] < {name for name in names if is_chosen(name, Trace(fraction=0.2))}
+    assert all(is_chosen(name, Trace(fraction=1)) for name in names)
+    # The same in other processes and versions: the trace of one run is compared with that of another.
+    assert prompt_name(torch.tensor([1, 2, 3])) == "77ba1ae68d5afbb4"
+
+
+def batch_of(prompts, *, session=False, **fields):
+    """A rollout batch with these prompts, a response of two tokens each."""
+    rows = len(prompts)
+    two = jagged([torch.tensor([7, 8]) for _ in range(rows)])
+    data = TensorDict(
+        {
+            "prompts": jagged([torch.tensor(prompt) for prompt in prompts]),
+            "responses": two,
+            "response_mask": two * 0 + 1,
+            **fields,
+        },
+        batch_size=[rows],
+    )
+    if session:
+        tu.assign_non_tensor_stack(data, "session_id", list(range(rows)))
+    return data
+
+
+def traced_batch(tracer, data, updates=1, before=0):
+    """The responses of a rollout batch that are traced; its updates add made-up numbers."""
+    with tracer.rollout_batch(data, before):
+        for _ in range(updates):
+            rows = tracer.rows(data, {}, None) if ROW in data else None
+            if rows is not None:
+                rows.add(TokenTrace(*[torch.zeros(len(rows.places), 2)] * len(TokenTrace._fields)), {})
+            tracer.end_update()
+
+
+def test_every_rank_chooses_the_same_prompts(tmp_path):
+    prompts = [[number, 5] for number in range(40)]
+    tracers = [tracer_to(tmp_path, rank=rank, ranks=2, fraction=0.4) for rank in range(2)]
+    # The responses to each prompt are on both ranks.
+    for tracer in tracers:
+        traced_batch(tracer, batch_of([*prompts, *prompts]))
+    tokens = pandas.concat([tokens_in(tracers[0]).query("rank == 0"), tokens_in(tracers[1]).query("rank == 1")])
+    by_rank = tokens.groupby("rank").prompt.agg(set)
+    assert by_rank[0] == by_rank[1] and 5 < len(by_rank[0]) < 30
+    # No two responses to a prompt have one number.
+    assert (tokens.groupby(["prompt", "sample"]).size() == 2).all()
+
+
+def test_what_the_batch_knows_of_a_response_is_written(tmp_path):
+    class Tokenizer:
+        """Drops the space in front of a text, as SentencePiece's does."""
+
+        def decode(self, tokens, clean_up_tokenization_spaces):
+            return "".join(f" t{token}" for token in tokens).lstrip()
+
+    scores = jagged([torch.tensor([0.0, 0.5]), torch.tensor([0.0, 1.0])])
+    logs = jagged([torch.tensor([-1.0, -2.0]), torch.tensor([-3.0, -4.0])])
+    data = batch_of([[1], [1]], session=True, rm_scores=scores, rollout_log_probs=logs)
+    tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 0}, {"max_global_steps": 2}])
+    tracer = tracer_to(tmp_path, tokenizer=Tokenizer())
+    traced_batch(tracer, data, before=2)
+    tokens = tokens_in(tracer)
+    assert tokens.text.tolist() == [" t7", " t8"] * 2 and set(tokens.prompt_text) == {"t1"}
+    assert tokens["sample"].tolist() == [0, 0, 1, 1] and tokens.score.tolist() == [0.5, 0.5, 1, 1]
+    assert tokens.age.tolist() == [2, 2, 0, 0] and tokens.position.tolist() == [0, 1, 0, 1]
+    assert tokens.rollout_log_prob.tolist() == [-1, -2, -3, -4] and set(tokens.step) == {3}
+
+
+def test_a_padded_batch_is_traced_as_a_jagged_one(tmp_path):
+    data = TensorDict(
+        {
+            # Left padding, right padding; the last token of the second response is a tool's.
+            "prompts": torch.tensor([[0, 3], [4, 5]]),
+            "responses": torch.tensor([[7, 8], [7, 9]]),
+            "attention_mask": torch.tensor([[0, 1, 1, 1], [1, 1, 1, 1]]),
+            "response_mask": torch.tensor([[1, 1], [1, 0]]),
+            "token_level_scores": torch.tensor([[0.0, 0.25], [0.0, 0.75]]),
+        },
+        batch_size=[2],
+    )
+    tracer = tracer_to(tmp_path)
+    traced_batch(tracer, data)
+    tokens = tokens_in(tracer)
+    assert tokens.token_id.tolist() == [7, 8, 7] and tokens.score.tolist() == [0.25, 0.25, 0.75]
+    assert tokens.prompt.unique().tolist() == [prompt_name(torch.tensor(ids)) for ids in ([3], [4, 5])]
+    assert tokens.text.tolist() == ["[7]", "[8]", "[7]"] and tokens.prompt_text.isna().all()
+
+
+def test_a_row_without_tokens_is_left_out(tmp_path):
+    data = batch_of([[1], [2]])
+    data["response_mask"] = data["response_mask"] * 0
+    tracer = tracer_to(tmp_path)
+    traced_batch(tracer, data)
+    assert tracer.writer.flush() and shards_in(tmp_path) == []
+
+
+def shards_after(tracer, batches, updates=2, before=0):
+    for number in range(before, before + batches):
+        traced_batch(tracer, batch_of([[1]]), updates, number)
+    assert tracer.writer.flush()
+    return [(shard.step, shard.update) for shard in shards_in(tracer.folder)]
+
+
+def test_every_so_many_steps(tmp_path):
+    assert shards_after(tracer_to(tmp_path, every=3), 7) == [(s, u) for s in (1, 4, 7) for u in (0, 1)]
+
+
+def test_parts_of_a_step_go_on_counting_updates(tmp_path):
+    found = shards_after(tracer_to(tmp_path, batches_a_step=2, every=2), 5)
+    assert found == [(1, 0), (1, 1), (1, 2), (1, 3), (3, 0), (3, 1)]
+
+
+def test_a_resumed_run_keeps_what_came_before_and_writes_the_rest_anew(tmp_path):
+    shards_after(tracer_to(tmp_path), 4)
+    kept = Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns
+    assert shards_after(tracer_to(tmp_path), 1, updates=1, before=2) == [(1, 0), (1, 1), (2, 0), (2, 1), (3, 0)]
+    assert Shard(2, 1, 0).path_in(tmp_path).stat().st_mtime_ns == kept
+
+
+def test_another_run_in_the_folder_starts_anew(tmp_path):
+    for rank in range(3):
+        shards_after(tracer_to(tmp_path, rank=rank, ranks=3), 2)
+    first = tracer_to(tmp_path, rank=0, ranks=2)
+    shards_after(first, 1, updates=1)
+    # Its own files and those of the rank that there is no more; the other one takes care of its own.
+    assert [(s.step, s.update, s.rank) for s in shards_in(tmp_path)] == [
+        *((1, 0, 0), (1, 0, 1), (1, 1, 1)),
+        *((2, 0, 1), (2, 1, 1)),
+    ]
+
+
+def test_nothing_but_traces_is_removed(tmp_path):
+    (tmp_path / "step_notes.parquet").write_text("mine")
+    shards_after(tracer_to(tmp_path), 1)
+    assert (tmp_path / "step_notes.parquet").exists()
+
+
+def test_the_last_rollout_batch_is_on_the_disk_when_training_ends(tmp_path):
+    tracer = tracer_to(tmp_path, last=2)
+    for number in range(2):
+        traced_batch(tracer, batch_of([[1]]), before=number)
+    assert len(shards_in(tmp_path)) == 2
+
+
+def test_a_token_takes_few_bytes(tmp_path):
+    batch = {name: values.repeat(100, 1) for name, values in example().items()}
+    tracer = tracer_to(tmp_path)
+    data, _ = micro_batch(batch, list(range(400)))
+    generator = torch.Generator().manual_seed(0)
+    with tracer.rollout_batch(data, 0):
+        rows = tracer.rows(data, {}, None)
+        shape = len(rows.places), batch["mask"].shape[1]
+        rows.add(TokenTrace(*(torch.randn(shape, generator=generator) for _ in TokenTrace._fields)), {})
+        tracer.end_update()
+    assert tracer.writer.flush()
+    (shard,) = shards_in(tmp_path)
+    size = shard.path_in(tmp_path).stat().st_size
+    # Eight columns that don't compress, four bytes each, and little more.
+    assert size / int(batch["mask"][:400].sum()) < 60
+
+
+def test_a_tracer_without_a_folder_says_so():
+    with pytest.raises(ValueError, match=r"clipx\.trace\.folder=None.*set it"):
+        Tracer(Trace(), rank=0, ranks=1, tokenizer=None)

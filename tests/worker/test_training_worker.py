@@ -1,0 +1,473 @@
+"""The training worker's view of a micro-batch, and the exactness of its metrics.
+
+Covers: metrics aggregated by verl's own Metric class over unequal micro-batches and ranks equal those of the whole
+mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
+on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
+skipped updates, and the warning of what was not finite; distillation's loss of the logits, and its sum with the
+method's loss; dropout is refused. Not covered: the real engine (tests/end_to_end).
+"""
+
+import logging
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import torch
+from verl.trainer.distillation import distillation_ppo_loss
+from verl.trainer.distillation.losses import distillation_loss
+from verl.utils import tensordict_utils as tu
+from verl.utils.metric import Metric
+from verl.workers.config import DistillationConfig, DistillationLossConfig
+from verl.workers.utils.losses import ppo_loss
+
+from tests.host_syncs import counted_host_syncs
+from tests.jagged import micro_batch
+from verl_clipx.common.traces import shards_in
+from verl_clipx.loss.contract import example
+from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
+from verl_clipx.worker.extra_pass import refuse_dropout
+from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.observe import observe_registered
+from verl_clipx.worker.step import AGE, OptimizerStep
+from verl_clipx.worker.training_worker import ClipxTraining, clipx_node, observing
+
+
+def aggregated(loss_function, batch, split):
+    """Metrics of one optimizer step as verl aggregates them; `split` is ranks of micro-batches of rows."""
+    total = int(batch["mask"].sum())
+    ranks = []
+    for micro_batches in split:
+        collected: dict[str, Metric] = {}
+        for rows in micro_batches:
+            data, output = micro_batch(
+                batch, rows, dp_size=len(split), total=total, sequences=6, entropy=batch.get("entropy")
+            )
+            _, metrics = loss_function(model_output=output, data=data)
+            for key, value in metrics.items():
+                if isinstance(value, Metric):
+                    collected.setdefault(key, value.init_list()).append(value)
+        ranks.append(collected)
+    return {key: Metric.aggregate_dp([rank[key] for rank in ranks]) for key in ranks[0]}
+
+
+@pytest.fixture
+def loss_function(actor):
+    def build(*overrides):
+        config = actor(*overrides)
+        return observing(partial(ppo_loss, config=config), config.policy_loss.clipx)
+
+    return build
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["grpo", "cispo", "dgpo", "acpo", "bapo"])
+@pytest.mark.parametrize(
+    "split",
+    [
+        [[[0], [1, 2], [3, 4, 5]]],
+        [[[0, 5], [3]], [[1, 2], [4]]],
+        [[[4, 5]], [[0, 1]], [[2, 3]]],
+    ],
+)
+def test_metrics_are_exact_however_the_mini_batch_is_split(loss_function, method, split):
+    batch = example()
+    function = loss_function(f"+clipx={method}")
+    whole = aggregated(function, batch, [[[0, 1, 2, 3, 4, 5]]])
+    parts = aggregated(function, batch, split)
+    assert whole.keys() == parts.keys()
+    exact = [key for key in whole if key in ("actor/ppo_kl", "clipx/ratio_mean") or "/count/" in key]
+    if method in ("grpo", "cispo", "dgpo"):
+        exact += [key for key in whole if "region" in key or "mass" in key or "clip" in key]
+    for key in exact:
+        assert parts[key] == pytest.approx(whole[key], rel=1e-6, abs=1e-12), key
+    assert whole["clipx/ratio_mean"] == pytest.approx(
+        (batch["log_prob"] - batch["old_log_prob"]).exp()[batch["mask"]].mean().item(), rel=1e-6
+    )
+
+
+def test_the_mean_of_micro_batch_means_would_differ(loss_function):
+    batch = example()
+    function = loss_function("+clipx=grpo")
+    parts = [aggregated(function, {k: v for k, v in batch.items()}, [[[row]]]) for row in range(5)]
+    lengths = batch["mask"].sum(1)[:5]
+    total = int(lengths.sum())
+    own_means = [p["clipx/ratio_mean"] * total / int(n) for p, n in zip(parts, lengths, strict=True)]
+    whole = aggregated(function, batch, [[[0, 1, 2, 3, 4, 5]]])["clipx/ratio_mean"]
+    assert abs(sum(own_means) / 5 - whole) > 1e-3
+
+
+def test_without_a_clipx_node_verl_s_loss_function_stays(actor):
+    assert clipx_node(partial(ppo_loss, config=actor())) is None
+    assert clipx_node(partial(ppo_loss, config=actor("+clipx=grpo"))) is not None
+    assert clipx_node(lambda model_output, data, dp_group=None: None) is None
+
+
+@pytest.mark.parametrize("wanted", [False, True])
+def test_selection_takes_the_entropy_s_value_and_leaves_its_graph(actor, wanted):
+    config = actor("+clipx=grpo", "+clipx/select=high_entropy", "actor_rollout_ref.actor.entropy_coeff=0.01")
+    batch = example()
+    batch["log_prob"] = batch["log_prob"].clone().requires_grad_(True)
+    entropy = torch.rand(batch["mask"].shape, generator=torch.Generator().manual_seed(0))
+    data, output = micro_batch(batch, [0, 1, 2], entropy=entropy)
+    leaf = output["entropy"].detach().requires_grad_(True)
+    step = OptimizerStep(entropy_wanted=wanted)
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    loss, _ = wrapped(model_output={**output, "entropy": leaf * 1}, data=data)
+    loss.backward()
+    assert (leaf.grad is not None) == wanted
+
+
+@pytest.mark.parametrize("over", ["sequence", "mini_batch"])
+def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
+    config = actor(
+        "+clipx=acpo",
+        "+clipx/shaping=advantage_reweighting",
+        "+clipx/select=high_entropy",
+        f"clipx.select.over={over}",
+        "+clipx/update=lopti",
+        "actor_rollout_ref.actor.use_kl_loss=True",
+        "clipx.metrics=all",
+    )
+    batch = example()
+    generator = torch.Generator().manual_seed(0)
+    entropy = torch.rand(batch["log_prob"].shape, generator=generator)
+    data, output = micro_batch(batch, [0, 1, 2, 3, 4], entropy=entropy, reference=batch["log_prob"])
+    data[AGE] = torch.tensor([0, 1, 2, 3, 4])
+    step = OptimizerStep(
+        "low/update_0",
+        TokenPass("low", 0.25, True),
+        counted_tokens=5.0,
+        selected_tokens=torch.tensor(3.0),
+        entropy_bucket=torch.tensor(7) if over == "mini_batch" else None,
+    )
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    with counted_host_syncs() as counter:
+        _, metrics = wrapped(model_output=output, data=data)
+    assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
+    # verl's own conversions wait in every sequence, so the count of its share is not the plugin's to promise.
+    assert counter.callers.count("verl") > 1
+    assert VERSIONS_SUM in metrics and "clipx/selected_fraction" in metrics
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("overrides", "needing"),
+    [
+        (("+clipx=acpo",), "clipx.scope=mini_batch"),
+        (("+clipx=bapo", "clipx.scope=lagged"), "clipx.scope=lagged"),
+        (("+clipx=grpo", "+clipx/update=lopti"), r"\+clipx/update=lopti"),
+        (("+clipx=grpo", "+clipx/select=high_entropy"), r"\+clipx/select"),
+    ],
+)
+def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(actor, overrides, needing):
+    config = actor(*overrides)
+    data, output = micro_batch(example(), [0, 1])
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    with pytest.raises(RuntimeError, match=rf"{needing} .*train_batch.*Tinker"):
+        wrapped(model_output=output, data=data)
+
+
+@pytest.mark.parametrize("overrides", [("+clipx=grpo",), ("+clipx=acpo", "clipx.scope=micro_batch")])
+def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
+    config = actor(*overrides)
+    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    whole = aggregated(wrapped, example(), [[[0, 1, 2, 3, 4, 5]]])
+    parts = aggregated(wrapped, example(), [[[0], [1, 2], [3, 4, 5]]])
+    assert parts["clipx/ratio_mean"] == pytest.approx(whole["clipx/ratio_mean"], rel=1e-6)
+
+
+class VerlsWorker:
+    """What the plugin's part of a worker needs of verl's: rank 0 of one, whose rollout batch is one mini-batch."""
+
+    rank, model_config = 0, SimpleNamespace(tokenizer=None)
+
+    def __init__(self, config, output):
+        self.output = output
+        self.engine = SimpleNamespace(
+            module=torch.nn.Linear(1, 1),
+            is_mp_src_rank_with_outputs=lambda: True,
+            get_data_parallel_rank=lambda: 0,
+            get_data_parallel_size=lambda: 1,
+            get_data_parallel_group=lambda: None,
+            optimizer_step=lambda: 1.0,
+            infer_batch=lambda: None,
+        )
+        self.set_loss_fn(partial(ppo_loss, config=config))
+
+    def set_loss_fn(self, loss_fn):
+        self.loss_fn = loss_fn
+
+    def forward_backward(self, data):
+        """As verl's Tinker worker."""
+        _, metrics = self.loss_fn(model_output=self.output, data=data)
+        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_batch(self, data):
+        return self.forward_backward(data)
+
+    def train_mini_batch(self, data):
+        return self.train_batch(data)
+
+
+class Worker(ClipxTraining, VerlsWorker):
+    """Ours on top of it."""
+
+
+@pytest.fixture
+def worker_and_data(actor, monkeypatch):
+    def build(*overrides):
+        """A worker and a mini-batch that was sampled by the weights after step 1."""
+        monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
+        observe_registered("vanilla")
+        data, output = micro_batch(example(), [0, 1, 2, 3, 4])
+        output["log_probs"].requires_grad_(True)
+        tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 1}] * 5)
+        return Worker(actor(*overrides), output), data
+
+    return build
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+@pytest.mark.parametrize("call", ["forward_backward", "train_batch", "train_mini_batch"])
+def test_sums_that_no_rollout_batch_makes_metrics_of_are_not_logged(worker_and_data, group, call):
+    worker, data = worker_and_data(group, "clipx.metrics=all", "trainer.critic_warmup=4")
+    metrics = tu.get(getattr(worker, call)(data), "metrics")
+    assert "clipx/ratio_mean" in metrics
+    assert not [key for key in metrics if key.startswith(("clipx/sum/", "clipx/staleness/tokens"))]
+    of_rollout_batches = {"clipx/effective_sample_size", "clipx/entropy_clip_estimate"}
+    if group == "+clipx=grpo":
+        of_rollout_batches |= {"clipx/staleness/versions", "clipx/staleness/spread/age_2"}
+    assert of_rollout_batches & metrics.keys() == (of_rollout_batches if call == "train_mini_batch" else set())
+
+
+def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_and_data, tmp_path):
+    trace = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1", f"clipx.trace.folder={tmp_path}")
+    worker, data = worker_and_data("+clipx=grpo", "trainer.critic_warmup=3", *trace)
+    ages = [tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/staleness/versions"] for _ in range(2)]
+    # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
+    assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
+    assert worker.tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+
+
+class Stepping(VerlsWorker):
+    """As verl's worker, a rollout batch being three updates on one mini-batch, the second of which may be spoilt."""
+
+    # What the way back through the model multiplies the gradient by.
+    gradient_scale = 1.0
+
+    def spoil(self, data):
+        """What the second update's mini-batch has that the others have not."""
+
+    def train_batch(self, data):
+        leaf = self.output["log_probs"]
+        leaf.grad = None
+        loss, metrics = self.loss_fn(self.output, data)
+        loss.backward()
+        self.engine.norm = leaf.grad.values().norm() * self.gradient_scale
+        self.engine.optimizer_step()
+        found = {key: [value.aggregate()] for key, value in metrics.items() if key.startswith("clipx/")}
+        return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": found})
+
+    def train_mini_batch(self, data):
+        for update in range(3):
+            mini_batch = data.clone()
+            if update == 1:
+                self.spoil(mini_batch)
+            output = self.train_batch(mini_batch)
+        return output
+
+
+class SteppingWorker(ClipxTraining, Stepping):
+    """Ours on top of it."""
+
+    def set_loss_fn(self, loss_fn):
+        self.engine.optimizer_step = lambda: self.engine.norm
+        super().set_loss_fn(loss_fn)
+
+
+def spoilt(value, **places):
+    """Puts a value into fields of a mini-batch, each at some (sequence, token)."""
+
+    def spoil(data):
+        for field, indices in places.items():
+            for sequence, token in indices:
+                data[field][sequence][token] = value
+
+    return spoil
+
+
+def all_advantages_nan(data):
+    """So that each of Lopti's passes has some."""
+    data["advantages"].values().fill_(torch.nan)
+
+
+LAGGED = ("+clipx=acpo", "clipx.scope=lagged")
+NAN_REWARD = spoilt(torch.nan, rm_scores=[(0, 2)], advantages=[(0, token) for token in range(3)])
+NAMED_REWARD = (
+    ": rm_scores (rewards) in 1 token of 1 sequence, first of the prompt with uid prompt 0; advantages (advantages) in "
+    "3 tokens of 1 sequence, first of the prompt with uid prompt 0."
+)
+NAN_ADVANTAGES = spoilt(torch.nan, advantages=[(2, 0), (2, 1), (3, 0)])
+NAMED_ADVANTAGES = ": advantages (advantages) in 3 tokens of 2 sequences, first of the prompt with uid prompt 1."
+INFINITE_LOG_PROB = spoilt(-torch.inf, old_log_probs=[(0, 1)])
+NAMED_LOG_PROB = (
+    ": old_log_probs (log-probabilities of the old policy) in 1 token of 1 sequence, first of the prompt with uid "
+    "prompt 0."
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "spoil", "skips", "named"),
+    [
+        (["+clipx=grpo"], NAN_REWARD, 1, NAMED_REWARD),
+        (["+clipx=grpo"], NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (["+clipx=grpo"], INFINITE_LOG_PROB, 1, NAMED_LOG_PROB),
+        (LAGGED, NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (LAGGED, INFINITE_LOG_PROB, 1, NAMED_LOG_PROB),
+        (["+clipx=observe"], NAN_ADVANTAGES, 1, NAMED_ADVANTAGES),
+        (["+clipx=grpo", "+clipx/update=lopti"], all_advantages_nan, 2, ": advantages (advantages) in "),
+    ],
+)
+def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
+    stepping_worker, caplog, overrides, spoil, skips, named
+):
+    worker, skipped = stepping_worker(*overrides)
+    assert skipped() == 0 and not caplog.messages
+    worker.spoil = spoil
+    assert skipped() == skips and skipped() == skips
+    (message,) = caplog.messages
+    assert named in message and "verl skips an update whose gradient's norm is nan" in message
+    worker.spoil = lambda data: None
+    assert skipped() == 0
+
+
+@pytest.mark.parametrize("group", ["grpo", "observe"])
+def test_a_gradient_that_is_not_finite_by_itself_is_named_once_too(stepping_worker, caplog, group):
+    worker, skipped = stepping_worker(f"+clipx={group}")
+    worker.gradient_scale = torch.inf
+    assert skipped() == 3 and skipped() == 3
+    (message,) = caplog.messages
+    assert "verl skips an update whose gradient's norm is inf, though all that the loss is computed from" in message
+
+
+@pytest.fixture
+def stepping_worker(actor, monkeypatch, caplog):
+    """Makes a worker of some configuration, and what trains a rollout batch and returns the logged number of skips."""
+
+    def build(*overrides):
+        monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
+        observe_registered("vanilla")
+        data, output = micro_batch(example(), [0, 1, 2, 3, 4])
+        data["rm_scores"] = torch.zeros_like(data["advantages"])
+        output["log_probs"].requires_grad_(True)
+        worker = SteppingWorker(actor(*overrides), output)
+
+        def skipped():
+            (number,) = tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]
+            return number
+
+        return worker, skipped
+
+    caplog.set_level(logging.WARNING, "verl_clipx")
+    return build
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+def test_distillation_s_loss_of_the_logits_passes_through(actor, group):
+    config = actor(group)
+    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
+    loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+    wrapped = observing(loss_fn, config.policy_loss.clipx)
+    batch = example()
+    data, output = micro_batch(batch, [0, 1])
+    tokens = len(output["log_probs"].values())
+    ids = torch.tensor([0, 2]).expand(tokens, 2)
+    teacher = torch.tensor([0.5, 0.25]).log().expand(tokens, 2)
+    for name, values in (("teacher_ids", ids), ("teacher_logprobs", teacher)):
+        data[name] = torch.nested.nested_tensor_from_jagged(values, offsets=output["log_probs"].offsets())
+    # As verl's engines call it, from the logits and then from the model's output.
+    of_logits = wrapped(student_logits=torch.zeros(1, tokens, 4), data=data)
+    # A uniform student over 4 tokens: 0.5 log(0.5 / 0.25) + 0.25 log(0.25 / 0.25).
+    torch.testing.assert_close(of_logits["distillation_losses"], torch.full((1, tokens), 0.5 * math.log(2)))
+    for name, values in of_logits.items():
+        output[name] = torch.nested.nested_tensor_from_jagged(values[0], offsets=output["log_probs"].offsets())
+    loss, metrics = wrapped(model_output=output, data=data)
+    assert loss.isfinite() and metrics["distillation/loss"].values
+    assert ("clipx/ratio_mean" in metrics) == ("observe" not in group)
+
+
+def loss_and_gradient(function):
+    """The loss that a function of verl's loss functions' kind returns, its gradient on log_probs, and the metrics."""
+    batch = example()
+    batch["log_prob"] = batch["log_prob"].clone().requires_grad_(True)
+    data, output = micro_batch(batch, [0, 1, 2])
+    teacher = output["log_probs"].values().detach()[:, None] - 0.5
+    data["teacher_logprobs"] = torch.nested.nested_tensor_from_jagged(teacher, offsets=output["log_probs"].offsets())
+    loss, metrics = function(model_output=output, data=data)
+    loss.backward()
+    return loss.detach(), batch["log_prob"].grad, metrics
+
+
+# Its settings, with clip keys that only verl's own distillation reads.
+DISTILLATIONS = [
+    dict(loss_mode="k3", use_policy_gradient=False),
+    dict(loss_mode="k1", use_policy_gradient=True, clip_ratio=0.1, clip_ratio_low=0.1, clip_ratio_high=0.05),
+]
+
+
+@pytest.mark.parametrize("method", ["acpo", "grpo"])
+@pytest.mark.parametrize("settings", DISTILLATIONS)
+def test_beside_task_rewards_verl_s_distillation_is_added_to_the_method_s_loss(actor, method, settings):
+    config = actor(f"+clipx={method}")
+    own = DistillationLossConfig(distillation_loss_coef=0.25, **settings)
+    distillation = DistillationConfig(distillation_loss=own)
+    both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+    # As verl's worker calls it, and its two parts by themselves.
+    loss, gradient, metrics = loss_and_gradient(observing(both, config.policy_loss.clipx))
+    policy, of_policy, logged = loss_and_gradient(observing(partial(ppo_loss, config=config), config.policy_loss.clipx))
+    alone = partial(distillation_loss, config=config, distillation_config=distillation)
+    term, of_term, _ = loss_and_gradient(alone)
+    torch.testing.assert_close(loss, policy + 0.25 * term)
+    torch.testing.assert_close(gradient, of_policy + 0.25 * of_term)
+    assert of_policy.count_nonzero() and of_term.count_nonzero() and logged.keys() < metrics.keys()
+    # The policy part is the method's, not verl's vanilla.
+    vanilla = loss_and_gradient(partial(ppo_loss, config=actor()))[1]
+    assert torch.allclose(of_policy, vanilla) == (method == "grpo")
+
+
+@pytest.mark.parametrize("settings", DISTILLATIONS)
+def test_without_task_rewards_verl_s_distillation_is_all_that_trains(actor, settings):
+    # Why the driver refuses it (test_support.py): whatever the method, verl trains the same.
+    distillation = DistillationConfig(distillation_loss=DistillationLossConfig(use_task_rewards=False, **settings))
+    gradients = []
+    for config in (actor("+clipx=grpo"), actor("+clipx=acpo"), actor()):
+        both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
+        node = clipx_node(both)
+        gradients.append(loss_and_gradient(both if node is None else observing(both, node))[1])
+        alone = partial(distillation_loss, config=config, distillation_config=distillation)
+        torch.testing.assert_close(gradients[-1], loss_and_gradient(alone)[1], rtol=0, atol=0)
+    assert gradients[0].equal(gradients[1]) and gradients[0].equal(gradients[2]) and gradients[0].count_nonzero()
+
+
+def test_dropout_is_refused():
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.Dropout(0.0))
+    refuse_dropout(model)
+    refuse_dropout([model, torch.nn.Linear(2, 2)])
+    model[1].p = 0.1
+    with pytest.raises(ValueError, match=r"1 \(p=0\.1\).*scope=lagged or micro_batch"):
+        refuse_dropout(model)
+
+
+@pytest.mark.parametrize("key", ["attention_dropout", "resid_pdrop"])
+def test_dropout_in_the_model_s_configuration_is_refused(key):
+    from transformers import PretrainedConfig
+
+    # Applied by a function inside attention, so that no module shows it.
+    model = torch.nn.Linear(2, 2)
+    model.config = PretrainedConfig(**{key: 0.0})
+    refuse_dropout(model)
+    model.config = PretrainedConfig(**{key: 0.2})
+    with pytest.raises(ValueError, match=rf"{key}=0\.2"):
+        refuse_dropout(model)

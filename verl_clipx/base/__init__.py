@@ -1,0 +1,1 @@
+"""What every method is made of: tokens, parameters, metrics as declared, and the Method class."""

@@ -1,0 +1,320 @@
+"""What a method is: parameters, bounds on the ratio, and the gradient weight F, with dJ/dlog_prob = F * A per token."""
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl_clipx.base.metric import Metric, Over, wrong_names
+from verl_clipx.base.parameters import number, optional, parameter, validate
+from verl_clipx.base.shared_metrics import METRICS
+from verl_clipx.base.tokens import Tokens
+
+NODE = "clipx"
+
+# Ratios saturate at a log-ratio of 42.6 in float32 (tokens.py), so that a larger clamp would clamp nothing.
+LARGEST_CLAMP = 40.0
+
+# Bounds on a ratio: a larger one cuts off what null leaves free.
+LARGEST_BOUND = 1e6
+
+METHODS: dict[str, type["Method"]] = {}
+
+# Called with the name of each method that is registered from now on.
+WHEN_REGISTERED: list[Callable[[str], None]] = []
+
+
+class Bounds(NamedTuple):
+    """Clip bounds stated on what they act on, mostly the ratio itself (0.8 and 1.28, not 0.2 and 0.28).
+
+    Attributes:
+        low: lower bound; a float, or a tensor of the ratio's dtype that broadcasts to (sequences, length). On a ratio,
+            which is never negative, 0 or less means no lower bound.
+        high: upper bound, likewise; ``inf`` means no upper bound.
+    """
+
+    low: Tensor | float
+    high: Tensor | float
+
+    def clip(self, ratio: Tensor) -> Tensor:
+        """The ratio within the bounds, (sequences, length); where they cross, the upper one."""
+        return ratio.clamp(min=self.low).clamp(max=self.high)
+
+
+class Limit(NamedTuple):
+    """What limits a method's gradient weight, in the words of the line that a run prints.
+
+    Attributes:
+        described: what the method has, for example "fixed bounds".
+        acting: what acts on tokens whose ratio is not 1, for example "clipping"; empty if nothing does.
+    """
+
+    described: str
+    acting: str
+
+
+NO_LIMIT = Limit("no bounds", "")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Method:
+    """One policy loss: subclass it with `name=` and `source=` (paper, equation) to register another.
+
+    A subclass is a frozen, keyword-only dataclass whose fields are made by `parameter`; the first line of its docstring
+    says what it does. None of its methods waits for the accelerator: none reads a tensor's value on the host, indexes
+    with a boolean mask or branches on a value.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range; names key, value and what is allowed.
+    """
+
+    name: ClassVar[str] = ""
+    source: ClassVar[str] = ""
+    # What is wrong with the class, said where it is used: a module's other methods are not to suffer from it.
+    refused: ClassVar[ValueError | None] = None
+    # Whether F may be 0 or less at ratio 1, or change with the size of A: the contract then asks neither, and the line
+    # that says what a run trains names it.
+    unconstrained_weight: ClassVar[bool] = False
+    # What `metrics` and `over_updates` return, declared.
+    logs: ClassVar[tuple[Metric, ...]] = ()
+
+    log_ratio_clamp: float | None = parameter(
+        20.0,
+        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
+        "log importance-sampling ratios are clamped to plus or minus this, as verl does (20); null: not",
+    )
+
+    def __init_subclass__(cls, name: str | None = None, source: str = "", **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        if name is not None:
+            register(cls, name, source)
+
+    def __post_init__(self) -> None:
+        if self.refused is not None:
+            raise self.refused
+        validate(self, NODE)
+
+    @classmethod
+    def summary(cls) -> str:
+        """One line for `clipx methods`."""
+        return (cls.__doc__ or "").split("\n")[0]
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """Parameter name to value."""
+        return {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+
+    @property
+    def asks_for(self) -> tuple[str, ...]:
+        """Which of `tokens.OPTIONAL` the method needs."""
+        return ()
+
+    @property
+    def what_limits(self) -> Limit:
+        """What limits the gradient weight: bounds, where the method has any."""
+        return NO_LIMIT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
+
+    # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds need none of it.
+
+    @property
+    def statistics_size(self) -> int:
+        """Length of the statistics vector; 0 for bounds that depend on nothing."""
+        return 0
+
+    def statistics(self, t: Tokens) -> Tensor:
+        """Sums over the tokens in the mask: (statistics_size,), float64, additive over any split of the tokens."""
+        return t.ratio.new_zeros(0, dtype=torch.float64)
+
+    def decide(self, statistics: Tensor) -> Tensor:
+        """A small float64 vector, on the statistics' device, that determines the bounds of every token."""
+        return statistics
+
+    def metrics(self, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        """What to log of a decision: the name of a metric in `logs` to a 0-d float64 tensor, a family's to a 1-d one.
+
+        The names and the lengths don't depend on the data.
+        """
+        return {}
+
+    def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
+        """What to log besides of a rollout batch whose updates had these metrics, of which verl logs the means.
+
+        Args:
+            metrics: name, for a member of a family name/bin_0 and so on, to its value in each update.
+
+        Returns:
+            Names of the same form, of metrics in `logs`, to their values.
+        """
+        return {}
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """Lower and upper bound on what `bounded` returns."""
+        return Bounds(0.0, math.inf)
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """What the bounds act on, (sequences, length): regions and clip fractions are counted by it."""
+        return t.ratio
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        """Gradient weight F, (sequences, length), in the ratio's dtype."""
+        raise NotImplementedError(f"{type(self).__name__}.gradient_weight: return the gradient weight F of every token")
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """What is logged as the loss, (sequences, length); the gradient is -F * A whatever it is."""
+        return -weight * t.advantages
+
+
+@dataclass(frozen=True, kw_only=True)
+class FixedBounds(Method):
+    """Methods whose clip bounds are constants."""
+
+    # What limits the weight besides the bounds: parameters of which null means no such limit.
+    other_limits: ClassVar[tuple[str, ...]] = ()
+
+    clip_low: float | None = parameter(
+        0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
+    )
+    clip_high: float | None = parameter(
+        1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
+    )
+
+    @property
+    def what_limits(self) -> Limit:
+        return limit_of(self, "fixed bounds", self.clip_low or None, self.clip_high)
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ConstantWeight(Method):
+    """Methods whose weight is a constant to the gradient, so that no token loses its gradient to log_ratio_clamp."""
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
+        return -weight * t.advantages * t.log_prob
+
+
+def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
+    """What limits the weight of a method whose bounds may all be null.
+
+    Args:
+        method: the method, with its `other_limits`.
+        described: its bounds, in words.
+        bounds: their values.
+    """
+    if any(bound is not None for bound in bounds):
+        return Limit(described, "clipping")
+    others = " and ".join(key for key in method.other_limits if getattr(method, key) is not None)
+    return Limit(f"no bounds but {others}", others) if others else NO_LIMIT
+
+
+def dual_clip_parameter(default: float | None) -> Any:
+    """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
+    return parameter(
+        default,
+        optional(number(above=1, at_most=LARGEST_BOUND)),
+        "tokens with A < 0 and a ratio above this get no gradient; null: off",
+    )
+
+
+def not_above(method: Any, low: str, high: str) -> None:
+    """Raises if one parameter is above another; null is above and below nothing.
+
+    Args:
+        method: a method with its parameters.
+        low, high: the parameters' names.
+
+    Raises:
+        ValueError: names both keys and their values.
+    """
+    first, second = getattr(method, low), getattr(method, high)
+    if first is not None and second is not None and first > second:
+        raise ValueError(f"{NODE}.{low}={first:g}: must not be above {NODE}.{high}={second:g}.")
+
+
+def register(method: type[Method], name: str, source: str = "") -> None:
+    """Registers a method under its name; a re-imported module's copy takes the place of the first.
+
+    Args:
+        method: the class; if the name belongs to another one, it is not registered and cannot be built.
+        name: without prefix; verl knows it as `clipx_<name>`.
+        source: paper and equation.
+    """
+    method.name, method.source, method.refused = name, source or described(method), None
+    wrong = [f"{described(method)}: {sentence}: rename it." for sentence in wrong_names(method.logs, METRICS)]
+    if wrong:
+        method.refused = ValueError("\n".join(wrong))
+        return
+    existing = METHODS.get(name)
+    if existing is not None and described(existing) != described(method):
+        method.refused = ValueError(
+            f"{described(method)}: the name {name!r} belongs to {described(existing)}, take another one."
+        )
+        return
+    METHODS[name] = method
+    for follow in WHEN_REGISTERED:
+        follow(name)
+
+
+def members(metric: Metric, value: Tensor) -> dict[str, Tensor]:
+    """A metric's name, or those of a family's members, to 0-d tensors.
+
+    Args:
+        metric: as declared.
+        value: 0-d, or 1-d for a family.
+    """
+    if not metric.numbered:
+        return {metric.name: value}
+    return {f"{metric.name}/{metric.numbered}_{k}": one for k, one in enumerate(value.unbind())}
+
+
+def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
+    """The declaration of each metric of a decision, with its members.
+
+    Args:
+        method: the method.
+        values: from its `metrics`.
+
+    Raises:
+        ValueError: a metric that is not declared as one of a decision, or a family where a number is declared.
+    """
+    known = {metric.name: metric for metric in method.logs if metric.over is Over.DECISION}
+    found = []
+    for name, value in values.items():
+        if name not in known:
+            raise ValueError(
+                f"{described(type(method))}.metrics returns {name!r}, which it does not declare: add "
+                f"logs = (of_decision({name!r}, meaning, unit), …) to the class, with verl_clipx.of_decision."
+            )
+        if value.ndim != bool(known[name].numbered):
+            raise ValueError(
+                f"{described(type(method))}.metrics returns {name!r} with {value.ndim} dimensions: a metric has none, "
+                "a family, declared with numbered=, has one."
+            )
+        found.append((known[name], members(known[name], value)))
+    return found
+
+
+def described(target: Any) -> str:
+    """module:name of a class or a function, for messages."""
+    return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
+
+
+def method_named(name: str) -> type[Method]:
+    """The method of that name.
+
+    Args:
+        name: with or without the prefix `clipx_`.
+
+    Raises:
+        ValueError: names the key, the value and the methods that exist.
+    """
+    method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
+    if method is None:
+        raise ValueError(f"{NODE}.method={name!r}: must be one of {', '.join(METHODS)}.")
+    return method

@@ -1,0 +1,213 @@
+"""Every metric that no method owns, each declared once. To add one, add an entry.
+
+Regions, after DGPO (Eqs. 2-6): L and H are below the lower and above the upper bound, N and P negative and positive
+advantages, M is the rest, equality and an advantage of 0 included. PPO clips LN and HP and leaves LP and HN alone.
+"""
+
+from collections.abc import Callable
+from functools import partial
+from operator import add, neg
+from typing import Any
+
+from verl_clipx.base.metric import Metric, Over, of_decision, of_rollout_batch
+from verl_clipx.base.mini_batch_metrics import (
+    SPREAD_BINS,
+    effective_sample_size,
+    entropy_clip_estimate,
+    lemma_1_r_squared,
+    lemma_1_slope,
+)
+
+REGIONS = ("LN", "HP", "LP", "HN", "M")
+QUARTILES = 4
+# Sums over the tokens of each of the bins of probability in which ACPO's Lemma 1 is looked at.
+SPREAD = ("count", "deviation", "squared_deviation", "fourth_power")
+IN_BINS = tuple(f"{name}/bin_{k}" for name in SPREAD for k in range(SPREAD_BINS))
+# The middle region by the advantage's sign.
+NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
+
+
+def total(*parts: Any) -> Any:
+    """The sum of sums."""
+    return sum(parts)
+
+
+def rest(whole: Any, *parts: Any) -> Any:
+    """What parts leave of a sum."""
+    return whole - sum(parts)
+
+
+Entry = Callable[..., Metric]
+CLIPPED: Entry = partial(Metric, unit="fraction of tokens", over=Over.TOKENS, section="What was clipped")
+MOVED: Entry = partial(Metric, section="How far the policy moved")
+MASS: Entry = partial(
+    Metric, unit="|F·A| per token", over=Over.TOKENS, section="Where the gradient comes from", of=total
+)
+LEMMA_1: Entry = partial(
+    Metric,
+    unit="1",
+    over=Over.UPDATE,
+    section="How the ratio spreads",
+    sums=IN_BINS,
+    last_update=True,
+    detailed=True,
+    chart="Lemma 1",
+)
+
+OTHER_REGIONS = "fraction of tokens in the other regions; those in LN and HP are the clip fractions"
+IN_REGION = "sum of |F·A| in each region, divided by the number of all tokens"
+BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
+BY_PROBABILITY = "gradient mass of tokens whose old probability is in [0, 0.25), [0.25, 0.5), [0.5, 0.75), [0.75, 1]"
+
+# Of every method's tokens, in the order of docs/metrics.md.
+OF_TOKENS = (
+    CLIPPED(
+        "clip_fraction_low",
+        "fraction of tokens with A < 0 and a ratio (M2PO: log-ratio) below the lower bound (LN)",
+        sums=("LN",),
+        chart="clipped tokens",
+    ),
+    CLIPPED(
+        "clip_fraction_high",
+        "fraction of tokens with A > 0 and a ratio (M2PO: log-ratio) above the upper bound (HP)",
+        sums=("HP",),
+        chart="clipped tokens",
+    ),
+    CLIPPED(
+        "pg_clipfrac",
+        "their sum, in every method: what PPO would clip. It stays because dashboards know verl's name",
+        sums=("LN", "HP"),
+        of=add,
+        verl_s="actor/pg_clipfrac",
+    ),
+    CLIPPED(
+        "pg_clipfrac_lower",
+        "fraction of tokens with A < 0 and a ratio above the dual clip, in methods that have one",
+        sums=("dual_clipped",),
+        verl_s="actor/pg_clipfrac_lower",
+    ),
+    CLIPPED("region_fraction/LP", OTHER_REGIONS, sums=("LP",), detailed=True),
+    CLIPPED("region_fraction/HN", OTHER_REGIONS, sums=("HN",), detailed=True),
+    CLIPPED("region_fraction/M", OTHER_REGIONS, sums=("tokens", *REGIONS[:-1]), of=rest, detailed=True),
+    MOVED(
+        "ratio_mean", "mean importance-sampling ratio", unit="1", over=Over.TOKENS, sums=("ratio",), chart="mean ratio"
+    ),
+    MOVED(
+        "ppo_kl",
+        "mean of -log ratio, an estimate of the KL divergence from the current to the old policy",
+        unit="nats per token",
+        over=Over.TOKENS,
+        sums=("log_ratio",),
+        of=neg,
+        verl_s="actor/ppo_kl",
+    ),
+    MOVED(
+        "effective_sample_size",
+        "(Σr)² / (n Σr²): the share of its tokens that a mini-batch is worth, weighted by the ratio",
+        unit="fraction of tokens",
+        over=Over.UPDATE,
+        sums=("ratio", "squared_ratio"),
+        of=effective_sample_size,
+        chart="effective sample size",
+    ),
+    *(
+        MASS(f"gradient_mass/{region}", IN_REGION, sums=(f"mass/{region}",), chart="gradient mass")
+        for region in REGIONS[:-1]
+    ),
+    MASS("gradient_mass/M", IN_REGION, sums=(NEGATIVE_M, POSITIVE_M), chart="gradient mass"),
+    MASS("contribution/positive", BY_SIGN, sums=("mass/HP", "mass/LP", POSITIVE_M), chart="contribution"),
+    MASS("contribution/negative", BY_SIGN, sums=("mass/LN", "mass/HN", NEGATIVE_M), chart="contribution"),
+    *(
+        MASS(
+            f"gradient_mass_by_probability/quartile_{part}",
+            BY_PROBABILITY,
+            sums=(f"quartile_{part}",),
+            chart="gradient mass by probability",
+            detailed=True,
+        )
+        for part in range(1, QUARTILES + 1)
+    ),
+    Metric(
+        "entropy_clip_estimate",
+        "change of the policy's entropy per unit of learning rate by BAPO's Entropy-Clip Rule (Eq. 6)",
+        "nats per unit of learning rate",
+        Over.UPDATE,
+        section="Where the gradient comes from",
+        sums=("ratio", "ratio_log_prob", "weighted", "weighted_log_prob"),
+        of=entropy_clip_estimate,
+        detailed=True,
+    ),
+    LEMMA_1(
+        "lemma_1/slope",
+        "slope of log σ over log(1 - p) in the last update, σ the ratio's standard deviation at old probability p",
+        of=lemma_1_slope,
+    ),
+    LEMMA_1("lemma_1/r_squared", "R² of that line", of=lemma_1_r_squared),
+)
+
+RUN: Entry = partial(of_rollout_batch, section="The run")
+STALE: Entry = partial(of_rollout_batch, section="Stale samples", detailed=True)
+AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
+
+SELECTED = Metric(
+    "selected_fraction",
+    "entropy selection: fraction of tokens that are kept; of a selection in each sequence only with clipx.metrics=all",
+    "fraction of tokens",
+    Over.TOKENS,
+    section="The run",
+)
+CLOSED_FORM_DIFFERENCE = of_decision(
+    "closed_form_difference",
+    "largest difference between the bounds at ratio 1 and those of the training pass, relative to half their width "
+    "(ACPO: to epsilon), by one rank's tokens, where the former were used",
+    "of half the bounds' width",
+)
+SKIPPED_UPDATES = RUN(
+    "skipped_updates",
+    "number of the rollout batch's updates, of both passes under Lopti, that verl skipped because the gradient's norm "
+    "was not finite",
+    "updates",
+)
+STANDARD_ERROR = RUN(
+    "critic/score/standard_error",
+    "standard error of verl's `critic/score/mean`, over prompts; of every run, also of verl's own losses, without "
+    "`actor/`",
+    "score",
+    verl_s="critic/score/standard_error",
+)
+VERSIONS = RUN(
+    "staleness/versions",
+    "mean age of the tokens in weight versions: rollout batches trained since their sequence's last token was sampled; "
+    "from the run's first sample on that is older than 0",
+    "weight versions",
+    chart="age of the samples",
+)
+AGE_IN_UPDATES = STALE("staleness/updates", "mean age in optimizer updates", "updates")
+AGE_FRACTION = {
+    age: STALE(
+        f"staleness/fraction/{age}", "fraction of the tokens of each age", "fraction of tokens", chart="tokens by age"
+    )
+    for age in AGES
+}
+AGE_SPREAD = {
+    age: STALE(
+        f"staleness/spread/{age}",
+        "standard deviation of log(current / rollout probability) at that age, 0 without such tokens; where the "
+        "rollout returns log-probabilities",
+        "nats",
+        chart="spread of the log-ratio by age",
+    )
+    for age in AGES
+}
+
+METRICS = (
+    *OF_TOKENS,
+    CLOSED_FORM_DIFFERENCE,
+    SKIPPED_UPDATES,
+    STANDARD_ERROR,
+    SELECTED,
+    VERSIONS,
+    AGE_IN_UPDATES,
+    *AGE_FRACTION.values(),
+    *AGE_SPREAD.values(),
+)

@@ -1,0 +1,1 @@
+"""What the rooms beside each other share."""

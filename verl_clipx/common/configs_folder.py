@@ -1,0 +1,16 @@
+"""Where the Hydra groups lie: inside the package in a wheel, beside it in a checkout or an editable install."""
+
+from pathlib import Path
+
+
+def configs_folder() -> Path:
+    """The folder of the Hydra groups.
+
+    Raises:
+        FileNotFoundError: neither place has it: the installation is broken.
+    """
+    package = Path(__file__).resolve().parents[1]
+    for folder in (package / "configs", package.parent / "configs"):
+        if (folder / "clipx").is_dir():
+            return folder
+    raise FileNotFoundError(f"no configs/clipx in {package} or {package.parent}: install verl-clipx again.")

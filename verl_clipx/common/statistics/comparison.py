@@ -1,0 +1,189 @@
+"""Whether one method is better than another: one inference over training seeds and questions together."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
+
+MIN_SEEDS = 3
+"""Fewest trainings of each method from which an interval is taken; benchmarks/coverage.py shows what 2 give."""
+
+ROUNDING = 1e-12
+"""A standard error below this share of the means is what rounding leaves of none."""
+
+SEEDS_AND_QUESTIONS, SEEDS, QUESTIONS = "seeds and questions", "seeds", "questions"
+
+Benchmarks = Mapping[str, np.ndarray]
+"""By benchmark ``[seeds, questions]`` float64. What is compared is the sum over benchmarks of the mean over questions:
+for a mean of benchmarks the values have been multiplied by its weights."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Difference of two methods or checkpoints, second minus first.
+
+    Args:
+        first, second: each one's mean.
+        difference: second minus first.
+        low, high: ends of the 95 % interval, None where it is refused.
+        p_value: two-sided, None where it is refused.
+        over: what the interval is over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS` of these
+            two checkpoints alone; None where it is refused.
+        seeds: trainings of the first and the second.
+        error: squared standard error of the difference by its parts, "question" and "seed".
+        wins, losses, ties: questions on which the second is better, worse, equal.
+        refused: why there is no interval on the methods.
+    """
+
+    first: float
+    second: float
+    difference: float
+    seeds: tuple[int, int]
+    low: float | None = None
+    high: float | None = None
+    p_value: float | None = None
+    over: str | None = None
+    error: Mapping[str, float] | None = None
+    wins: int | None = None
+    losses: int | None = None
+    ties: int | None = None
+    refused: str | None = None
+
+    def as_dict(self) -> dict[str, Any]:
+        """The fields by name."""
+        return asdict(self)
+
+
+def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.ndarray] | None = None) -> Comparison:
+    """Compare two methods, each trained with several seeds, on the same questions.
+
+    Target: the difference of the methods' expected scores, where both the trainings and the questions are draws from
+    all that could have been drawn. Questions are paired between the methods, seeds are not.
+
+    The squared standard error is unbiased: the variance over questions of the paired difference of means over seeds,
+    plus each method's variance between seeds, less the part of the latter that questions and samples explain, which the
+    former holds already. Where that leaves nothing for the seeds, the questions' part stands alone. Student's interval
+    with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946).
+
+    Args:
+        first, second: see `Benchmarks`; the same questions in the same order.
+        clusters: by benchmark ``[questions]`` labels, where questions share a source.
+
+    Returns:
+        With one training on both sides, the interval over questions, which speaks of these two alone; else with fewer
+        than `MIN_SEEDS` on a side, no interval.
+
+    Raises:
+        ValueError: the two have other benchmarks or questions, or there is nothing.
+    """
+    _check(first, second)
+    clusters = clusters or {}
+    means = [sum(values.mean(axis=1) for values in side.values()) for side in (first, second)]
+    by_question = {name: second[name].mean(axis=0) - first[name].mean(axis=0) for name in first}
+    every = np.concatenate(list(by_question.values()))
+    seeds = (len(means[0]), len(means[1]))
+    found = Comparison(
+        first=float(means[0].mean()),
+        second=float(means[1].mean()),
+        difference=float(means[1].mean() - means[0].mean()),
+        seeds=seeds,
+        wins=int((every > 0).sum()),
+        losses=int((every < 0).sum()),
+        ties=int((every == 0).sum()),
+        refused=too_few_seeds(seeds),
+    )
+    few = [
+        f"{name}: {reason}"
+        for name, values in by_question.items()
+        if (reason := too_few_units(len(values), clusters.get(name)))
+    ]
+    if few or (found.refused and seeds != (1, 1)):
+        return replace(found, refused="; ".join(filter(None, [found.refused, *few])))
+    of_question = [float(squared_error(values, clusters.get(name))) for name, values in by_question.items()]
+    units = [effective_units(len(values), clusters.get(name)) for name, values in by_question.items()]
+    spread = sum(part**2 / (count - 1) for part, count in zip(of_question, units, strict=True))
+    if seeds == (1, 1):
+        return _student(found, QUESTIONS, sum(of_question), 0.0, spread)
+    of_seed = [float(one.var(ddof=1) / len(one)) for one in means]
+    explained = sum(_explained(side, clusters) for side in (first, second))
+    seed_part = max(0.0, sum(of_seed) - explained)
+    if seed_part:
+        spread += sum(part**2 / (count - 1) for part, count in zip(of_seed, seeds, strict=True))
+    return _student(found, SEEDS_AND_QUESTIONS, sum(of_question), seed_part, spread)
+
+
+def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison:
+    """Compare two methods by one number a training: Welch's interval over seeds, the questions taken as given.
+
+    For numbers without questions, such as a validation's accuracy in a log.
+
+    Args:
+        first, second: a number a training.
+
+    Raises:
+        ValueError: a side is empty.
+    """
+    first, second = (np.asarray(side, dtype=np.float64) for side in (first, second))
+    if not (len(first) and len(second)):
+        raise ValueError("a number of at least one training is needed of both methods")
+    seeds = (len(first), len(second))
+    difference = float(second.mean() - first.mean())
+    found = Comparison(float(first.mean()), float(second.mean()), difference, seeds, refused=too_few_seeds(seeds))
+    if found.refused:
+        return found
+    parts = [float(one.var(ddof=1) / len(one)) for one in (first, second)]
+    spread = sum(part**2 / (count - 1) for part, count in zip(parts, seeds, strict=True))
+    return _student(found, SEEDS, 0.0, sum(parts), spread)
+
+
+def too_few_seeds(seeds: tuple[int, int]) -> str | None:
+    """Why two methods with so many trainings get no interval, None if they get one."""
+    if min(seeds) >= MIN_SEEDS:
+        return None
+    return f"{seeds[0]} and {seeds[1]} training seeds; whether a method is better takes {MIN_SEEDS} of each"
+
+
+def _check(first: Benchmarks, second: Benchmarks) -> None:
+    if not first or list(first) != list(second):
+        raise ValueError(f"both need values on the same benchmarks, got {list(first)} and {list(second)}")
+    for name in first:
+        one, other = first[name], second[name]
+        if one.ndim != 2 or other.ndim != 2 or one.shape[1] != other.shape[1] or not (one.size and other.size):
+            raise ValueError(f"{name}: both need [seeds, questions] values, got shapes {one.shape} and {other.shape}")
+
+
+def _explained(side: Benchmarks, clusters: Mapping[str, np.ndarray]) -> float:
+    """What of a method's variance between seed means, over seeds, the residuals of questions and samples explain."""
+    seeds = len(next(iter(side.values())))
+    return sum(
+        float(squared_error(residuals(values), clusters.get(name)).sum()) / (seeds * (seeds - 1))
+        for name, values in side.items()
+    )
+
+
+def _student(found: Comparison, over: str, question: float, seed: float, spread: float) -> Comparison:
+    """Adds interval and p-value; `spread` is the sum of squared parts over their degrees of freedom."""
+    variance = question + seed
+    if variance <= (ROUNDING * max(abs(found.first), abs(found.second))) ** 2:
+        variance = 0.0
+    if not variance and found.difference:
+        # Such as 4 questions, all wrong before and all right after: certainty is not what that says.
+        reason = "all seeds and questions differ by the same: nothing to take an error from"
+        return replace(found, refused="; ".join(filter(None, [found.refused, reason])))
+    half, p_value = 0.0, 1.0
+    if variance:
+        freedom = variance**2 / spread
+        half = float(stats.t.ppf((1 + CONFIDENCE) / 2, freedom) * np.sqrt(variance))
+        p_value = float(2 * stats.t.sf(abs(found.difference) / np.sqrt(variance), freedom))
+    return replace(
+        found,
+        low=found.difference - half,
+        high=found.difference + half,
+        p_value=p_value,
+        over=over,
+        error={"question": question, "seed": seed},
+    )

@@ -1,0 +1,206 @@
+"""Before spending: the chance to see a difference, by how many questions, samples and seeds there are."""
+
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+from scipy import stats
+
+from verl_clipx.common.statistics.comparison import MIN_SEEDS
+from verl_clipx.common.statistics.variance import CONFIDENCE, split_variance
+
+POWER = 0.8
+"""The chance that a design should have: the usual one."""
+
+MOST = {"questions": 1_000_000, "samples": 4096, "seeds": 1000}
+"""Largest numbers of a design, where the search for one ends too."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What makes the difference of two methods vary, as variances of a 0/1 score.
+
+    Raises:
+        ValueError: one is negative or no number.
+    """
+
+    method: float
+    """Between questions: of the true difference of the two methods."""
+
+    seed: float
+    """Between trainings of one method, the mean over questions."""
+
+    interaction: float
+    """Between trainings of one method on one question, beyond that."""
+
+    sample: float
+    """Between samples of one training on one question."""
+
+    def __post_init__(self) -> None:
+        for part, value in asdict(self).items():
+            if not (np.isfinite(value) and value >= 0):
+                raise ValueError(f"{part}={value}: a variance is a number and at least 0")
+
+    def as_dict(self) -> dict[str, float]:
+        """The parts by name."""
+        return asdict(self)
+
+
+@dataclass(frozen=True)
+class Design:
+    """What is spent on each of two methods.
+
+    Raises:
+        ValueError: a number is outside its range.
+    """
+
+    questions: int
+    """From 2 on; of all three, at most `MOST`."""
+
+    samples: int
+    """Of a training on a question, at least 1."""
+
+    seeds: int
+    """Trainings: 1 compares two checkpoints as they are, else at least `MIN_SEEDS`."""
+
+    def __post_init__(self) -> None:
+        for what, least in (("questions", 2), ("samples", 1), ("seeds", 1)):
+            if not least <= getattr(self, what) <= MOST[what]:
+                raise ValueError(f"--{what} {getattr(self, what)}: must be from {least} to {MOST[what]}")
+        if self.seeds != 1 and self.seeds < MIN_SEEDS:
+            raise ValueError(
+                f"--seeds {self.seeds}: `clipx eval compare` takes {MIN_SEEDS} of each method, or 1 to compare two "
+                "checkpoints as they are"
+            )
+
+    def as_dict(self) -> dict[str, int]:
+        """The numbers by name."""
+        return asdict(self)
+
+
+def assumed_parts(accuracy: float, spread: float, agreement: float, seed_deviation: float) -> Parts:
+    """Variances from what can be guessed before there is any run.
+
+    A 0/1 score of mean p has the variance p (1 - p); `spread` of it lies between questions, the rest between samples of
+    one. Of the part between questions, 1 - `agreement` is a training's own; half of that is the method's, half the
+    seed's.
+
+    Args:
+        accuracy: of the baseline, in (0, 1).
+        spread: share of the variance that is between questions, in [0, 1]: 0 if all are equally hard, 1 if each is
+            always or never solved.
+        agreement: correlation over questions of two trainings' chances, in [0, 1].
+        seed_deviation: standard deviation of the accuracy between trainings, at least 0.
+
+    Raises:
+        ValueError: an argument is outside its range; names the option.
+    """
+    if not 0 < accuracy < 1:
+        raise ValueError(f"--accuracy {accuracy}: must be in (0, 1)")
+    for name, value in (("spread", spread), ("agreement", agreement)):
+        if not 0 <= value <= 1:
+            raise ValueError(f"--{name} {value}: must be in [0, 1]")
+    if not 0 <= seed_deviation < 1:
+        raise ValueError(f"--seed-deviation {100 * seed_deviation}: must be at least 0 points and below 100")
+    total = accuracy * (1 - accuracy)
+    own = total * spread * (1 - agreement)
+    # The difference has both methods' part.
+    return Parts(method=own, seed=seed_deviation**2, interaction=own / 2, sample=total * (1 - spread))
+
+
+def measured_parts(first: np.ndarray, second: np.ndarray | None, samples: int | None) -> dict[str, float]:
+    """The parts that prior runs tell; those that they cannot tell are left out.
+
+    Args:
+        first: ``[seeds, questions]`` shares of right samples of one method.
+        second: of another one on the same questions, if there is one.
+        samples: behind each share, None if they differ or are no samples of one model.
+    """
+    splits = [split_variance(side, samples) for side in (first, second) if side is not None]
+    found = {}
+    for part in ("seed", "interaction", "sample"):
+        values = [value for split in splits if (value := getattr(split, part)) is not None]
+        if values:
+            found[part] = float(np.mean(values))
+    if "sample" not in found:
+        # The interaction holds the samples' part then, which shrinks with more of them.
+        found.pop("interaction", None)
+    if second is not None:
+        noise = sum(
+            ((split.interaction or 0.0) + (split.sample or 0.0) / (samples or 1)) / len(side)
+            for split, side in zip(splits, (first, second), strict=True)
+        )
+        found["method"] = max(0.0, float((second.mean(axis=0) - first.mean(axis=0)).var(ddof=1) - noise))
+    return found
+
+
+def power_of(parts: Parts, difference: float, design: Design) -> float:
+    """Chance that the 95 % interval of `compare` leaves out 0.
+
+    The difference's squared standard error is (method + 2 (interaction + sample / samples) / seeds) / questions +
+    2 seed / seeds; Miller, Adding Error Bars to Evals (arXiv 2411.00640), on power, has it without seeds. With few
+    seeds the estimate of the error varies so much that the chance has no short formula: the mean squares that `compare`
+    sees are drawn, each a chi-squared number, and the chance is a mean over the draws, exact to about 0.01.
+
+    Args:
+        parts: the variances.
+        difference: of the two methods' accuracies.
+        design: what is spent. With 1 seed the trainings are taken as they are: what they differ by is what is looked
+            for, so that `seed` adds no error.
+    """
+    questions, seeds = design.questions, design.seeds
+    noise = parts.interaction + parts.sample / design.samples
+    of_questions = (parts.method + 2 * noise / seeds) / questions
+    if of_questions == 0 and (seeds == 1 or parts.seed == 0):
+        return 1.0
+    generator = np.random.default_rng(0)
+    variance, spread, error = np.zeros(_DRAWS), np.zeros(_DRAWS), of_questions
+    if seeds > 1:
+        error += 2 * parts.seed / seeds
+        explained = noise / (seeds * questions)
+        between = (parts.seed / seeds + explained) * _mean_squares(generator, seeds - 1, 2)
+        residual = explained * _mean_squares(generator, (seeds - 1) * (questions - 1), 2)
+        variance = np.maximum(0.0, between.sum(axis=0) - residual.sum(axis=0))
+        spread = np.where(variance > 0, (between**2).sum(axis=0) / (seeds - 1), 0.0)
+    question = of_questions * _mean_squares(generator, questions - 1, 1)[0]
+    variance, spread = variance + question, spread + question**2 / (questions - 1)
+    half = stats.t.ppf((1 + CONFIDENCE) / 2, variance**2 / spread) * np.sqrt(variance)
+    deviation = np.sqrt(error)
+    return float(
+        (stats.norm.sf((half - difference) / deviation) + stats.norm.cdf((-half - difference) / deviation)).mean()
+    )
+
+
+_DRAWS = 4000
+
+
+def _mean_squares(generator: np.random.Generator, freedom: int, count: int) -> np.ndarray:
+    return generator.chisquare(freedom, (count, _DRAWS)) / freedom
+
+
+def needed(parts: Parts, difference: float, design: Design, what: str, power: float = POWER) -> Design | None:
+    """The smallest design with that power, all but one number as given.
+
+    Args:
+        parts, difference: see `power_of`.
+        design: gives the other two numbers.
+        what: "questions", "samples" or "seeds".
+        power: to reach.
+
+    Returns:
+        The design; None where even `MOST` does not reach it.
+    """
+    least = {"questions": 2, "samples": 1, "seeds": MIN_SEEDS}[what]
+
+    def reaches(number: int) -> bool:
+        return power_of(parts, difference, replace(design, **{what: number})) >= power
+
+    high = least
+    while not reaches(high):
+        if high == MOST[what]:
+            return None
+        high = min(2 * high, MOST[what])
+    low = max(least, high // 2)
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reaches(middle) else (middle + 1, high)
+    return replace(design, **{what: high})

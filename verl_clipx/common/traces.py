@@ -1,0 +1,162 @@
+"""Traces: what the loss knew of every token of some responses, as Parquet files in a run's folder `traces`."""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pyarrow.parquet
+
+from verl_clipx.common.files import file_names_in, read_table, replacing
+
+VERSION = 1
+_VERSION_KEY = b"clipx_trace_version"
+_NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
+_FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
+
+
+def _field(name: str, kind: pyarrow.DataType, meaning: str, *, nullable: bool = False) -> pyarrow.Field:
+    return pyarrow.field(name, kind, nullable, {"meaning": meaning})
+
+
+# A row a token, whole responses, the tokens of a response in order and next to each other. Each field says what it is.
+SCHEMA = pyarrow.schema(
+    [
+        _field("step", pyarrow.int32(), "training step, counted from 1 as verl logs it"),
+        _field("update", pyarrow.int32(), "optimizer update within the step, from 0; a Lopti pass counts as one"),
+        _field("rank", pyarrow.int32(), "data-parallel rank"),
+        _field("prompt", pyarrow.string(), "the same for one prompt in every run: its hash"),
+        _field("prompt_text", pyarrow.string(), "the prompt, decoded", nullable=True),
+        _field("sample", pyarrow.int32(), "number of the response among those to the prompt in this step, from 0"),
+        _field("score", pyarrow.float32(), "reward of the response, where the worker knows it", nullable=True),
+        _field("position", pyarrow.int32(), "of the token in the response, from 0"),
+        _field("token_id", pyarrow.int32(), "in the policy's vocabulary"),
+        _field("text", pyarrow.string(), "the token, decoded when it was written"),
+        _field("log_prob", pyarrow.float32(), "under the current policy, in nats"),
+        _field("old_log_prob", pyarrow.float32(), "under the old policy, in nats"),
+        _field("rollout_log_prob", pyarrow.float32(), "under the policy that sampled, in nats", nullable=True),
+        _field("ratio", pyarrow.float32(), "current over old probability"),
+        _field("advantage", pyarrow.float32(), "after shaping"),
+        _field("bounded", pyarrow.float32(), "what the bounds act on: the ratio in most methods"),
+        _field("low", pyarrow.float32(), "lower bound on it; 0 or less on a ratio: none"),
+        _field("high", pyarrow.float32(), "upper bound on it; inf: none"),
+        _field("weight", pyarrow.float32(), "gradient weight F: the gradient of the objective is F * advantage"),
+        _field("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
+        _field("selected", pyarrow.bool_(), "kept by entropy selection; without it missing", nullable=True),
+        _field("entropy", pyarrow.float32(), "of the current policy, in nats, where computed", nullable=True),
+        _field("age", pyarrow.int32(), "weight versions since it was sampled, where known", nullable=True),
+    ],
+    metadata={_VERSION_KEY: str(VERSION).encode()},
+)
+
+
+@dataclass(frozen=True, order=True)
+class Shard:
+    """One file of a trace: what one rank saw in one update.
+
+    Args:
+        step: training step.
+        update: optimizer update within the step, from 0.
+        rank: data-parallel rank.
+    """
+
+    step: int
+    update: int
+    rank: int
+
+    def path_in(self, folder: Path) -> Path:
+        """The file's place in a run's folder of traces."""
+        return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
+
+
+def write_shard(folder: Path, shard: Shard, columns: dict[str, Any]) -> Path:
+    """Writes one file of a trace, whole or not at all.
+
+    Args:
+        folder: the run's folder of traces; made if it is not there.
+        shard: which update and rank the tokens are of.
+        columns: field of SCHEMA to values, a value a token, as a list or an array of numpy's or pyarrow's; `step`,
+            `update` and `rank` follow from the shard, and a nullable field may be missing.
+
+    Returns:
+        The path.
+
+    Raises:
+        ValueError: a field is missing or no field of SCHEMA.
+        OSError: the disk's own.
+    """
+    length = len(columns.get("token_id", ()))
+    given = {**columns, **{name: [getattr(shard, name)] * length for name in ("step", "update", "rank")}}
+    unknown = [name for name in given if name not in SCHEMA.names]
+    missing = [field.name for field in SCHEMA if not field.nullable and field.name not in given]
+    if unknown or missing:
+        raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
+    table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
+    path = shard.path_in(folder)
+    with replacing(path) as partial:
+        pyarrow.parquet.write_table(table, partial, compression="zstd")
+    return path
+
+
+def shards_in(folder: Path) -> list[Shard]:
+    """The files of a run's trace, by step, update and rank; empty if the run wrote none.
+
+    Raises:
+        OSError: the folder cannot be read, or is none.
+    """
+    found = (_FILE.fullmatch(name) for name in file_names_in(folder))
+    return sorted(Shard(*map(int, one.groups())) for one in found if one)
+
+
+def remove_shards(folder: Path, shards: list[Shard]) -> None:
+    """Removes files of a trace; those that are not there any more are none.
+
+    Raises:
+        OSError: the disk's own.
+    """
+    for shard in shards:
+        shard.path_in(folder).unlink(missing_ok=True)
+
+
+def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
+    """The tokens of some files of a trace, a row a token, as SCHEMA says.
+
+    Args:
+        folder: the run's folder of traces.
+        shards: from `shards_in`.
+
+    Raises:
+        ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
+    """
+    return pyarrow.concat_tables([_read(shard.path_in(folder)) for shard in shards] or [SCHEMA.empty_table()])
+
+
+def _read(path: Path) -> pyarrow.Table:
+    try:
+        table = read_table(path)
+    except ValueError as error:
+        raise ValueError(f"{error} Remove it to go on without it.") from None
+    version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
+    if version != str(VERSION):
+        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads version {VERSION}.")
+    faults = _faults(table)
+    if faults:
+        raise ValueError(f"{path}: {'; '.join(faults)}. Remove it to go on without it.")
+    # In SCHEMA's order, and without what others may have added.
+    return table.select(SCHEMA.names).cast(SCHEMA)
+
+
+def _faults(table: pyarrow.Table) -> list[str]:
+    """What is not as SCHEMA says, a part of a sentence each."""
+    missing = [field.name for field in SCHEMA if field.name not in table.column_names]
+    repeated = [field.name for field in SCHEMA if table.column_names.count(field.name) > 1]
+    faults = [f"no column {', '.join(missing)}"] if missing else []
+    faults += [f"column {name} stands in it more than once" for name in repeated]
+    for field in (field for field in SCHEMA if field.name not in (*missing, *repeated)):
+        found = table.column(field.name)
+        if found.type != field.type:
+            faults.append(f"column {field.name} is of type {found.type}, expected {field.type}")
+        elif found.null_count and not field.nullable:
+            faults.append(f"column {field.name} lacks values, expected one a token")
+    return faults

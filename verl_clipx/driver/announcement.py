@@ -1,0 +1,189 @@
+"""The line that says what runs: the loss and its limits, what differs from its group, averages, corrections, updates.
+
+Driver and workers make it from the same configuration.
+"""
+
+import dataclasses
+from typing import Any
+
+from verl_clipx.base.method import Limit
+from verl_clipx.driver.clip_keys import ACTOR, given, meanings, written
+from verl_clipx.driver.config import Observe, Settings
+from verl_clipx.driver.hydra_nodes import ClipxPolicyLossConfig, RunFacts
+from verl_clipx.driver.listing import group_settings
+from verl_clipx.driver.support import (
+    ROLLOUT_IS,
+    ROLLOUT_RS,
+    TEMPERATURE,
+    WITH_ROLLOUT_IS,
+    WITH_ROLLOUT_RS,
+    distillation_term,
+    mismatch_remark,
+)
+
+
+def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
+    """What a run trains, in one line.
+
+    Args:
+        policy_loss: verl's policy-loss node as driver and workers build it.
+    """
+    settings, run = policy_loss.clipx, policy_loss.run
+    if isinstance(settings, Observe):
+        loss, limit, lopti = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx=observe)", VERL_S_LIMIT, False
+    else:
+        chosen, limit = f" (+clipx={run.group})" if run.group else "", settings.method.what_limits
+        scope = f"scope {settings.scope}" if settings.adaptive else limit.described
+        differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
+        weight = UNCONSTRAINED if settings.method.unconstrained_weight else ""
+        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}{weight}"
+        lopti = settings.update is not None and len(settings.update.passes) == 2
+    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+    parts = [
+        f"clipx: {loss}",
+        distillation_term(run.options),
+        averages(run, observed=isinstance(settings, Observe)),
+        *corrections(run),
+        biased,
+        f"old_log_probs {source_of_old_log_probs(run)}",
+        updates(run, limit, twice=lopti),
+    ]
+    return f"{'; '.join(filter(None, parts))}{traced(settings)}"
+
+
+# What limits verl's own loss is not known here.
+VERL_S_LIMIT = Limit("", "clipping, if this loss clips,")
+
+# After the parameters of a method that the contract asks less of.
+UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
+
+# How a paper averages that has its mode from a group.
+AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
+
+
+def averages(run: RunFacts, *, observed: bool) -> str:
+    """verl's aggregation mode, and the paper's where it is another one.
+
+    Args:
+        run: facts of the run.
+        observed: whether verl's own loss is trained; some, such as its sapo, average in a way of their own.
+    """
+    said, key = f"loss_agg_mode {run.loss_agg_mode}", f"{ACTOR}.loss_agg_mode"
+    if observed:
+        return f"{said}, if this loss follows it"
+    paper = run.paper_loss_agg_mode
+    if paper in (None, run.loss_agg_mode):
+        return said
+    return f"{said} (the paper {AVERAGES.get(paper, 'does not')}; set {key}={paper} for that)"
+
+
+def corrections(run: RunFacts) -> list[str]:
+    """What verl does to the samples' weights, mask and probabilities besides; nothing by default."""
+    found, temperature = [], run.options.get(TEMPERATURE)
+    # In bypass mode verl's trainers leave both aside.
+    for key, others in () if run.bypass else ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
+        if run.options.get(key) is not None:
+            threshold, *normalised = (run.options.get(other) for other in others)
+            over = ", normalised over the batch" if any(normalised) else ""
+            found.append(f"{key.rpartition('.')[2]}={run.options[key]} (threshold {shown(threshold)}{over})")
+    corrected = [f"rollout correction {', '.join(found)}"] if found else []
+    if temperature in (None, 1):
+        return corrected
+    return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
+
+
+def traced(settings: Settings | Observe) -> str:
+    """What is traced, and where to, with a semicolon in front; empty if nothing is."""
+    trace = settings.trace
+    if trace is None:
+        return ""
+    batches = "every rollout batch" if trace.every == 1 else f"one of {trace.every} rollout batches"
+    return f"; {100 * trace.fraction:g} % of the prompts traced in {batches}, to {trace.folder}"
+
+
+def differences(settings: Settings, run: RunFacts) -> list[str]:
+    """Parameters whose value is not the group's, with both values and, where it is verl's, the key it comes from."""
+    group = settings_of(run.group or settings.method.name)
+    found = []
+    for name, value, default in values_of(settings):
+        usual = group.get(name, default)
+        if value != usual:
+            source = verl_s_key(settings, run, name, value) or verl_s_switch(run, name, value)
+            found.append(f"{name}={shown(value)} (group: {shown(usual)}{source})")
+    return found
+
+
+def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
+    """Name, value and default of each parameter of a clipx node."""
+    return [
+        (field.name, getattr(owner, field.name), field.default)
+        for owner in (settings.method, settings)
+        for field in dataclasses.fields(owner)
+        if field.name not in ("method", "trace")
+    ]
+
+
+def settings_of(group: str) -> dict[str, Any]:
+    """What a group of the plugin's sets; nothing for somebody's own, whose parameters are held against the defaults."""
+    try:
+        return group_settings(group)
+    except FileNotFoundError:
+        return {}
+
+
+def verl_s_key(settings: Settings, run: RunFacts, name: str, value: Any) -> str:
+    """Of which of verl's clip keys a parameter has its value, for `differences`; empty if of none."""
+    for key, meaning in meanings(settings.method).items():
+        source, verl_s = given(key, run.clip_keys, ()) or (None, None)
+        if (
+            meaning.parameter == name
+            and source is not None
+            and (verl_s if verl_s is None else meaning.value(verl_s)) == value
+        ):
+            return f"; from {ACTOR}.{source}={written(verl_s)}"
+    return ""
+
+
+def verl_s_switch(run: RunFacts, name: str, value: Any) -> str:
+    """Which of verl's switches of torch.compile has set clipx.compile, for `differences`; empty if none has."""
+    if name != "compile" or value is not False or not run.uncompiled_by:
+        return ""
+    return f"; from {run.uncompiled_by}=False"
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line; a modifier with its parameters."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if dataclasses.is_dataclass(value):
+        fields = (f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def source_of_old_log_probs(run: RunFacts) -> str:
+    """Where verl's trainer has old_log_probs from."""
+    if run.bypass:
+        return "are the rollout's own (bypass_mode)"
+    if run.old_policy_starts_the_update:
+        return "are recomputed with the weights that a rollout batch's first update starts from"
+    if run.mini_batches_at_once or (run.uses_v1 and run.trainer_mode == "separate_async"):
+        return "are recomputed with the weights that the rollout last got"
+    return "are the trainer's"
+
+
+def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
+    """Updates per rollout batch, and whether what limits the loss can act in them.
+
+    Args:
+        run: facts of the run.
+        limit: the method's.
+        twice: whether Lopti makes two passes, of which the second starts away from ratio 1.
+    """
+    if run.updates is None:
+        return "an unknown number of updates per rollout batch"
+    number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"
+    if run.makes_one_update and not twice:
+        several = f"for several updates set {ACTOR}.ppo_mini_batch_size below data.train_batch_size"
+        return f"{number}, at ratio 1: {limit.acting or 'clipping'} cannot act ({several})"
+    return f"{number}: {limit.acting} can act" if limit.acting else f"{number}: nothing clips"

@@ -1,0 +1,304 @@
+"""The keys that verl's own losses read, under a method of the plugin: taken over as its parameters, or refused.
+
+verl's scripts set clip_ratio_high and the like, which only verl's own losses read. Here they mean what they mean there,
+and where they can mean nothing, the run stops: a number that a user wrote down is never ignored.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, NamedTuple
+
+from verl_clipx.base.method import NODE, FixedBounds, Method
+from verl_clipx.methods.dppo import Dppo
+from verl_clipx.methods.gspo import Gspo
+from verl_clipx.methods.sapo import Sapo
+
+ACTOR = "actor_rollout_ref.actor"
+
+# What stands in verl's configuration when nobody sets them.
+VERL_S_DEFAULTS = {
+    "clip_ratio": 0.2,
+    "clip_ratio_low": 0.2,
+    "clip_ratio_high": 0.2,
+    "clip_ratio_c": 3.0,
+    "tau_pos": 1.0,
+    "tau_neg": 1.05,
+}
+
+# verl's SAPO reads the actor's temperatures; its scripts write them under policy_loss, where verl has no such key.
+MISPLACED = ("tau_pos", "tau_neg")
+
+# Keys that a method may take over; clip_ratio stands in for the first two.
+MAPPED = (
+    *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg"),
+    *(f"policy_loss.{key}" for key in MISPLACED),
+)
+
+# null leaves the decision to another key; of every other key it is a value.
+NULL_IS_SILENT = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+
+# Keys under policy_loss that one of verl's losses reads and no method of the plugin: their default, and that loss.
+OF_OTHER_LOSSES = {
+    "clip_cov_ratio": (0.0002, "clip_cov"),
+    "clip_cov_lb": (1.0, "clip_cov"),
+    "clip_cov_ub": (5.0, "clip_cov"),
+    "kl_cov_ratio": (0.0002, "kl_cov"),
+    "ppo_kl_coef": (0.1, "kl_cov"),
+    "dro_beta": (None, "dro"),
+}
+
+# GSPO's scripts set widths of 3e-4 for the ratio of a sequence, others 0.2 for that of a token: nobody means one of
+# them on the other.
+NARROWEST_ON_TOKENS = WIDEST_ON_SEQUENCES = 0.01
+
+
+class Meaning(NamedTuple):
+    """What one of verl's keys is to a method.
+
+    Attributes:
+        parameter: the method's parameter.
+        value: from verl's value to the parameter's.
+        narrowest: verl's value cannot be meant below this.
+        widest: nor above this.
+    """
+
+    parameter: str
+    value: Callable[[float], float]
+    narrowest: float = 0.0
+    widest: float = math.inf
+
+
+class Taken(NamedTuple):
+    """A value that a method takes over.
+
+    Attributes:
+        value: of the method's parameter.
+        key: verl's key that it comes from.
+        verl_s: what that key says.
+    """
+
+    value: float | None
+    key: str
+    verl_s: float | None
+
+
+def as_it_is(value: float) -> float:
+    """Thresholds, temperatures and the dual clip are the same number in both."""
+    return value
+
+
+def below_one(width: float) -> float:
+    """A lower bound on the ratio; rounded, so that 1 - 0.2 is 0.8 to the last bit."""
+    return round(1 - width, 12)
+
+
+def above_one(width: float) -> float:
+    """An upper bound on the ratio."""
+    return round(1 + width, 12)
+
+
+def meanings(method: Method) -> dict[str, Meaning]:
+    """What verl's keys of `MAPPED` are to a method; without an entry: nothing."""
+    if isinstance(method, Dppo):
+        # As in verl's own dppo losses.
+        return {
+            "clip_ratio_low": Meaning("threshold_low", as_it_is),
+            "clip_ratio_high": Meaning("threshold_high", as_it_is),
+            "clip_ratio_c": Meaning("weight_high", as_it_is),
+        }
+    if isinstance(method, Sapo):
+        positive, negative = (Meaning(parameter, as_it_is) for parameter in ("tau_positive", "tau_negative"))
+        return {
+            "tau_pos": positive,
+            "tau_neg": negative,
+            "policy_loss.tau_pos": positive,
+            "policy_loss.tau_neg": negative,
+        }
+    found = {}
+    if isinstance(method, FixedBounds):
+        narrowest = NARROWEST_ON_TOKENS if type(method).bounded is Method.bounded else 0.0
+        widest = WIDEST_ON_SEQUENCES if isinstance(method, Gspo) else math.inf
+        found["clip_ratio_low"] = Meaning("clip_low", below_one, narrowest, widest)
+        found["clip_ratio_high"] = Meaning("clip_high", above_one, narrowest, widest)
+    if "dual_clip" in method.parameters:
+        found["clip_ratio_c"] = Meaning("dual_clip", as_it_is)
+    return found
+
+
+def given(key: str, verl_s: Mapping[str, Any], named: Collection[str]) -> tuple[str, Any] | None:
+    """Which of verl's keys says something about a parameter, and what; None if none does.
+
+    Args:
+        key: one of `MAPPED`; clip_ratio stands in for the first two.
+        verl_s: verl's keys and their values; one that is missing says nothing.
+        named: full keys that the command line names: it counts even if it repeats verl's default.
+    """
+    for source in (key, "clip_ratio") if key in ("clip_ratio_low", "clip_ratio_high") else (key,):
+        if source not in verl_s or (verl_s[source] is None and source in NULL_IS_SILENT):
+            continue
+        if verl_s[source] != default_of(source) or f"{ACTOR}.{source}" in named:
+            return source, verl_s[source]
+    return None
+
+
+def default_of(source: str) -> float:
+    """What verl's key says when nobody sets it."""
+    return VERL_S_DEFAULTS[source.removeprefix("policy_loss.")]
+
+
+def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, Taken]:
+    """What a method takes over from verl's keys.
+
+    A method whose parameter is its default takes verl's value. What was taken over once changes nothing when asked
+    again with the result, so driver and workers agree.
+
+    Args:
+        method: as its group and the user's overrides made it.
+        verl_s: verl's keys and their values, as for `given`.
+        named: full keys that the command line names, verl's and the plugin's.
+
+    Returns:
+        The method's parameter to what it takes.
+
+    Raises:
+        ValueError: verl's key means nothing to the method, or cannot mean this, or the method's own parameter, or
+            another key of verl's, says something else; a line for each names the keys, their values and what to do.
+    """
+    known, taken, refused = meanings(method), {}, []
+    said: dict[str, Taken] = {}
+    for key in MAPPED:
+        source, value = given(key, verl_s, named) or (None, None)
+        if source is None:
+            continue
+        if key not in known:
+            message = None if means_nothing_anyway(source, value) else would_be_ignored(method, source, value)
+        else:
+            message = refusal(method, known[key], source, value, named)
+            parameter = known[key].parameter
+            if message is None:
+                ours = Taken(None if value is None else known[key].value(value), source, value)
+                earlier = said.setdefault(parameter, ours)
+                if earlier.value != ours.value:
+                    message = contradiction(earlier, ours)
+                elif not same_bound(ours.value, method.parameters[parameter]):
+                    taken[parameter] = earlier
+        if message is not None and message not in refused:
+            refused.append(message)
+    if refused:
+        raise ValueError("\n".join(refused))
+    return taken
+
+
+def means_nothing_anyway(source: str, value: Any) -> bool:
+    """Whether a key's value asks for nothing of a method that does not know it: its default, or no dual clip."""
+    return value == default_of(source) or (source == "clip_ratio_c" and value is None)
+
+
+def same_bound(ours: float | None, current: float | None) -> bool:
+    """Whether verl's value, as ours, says what the method has already: no ratio is at or below 0, as with null."""
+    if ours is None:
+        return current is None
+    return ours <= 0 if current is None else math.isclose(ours, current, rel_tol=1e-9)
+
+
+def contradiction(one: Taken, other: Taken) -> str:
+    """What to say of two of verl's keys that want different values of one parameter."""
+    return (
+        f"{ACTOR}.{other.key}={written(other.verl_s)} but {ACTOR}.{one.key}={written(one.verl_s)}: remove one of the "
+        "two."
+    )
+
+
+def written(value: Any) -> str:
+    """A value as Hydra reads it."""
+    return "null" if value is None else str(value)
+
+
+def ignored_keys(method: Method, policy_loss: Any) -> list[str]:
+    """What to say of each key under policy_loss that is set and that only verl's own losses read.
+
+    Args:
+        method: the method of the run.
+        policy_loss: verl's policy-loss node, or the configuration built from it.
+    """
+    found = [
+        other_loss_s(method, f"policy_loss.{key}", value, f"verl's own loss {loss}")
+        for key, (default, loss) in OF_OTHER_LOSSES.items()
+        if (value := policy_loss.get(key, default)) != default
+    ]
+    return [*found, *(misplaced_correction(method, key, value) for key, value in corrections(policy_loss).items())]
+
+
+def other_loss_s(method: Method, source: str, value: Any, reader: str) -> str:
+    """What to say of a key that only another loss reads."""
+    return (
+        f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}: only {reader} reads it, so that it would "
+        f"be ignored. Remove {ACTOR}.{source}."
+    )
+
+
+def corrections(policy_loss: Any) -> dict[str, Any]:
+    """The keys under policy_loss.rollout_correction, which verl's configuration leaves empty, that somebody set."""
+    node = policy_loss.get("rollout_correction", None) or {}
+    if not dataclasses.is_dataclass(node):
+        return dict(node)
+    # Built by verl, with its defaults where nobody set anything.
+    values = {field.name: (getattr(node, field.name), field.default) for field in dataclasses.fields(node)}
+    return {key: value for key, (value, default) in values.items() if value != default}
+
+
+def misplaced_correction(method: Method, key: str, value: Any) -> str:
+    """What to say of a key of rollout correction that stands where only verl's bypass loss looks for it."""
+    message = other_loss_s(method, f"policy_loss.rollout_correction.{key}", value, "verl's own loss bypass_mode")
+    return f"{message} What a run corrects is set under algorithm.rollout_correction."
+
+
+def would_be_ignored(method: Method, source: str, value: Any) -> str:
+    """What to say of one of verl's keys that means nothing to a method."""
+    what = "temperature" if "tau_" in source else "dual clip" if source == "clip_ratio_c" else "fixed bound"
+    return (
+        f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}, which has no {what} and would "
+        f"ignore it: remove {ACTOR}.{source}. `clipx methods {method.name}` lists what it takes."
+    )
+
+
+def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Collection[str]) -> str | None:
+    """What to say of a value of verl's that cannot become the method's parameter; None where it can, or is it already.
+
+    Args:
+        method: the method.
+        meaning: what verl's key is to it.
+        source: verl's key.
+        value: what it says.
+        named: as for `taken_over`.
+    """
+    said, key = f"{ACTOR}.{source}={written(value)}", f"{NODE}.{meaning.parameter}"
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int | float)):
+        return f"{said}: must be a number."
+    field = next(field for field in dataclasses.fields(method) if field.name == meaning.parameter)
+    ours, current = None if value is None else meaning.value(value), getattr(method, meaning.parameter)
+    if same_bound(ours, current):
+        return None
+    would_be = f"{said} would be {key}={'null' if ours is None else f'{ours:g}'}"
+    if ours is not None and meaning.value is below_one and ours <= 0:
+        return f"{would_be}, which bounds no ratio: remove it, or set {key}=null as well."
+    try:
+        field.metadata["allowed"].convert(ours)
+    except (ValueError, TypeError, OverflowError):
+        return f"{would_be}, which must be {field.metadata['allowed'].description}: change it."
+    if value is not None and value < meaning.narrowest:
+        return (
+            f"{would_be}: a width under {meaning.narrowest:g} is one for the ratio of a sequence, and {method.name} "
+            f"bounds that of a token. Remove it, or set {key}={ours:g} beside it if you mean it."
+        )
+    if value is not None and value > meaning.widest:
+        return (
+            f"{would_be}: a width over {meaning.widest:g} is one for the ratio of a token, and {method.name} bounds "
+            f"that of a sequence, which hardly leaves 1. Set {ACTOR}.{source} to a width such as 4e-4, remove it for "
+            f"the group's bound, or set {key}={ours:g} beside it if you mean it."
+        )
+    if current != field.default or key in named:
+        current = "null" if current is None else f"{current:g}"
+        return f"{would_be}, but its group or the command line says {key}={current}: remove one of the two."
+    return None

@@ -1,0 +1,245 @@
+"""The clipx node: a method with its parameters, and what goes around it."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from verl_clipx.base.method import NODE, Bounds
+from verl_clipx.base.parameters import Allowed, choice, number, only, optional, parameter, reject_unknown, validate
+from verl_clipx.driver.trace import Trace
+from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
+from verl_clipx.loss.user_method import load_method
+from verl_clipx.methods import METHODS, Method, method_named
+from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
+
+
+def instance(kind: type) -> Allowed:
+    """An instance of a modifier's parameters."""
+    description = f"the parameters of {kind.__name__} (choose them by a group under {kind.node})"
+    return only(description, lambda value: isinstance(value, kind))
+
+
+def compile_parameter(meaning: str) -> Any:
+    """Whether torch.compile is used."""
+    allowed = only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))
+    return parameter(
+        "auto",
+        allowed,
+        f"whether torch.compile fuses {meaning}; auto: on an accelerator, where verl's use_torch_compile is not off",
+    )
+
+
+def metrics_parameter() -> Any:
+    """Which metrics are logged."""
+    return parameter(
+        "default", choice("default", "all"), "default: the metrics that most runs need; all: those behind them too"
+    )
+
+
+def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
+    """Whether to compile for a device, by the value of a `compile_parameter`."""
+    return torch.device(device).type != "cpu" if compile == "auto" else compile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """A clipx node.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range, or with two that contradict each other.
+    """
+
+    method: Method
+    scope: str = parameter(
+        "mini_batch",
+        choice("mini_batch", "lagged", "micro_batch"),
+        "over what the statistics behind adaptive bounds are taken: mini_batch (exact: the optimizer mini-batch of all "
+        "ranks), lagged (the same update of the previous rollout batch, free), micro_batch (this one on this rank)",
+    )
+    lagged_average: float = parameter(
+        0.0,
+        number(at_least=0, at_most=0.999),
+        "scope=lagged: weight of the past in an exponential average of the statistics; 0: the previous ones alone",
+    )
+    missing_state: str = parameter(
+        "error",
+        choice("error", "fresh"),
+        "resuming from a checkpoint without a usable state of the bounds: an error, or a fresh start",
+    )
+    compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
+    metrics: str = metrics_parameter()
+    shaping: AdvantageReweighting | None = parameter(
+        None, optional(instance(AdvantageReweighting)), "+clipx/shaping=advantage_reweighting"
+    )
+    select: EntropySelection | None = parameter(
+        None, optional(instance(EntropySelection)), "+clipx/select=high_entropy or low_entropy"
+    )
+    update: Lopti | None = parameter(None, optional(instance(Lopti)), "+clipx/update=lopti")
+    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
+
+    def __post_init__(self) -> None:
+        validate(self, NODE)
+        if self.lagged_average and self.scope != "lagged":
+            raise ValueError(
+                f"{NODE}.lagged_average={self.lagged_average:g} with {NODE}.scope={self.scope}: only scope=lagged "
+                f"averages. Set {NODE}.scope=lagged, or {NODE}.lagged_average=0."
+            )
+
+    def functions(self, device: torch.device | str) -> TokenFunctions:
+        """The loss and the statistics of these settings for tokens on a device, compiled or not."""
+        compiled = compiled_on(device, self.compile)
+        return token_functions(self.method, self.shaping, detailed=self.detailed, compiled=compiled)
+
+    @property
+    def detailed(self) -> bool:
+        """Whether metrics beyond the default ones are logged."""
+        return self.metrics == "all"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the bounds depend on statistics."""
+        return self.method.statistics_size > 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the loss needs the current policy's entropy."""
+        return self.select is not None or "entropy" in self.method.asks_for
+
+    @property
+    def selects_over_mini_batch(self) -> bool:
+        """Whether entropy selection needs a threshold over the mini-batch."""
+        return self.select is not None and self.select.over == "mini_batch"
+
+    @property
+    def observes(self) -> bool:
+        """Whether some optimizer steps need a pass without gradient."""
+        of_history = self.scope == "lagged" and "entropy" in self.method.asks_for
+        return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
+
+
+# Key under the clipx node to what a group of its own fills.
+NODES = {**MODIFIERS, "trace": Trace}
+
+# The value of clipx.method that leaves verl's own loss as it is.
+OBSERVE = "observe"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observe:
+    """The clipx node of +clipx=observe: verl's own loss, whatever loss_mode is, with the plugin's metrics.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range.
+    """
+
+    compile: str | bool = compile_parameter("the metrics into one graph")
+    metrics: str = metrics_parameter()
+    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
+
+    def __post_init__(self) -> None:
+        validate(self, NODE)
+
+    def functions(self, device: torch.device | str) -> ObservedFunctions:
+        """The sums behind the metrics for tokens on a device, compiled or not."""
+        return observed_functions(detailed=self.detailed, compiled=compiled_on(device, self.compile))
+
+    @property
+    def detailed(self) -> bool:
+        """As that of `Settings`."""
+        return self.metrics == "all"
+
+
+# What the clipx node holds besides the method's own parameters.
+AROUND = {field.name: field for field in dataclasses.fields(Settings) if field.name != "method"}
+
+
+def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
+    """Every key that a method's clipx node takes: its own parameters, then those of `Settings`."""
+    return {**{field.name: field for field in dataclasses.fields(method)}, **AROUND}
+
+
+def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:
+    """Builds and checks a clipx node.
+
+    Args:
+        method: name of a method of the plugin, or observe; null when `function` is given.
+        function: a user's loss as `package.module:name`.
+        parameters: the method's parameters and those of `Settings` by name.
+
+    Raises:
+        ValueError: unknown method, unknown parameter, or a value of a wrong type or range; the message names the key,
+            the value and what is allowed.
+    """
+    if method is None and function is None:
+        raise ValueError(
+            f"{NODE}.method=None and {NODE}.function=None: no method is chosen (+clipx=base is none, but what every "
+            "method's group has in common). Choose one by its group, for example +clipx=acpo, or a loss of your own: "
+            "+clipx=custom clipx.function=package.module:name."
+        )
+    if method is not None and function is not None:
+        raise ValueError(
+            f"{NODE}.method={method!r} and {NODE}.function={function!r}: choose one method by its group (+clipx=acpo), "
+            "or a loss of your own (+clipx=custom clipx.function=package.module:name)."
+        )
+    if method == OBSERVE:
+        reject_unknown(parameters, [field.name for field in dataclasses.fields(Observe)], NODE, ONLY_OBSERVED)
+        return Observe(**{key: with_node(key, value) for key, value in parameters.items()})
+    chosen = method_named(method) if method is not None else load_method(function)
+    taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
+    if taken:
+        raise ValueError(f"{NODE}.function={function!r}: {sorted(taken)[0]} is a key of every clipx node, rename it.")
+    reject_unknown(parameters, parameters_of(chosen), NODE, chosen.name)
+    own = {key: value for key, value in parameters.items() if key not in AROUND}
+    around = {key: with_node(key, value) for key, value in parameters.items() if key in AROUND}
+    return Settings(method=chosen(**own), **around)
+
+
+ONLY_OBSERVED = f"{OBSERVE}, which leaves verl's own loss as it is"
+
+
+def with_node(key: str, node: Any) -> Any:
+    """The parameters of a node under the clipx node that a group of its own fills; what is none stays as it is.
+
+    Args:
+        key: key under the clipx node.
+        node: what stands there.
+
+    Raises:
+        ValueError: an unknown key or a bad value; the message names it.
+    """
+    kind = NODES.get(key)
+    if kind is None or node is None or isinstance(node, kind):
+        return node
+    if not isinstance(node, Mapping):
+        raise ValueError(f"{kind.node}={node!r}: choose a group, for example +{kind.node.replace('.', '/')}=...")
+    reject_unknown(node, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
+    return kind(**node)
+
+
+def clip_range(actor: Any) -> Bounds:
+    """What verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, are for PPO's ratio."""
+    low, high = actor.clip_ratio_low, actor.clip_ratio_high
+    return Bounds(1 - (actor.clip_ratio if low is None else low), 1 + (actor.clip_ratio if high is None else high))
+
+
+def settings_without_group(name: str, actor: Any) -> Settings:
+    """The settings when `loss_mode` was set without a `+clipx=<method>` group.
+
+    Args:
+        name: the method's name.
+        actor: verl's ActorConfig, whose clip_ratio_low and clip_ratio_high become fixed bounds; its clip_ratio_c
+            becomes GRPO's dual clip.
+
+    Returns:
+        The method's defaults with verl's own bounds where the method has fixed ones.
+    """
+    method = METHODS[name]
+    overrides: dict[str, float] = {}
+    if "clip_low" in parameters_of(method):
+        overrides["clip_low"], overrides["clip_high"] = clip_range(actor)
+    if name == "grpo":
+        overrides["dual_clip"] = actor.get("clip_ratio_c", 3.0)
+    return Settings(method=method(**overrides))

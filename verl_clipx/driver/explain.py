@@ -1,0 +1,117 @@
+"""What a verl command would train, without running it."""
+
+import argparse
+import contextlib
+import importlib.util
+import io
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+
+from hydra import compose, initialize_config_dir
+from hydra._internal.config_repository import ConfigRepository
+from hydra.core.config_search_path import SearchPathQuery
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, open_dict
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.utils.config import validate_config
+
+from verl_clipx.base.method import NODE
+from verl_clipx.driver.announcement import shown
+from verl_clipx.driver.clip_keys import ACTOR, written
+from verl_clipx.driver.start import decide, named_keys
+
+# verl's entry modules and the configuration that each has by default, in the folder config beside it.
+MAIN_PPO = "verl.trainer.main_ppo"
+ENTRIES = {
+    MAIN_PPO: "ppo_trainer",
+    "verl.experimental.one_step_off_policy.main_ppo": "one_step_off_ppo_trainer",
+    "verl.experimental.fully_async_policy.fully_async_main": "fully_async_ppo_trainer",
+}
+
+
+def explained(words: Sequence[str]) -> list[str]:
+    """What a command would train, in lines: the line that the run prints, and what it takes over from verl's keys.
+
+    Args:
+        words: `python -m MODULE KEY=VALUE …`, whatever stands before `-m`, or the overrides alone.
+
+    Raises:
+        ValueError: a module that is none of verl's entries, or what stops the run.
+        Exception: what else stops it: Hydra's errors in composing, verl's own in validating.
+    """
+    module, arguments = split_command(words)
+    config, overrides, choices = composed(module, arguments)
+    decision = decide(config, named=named_keys(overrides), group=choices.get(NODE))
+    if module == MAIN_PPO:
+        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            validate_config(config, need_reference_policy(config), need_critic(config))
+    if decision is None:
+        loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+        return [f"clipx: no part in this run, which trains verl's own loss {loss_mode}"]
+    taken = [
+        f"taken over: {ACTOR}.{of.key}={written(of.verl_s)} as {NODE}.{parameter}={shown(of.value)}"
+        for parameter, of in decision.taken.items()
+    ]
+    return [decision.line, *taken]
+
+
+def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
+    """The entry module of a command and its arguments.
+
+    Raises:
+        ValueError: no entry module of verl's.
+    """
+    if "-m" not in words:
+        return MAIN_PPO, list(words)
+    place = list(words).index("-m") + 1
+    module = words[place] if place < len(words) else "nothing"
+    if module not in ENTRIES:
+        raise ValueError(f"python -m {module}: verl's entry modules are {', '.join(ENTRIES)}.")
+    return module, list(words[place + 1 :])
+
+
+def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[str], DictConfig]:
+    """The configuration that an entry module would get, the overrides in it, and Hydra's choices of groups.
+
+    Args:
+        module: one of `ENTRIES`.
+        arguments: Hydra's options --config-path, --config-name and --config-dir, and overrides.
+
+    Raises:
+        ValueError: an argument that is neither.
+        HydraException: the overrides do not compose.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--config-path", "-cp", default="config")
+    parser.add_argument("--config-name", "-cn", default=ENTRIES[module])
+    parser.add_argument("--config-dir", "-cd")
+    options, overrides = parser.parse_known_args(list(arguments))
+    unknown = [word for word in overrides if "=" not in word and not word.startswith("~")]
+    if unknown:
+        raise ValueError(f"{unknown[0]}: neither KEY=VALUE nor an option that this command knows.")
+    beside = Path(importlib.util.find_spec(module).origin).parent
+    with initialize_config_dir(str((beside / options.config_path).resolve()), version_base=None):
+        if options.config_dir is not None:
+            prepend_folder(Path(options.config_dir))
+        config = compose(options.config_name, overrides, return_hydra_config=True)
+    choices = config.hydra.runtime.choices
+    with open_dict(config):
+        del config.hydra
+    return config, overrides, choices
+
+
+def prepend_folder(folder: Path) -> None:
+    """As --config-dir does in hydra.main: its groups and configurations come before all others.
+
+    Raises:
+        ValueError: no such folder.
+    """
+    if not folder.is_dir():
+        raise ValueError(f"--config-dir={folder}: no such folder.")
+    loader = GlobalHydra.instance().config_loader()
+    search_path = loader.get_search_path()
+    search_path.prepend("command-line", f"file://{folder.resolve()}", anchor=SearchPathQuery(provider="schema"))
+    # Hydra's compose has no such option, and its loader reads the search path once.
+    loader.repository = ConfigRepository(search_path)

@@ -1,0 +1,199 @@
+"""What the Hydra groups name as `_target_`: the clipx node and verl's policy_loss node around it."""
+
+import math
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from verl.workers.config.actor import PolicyLossConfig
+
+from verl_clipx.base.method import NODE
+from verl_clipx.driver.clip_keys import VERL_S_DEFAULTS, ignored_keys, taken_over
+from verl_clipx.driver.config import NODES, OBSERVE, Observe, Settings, build
+from verl_clipx.driver.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
+
+__all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
+
+
+@dataclass
+class RunFacts:
+    """What else of the run's configuration the losses depend on; the groups fill it by interpolation.
+
+    Args:
+        group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
+        clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
+        tau_pos, tau_neg: the temperatures of verl's own SAPO.
+        loss_agg_mode: verl's aggregation mode.
+        paper_loss_agg_mode: the mode in which the method's paper averages, or None if its group does not say so.
+        loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
+        rollout_log_probs: whether the rollout returns its log-probabilities.
+        use_v1: whether verl's v1 trainer runs, or None if unknown.
+        trainer_mode: the v1 trainer's mode.
+        rollout_nodes: nodes of the rollout under verl's experimental trainers, else None.
+        bypass: whether the rollout's log-probabilities serve as the old policy's.
+        rollout_prompts: prompts of a rollout batch, or None if unknown.
+        parameter_sync_step: parts that the v1 trainer would cut a rollout batch into.
+        steps_a_version: steps of the fully asynchronous trainer between two weight versions, which it logs as one.
+        mini_batch_prompts: prompts of an optimizer mini-batch, or None if unknown.
+        epochs: passes over a rollout batch.
+        critic_warmup: training steps before this one train the critic alone.
+        mini_batches_at_once: what verl's fully asynchronous trainer fetches for each of its steps, else None.
+        options: the keys of `support.READ` with their values.
+    """
+
+    group: str | None = None
+    clip_ratio: Any = VERL_S_DEFAULTS["clip_ratio"]
+    clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
+    clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
+    clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
+    tau_pos: Any = VERL_S_DEFAULTS["tau_pos"]
+    tau_neg: Any = VERL_S_DEFAULTS["tau_neg"]
+    loss_agg_mode: str = "token-mean"
+    paper_loss_agg_mode: str | None = None
+    loss_scale_factor: Any = None
+    rollout_log_probs: bool = False
+    use_v1: bool | None = None
+    trainer_mode: str | None = None
+    rollout_nodes: int | None = None
+    bypass: bool = False
+    rollout_prompts: int | None = None
+    parameter_sync_step: int = 1
+    steps_a_version: int = 1
+    mini_batch_prompts: int | None = None
+    epochs: int = 1
+    critic_warmup: int = 0
+    mini_batches_at_once: int | None = None
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def clip_keys(self) -> dict[str, Any]:
+        """The keys of `VERL_S_DEFAULTS` and their values."""
+        return {key: getattr(self, key) for key in VERL_S_DEFAULTS}
+
+    @property
+    def uses_v1(self) -> bool:
+        """Whether the trainer is one that reads the keys of trainer.v1."""
+        # The experimental trainers inherit those keys, and trainer.use_v1=True, without reading them.
+        return self.use_v1 is not False and self.rollout_nodes is None and not self.mini_batches_at_once
+
+    @property
+    def parts(self) -> int:
+        """Parts that the trainer cuts a rollout batch into, each a call of the worker."""
+        return (self.parameter_sync_step or 1) if self.uses_v1 else 1
+
+    @property
+    def updates(self) -> int | None:
+        """Optimizer steps on each rollout batch, or None if unknown."""
+        if self.mini_batches_at_once:
+            return self.mini_batches_at_once * self.epochs
+        if not self.rollout_prompts or not self.mini_batch_prompts:
+            return None
+        prompts = self.rollout_prompts / self.parts
+        return math.ceil(prompts / self.mini_batch_prompts) * self.epochs
+
+    @property
+    def uncompiled_by(self) -> str | None:
+        """Which of verl's own switches of torch.compile is off, which clipx.compile=auto follows; None if none is."""
+        return next((key for key in TORCH_COMPILE if self.options.get(key) is False), None)
+
+    @property
+    def batches_a_step(self) -> int:
+        """Rollout batches, as the worker gets them, that verl logs as one step and trains on one weight version."""
+        return self.parts * (self.steps_a_version or 1)
+
+    @property
+    def old_policy_starts_the_update(self) -> bool:
+        """Whether old_log_probs come from the very weights that a rollout batch's first update starts from."""
+        in_step = not self.uses_v1 or self.trainer_mode in ("sync", "colocate_async")
+        return in_step and not self.bypass and not self.mini_batches_at_once
+
+    @property
+    def makes_one_update(self) -> bool:
+        """Whether each rollout batch gets one update, which starts at ratio 1."""
+        return self.old_policy_starts_the_update and self.updates == 1
+
+
+@dataclass
+class ClipxPolicyLossConfig(PolicyLossConfig):
+    """verl's PolicyLossConfig with the plugin's configuration beside it.
+
+    verl builds it in the driver before Ray starts, so everything that is wrong is said there.
+
+    Args:
+        clipx: the method's configuration.
+        run: what else of the run it depends on.
+
+    Raises:
+        ValueError: the run lacks what the method needs; the message names the key, the value and what to do.
+    """
+
+    clipx: Settings | Observe | None = None
+    run: RunFacts = field(default_factory=RunFacts)
+
+    def __post_init__(self):
+        if isinstance(self.clipx, Settings | Observe) and self.clipx.compile == "auto" and self.run.uncompiled_by:
+            object.__setattr__(self, "clipx", replace(self.clipx, compile=False))
+        if isinstance(self.clipx, Observe):
+            require_verl_s_own(self.loss_mode)
+            refuse_unserved(self.run.options, self.clipx)
+            return
+        if not isinstance(self.clipx, Settings):
+            raise ValueError(missing_method(self.clipx))
+        if other := another_loss(self.loss_mode, self.clipx):
+            raise ValueError(other)
+        if ignored := ignored_keys(self.clipx.method, self):
+            raise ValueError("\n".join(ignored))
+        check_run(self.clipx, self.run)
+        refuse_unserved(self.run.options, self.clipx)
+        bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
+        object.__setattr__(self, "clipx", replace(self.clipx, method=replace(self.clipx.method, **bounds)))
+
+
+def another_loss(loss_mode: str, settings: Settings) -> str | None:
+    """What to say when loss_mode names another loss than the clipx node does; None where they agree."""
+    name = settings.method.name
+    if loss_mode in ("clipx_custom", f"clipx_{name}"):
+        return None
+    return (
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} but {NODE}.method={name}: choose the method by its "
+        f"group alone (+clipx={name})."
+    )
+
+
+def missing_method(node: Any) -> str:
+    """What to say when there is a clipx node, or a part of one, and no method."""
+    given = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
+    if given:
+        return f"{', '.join(given)} goes on top of a method: choose one too, for example +clipx=grpo."
+    return f"{NODE} is missing: choose a method by its group, for example +clipx=acpo."
+
+
+def require_verl_s_own(loss_mode: str) -> None:
+    """Raises ValueError if the loss to observe is one of the plugin's."""
+    if loss_mode.startswith("clipx_"):
+        raise ValueError(
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} with {NODE}.method={OBSERVE}: the plugin's own "
+            f"losses have these metrics already. Choose the method by its group alone (+clipx={loss_mode[6:]}), or "
+            "observe one of verl's losses (loss_mode=vanilla)."
+        )
+
+
+def check_run(settings: Settings, run: RunFacts) -> None:
+    """Raises if the run lacks what the method needs.
+
+    Args:
+        settings: the clipx node.
+        run: facts of the run.
+
+    Raises:
+        ValueError: names the key, the value and what to do.
+    """
+    asking = asking_for_rollout_log_probs(settings.method)
+    if asking and not run.rollout_log_probs:
+        raise ValueError(
+            f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
+        )
+    if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
+        raise ValueError(
+            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
+            "of each micro-batch; set it to a constant, for example ${data.max_response_length}."
+        )

@@ -1,0 +1,141 @@
+"""What verl itself stops at minutes after the start, or passes over without a word: said at the start.
+
+Which values are allowed is verl's to say: its registries of losses and trainers, the checks of its rollout correction.
+"""
+
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.base.method import NODE
+from verl_clipx.driver.clip_keys import ACTOR
+from verl_clipx.driver.config import OBSERVE, Observe, Settings
+from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
+
+CALCULATE_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
+USE_V1, TRAINER_MODE = "trainer.use_v1", "trainer.v1.trainer_mode"
+# In the configurations of verl's experimental trainers, which read nothing of trainer.v1.
+OF_EXPERIMENTAL = ("rollout", "async_training")
+
+
+def what_stops(config: DictConfig, node: Settings | Observe) -> list[str]:
+    """What keeps a run from being what its configuration says.
+
+    Args:
+        config: verl's whole configuration.
+        node: the clipx node.
+
+    Returns:
+        A message for each, with the keys, their values and what to do.
+    """
+    checks: tuple[Callable[[DictConfig], str | None], ...] = (
+        no_update,
+        unknown_trainer,
+        without_log_probs,
+        wrong_weights,
+        wrong_rejection,
+    )
+    found = [check(config) for check in checks]
+    if isinstance(node, Observe):
+        found.append(unknown_loss(config))
+    return [message for message in found if message is not None]
+
+
+def no_update(config: DictConfig) -> str | None:
+    """Epochs that are none."""
+    epochs = OmegaConf.select(config, f"{ACTOR}.ppo_epochs")
+    if epochs is None or (isinstance(epochs, int) and epochs >= 1):
+        return None
+    return f"{ACTOR}.ppo_epochs={epochs}: no update would be made. Set it to a whole number of at least 1."
+
+
+def unknown_loss(config: DictConfig) -> str | None:
+    """A loss to observe that verl's registry lacks."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    key = f"{ACTOR}.policy_loss.loss_mode"
+    loss_mode = OmegaConf.select(config, key)
+    # One of the plugin's own is refused where the node is built, whether registered or not.
+    if loss_mode in POLICY_LOSS_REGISTRY or str(loss_mode).startswith(f"{NODE}_"):
+        return None
+    known = ", ".join(sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_")))
+    return (
+        f"{key}={loss_mode} with {NODE}.method={OBSERVE}: verl has no such loss to observe. Set {key} to one of "
+        f"{known}, or name the module that registers it in VERL_USE_EXTERNAL_MODULES."
+    )
+
+
+def unknown_trainer(config: DictConfig) -> str | None:
+    """A mode of the v1 trainer that nothing is registered under."""
+    mode = OmegaConf.select(config, TRAINER_MODE)
+    if mode is None or not OmegaConf.select(config, USE_V1) or any(key in config for key in OF_EXPERIMENTAL):
+        return None
+    if is_registered_in_the_source(mode):
+        return None
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+
+    if mode in TRAINER_REGISTRY:
+        return None
+    return (
+        f"{TRAINER_MODE}={mode} with {USE_V1}=True: verl has no such trainer. Set {TRAINER_MODE} to one of "
+        f"{', '.join(sorted(TRAINER_REGISTRY))}, or {USE_V1}=False for the older trainer, which has no modes."
+    )
+
+
+def is_registered_in_the_source(mode: str) -> bool:
+    """Whether verl's trainers register a mode, by their source: importing them takes seconds."""
+    folder = Path(find_spec("verl.trainer.ppo").origin).parent / "v1"
+    return any(f'@register_trainer("{mode}")' in path.read_text() for path in folder.glob("*.py"))
+
+
+def without_log_probs(config: DictConfig) -> str | None:
+    """What needs the rollout's log-probabilities, where it does not return them."""
+    returned = OmegaConf.select(config, CALCULATE_LOG_PROBS)
+    if returned is None or returned:
+        return None
+    needing = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := OmegaConf.select(config, key))]
+    if not needing:
+        return None
+    switches = f"{BYPASS}=False" if needing[0].startswith(BYPASS) else f"{needing[0].partition('=')[0]}=null"
+    return (
+        f"{', '.join(needing)} with {CALCULATE_LOG_PROBS}={returned}: that needs the log-probabilities of the rollout, "
+        f"which it would not return. Set {CALCULATE_LOG_PROBS}=True, or {switches}."
+    )
+
+
+def wrong_weights(config: DictConfig) -> str | None:
+    """Weights of rollout correction that verl refuses when it has the first batch."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+
+    return refused_by(compute_rollout_correction_weights, config, ROLLOUT_IS, WITH_ROLLOUT_IS[:1])
+
+
+def wrong_rejection(config: DictConfig) -> str | None:
+    """A rejection of rollout correction that verl refuses when it has the first batch."""
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    return refused_by(compute_rollout_rejection_mask, config, ROLLOUT_RS, WITH_ROLLOUT_RS)
+
+
+def refused_by(correct: Callable[..., Any], config: DictConfig, key: str, with_key: tuple[str, ...]) -> str | None:
+    """What verl says of a part of rollout correction, applied to two tokens.
+
+    Args:
+        correct: verl's function of a log-ratio, a response mask and, by the last words of their keys, the settings.
+        config: verl's whole configuration.
+        key: switches that part on.
+        with_key: the keys that go with it.
+    """
+    if OmegaConf.select(config, key) is None:
+        return None
+    settings = {name: OmegaConf.select(config, name) for name in (key, *with_key)}
+    try:
+        correct(torch.zeros(2, 2), torch.ones(2, 2), **{name.rpartition(".")[2]: of for name, of in settings.items()})
+    except (ValueError, TypeError) as error:
+        said = ", ".join(f"{name}={of}" for name, of in settings.items())
+        return f"{said}: verl's rollout correction refuses it: {error} Change it, or set {key}=null."
+    return None

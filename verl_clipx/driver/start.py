@@ -1,0 +1,188 @@
+"""What the driver decides when a run of verl starts, before Ray does: which loss, with which bounds, on what machine.
+
+A run starts where verl's entry modules call verl.utils.device.auto_set_device with their configuration, or where a
+notebook calls verl.trainer.main_ppo.run_ppo; composing a configuration, there or by `clipx explain`, is no start.
+"""
+
+import os
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from hydra.core.hydra_config import HydraConfig
+from hydra.utils import instantiate
+from omegaconf import DictConfig, OmegaConf, open_dict
+
+from verl_clipx.base.method import NODE
+from verl_clipx.common.run_files import log_path, traces_path
+from verl_clipx.driver.announcement import announcement
+from verl_clipx.driver.clip_keys import ACTOR, MISPLACED, VERL_S_DEFAULTS, Taken, ignored_keys, taken_over
+from verl_clipx.driver.config import Settings
+from verl_clipx.driver.hydra_nodes import another_loss
+from verl_clipx.driver.runnable import what_stops
+from verl_clipx.methods import METHODS
+
+RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
+
+
+class Decision(NamedTuple):
+    """What a run will train.
+
+    Attributes:
+        line: what is printed about it.
+        taken: parameters of the method to what they take over from verl's clip keys.
+    """
+
+    line: str
+    taken: dict[str, Taken]
+
+
+# What an entry module's start has printed; the run_ppo that it calls next is the same start.
+_printed: list[str] = []
+
+
+def start_entry(config: DictConfig) -> None:
+    """As `start`, in one of verl's entry modules."""
+    _printed[:] = start(config)
+
+
+def start_run(config: DictConfig) -> None:
+    """As `start`, in run_ppo, which entry modules call, and notebooks do by themselves."""
+    start(config, printed=_printed)
+    _printed.clear()
+
+
+def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
+    """Decides, says so in one line, and stops a run that cannot be what its configuration says.
+
+    Args:
+        config: verl's whole configuration; verl's clip keys that become a method's bounds are written into it.
+        printed: lines that need not be said again.
+
+    Returns:
+        The line, if the plugin has a part in the run.
+
+    Raises:
+        ValueError: as `decide`.
+        RuntimeError: as `require_accelerator`.
+    """
+    hydra = HydraConfig.get() if HydraConfig.initialized() else None
+    decision = decide(
+        config,
+        named=named_keys(hydra.overrides.task) if hydra else (),
+        group=hydra.runtime.choices.get(NODE) if hydra else None,
+    )
+    if decision is None:
+        return []
+    address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
+    require_accelerator(address, OmegaConf.select(config, "trainer.device"))
+    if decision.line not in printed:
+        print(decision.line, flush=True)
+    return [decision.line]
+
+
+def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
+    """Which loss a configuration trains.
+
+    Args:
+        config: as for `start`.
+        named: full keys that the command line names.
+        group: the group that +clipx= names, or None if unknown.
+
+    Returns:
+        The decision; None where the plugin has no part in the run.
+
+    Raises:
+        ValueError: a loss_mode of the plugin's without its group, or against it; a clip key of verl's that means
+            nothing to the method; what a method needs and the run lacks; what verl would stop at later.
+    """
+    node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
+    if node is None:
+        return None
+    if NODE not in node:
+        refuse_without_group(node.loss_mode)
+        return None
+    settings, taken = instantiated(node[NODE]), {}
+    refused = what_stops(config, settings)
+    if isinstance(settings, Settings):
+        refused.append(another_loss(node.loss_mode, settings))
+        actor = OmegaConf.select(config, ACTOR)
+        verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
+        verl_s |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
+        refused += ignored_keys(settings.method, node)
+        try:
+            taken = taken_over(settings.method, verl_s, named)
+        except ValueError as error:
+            refused.append(str(error))
+    if any(refused):
+        raise ValueError("\n".join(filter(None, refused)))
+    with open_dict(config):
+        if settings.trace is not None and settings.trace.folder is None:
+            log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in ("project_name", "experiment_name")))
+            node[NODE].trace.folder = str(traces_path(log).absolute())
+        node[NODE].update({parameter: of.value for parameter, of in taken.items()})
+        if isinstance(settings, Settings):
+            # verl's PolicyLossConfig has no such keys, and what they say is the method's now.
+            for key in MISPLACED:
+                node.pop(key, None)
+        node.run.group = group
+    return Decision(announcement(instantiated(node)), taken)
+
+
+def instantiated(node: Any) -> Any:
+    """What a node's `_target_` makes, with the target's own message where it refuses."""
+    try:
+        return instantiate(node, _convert_="partial")
+    except Exception as error:
+        if isinstance(error.__cause__, ValueError):
+            raise error.__cause__ from None
+        raise
+
+
+def named_keys(overrides: Collection[str]) -> set[str]:
+    """The keys that overrides of a command line name: `+clipx.alpha=2` names clipx.alpha."""
+    return {override.lstrip("+~").split("=")[0] for override in overrides}
+
+
+def refuse_without_group(loss_mode: Any) -> None:
+    """Raises ValueError for a loss of the plugin's that no group goes with: nothing would make it exact."""
+    name = str(loss_mode).removeprefix("clipx_")
+    if name == str(loss_mode):
+        return
+    group = name if name in METHODS and METHODS[name].__module__.startswith("verl_clipx.") else "custom"
+    function = f" {NODE}.function=package.module:name" if group == "custom" else ""
+    raise ValueError(
+        f"{ACTOR}.policy_loss.loss_mode={loss_mode} without its group: it would train with default parameters and, "
+        f"where bounds adapt, with statistics of a micro-batch. Replace it by the group: +{NODE}={group}{function}."
+    )
+
+
+def require_accelerator(ray_address: str | None, device: str | None = None) -> None:
+    """Raises if this process would start a Ray cluster of its own on a machine without an accelerator.
+
+    A driver without a GPU is normal where it joins a cluster, so nothing is said if one is named, running, or joined.
+
+    Args:
+        ray_address: the configuration's ray_kwargs.ray_init.address, or None.
+        device: the configuration's trainer.device, or None if unknown.
+
+    Raises:
+        RuntimeError: says which switches start the run on the CPU.
+    """
+    import ray
+    from verl.plugin.platform import get_platform
+
+    if get_platform().device_name == "cpu" and device not in (None, "cpu"):
+        raise RuntimeError(
+            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which carries what a CPU run needs, "
+            "or unset VERL_PLATFORM."
+        )
+    if ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists():
+        return
+    if get_platform().is_available():
+        return
+    raise RuntimeError(
+        "No GPU here, and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM=cpu and add +hardware=cpu:\n"
+        "    VERL_PLATFORM=cpu python -m verl.trainer.main_ppo +hardware=cpu …\n"
+        "To join a cluster, set RAY_ADDRESS or +ray_kwargs.ray_init.address."
+    )

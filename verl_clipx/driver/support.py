@@ -1,0 +1,489 @@
+"""What of verl the plugin serves: every option with the test that runs it, or why it is only read, or refused.
+
+This is the one place that says so: the driver refuses by it, `clipx doctor` and the table of docs/support.md are made
+from it.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from verl_clipx.base.method import NODE, Method
+from verl_clipx.driver.config import OBSERVE, Observe, Settings
+
+ACTOR = "actor_rollout_ref.actor"
+BYPASS = "algorithm.rollout_correction.bypass_mode"
+ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
+ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
+# Of verl's weights and of its rejection: the keys that go with each.
+WITH_ROLLOUT_IS = (f"{ROLLOUT_IS}_threshold", f"{ROLLOUT_IS}_batch_normalize")
+WITH_ROLLOUT_RS = (f"{ROLLOUT_RS}_threshold",)
+# Either switches torch.compile off.
+TORCH_COMPILE = (f"{ACTOR}.use_torch_compile", f"{ACTOR}.fsdp_config.use_torch_compile")
+LOSS_TYPE = "algorithm.rollout_correction.loss_type"
+DISTILLATION = "distillation.enabled"
+DISTILLATION_LOSS = "distillation.distillation_loss.loss_mode"
+DISTILLATION_COEFFICIENT = "distillation.distillation_loss.distillation_loss_coef"
+TASK_REWARDS = "distillation.distillation_loss.use_task_rewards"
+ROLLOUT = "actor_rollout_ref.rollout"
+ENGINE_NAME = f"{ROLLOUT}.name"
+TEMPERATURE = f"{ROLLOUT}.temperature"
+LOG_PROB_MODE = f"{ROLLOUT}.logprobs_mode"
+# verl's vLLM server puts these over its own arguments.
+LOG_PROB_MODE_OF_VLLM = f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode"
+# What leaves tokens of the vocabulary out, and the value that leaves out none.
+TRUNCATING: dict[str, tuple[Callable[[float], bool], float]] = {
+    f"{ROLLOUT}.top_p": (lambda value: value < 1, 1),
+    f"{ROLLOUT}.top_k": (lambda value: value > 0, -1),
+    f"{ROLLOUT}.min_p": (lambda value: value > 0, 0),
+}
+STRATEGY = f"{ACTOR}.strategy"
+ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
+DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
+FUSED_KERNELS = "actor_rollout_ref.model.use_fused_kernels"
+MODEL_PATH = "actor_rollout_ref.model.path"
+# Keys of every model's sequence parallelism, each with the key of its attention.
+ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
+REFERENCE, CRITIC_ATTENTION = "actor_rollout_ref.ref", "critic.model.override_config.attn_implementation"
+SEQUENCE_PARALLEL = {
+    f"{ACTOR}.ulysses_sequence_parallel_size": ATTENTION,
+    f"{ACTOR}.fsdp_config.ulysses_sequence_parallel_size": ATTENTION,
+    f"{REFERENCE}.ulysses_sequence_parallel_size": ATTENTION,
+    f"{REFERENCE}.fsdp_config.ulysses_sequence_parallel_size": ATTENTION,
+    "critic.ulysses_sequence_parallel_size": CRITIC_ATTENTION,
+    "critic.fsdp.ulysses_sequence_parallel_size": CRITIC_ATTENTION,
+    **{f"{model}.veomni.ulysses_parallel_size": f"{model}.veomni.attn_implementation" for model in (ACTOR, REFERENCE)},
+}
+
+# Keys of the run's configuration that refusals depend on, or what the run says of itself.
+READ = (
+    *(*TORCH_COMPILE, *WITH_ROLLOUT_IS, *WITH_ROLLOUT_RS),
+    *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, LOSS_TYPE, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH),
+    *(DISTILLATION, DISTILLATION_LOSS, DISTILLATION_COEFFICIENT, TASK_REWARDS),
+    *(ENGINE_NAME, TEMPERATURE, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM, *TRUNCATING),
+    *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()]),
+)
+
+Options = Mapping[str, Any]
+Refusal = Callable[[Options, Settings | Observe], str | None]
+
+
+def has_sequence_parallel_attention(name: str | None) -> bool:
+    """Whether verl makes an attention work on a slice of each sequence.
+
+    Args:
+        name: transformers' or VeOmni's name of it; None: verl's default, flash_attention_2.
+    """
+    # verl replaces the kernel call beneath flash attention (models/transformers/monkey_patch.py), VeOmni its own.
+    return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
+
+
+WRONG_ATTENTION = (
+    "each rank would attend to its own slice of a sequence and train on wrong log-probabilities, because verl patches "
+    "flash attention alone"
+)
+
+
+def attention_on_a_slice(options: Options, _: Settings | Observe) -> str | None:
+    """Sequence parallelism with an attention that does not know of it."""
+    from verl.plugin.platform import get_platform
+
+    for key, attention in SEQUENCE_PARALLEL.items():
+        size, name = options.get(key), options.get(attention)
+        if attention == CRITIC_ATTENTION and get_platform().device_name != "cpu":
+            # Whatever the key says, verl's critic takes flash attention (utils/model.py), which a CPU does not have.
+            continue
+        if size and size > 1 and not has_sequence_parallel_attention(name):
+            return (
+                f"{key}={size} with {attention}={name}: {WRONG_ATTENTION}. Set {attention}=flash_attention_2 (on a CPU "
+                f"there is none), or {key}=1."
+            )
+    return None
+
+
+def correction_in_bypass_mode(options: Options, node: Settings | Observe) -> str | None:
+    """verl's rollout correction where only verl's own loss applies it."""
+    if isinstance(node, Observe) or not options.get(BYPASS):
+        return None
+    for key in (ROLLOUT_IS, ROLLOUT_RS):
+        if options.get(key) is not None:
+            return (
+                f"{key}={options[key]} with {BYPASS}=True: verl applies it in its own bypass loss alone, so that it "
+                f"would be ignored under clipx.method={node.method.name}, whose ratio is to the sampler already. Set "
+                f"{key}=null, or {BYPASS}=False."
+            )
+    return None
+
+
+def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
+    """verl's weights from the rollout policy to the old one, on a ratio that starts at the rollout policy already."""
+    weights = options.get(ROLLOUT_IS)
+    if isinstance(node, Observe) or weights is None or getattr(node.method, "behaviour", None) != "rollout":
+        return None
+    return (
+        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of clipx.method={node.method.name} is to the "
+        "policy that sampled, and verl's weights would correct for that policy a second time. Set "
+        f"{ROLLOUT_IS}=null, or clipx.behaviour=old."
+    )
+
+
+def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
+    """The kind of verl's own bypass loss, which no other loss reads."""
+    loss_type = options.get(LOSS_TYPE)
+    if isinstance(node, Observe) or loss_type in (None, "ppo_clip"):
+        return None
+    return (
+        f"{LOSS_TYPE}={loss_type} with {NODE}.method={node.method.name}: only verl's own bypass loss reads it, so that "
+        f"it would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
+    )
+
+
+def distilled_without_task_rewards(options: Options, node: Settings | Observe) -> str | None:
+    """verl's distillation where it replaces the policy loss."""
+    if not options.get(DISTILLATION) or options.get(TASK_REWARDS, True):
+        return None
+    method, would = (
+        (OBSERVE, "would describe a loss that is not trained")
+        if isinstance(node, Observe)
+        else (node.method.name, "would train nothing")
+    )
+    return (
+        f"{TASK_REWARDS}={options[TASK_REWARDS]} with {DISTILLATION}=True: verl then sets the policy loss to 0 and "
+        f"trains only its distillation loss, so that {NODE}.method={method} {would}. Set {TASK_REWARDS}=True, which "
+        f"adds the distillation loss to the policy loss, or remove the +{NODE} group."
+    )
+
+
+def distillation_term(options: Options) -> str | None:
+    """What verl adds to the policy loss under distillation with task rewards; None without."""
+    if not options.get(DISTILLATION):
+        return None
+    loss, coefficient = options.get(DISTILLATION_LOSS), options.get(DISTILLATION_COEFFICIENT)
+    return f"verl's distillation loss {loss} is added to it with coefficient {coefficient}"
+
+
+class Mismatch(NamedTuple):
+    """Why the rollout's log-probabilities are not what the trainer computes for the same weights.
+
+    Attributes:
+        keys: that make them so, with their values.
+        effect: on ratios to the rollout policy.
+        remedy: what to set.
+    """
+
+    keys: str
+    effect: str
+    remedy: str
+
+
+def log_prob_mismatch(options: Options) -> Mismatch | None:
+    """Whether the rollout's log-probabilities are of another distribution than the trainer's; None where they are not.
+
+    The trainer divides the logits by the temperature and takes the softmax over the whole vocabulary. vLLM and the
+    server of +hardware=cpu return what logprobs_mode says, which verl tells no other server.
+    """
+    engine, temperature = options.get(ENGINE_NAME), options.get(TEMPERATURE)
+    truncating = {
+        key: value
+        for key, (truncates, _) in TRUNCATING.items()
+        if isinstance(value := options.get(key), int | float) and truncates(value)
+    }
+    sampling = ", ".join(f"{key}={value}" for key, value in truncating.items())
+    from_all = ", ".join(f"{key}={TRUNCATING[key][1]}" for key in truncating)
+    off = "over the tokens that truncation keeps, and the trainer's are over the whole vocabulary"
+    if engine not in ("vllm", "cpu"):
+        unknown = (
+            f"depending on the version of {engine or 'the rollout server'}, its log-probabilities are {off}: every "
+            "ratio is then off by the probability that is kept"
+        )
+        return Mismatch(sampling, unknown, f"Set {from_all}") if truncating else None
+    key = LOG_PROB_MODE_OF_VLLM if engine == "vllm" and options.get(LOG_PROB_MODE_OF_VLLM) else LOG_PROB_MODE
+    mode = options.get(key)
+    if mode == "processed_logprobs":
+        effect = f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
+        remedy = f"Set {from_all}" + f", or {key}=raw_logprobs" * (temperature == 1)
+        return Mismatch(f"{sampling}, {key}={mode}", effect, remedy) if truncating else None
+    # null is vLLM's own default.
+    if mode not in (None, "raw_logprobs"):
+        effect = f"{engine} returns logits in place of log-probabilities"
+        return Mismatch(f"{key}={mode}", effect, f"Set {key}=processed_logprobs")
+    effect = f"{engine}'s log-probabilities are at temperature 1, the trainer's at {temperature}"
+    remedy = f"Set {key}=processed_logprobs" + f" and {from_all}" * bool(truncating)
+    return Mismatch(f"{key}={mode}, {TEMPERATURE}={temperature}", effect, remedy) if temperature != 1 else None
+
+
+def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
+    """A router that VeOmni would let choose anew in the pass without gradient."""
+    if options.get(STRATEGY) != "veomni" or options.get(ROUTER_REPLAY) != "R2":
+        return None
+    if isinstance(node, Observe) or not node.observes:
+        return None
+    return (
+        f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the pass without gradient over the mini-batch would "
+        f"route by itself, and observe other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
+        "disabled, or do without that pass (clipx.scope=lagged or micro_batch, clipx.select.over=sequence)."
+    )
+
+
+def dynamic_context(options: Options, _: Settings | Observe) -> str | None:
+    """Megatron's dynamic context parallelism, under which no group of ranks shares a mini-batch."""
+    if options.get(STRATEGY) != "megatron" or not options.get(DYNAMIC_CONTEXT):
+        return None
+    return (
+        f"{DYNAMIC_CONTEXT}=True: verl then gives each rank a data-parallel group of its own, so that statistics and "
+        f"metrics would be one rank's. Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is served."
+    )
+
+
+def fused_kernels_of_a_wrapped_head(options: Options, _: Settings | Observe) -> str | None:
+    """verl's fused kernels where FSDP2 keeps the output embedding, which they read, in parts of its own."""
+    path = options.get(MODEL_PATH)
+    if options.get(STRATEGY) != "fsdp2" or not options.get(FUSED_KERNELS) or has_tied_embeddings(path) is not False:
+        return None
+    return (
+        f"{FUSED_KERNELS}=True with {STRATEGY}=fsdp2, {MODEL_PATH}={path}: {WRAPPED_HEAD}. Set {FUSED_KERNELS}=False."
+    )
+
+
+WRAPPED_HEAD = (
+    "the model's output embedding is not its input embedding, so FSDP2 shards it by itself, and verl 0.9.1's fused "
+    "forward pass multiplies with a part of it: torch stops with mixed Tensor and DTensor"
+)
+
+
+def has_tied_embeddings(path: str | None) -> bool | None:
+    """Whether a model's input and output embedding are one; None where its configuration is not on this machine."""
+    from transformers import AutoConfig
+
+    try:
+        return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config().tie_word_embeddings
+    except (OSError, ValueError):
+        return None
+
+
+def asking_for_rollout_log_probs(method: Method) -> str:
+    """The key, with its value, by which a method asks for the rollout's log-probabilities; empty if it does not."""
+    if "rollout_log_prob" not in method.asks_for:
+        return ""
+    asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
+    return (asking or [f"{NODE}.method={method.name}"])[0]
+
+
+def ratio_to_the_rollout_policy(options: Options, node: Settings | Observe) -> str | None:
+    """The key, with its value, that takes a ratio to the rollout policy into the objective; None if none does."""
+    if isinstance(node, Settings) and (asking := asking_for_rollout_log_probs(node.method)):
+        return asking
+    keys = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := options.get(key))]
+    return keys[0] if keys else None
+
+
+def mismatch_in_the_objective(options: Options, node: Settings | Observe) -> str | None:
+    """Ratios to the rollout policy that compare two distributions, where the plugin would train on them."""
+    mismatch, asking = log_prob_mismatch(options), ratio_to_the_rollout_policy(options, node)
+    if isinstance(node, Observe) or mismatch is None or asking is None:
+        return None
+    return f"{mismatch.keys} with {asking}: {mismatch.effect}. {mismatch.remedy}."
+
+
+def mismatch_remark(options: Options, node: Settings | Observe) -> str | None:
+    """What the line of a run says about ratios to the rollout policy that compare two distributions."""
+    mismatch = log_prob_mismatch(options)
+    if mismatch is None:
+        return None
+    which = "" if ratio_to_the_rollout_policy(options, node) else ", which only metrics use,"
+    return f"ratios to the rollout policy{which} are biased by {mismatch.keys}: {mismatch.effect}"
+
+
+@dataclass(frozen=True)
+class Row:
+    """What is known of one of verl's options.
+
+    Args:
+        option: its name.
+        key: how it is switched on; where that is a key of `ACTOR`, from there on.
+        test: the file of the tests that run it on the CPU; None if none does.
+        remark: why no test runs it, why it is refused, or what else is to be known.
+        refusal: what the driver refuses it by, or None.
+    """
+
+    option: str
+    key: str
+    test: str | None = None
+    remark: str = ""
+    refusal: Refusal | None = None
+
+    @property
+    def state(self) -> str:
+        """refused, run (in a test on the CPU) or read (in verl's code alone)."""
+        if self.refusal is not None:
+            return "refused"
+        return "run" if self.test else "read"
+
+
+RANKS = "tests/end_to_end/test_invariance.py"
+ENGINE = "tests/end_to_end/test_engine.py"
+TRAINING = "tests/end_to_end/test_training.py"
+GPU_CHECK = "tests/end_to_end/test_gpu_check.py"
+TRAINERS = "tests/end_to_end/test_trainers.py"
+OPTIONS = "tests/end_to_end/test_options.py"
+VLLM = "tests/end_to_end/test_vllm.py"
+# Bounds, gradients and log-probabilities in the engine without Ray, and a run with it.
+BOTH = f"the same through Ray: {OPTIONS}"
+BESIDE_VLLM = f"the same through Ray, beside vLLM: {VLLM}"
+
+ROWS = (
+    Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo"),
+    Row("FSDP1", "strategy=fsdp", remark="cannot start from a CPU's parameters"),
+    Row("Megatron", "model_engine=megatron", remark="needs GPUs; a rank of the last pipeline stage keeps the state"),
+    Row(
+        "Megatron, dynamic context parallelism",
+        "megatron.dynamic_context_parallel=True",
+        remark="each rank is its own data-parallel group",
+        refusal=dynamic_context,
+    ),
+    Row("VeOmni", "model_engine=veomni", remark="needs GPUs"),
+    Row(
+        "VeOmni, router replay R2",
+        "veomni.router_replay.mode=R2",
+        remark="where a pass without gradient observes: it would route by itself",
+        refusal=recorded_routes,
+    ),
+    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"sdpa; {BESIDE_VLLM}"),
+    Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS, BESIDE_VLLM),
+    Row(
+        "Ulysses, flash attention",
+        "ulysses_sequence_parallel_size=2",
+        RANKS,
+        f"2 and 4 ranks; in place of the kernel, which needs GPUs, its formula in torch; {BOTH}",
+    ),
+    Row(
+        "Ulysses, sdpa or eager attention",
+        "ulysses_sequence_parallel_size=2",
+        remark=f"{WRONG_ATTENTION}; so on every CPU, and in the worker by the model's own attention",
+        refusal=attention_on_a_slice,
+    ),
+    Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS, BESIDE_VLLM),
+    Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS, BESIDE_VLLM),
+    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"4 ranks; {BOTH}"),
+    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"packed; {BESIDE_VLLM}"),
+    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; its rollout needs GPUs"),
+    Row(
+        "LoRA, merged for the rollout",
+        "actor_rollout_ref.model.lora.merge=True",
+        OPTIONS,
+        f"its training: {RANKS}; verl rounds merged weights to bfloat16",
+    ),
+    Row(
+        "fused kernels",
+        f"{FUSED_KERNELS}=True",
+        GPU_CHECK,
+        f"torch's back end, tied embeddings; {BOTH}",
+    ),
+    Row(
+        "fused kernels under FSDP2, untied embeddings",
+        f"{FUSED_KERNELS}=True",
+        remark=f"{WRAPPED_HEAD}: {ENGINE}; in the driver where the model's configuration lies there",
+        refusal=fused_kernels_of_a_wrapped_head,
+    ),
+    Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", GPU_CHECK, BOTH),
+    Row("KL loss", "use_kl_loss=True", TRAINING),
+    Row("several epochs", "ppo_epochs=2", TRAINERS),
+    Row(
+        "rollout correction",
+        "algorithm.rollout_correction.rollout_is=token",
+        TRAINERS,
+        "weights and rejection; the weights in the loss: tests/worker/test_policy_loss.py",
+    ),
+    Row(
+        "rollout correction of M2PO's ratio to the rollout policy",
+        f"clipx.behaviour=rollout {ROLLOUT_IS}=token",
+        remark="it would be corrected twice",
+        refusal=corrected_twice,
+    ),
+    Row("bypass mode", f"{BYPASS}=True", TRAINING, "v1 trainer, colocate_async"),
+    Row(
+        "bypass mode, v0 trainer",
+        f"{BYPASS}=True trainer.use_v1=False",
+        remark="verl names its own loss in the driver only, after the workers were built, so the composed one trains: "
+        "tests/worker/test_verl_contract.py",
+    ),
+    Row(
+        "rollout correction in bypass mode",
+        f"{BYPASS}=True {ROLLOUT_IS}=token",
+        remark="verl applies it in its own bypass loss alone",
+        refusal=correction_in_bypass_mode,
+    ),
+    Row(
+        "REINFORCE as verl's own bypass loss",
+        f"{LOSS_TYPE}=reinforce",
+        remark="no other loss reads it",
+        refusal=other_bypass_loss,
+    ),
+    Row(
+        "truncated sampling under ratios to the rollout policy",
+        f"{ROLLOUT}.top_p=0.9 {BYPASS}=True",
+        remark="and with top_k or min_p, under rollout correction or clipx.behaviour=rollout: the ratios would be off "
+        "by the probability that truncation keeps",
+        refusal=mismatch_in_the_objective,
+    ),
+    Row(
+        "distillation beside task rewards",
+        f"{DISTILLATION}=True",
+        remark="verl's distillation loss is added to the method's: tests/worker/test_training_worker.py",
+    ),
+    Row(
+        "distillation without task rewards",
+        f"{DISTILLATION}=True {TASK_REWARDS}=False",
+        remark="verl trains only its distillation loss",
+        refusal=distilled_without_task_rewards,
+    ),
+    Row("v1 trainer, sync", "trainer.v1.trainer_mode=sync", TRAINING),
+    Row("v1 trainer, colocate_async", "trainer.v1.trainer_mode=colocate_async", TRAINING),
+    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", TRAINERS, "weights sent over gloo"),
+    Row("v0 trainer", "trainer.use_v1=False", TRAINERS),
+    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", TRAINERS, "weights sent over gloo"),
+    Row(
+        "fully_async_policy",
+        "verl.experimental.fully_async_policy",
+        TRAINERS,
+        f"weights sent over gloo; old_log_probs of restored weights: {ENGINE}",
+    ),
+    Row(
+        "verl's Tinker worker",
+        "verl.workers.engine_workers_tinker",
+        ENGINE,
+        "fixed bounds; scope=mini_batch and lagged, selection and Lopti stop at the first loss",
+    ),
+    Row("GRPO's advantages", "algorithm.adv_estimator=grpo", TRAINING),
+    Row("RLOO, REINFORCE++, GAE with a critic", "algorithm.adv_estimator=rloo", TRAINERS),
+    Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", TRAINERS),
+)
+
+REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal is not None)
+
+
+def support_table() -> str:
+    """The table of options in docs/support.md, a row an option."""
+    said = {"run": "run on the CPU: [{0}](../{0})", "read": "by reading", "refused": "refused"}
+    rows = ["| option | switched on by | state | |", "|---|---|---|---|"]
+    rows += [
+        f"| {row.option} | `{row.key}` | {said[row.state].format(row.test)} | {row.remark} |".replace("  ", " ")
+        for row in ROWS
+    ]
+    return "\n".join(rows)
+
+
+def refuse_unserved(options: Options, node: Settings | Observe) -> None:
+    """Raises if a run needs what the plugin cannot serve.
+
+    Args:
+        options: the keys of `READ` with their values; those that the run lacks may be missing.
+        node: the clipx node.
+
+    Raises:
+        ValueError: names the keys, their values and what to do.
+    """
+    for refusal in REFUSALS:
+        message = refusal(options, node)
+        if message is not None:
+            raise ValueError(message)

@@ -1,0 +1,41 @@
+"""The node clipx.trace: which responses a run traces, how often, and where to."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from verl_clipx.base.parameters import integer, number, only, optional, parameter, validate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Writes down what the loss knew of every token of the responses to some prompts.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range.
+    """
+
+    node: ClassVar[str] = "clipx.trace"
+
+    fraction: float = parameter(
+        0.01,
+        number(above=0, at_most=1),
+        "share of the prompts that is traced, by a hash of seed and prompt: the same ones in every run",
+    )
+    every: int = parameter(10, integer(at_least=1, at_most=1_000_000), "traces one of so many rollout batches")
+    seed: int = parameter(0, integer(at_least=0, at_most=2**31 - 1), "another seed traces other prompts")
+    folder: str | None = parameter(
+        None,
+        optional(only("a path", lambda value: isinstance(value, str) and value != "")),
+        "where the files go; null: traces beside metrics.jsonl, NAME.traces beside another log of verl's file logger",
+    )
+
+    def __post_init__(self) -> None:
+        validate(self, self.node)
+
+    def includes(self, step: int) -> bool:
+        """Whether a rollout batch is traced: the first one and every so many after it.
+
+        Args:
+            step: training step, from 1.
+        """
+        return (step - 1) % self.every == 0

@@ -1,0 +1,206 @@
+"""Functions of a micro-batch's tokens as one graph each, made by torch.compile before the first step."""
+
+import logging
+import math
+import types
+from collections.abc import Callable
+from functools import cache
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.tokens import Inputs, compute_dtype
+from verl_clipx.loss.loss import TokenLoss, token_loss, token_statistics
+from verl_clipx.loss.observed import ObservedTokens, observed_sums
+from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
+
+logger = logging.getLogger(__name__)
+
+TokenTensors = TypeVar("TokenTensors", bound=tuple)
+
+# Sizes that are no others': equal ones would become one symbol of the graph.
+EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 41
+
+# Numbers in the widest vector of a CPU, of float32 and so of float64 too.
+VECTOR = 16
+
+
+class Functions:
+    """Functions of a micro-batch's tokens, compiled or not; no gradient flows through them.
+
+    Args:
+        name: whose they are, for the warning.
+        *first: the first arguments of each, which come before the tokens.
+        compiled: whether to compile; where the compiler is missing or fails, a warning says so once and all of them
+            stay as they are.
+    """
+
+    def __init__(self, name: str, *first: Any, compiled: bool):
+        self.name, self.first, self.compiled = name, first, compiled
+        self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
+
+    def call(self, function: Callable[..., Any], tokens: TokenTensors, *others: Any) -> Any:
+        """What the function returns of a micro-batch; compiled, of a padded one.
+
+        Args:
+            function: takes `first`, tokens, others.
+            tokens, others: its arguments.
+        """
+        # Without gradient and autocast: both would be graphs of their own, and autocast would lose precision.
+        with torch.no_grad(), torch.autocast(tokens.mask.device.type, enabled=False):
+            if self.compiled:
+                try:
+                    if function not in self._fused:
+                        self._fused[function] = compile_alone(function)
+                    return self._fused[function](*self.first, alike(tokens), *others)
+                except Exception as error:
+                    self.compiled = False
+                    logger.warning(NOT_COMPILED, self.name, type(error).__name__, error)
+            return function(*self.first, tokens, *others)
+
+
+class TokenFunctions(Functions):
+    """`token_loss` and `token_statistics` of one configuration.
+
+    Args:
+        method: the method.
+        shaping: advantage reweighting, or None.
+        detailed: as for `token_loss`.
+        compiled: as for `Functions`.
+    """
+
+    def __init__(self, method: Method, shaping: AdvantageReweighting | None, *, detailed: bool = False, compiled: bool):
+        super().__init__(method.name, method, shaping, compiled=compiled)
+        self.method, self.detailed = method, detailed
+
+    def loss(self, inputs: Inputs, decision: Tensor) -> TokenLoss:
+        """As `token_loss`."""
+        if not self.compiled:
+            return self.call(token_loss, inputs, decision, self.detailed)
+        rows, columns = inputs.mask.shape
+        both, sums = self.call(token_loss_in_one, inputs, decision, self.detailed)
+        return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
+
+    def statistics(self, inputs: Inputs) -> Tensor:
+        """As `token_statistics`."""
+        if self.method.statistics_size == 0:
+            return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
+        return self.call(token_statistics, inputs)
+
+    def prepare(self, device: torch.device | str, *, counted: bool, dtype: torch.dtype = torch.float32) -> None:
+        """Compiles now, so that no step waits for it.
+
+        Args:
+            device: where the tokens will be.
+            counted: whether inputs will say which tokens count.
+            dtype: that the loss will be computed in.
+        """
+        if self.compiled:
+            inputs = example_inputs(self.method, device, counted=counted, dtype=dtype)
+            self.loss(inputs, self.method.decide(self.statistics(inputs)))
+
+
+def token_loss_in_one(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool
+) -> tuple[Tensor, Tensor]:
+    """As `token_loss`, but value and weighted as one tensor, (sequences, 2, length), and sums.
+
+    On a CPU the compiler then makes a single loop of it. Of two tensors it would make one over all tokens, into which
+    sums over each sequence don't fit: two loops more, and what all three share stored in between.
+    """
+    value, weighted, sums = token_loss(method, shaping, inputs, decision, detailed)
+    return torch.stack((value, weighted), 1), sums
+
+
+class ObservedFunctions(Functions):
+    """`observed_sums`, for +clipx=observe.
+
+    Args:
+        detailed: as for `observed_sums`.
+        compiled: as for `Functions`.
+    """
+
+    def __init__(self, *, detailed: bool = False, compiled: bool):
+        super().__init__("+clipx=observe", compiled=compiled)
+        self.detailed = detailed
+
+    def sums(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
+        """As `observed_sums`."""
+        return self.call(observed_sums, tokens, bounds, by_sequence, self.detailed)
+
+    def prepare(self, device: torch.device | str, bounds: Bounds, by_sequence: bool) -> None:
+        """Compiles now, so that no step waits for it.
+
+        Args:
+            device: where the tokens will be.
+            bounds, by_sequence: as for `observed_sums`.
+        """
+        if self.compiled:
+            one = torch.full((EXAMPLE_SEQUENCES, EXAMPLE_LENGTH), -1.0, device=device)
+            tokens = ObservedTokens(one, one.clone(), one.clone(), one.bool(), one.clone())
+            self.sums(tokens, bounds, by_sequence)
+
+
+# Those of a configuration are made once a process.
+token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
+
+
+def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Compiles a copy of a function: the compiler counts graphs, and limits them, by the function's code."""
+    code = function.__code__.replace(co_name=f"{function.__name__}_alone")
+    copy = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
+    return torch.compile(copy, dynamic=True, fullgraph=True)
+
+
+def alike(inputs: TokenTensors) -> TokenTensors:
+    """The same inputs in the one form that a graph is made for, whatever their strides, sizes or gradients.
+
+    Args:
+        inputs: a micro-batch: `Inputs`, or another NamedTuple of such tensors with a mask and log_prob.
+
+    Returns:
+        Detached, contiguous, of the compute dtype, padded: a size of 0 or 1 would be a graph of its own, and at the end
+        of a row that is no multiple of its vectors the CPU's code takes another exp, which differs in the last bit.
+    """
+    rows, columns = inputs.mask.shape
+    multiple = VECTOR if inputs.mask.device.type == "cpu" else 1
+    missing = (0, max(math.ceil(columns / multiple) * multiple, 2) - columns, 0, max(2 - rows, 0))
+    dtype = compute_dtype(inputs.log_prob.dtype)
+
+    def one(values: Tensor | None) -> Tensor | None:
+        if values is None:
+            return None
+        values = values.detach()
+        if values.is_floating_point():
+            values = values.to(dtype)
+        if any(missing):
+            values = pad(values, missing if values.ndim == 2 else missing[2:])
+        return values.contiguous()
+
+    return type(inputs)(*map(one, inputs))
+
+
+def example_inputs(method: Method, device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
+    """A micro-batch to compile with; arguments as for `TokenFunctions.prepare`."""
+    size = EXAMPLE_SEQUENCES, EXAMPLE_LENGTH
+    log_prob = torch.full(size, -1.0, dtype=dtype, device=device)
+    mask = torch.ones(size, dtype=torch.bool, device=device)
+    optional = {
+        "rollout_log_prob": log_prob.clone(),
+        "entropy": log_prob.neg(),
+        "group": torch.zeros(size[0], dtype=torch.int64, device=device),
+    }
+    return Inputs(
+        log_prob,
+        log_prob.clone(),
+        log_prob.clone(),
+        mask,
+        mask.clone() if counted else None,
+        **{name: optional[name] for name in method.asks_for},
+    )
+
+
+NOT_COMPILED = "clipx.compile: %s stays uncompiled, the compiler failed: %s: %s"

@@ -1,0 +1,433 @@
+"""A method on tensors of your own, and the contract that every method keeps, as checks to run on yours."""
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl_clipx.base.method import declared
+from verl_clipx.base.metric import Over, wrong_names
+from verl_clipx.base.shared_metrics import METRICS
+from verl_clipx.base.tokens import Inputs, Tokens
+from verl_clipx.loss.compiled import token_functions
+from verl_clipx.loss.loss import per_token_loss, token_loss, token_statistics, tokens_in
+from verl_clipx.loss.user_method import method_of
+from verl_clipx.methods import Bounds, Method
+from verl_clipx.modifiers import AdvantageReweighting
+
+
+class Evaluated(NamedTuple):
+    """A method's loss per token, with what it was made of.
+
+    Args:
+        loss: (sequences, length), differentiable with respect to log_prob.
+        weight: gradient weight F, (sequences, length).
+        bounds: clip bounds.
+        tokens: what they were computed from.
+        statistics: behind the bounds.
+    """
+
+    loss: Tensor
+    weight: Tensor
+    bounds: Bounds
+    tokens: Tokens
+    statistics: Tensor
+
+
+def evaluate(
+    method: Method,
+    *,
+    log_prob: Tensor,
+    old_log_prob: Tensor,
+    advantages: Tensor,
+    mask: Tensor,
+    statistics: Tensor | None = None,
+    shaping: AdvantageReweighting | None = None,
+    **optional: Tensor | None,
+) -> Evaluated:
+    """A method's loss per token, to look at: uncompiled, and with everything that it is made of.
+
+    Args:
+        method: a method with its parameters, for example METHODS["acpo"](alpha=2.0).
+        log_prob: under the current policy, (sequences, length); the loss is differentiable with respect to it.
+        old_log_prob, advantages, mask: (sequences, length).
+        statistics: behind the bounds; None: those of these tokens.
+        shaping: advantage reweighting, or None.
+        **optional: the other fields of `Inputs`.
+    """
+    inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
+    if statistics is None:
+        statistics = token_statistics(method, shaping, inputs)
+    decision = method.decide(statistics)
+    value, weighted, _ = token_loss(method, shaping, inputs, decision)
+    t = tokens_in(method, shaping, inputs)
+    bounds = method.bounds(t, decision)
+    return Evaluated(
+        per_token_loss(log_prob, value, weighted), method.gradient_weight(t, bounds), bounds, t, statistics
+    )
+
+
+SEQUENCES, LENGTH = 6, 9
+
+
+def example(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+    """Ragged sequences with ratios on both sides of any usual bound.
+
+    Args:
+        dtype: of the log-probabilities and advantages.
+        seed: of the generator.
+
+    Returns:
+        The fields of `Inputs` that a method may ask for; the last sequence is fully masked.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    old_log_prob = -torch.rand(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * 3
+    drift = torch.randn(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * 0.5
+    advantages = torch.randn(SEQUENCES, 1, generator=generator, dtype=torch.float64).expand(-1, LENGTH)
+    lengths = torch.tensor([LENGTH, 7, 5, 3, 1, 0])
+    return {
+        "old_log_prob": old_log_prob.to(dtype),
+        "log_prob": (old_log_prob + drift).clamp(max=0).to(dtype),
+        "advantages": advantages.clone().to(dtype),
+        "mask": torch.arange(LENGTH) < lengths[:, None],
+        "rollout_log_prob": (old_log_prob + drift / 10).clamp(max=0).to(dtype),
+        "entropy": (drift.abs() + 0.1).to(dtype),
+        "group": torch.tensor([7, 3, 7, 3, 7, 3]),
+    }
+
+
+def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Those of the tensors that a method's loss is called with."""
+    asked_for = ("log_prob", "old_log_prob", "advantages", "mask", *method.asks_for)
+    return {name: tensors[name] for name in asked_for}
+
+
+def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Evaluated, Tensor]:
+    """The loss per token, and the gradient of its sum with respect to log_prob; statistics as for `evaluate`."""
+    inputs = inputs_of(method, tensors)
+    inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
+    result = evaluate(method, statistics=statistics, **inputs)
+    result.loss.sum().backward()
+    return result, inputs["log_prob"].grad
+
+
+def require(condition: bool, message: str) -> None:
+    """Raises AssertionError with the message unless the condition holds."""
+    if not condition:
+        raise AssertionError(message)
+
+
+def one_weight_per_token(method: Method) -> None:
+    """The weight has one value per token, in the precision of the ratio."""
+    tensors = example()
+    result, _ = gradient(method, tensors)
+    shape, expected = tuple(result.weight.shape), tuple(tensors["mask"].shape)
+    require(shape == expected, f"the weight has shape {shape}, the tokens {expected}")
+    require(result.weight.dtype == result.tokens.ratio.dtype, f"the weight is {result.weight.dtype}")
+
+
+def gradient_is_weight_times_advantage(method: Method) -> None:
+    """The gradient with respect to log_prob is exactly -F*A inside the mask and 0 outside."""
+    tensors = example()
+    result, actual = gradient(method, tensors)
+    expected = torch.where(tensors["mask"], -result.weight * result.tokens.advantages, 0)
+    require(torch.equal(actual, expected), "the gradient differs from -F*A")
+
+
+def finite_for_every_finite_input(method: Method) -> None:
+    """Log ratios up to ±1e4 give finite losses and gradients, in float64, float32, bfloat16 and float16."""
+    for dtype in (torch.float64, torch.float32, torch.bfloat16, torch.float16):
+        tensors = example(dtype)
+        extremes = torch.tensor([-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4, -1.0, 1.0], dtype=dtype)
+        tensors["log_prob"] = tensors["old_log_prob"] + extremes
+        result, actual = gradient(method, tensors)
+        require(bool(result.loss.isfinite().all()), f"a loss is not finite in {dtype}")
+        require(bool(result.weight.isfinite().all()), f"a weight is not finite in {dtype}")
+        require(bool(actual.isfinite().all()), f"a gradient is not finite in {dtype}")
+
+
+def nothing_outside_the_mask_is_read(method: Method) -> None:
+    """NaN and infinity outside the mask change nothing."""
+    clean = example()
+    compare(gradient(method, clean), gradient(method, with_junk(clean)), "values outside the mask are read")
+
+
+def with_junk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The same tensors inside the mask, NaN and infinity outside it."""
+    junk = {name: torch.where(tensors["mask"], tensors[name], value) for name, value in JUNK.items()}
+    return {**tensors, **junk}
+
+
+def order_of_sequences_does_not_matter(method: Method) -> None:
+    """Permuting the sequences permutes loss and gradient."""
+    tensors = example()
+    order = torch.tensor([3, 0, 5, 1, 4, 2])
+    result, actual = gradient(method, tensors)
+    permuted = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
+    inverse = order.argsort()
+    restored = (permuted[0]._replace(loss=permuted[0].loss[inverse]), permuted[1][inverse])
+    compare((result, actual), restored, "the order of the sequences matters")
+
+
+def padding_does_not_matter(method: Method) -> None:
+    """Three more masked positions change nothing."""
+    tensors = example()
+    padded = {
+        name: torch.nn.functional.pad(tensor, (0, 3)) if tensor.ndim == 2 else tensor
+        for name, tensor in tensors.items()
+    }
+    result, actual = gradient(method, padded)
+    cut = (result._replace(loss=result.loss[:, :LENGTH]), actual[:, :LENGTH])
+    compare(gradient(method, tensors), cut, "padding matters")
+
+
+def inputs_stay_unchanged(method: Method) -> None:
+    """No input tensor is written to."""
+    tensors = example()
+    before = {name: tensor.clone() for name, tensor in tensors.items()}
+    gradient(method, tensors)
+    for name, tensor in tensors.items():
+        require(torch.equal(tensor, before[name]), f"{name} was written to")
+
+
+def compare(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
+    """Raises AssertionError unless losses and gradients agree to 1e-12."""
+    for one, other in ((first[0].loss, second[0].loss), (first[1], second[1])):
+        require(torch.allclose(one, other, rtol=1e-12, atol=1e-14), message)
+
+
+def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
+    """NaN and infinity inside the mask make the loss and the gradient of their token not finite, so that verl skips."""
+    of_mini_batch = gradient(method, example())[0].statistics
+    for case, tensors in spoiled(method, torch.float64):
+        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
+            result, actual = gradient(method, tensors, statistics)
+            require_not_finite(f"{case}, statistics {whose}", result.loss, actual)
+
+
+class NotCompiled(Exception):
+    """Nothing was checked of the compiled loss."""
+
+
+def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
+    """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read.
+
+    Raises:
+        NotCompiled: the compiler is missing or fails, which the log has said.
+    """
+    functions = token_functions(method, shaping, compiled=True)
+
+    def losses(tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Tensor, Tensor]:
+        inputs = Inputs(**inputs_of(method, tensors))
+        statistics = functions.statistics(inputs) if statistics is None else statistics
+        value, weighted, _ = functions.loss(inputs, method.decide(statistics))
+        return value, -weighted
+
+    clean = example(torch.float32)
+    of_mini_batch = functions.statistics(Inputs(**inputs_of(method, clean)))
+    once = losses(clean, of_mini_batch)
+    if not functions.compiled:
+        raise NotCompiled
+    for case, tensors in spoiled(method, torch.float32):
+        for whose, statistics in (("its own", None), ("given", of_mini_batch)):
+            require_not_finite(f"compiled, {case}, statistics {whose}", *losses(tensors, statistics))
+    for one, other in zip(once, losses(with_junk(clean)), strict=True):
+        require(torch.equal(one, other), "compiled, values outside the mask are read")
+        require(bool(one.isfinite().all()), "compiled, a loss or a gradient is not finite")
+
+
+# The token that is spoiled; the mask holds it.
+SPOILED = (1, 2)
+
+
+def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The example with NaN or an infinity in one token of one input that the method uses, and what was put where."""
+    for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
+        for value in (float("nan"), float("inf"), -float("inf")):
+            tensors = example(dtype)
+            if tensors[name].is_floating_point():
+                tensors[name][SPOILED] = value
+                yield f"{name}={value}", tensors
+
+
+def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
+    """Raises AssertionError where the spoiled token's loss or gradient is finite."""
+    require(not bool(loss[SPOILED].isfinite()), f"{case}: the loss is finite")
+    require(not bool(gradients[SPOILED].isfinite()), f"{case}: the gradient is finite")
+
+
+def weight_is_positive_at_ratio_1(method: Method) -> None:
+    """At ratio 1 the weight of every token with A other than 0 is above 0: what did well becomes likelier."""
+    if method.unconstrained_weight:
+        return
+    tensors = example()
+    tensors["log_prob"] = tensors["rollout_log_prob"] = tensors["old_log_prob"]
+    for sign in (1, -1):
+        signed = {**tensors, "advantages": sign * tensors["advantages"]}
+        weight = gradient(method, signed)[0].weight
+        wrong = signed["mask"] & (signed["advantages"] != 0) & ~(weight > 0)
+        if bool(wrong.any()):
+            A, F = (float(values[wrong][0]) for values in (signed["advantages"], weight))
+            raise AssertionError(f"F is {F:.3g} at ratio 1 for a token with A = {A:.3g}, not above 0. {RETURN_F}")
+
+
+def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
+    """The weight stays the same when all advantages are multiplied by a positive number."""
+    if method.unconstrained_weight:
+        return
+    tensors = example()
+    usual = gradient(method, tensors)[0].weight
+    for factor in (0.25, 4.0):
+        weight = gradient(method, {**tensors, "advantages": factor * tensors["advantages"]})[0].weight
+        moved = tensors["mask"] & ~torch.isclose(weight, usual, rtol=1e-6, atol=1e-9)
+        if bool(moved.any()):
+            before, after = (float(values[moved][0]) for values in (usual, weight))
+            raise AssertionError(
+                f"F goes from {before:.3g} to {after:.3g} when A is multiplied by {factor}. {RETURN_F}"
+            )
+
+
+def statistics_are_the_same_each_time(method: Method) -> None:
+    """The statistics of the same tokens are the same to the last bit."""
+    inputs = Inputs(**inputs_of(method, example()))
+    first, second = token_statistics(method, None, inputs), token_statistics(method, None, inputs)
+    require(tuple(first.shape) == (method.statistics_size,), f"statistics of shape {tuple(first.shape)}")
+    require(first.dtype == torch.float64, f"the statistics are {first.dtype}, use float64")
+    require(torch.equal(first, second), "the statistics of the same tokens differ")
+
+
+def statistics_add_up_over_any_split(method: Method) -> None:
+    """Statistics and bounds are the same however the sequences are split, groups of one prompt included."""
+    tensors = inputs_of(method, example())
+    whole = token_statistics(method, None, Inputs(**tensors))
+    everyone = example_decision(method, whole, tensors)
+    for cut in ([0, 1, 2, 3, 4, 5], [0, 0, 0, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 1, 1, 2, 2]):
+        part = torch.tensor(cut)
+        split = sum(
+            token_statistics(method, None, Inputs(**{name: tensor[part == k] for name, tensor in tensors.items()}))
+            for k in range(max(cut) + 1)
+        )
+        require(torch.allclose(split, whole, rtol=1e-9, atol=1e-9), "the statistics do not add up over a split")
+        for one, other in zip(everyone, example_decision(method, split, tensors), strict=True):
+            require(torch.allclose(one, other, rtol=1e-12, atol=1e-14), "a split changes the bounds")
+
+
+def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
+    """Tokens that do not count, such as those of Lopti's other pass, change no statistics."""
+    tensors = inputs_of(method, example())
+    counted = (torch.arange(LENGTH) % 2 == 0).expand(SEQUENCES, LENGTH)
+    others = {
+        name: torch.where(counted, tensor, tensor - 1) if tensor.is_floating_point() else tensor
+        for name, tensor in tensors.items()
+    }
+    first, second = (token_statistics(method, None, Inputs(**given, counted=counted)) for given in (tensors, others))
+    require(torch.equal(first, second), "the statistics count tokens outside t.mask")
+
+
+def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tensor]) -> list[Tensor]:
+    """Both bounds that statistics lead to, as tensors."""
+    result = evaluate(method, statistics=statistics, **tensors)
+    return [torch.as_tensor(bound, dtype=torch.float64) for bound in result.bounds]
+
+
+def metrics_keep_their_keys(method: Method) -> None:
+    """The metrics are those that the class declares, and have the same keys whatever the data."""
+    for wrong in wrong_names(method.logs, METRICS):
+        require(False, wrong)
+    keys = []
+    for mask in (example()["mask"], torch.zeros(SEQUENCES, LENGTH, dtype=torch.bool)):
+        statistics = token_statistics(method, None, Inputs(**{**inputs_of(method, example()), "mask": mask}))
+        metrics = method.metrics(statistics, method.decide(statistics))
+        keys.append([name for _, members in declared(method, metrics) for name in members])
+    require(keys[0] == keys[1], f"the keys depend on the data: {keys[0]}, {keys[1]}")
+    summary = method.over_updates({name: [1.0, 1.0] for name in keys[0]})
+    known = [re.compile(metric.pattern) for metric in method.logs if metric.over is Over.ROLLOUT_BATCH]
+    undeclared = [name for name in summary if not any(one.fullmatch(f"clipx/{name}") for one in known)]
+    require(not undeclared, f"over_updates returns {undeclared}, which logs does not declare: add of_rollout_batch")
+
+
+def no_value_is_read_on_the_host(method: Method) -> None:
+    """Nothing waits for an accelerator: the formulas run on tensors that have no values."""
+    tensors = {name: tensor.to("meta") for name, tensor in inputs_of(method, example(torch.float32)).items()}
+    statistics = token_statistics(method, None, Inputs(**tensors))
+    decision = method.decide(statistics)
+    method.metrics(statistics, decision)
+    token_loss(method, None, Inputs(**tensors), decision)
+
+
+RETURN_F = (
+    "Return the gradient weight F, for GRPO the ratio, and no loss: the gradient is F*A, and the plugin multiplies by "
+    "A. A method that means it sets unconstrained_weight=True."
+)
+
+# What stands outside the mask in `with_junk`.
+JUNK = {
+    "old_log_prob": float("nan"),
+    "log_prob": float("inf"),
+    "advantages": float("nan"),
+    "rollout_log_prob": float("nan"),
+    "entropy": -float("inf"),
+}
+
+CHECKS: tuple[Callable[[Method], None], ...] = (
+    one_weight_per_token,
+    weight_is_positive_at_ratio_1,
+    weight_does_not_depend_on_the_size_of_advantages,
+    gradient_is_weight_times_advantage,
+    finite_for_every_finite_input,
+    not_finite_inside_the_mask_reaches_the_gradient,
+    nothing_outside_the_mask_is_read,
+    order_of_sequences_does_not_matter,
+    padding_does_not_matter,
+    inputs_stay_unchanged,
+    statistics_are_the_same_each_time,
+    statistics_add_up_over_any_split,
+    tokens_outside_the_statistics_mask_do_not_count,
+    metrics_keep_their_keys,
+    no_value_is_read_on_the_host,
+)
+
+# Those that compile the loss and its statistics, which takes seconds.
+COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_it_is_the_same,)
+
+
+def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
+    """Runs the contract on a method.
+
+    Args:
+        method: the method with its parameters.
+
+    Yields:
+        What was checked, and how it failed or None. The compiled loss is checked last, once the uncompiled one keeps
+        everything, and only where there is a compiler.
+    """
+    kept = True
+    for check in (*CHECKS, *COMPILED_CHECKS):
+        name = (check.__doc__ or check.__name__).strip().partition("\n")[0]
+        if check in COMPILED_CHECKS and not kept:
+            return
+        try:
+            check(method)
+        except NotCompiled:
+            continue
+        except Exception as failure:
+            kept = False
+            yield name, f"{type(failure).__name__}: {failure}"
+        else:
+            yield name, None
+
+
+def check_loss(loss: type[Method] | Callable[..., Any]) -> None:
+    """Runs the contract on a loss of your own, for a test of your own.
+
+    Args:
+        loss: a subclass of `Method`, or a function decorated with `register_loss`.
+
+    Raises:
+        AssertionError: names what is broken.
+    """
+    failures = [f"{name} {failure}" for name, failure in check_method(method_of(loss)()) if failure]
+    if failures:
+        raise AssertionError("\n".join(failures))

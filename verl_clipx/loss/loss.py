@@ -1,0 +1,125 @@
+"""Tokens in; value, F * A and the metrics' sums out: pure functions of tensors, which `compiled.py` may fuse."""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, where
+from torch.autograd.function import FunctionCtx, once_differentiable
+
+from verl_clipx.base.method import Method
+from verl_clipx.base.tokens import OPTIONAL, Inputs, Tokens, tokens_of
+from verl_clipx.loss.metrics import token_sums
+from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
+
+
+class TokenLoss(NamedTuple):
+    """The loss of each token before aggregation, as plain numbers.
+
+    Args:
+        value: what is logged as the loss, (sequences, length), 0 outside the mask.
+        weighted: F * A, minus the gradient of the loss with respect to log_prob, (sequences, length), 0 outside it.
+        sums: from `metrics.token_sums`.
+    """
+
+    value: Tensor
+    weighted: Tensor
+    sums: Tensor
+
+
+def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tokens:
+    """The tokens of a micro-batch, their advantages shaped.
+
+    Args:
+        method: the method.
+        shaping: advantage reweighting, or None.
+        inputs: the micro-batch.
+    """
+    unasked = {name: None for name in OPTIONAL if name not in method.asks_for}
+    t = tokens_of(inputs._replace(**unasked), method.log_ratio_clamp)
+    return t if shaping is None else t._replace(advantages=shaping.advantages(t))
+
+
+def token_statistics(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
+    """The additive statistics behind a method's bounds: (statistics_size,), float64; arguments as for `tokens_in`."""
+    t = tokens_in(method, shaping, inputs)
+    return method.statistics(t if inputs.counted is None else t._replace(mask=t.mask & inputs.counted))
+
+
+def token_loss(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool = False
+) -> TokenLoss:
+    """A method's loss per token.
+
+    Args:
+        method, shaping, inputs: as for `tokens_in`.
+        decision: what the method decided.
+        detailed: as for `metrics.token_sums`.
+
+    Returns:
+        In float32 or, for float64 inputs, in float64. A value inside the mask that is not finite makes the token's
+        value and gradient NaN, whatever the method does with it: verl then skips the step.
+    """
+    t = tokens_in(method, shaping, inputs)
+    bounds = method.bounds(t, decision)
+    weight = method.gradient_weight(t, bounds)
+    value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
+    weighted = where(t.mask, weight * t.advantages, 0.0)
+    del weight
+    known = finite(t)
+    value, weighted = where(known, value, math.nan), where(known, weighted, math.nan)
+    del known
+    dual_clip = getattr(method, "dual_clip", None)
+    sums = token_sums(t, method.bounded(t), bounds, weighted, dual_clip, inputs.counted, detailed)
+    return TokenLoss(value, weighted, sums)
+
+
+def finite(t: Tokens) -> Tensor:
+    """Which tokens are computed from finite numbers only: bool, (sequences, length)."""
+    total = t.log_prob - t.old_log_prob + t.advantages
+    for name in OPTIONAL:
+        asked_for = getattr(t, name)
+        if asked_for is not None and asked_for.is_floating_point():
+            total = total + asked_for
+    # A comparison, and NaN where it fails: arithmetic that leaves 0 of a finite number, as total * 0, is the constant 0
+    # to a compiler, NaN or not.
+    return total.abs() < math.inf
+
+
+class _PerTokenLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
+        ctx.save_for_backward(weighted)
+        ctx.log_prob_dtype = log_prob.dtype
+        return value.view_as(value)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None]:
+        (weighted,) = ctx.saved_tensors
+        gradient = (weighted * grad_output).neg_()
+        largest = torch.finfo(ctx.log_prob_dtype).max
+        if largest < torch.finfo(gradient.dtype).max:
+            gradient = gradient.clamp(-largest, largest)
+        return gradient.to(ctx.log_prob_dtype), None, None
+
+
+def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
+    """A per-token loss with a prescribed value and a prescribed gradient.
+
+    Nothing is differentiated through exp, clamp or where, so a branch that was not selected cannot spoil the
+    gradient, and only one tensor is kept for the backward pass. A finite gradient that log_prob's dtype cannot hold
+    becomes its largest finite number: in float16 that is 65504.
+
+    Args:
+        log_prob: log-probabilities under the current policy, (sequences, length); the only input with a gradient.
+        value: the loss's value per token, (sequences, length), in the compute dtype.
+        weighted: F * A, the gradient of the objective J per token, like `value`.
+
+    Returns:
+        `value`, (sequences, length), whose gradient with respect to `log_prob` is exactly -F * A times the incoming
+        gradient. Differentiable once.
+
+    Source: DGPO, Eq. 1 (every method is a gradient weight on A times the gradient of log_prob).
+    """
+    return _PerTokenLoss.apply(log_prob, value, weighted)

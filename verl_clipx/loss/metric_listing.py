@@ -1,0 +1,108 @@
+"""Every metric that a run may log, as lists: for `clipx metrics`, docs/metrics.md and the charts of TensorBoard."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from verl_clipx.base.metric import Metric
+from verl_clipx.base.shared_metrics import METRICS
+from verl_clipx.loss.observed import OBSERVED_METRICS
+from verl_clipx.methods import BUILT_IN, METHODS
+
+# The order of the document.
+SECTIONS = (
+    "What was clipped",
+    "How far the policy moved",
+    "Where the gradient comes from",
+    "How the ratio spreads",
+    "The method's own bounds",
+    "The run",
+    "Stale samples",
+)
+LISTS = ("default", "all", "observe")
+
+
+class Row(NamedTuple):
+    """One or more metrics with the same meaning.
+
+    Attributes:
+        section: the heading above it.
+        keys: as verl logs them, without `actor/`.
+        meaning: in one line, with the method whose metric it is.
+        metric: one of them.
+    """
+
+    section: str
+    keys: list[str]
+    meaning: str
+    metric: Metric
+
+
+def every_metric(methods: Iterable[str]) -> list[tuple[str, Metric]]:
+    """Each metric that runs of some methods may log, with the name of the method that owns it, or "".
+
+    Args:
+        methods: their names.
+    """
+    own = [(name, metric) for name in methods for metric in METHODS[name].logs]
+    return [("", metric) for metric in METRICS] + own
+
+
+def rows_of(which: str) -> list[Row]:
+    """The rows of a list.
+
+    Args:
+        which: "default" for what every run logs, "all" for what clipx.metrics=all adds to it, "observe" for what
+            +clipx=observe logs in another way.
+    """
+    if which == "observe":
+        shared = {id(metric) for metric in METRICS}
+        found = [("", metric) for metric in OBSERVED_METRICS if id(metric) not in shared]
+    else:
+        found = [(method, metric) for method, metric in every_metric(BUILT_IN) if metric.detailed == (which == "all")]
+    return merged(sorted(found, key=lambda entry: SECTIONS.index(entry[1].section)))
+
+
+def merged(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
+    """Neighbours with the same section and meaning as one row.
+
+    Args:
+        entries: a method's name, or "", and a metric.
+    """
+    rows: list[Row] = []
+    for method, metric in entries:
+        meaning = f"{method.upper()}: {metric.meaning}" if method else metric.meaning
+        key = metric.key.removeprefix("actor/") + (f"/{metric.numbered}_0" if metric.numbered else "")
+        if rows and (rows[-1].section, rows[-1].meaning) == (metric.section, meaning):
+            rows[-1].keys.append(key)
+        else:
+            rows.append(Row(metric.section, [key], meaning, metric))
+    return rows
+
+
+def markdown_table(which: str) -> str:
+    """A table of docs/metrics.md; argument as for `rows_of`."""
+    lines, section = ["| key | meaning | unit |", "|---|---|---|"], ""
+    for row in rows_of(which):
+        if row.section != section:
+            section = row.section
+            lines.append(f"| | **{section}** | |")
+        keys = ", ".join(f"`{key}`" for key in row.keys) + (" …" if row.metric.numbered else "")
+        lines.append(f"| {keys} | {escaped(row.meaning)} | {escaped(row.metric.unit)} |")
+    return "\n".join(lines)
+
+
+def escaped(text: str) -> str:
+    """A cell's text: a bar would end the cell."""
+    return text.replace("|", r"\|")
+
+
+def tensorboard_charts() -> dict[str, list]:
+    """The charts of TensorBoard's tab Custom Scalars: title to kind and regular expressions of its keys.
+
+    A loss of your own is in them as soon as its module is imported.
+    """
+    charts: dict[str, list[str]] = {}
+    for _, metric in every_metric(METHODS):
+        if metric.chart:
+            charts.setdefault(metric.chart, []).append(f"^actor/{metric.pattern}$")
+    return {chart: ["Multiline", patterns] for chart, patterns in charts.items()}

@@ -1,0 +1,289 @@
+"""The metrics of a policy loss: sums over tokens, moved to the host in one transfer, and what is made of them."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.base.method import Bounds
+from verl_clipx.base.metric import Metric, Over
+from verl_clipx.base.mini_batch_metrics import SPREAD_BINS
+from verl_clipx.base.shared_metrics import OF_TOKENS, QUARTILES
+from verl_clipx.base.tokens import Tokens
+
+TOKENS = "tokens"
+
+# A token's number: the sign of A times 1 below the bounds, 2 between them, 3 above; 0, where A is 0, is M too.
+NUMBERS = {"LN": -1, "HP": 3, "LP": 1, "HN": -3, "M, A < 0": -2, "M, A > 0": 2}
+
+# In the place of that number, for tokens that don't count.
+OUTSIDE = 9.0
+
+
+@dataclass
+class Seen:
+    """The tokens of a micro-batch and what the loss does to them; the rest is computed once it is asked for.
+
+    Args:
+        t: the tokens.
+        bounded: what the bounds act on, (sequences, length).
+        bounds: clip bounds on it, broadcastable.
+        weighted: F * A, (sequences, length), 0 outside the mask.
+        dual_clip: the dual clip, or None.
+        counted: bool, (sequences, length): the tokens that count.
+    """
+
+    t: Tokens
+    bounded: Tensor
+    bounds: Bounds
+    weighted: Tensor
+    dual_clip: float | None
+    counted: Tensor
+    kept: dict[str, Tensor] = field(default_factory=dict)
+
+    def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
+        """What was computed under a name; functools.cached_property takes a lock, which no compiler traces."""
+        if name not in self.kept:
+            self.kept[name] = compute()
+        return self.kept[name]
+
+    @property
+    def region(self) -> Tensor:
+        """One of `NUMBERS`, 0, or `OUTSIDE` for tokens that don't count, (sequences, length)."""
+        return self.once("region", self._region)
+
+    def _region(self) -> Tensor:
+        # One number a token, since masks that several sums use would be stored, a byte at a time.
+        side = where(self.bounded > self.bounds.high, 3.0, where(self.bounded < self.bounds.low, 1.0, 2.0))
+        return where(self.counted, self.t.advantages.sign() * side, OUTSIDE).to(self.t.ratio.dtype)
+
+    @property
+    def mass(self) -> Tensor:
+        """|F * A|, (sequences, length)."""
+        return self.once("mass", self.weighted.abs)
+
+    @property
+    def above_dual_clip(self) -> Tensor:
+        """Bool: the dual clip acts, (sequences, length); (sequences, 0) without one."""
+        if self.dual_clip is None:
+            return self.counted[:, :0]
+        return self.counted & (self.t.advantages < 0) & (self.t.ratio > self.dual_clip)
+
+    @property
+    def quartile(self) -> Tensor:
+        """Of the old policy's probability, counted from 0, or `OUTSIDE`, (sequences, length)."""
+        return self.once("quartile", lambda: self._part(QUARTILES))
+
+    @property
+    def bin(self) -> Tensor:
+        """As `quartile`, of more parts."""
+        return self.once("bin", lambda: self._part(SPREAD_BINS))
+
+    def _part(self, parts: int) -> Tensor:
+        return where(self.counted, (self.t.old_log_prob.exp() * parts).floor().clamp(0, parts - 1), OUTSIDE)
+
+    @property
+    def deviation(self) -> Tensor:
+        """r - 1, float64: in float32 the variance of a bin would be rounding where its tokens moved alike."""
+        return self.once("deviation", lambda: self.t.ratio.to(torch.float64) - 1)
+
+    @property
+    def fourth_power(self) -> Tensor:
+        """(1 - p)^4, p the old policy's probability, float64."""
+        return self.once("fourth power", lambda: (-self.t.old_log_prob.to(torch.float64).expm1()) ** 4)
+
+
+# The values that are added up, or None to count, and the tokens of which.
+Summand = tuple[Tensor | None, Tensor]
+
+
+class TokenSum(NamedTuple):
+    """A sum over tokens that metrics are made of; additive over any split of the tokens.
+
+    Args:
+        of: what is added up.
+        of_gradient: whether it is linear in |F * A| or F * A.
+    """
+
+    of: Callable[[Seen], Summand]
+    of_gradient: bool = False
+
+
+def in_region(number: int) -> TokenSum:
+    """The number of a region's tokens."""
+    return TokenSum(lambda seen: (None, seen.region == number))
+
+
+def mass_in_region(number: int) -> TokenSum:
+    """The gradient mass of a region."""
+    return TokenSum(lambda seen: (seen.mass, seen.region == number), of_gradient=True)
+
+
+def mass_in_quartile(part: int) -> TokenSum:
+    """The gradient mass of a quarter of the probability's range."""
+    return TokenSum(lambda seen: (seen.mass, seen.quartile == part), of_gradient=True)
+
+
+def in_bin(part: int) -> dict[str, TokenSum]:
+    """The sums over a bin from which the spread of the ratio follows."""
+    return {
+        f"count/bin_{part}": TokenSum(lambda seen: (None, seen.bin == part)),
+        f"deviation/bin_{part}": TokenSum(lambda seen: (seen.deviation, seen.bin == part)),
+        f"squared_deviation/bin_{part}": TokenSum(lambda seen: (seen.deviation.square(), seen.bin == part)),
+        f"fourth_power/bin_{part}": TokenSum(lambda seen: (seen.fourth_power, seen.bin == part)),
+    }
+
+
+# First what needs neither the region nor the mass of a token: uncompiled, these are stored from then on.
+SUMS: dict[str, TokenSum] = {
+    TOKENS: TokenSum(lambda seen: (None, seen.counted)),
+    "dual_clipped": TokenSum(lambda seen: (None, seen.above_dual_clip)),
+    "log_ratio": TokenSum(lambda seen: (seen.t.log_ratio, seen.counted)),
+    "ratio": TokenSum(lambda seen: (seen.t.ratio, seen.counted)),
+    "squared_ratio": TokenSum(lambda seen: (seen.t.ratio.square(), seen.counted)),
+    **{region: in_region(NUMBERS[region]) for region in ("LN", "HP", "LP", "HN")},
+    **{f"mass/{region}": mass_in_region(number) for region, number in NUMBERS.items()},
+    "ratio_log_prob": TokenSum(lambda seen: (seen.t.ratio * seen.t.log_prob, seen.counted)),
+    "weighted": TokenSum(lambda seen: (seen.weighted, seen.counted), of_gradient=True),
+    "weighted_log_prob": TokenSum(lambda seen: (seen.weighted * seen.t.log_prob, seen.counted), of_gradient=True),
+    **{f"quartile_{part + 1}": mass_in_quartile(part) for part in range(QUARTILES)},
+    **{name: one for part in range(SPREAD_BINS) for name, one in in_bin(part).items()},
+    **{metric.name: TokenSum(metric.each) for metric in OF_TOKENS if metric.each is not None},
+}
+
+
+def sums_of(metric: Metric) -> tuple[str, ...]:
+    """The names of the sums that a metric is made of."""
+    return metric.sums if metric.each is None else (metric.name,)
+
+
+def sum_names(metrics: Iterable[Metric]) -> tuple[str, ...]:
+    """The names of the sums that metrics are made of, in the order of `SUMS`; the number of tokens is the first."""
+    wanted = {TOKENS, *(name for metric in metrics for name in sums_of(metric))}
+    return tuple(name for name in SUMS if name in wanted)
+
+
+# What `token_sums` adds up, in its order, by whether it is detailed.
+SUMMED = {
+    detailed: sum_names(metric for metric in OF_TOKENS if detailed or not metric.detailed) for detailed in (False, True)
+}
+
+# The sums of which metrics are made once they are those of the whole mini-batch, by the keys under which verl adds
+# them up.
+SUM_KEYS = {f"clipx/sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in sums_of(metric)}
+
+# Keys of what is linear in |F * A|.
+OF_GRADIENT = frozenset(
+    [metric.key for metric in OF_TOKENS if any(SUMS[name].of_gradient for name in sums_of(metric))]
+    + [key for key, name in SUM_KEYS.items() if SUMS[name].of_gradient]
+)
+
+
+def token_sums(
+    t: Tokens,
+    bounded: Tensor,
+    bounds: Bounds,
+    weighted: Tensor,
+    dual_clip: float | None,
+    counted: Tensor | None,
+    detailed: bool = False,
+) -> Tensor:
+    """Sums over tokens from which `token_metrics` makes the metrics.
+
+    Args:
+        t: the tokens.
+        bounded: what the bounds act on, (sequences, length).
+        bounds: clip bounds on it, broadcastable.
+        weighted: F * A, (sequences, length), 0 outside the mask.
+        dual_clip: tokens with A < 0 and a ratio above it are counted as dual_clipped; None: none are.
+        counted: bool, (sequences, length): the tokens that count; None: those in the mask.
+        detailed: whether to add up what only clipx.metrics=all logs.
+
+    Returns:
+        (len(SUMMED[detailed]),), float64; additive over any split of the tokens.
+    """
+    seen = Seen(t, bounded, bounds, weighted, dual_clip, t.mask if counted is None else t.mask & counted)
+    return torch.stack([summed(*SUMS[name].of(seen)) for name in SUMMED[detailed]]).sum(-1, dtype=torch.float64)
+
+
+def summed(values: Tensor | None, members: Tensor) -> Tensor:
+    """The sum over each sequence's members, or their number: (sequences,).
+
+    A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
+    """
+    if values is None:
+        return members.sum(-1, dtype=torch.float32)
+    return where(members, values, 0.0).sum(-1)
+
+
+def named_sums(sums: Tensor, *, detailed: bool) -> dict[str, Tensor]:
+    """The sums of `token_sums` by their names, as 0-d tensors."""
+    return dict(zip(SUMMED[detailed], sums.unbind(), strict=True))
+
+
+def token_metrics(sums: Tensor, *, dual_clipped: bool = False, detailed: bool = False) -> dict[str, Tensor]:
+    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+
+    Args:
+        sums: from `token_sums`.
+        dual_clipped: whether the method has a dual clip.
+        detailed: as for `token_sums`.
+
+    Returns:
+        Key to a 0-d float64 tensor: the metrics over tokens, the sums of `SUM_KEYS`, and `tokens`, their number.
+    """
+    found = named_sums(sums, detailed=detailed)
+    if not dual_clipped:
+        del found["dual_clipped"]
+    return {TOKENS: found[TOKENS], **means_of_tokens(OF_TOKENS, found), **carried(found)}
+
+
+def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The metrics over tokens whose sums are there: key to the sum over a micro-batch's tokens."""
+    return {
+        metric.key: metric.of(*(sums[name] for name in sums_of(metric)))
+        for metric in metrics
+        if metric.over is Over.TOKENS and all(name in sums for name in sums_of(metric))
+    }
+
+
+def carried(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The sums that `with_ratios_of_sums` needs of the whole mini-batch, by their keys."""
+    return {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
+
+
+def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+    """Replaces sums by what they are for.
+
+    Args:
+        metrics: key to its value in each update: sums over the mini-batch's tokens, divided by their number.
+
+    Returns:
+        The metrics without the sums of `SUM_KEYS`, with those that are made of them.
+    """
+    sums = {name: metrics[key] for key, name in SUM_KEYS.items() if key in metrics}
+    result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
+    for metric in OF_TOKENS:
+        if metric.over is not Over.UPDATE or not all(name in sums for name in metric.sums):
+            continue
+        updates = list(zip(*(sums[name] for name in metric.sums), strict=True))
+        values = [metric.of(*means) for means in (updates[-1:] if metric.last_update else updates)]
+        if None not in values:
+            result[metric.key] = values
+    return result
+
+
+def to_host(*groups: dict[str, Tensor]) -> list[dict[str, float]]:
+    """Moves groups of 0-d tensors to the host in one transfer.
+
+    Args:
+        groups: name to 0-d tensor, all on one device.
+
+    Returns:
+        The same groups with Python floats.
+    """
+    tensors = [tensor.to(torch.float64) for group in groups for tensor in group.values()]
+    numbers = iter(torch.stack(tensors).tolist() if tensors else [])
+    return [{name: next(numbers) for name in group} for group in groups]

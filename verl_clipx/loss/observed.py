@@ -1,0 +1,125 @@
+"""What any loss does to its tokens, told by its gradient on log_prob: sums over them, and metrics of the sums."""
+
+from operator import neg
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.base.method import Bounds
+from verl_clipx.base.metric import Metric, Over
+from verl_clipx.base.shared_metrics import CLIPPED, MASS, NEGATIVE_M, OF_TOKENS, POSITIVE_M
+from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
+from verl_clipx.loss.metrics import TOKENS, carried, means_of_tokens, named_sums, token_sums
+
+# As for the plugin's own losses by default.
+LOG_RATIO_CLAMP = 20.0
+
+# After those of `token_sums`: numbers of tokens, and a gradient's mass that no F * A has.
+OBSERVED_SUMS = ("without gradient", "without gradient, r < 1", "without gradient, r > 1", "mass, A = 0")
+
+WITHOUT_GRADIENT = "those of them with a ratio below 1, above 1; at a ratio of 1 a token is in neither"
+IN_MIDDLE = (
+    "sum of |g| in M. This and the masses of the other regions are in the unit of the table above: under `token-mean` "
+    "they are |F·A| divided by the number of all tokens"
+)
+
+# What means something else of a gradient than of F * A, or stands beside verl's own number.
+OF_GRADIENT_ALONE = (
+    CLIPPED(
+        "clip_fraction",
+        "fraction of tokens with an advantage other than 0 and a g of exactly 0",
+        sums=OBSERVED_SUMS[:1],
+        chart="clipped tokens",
+    ),
+    CLIPPED("clip_fraction_low", WITHOUT_GRADIENT, sums=OBSERVED_SUMS[1:2], chart="clipped tokens"),
+    CLIPPED("clip_fraction_high", WITHOUT_GRADIENT, sums=OBSERVED_SUMS[2:3], chart="clipped tokens"),
+    Metric(
+        "ppo_kl",
+        "as `ppo_kl` above; verl's own `ppo_kl` stays beside it (a mean of micro-batch means, of absolute values under "
+        "`kl_cov`)",
+        "nats per token",
+        Over.TOKENS,
+        section="How far the policy moved",
+        sums=("log_ratio",),
+        of=neg,
+    ),
+    CLIPPED("region_fraction/LN", "fraction of tokens in the region", sums=("LN",), detailed=True),
+    CLIPPED("region_fraction/HP", "fraction of tokens in the region", sums=("HP",), detailed=True),
+    MASS("gradient_mass/M", IN_MIDDLE, sums=(NEGATIVE_M, POSITIVE_M, OBSERVED_SUMS[3]), chart="gradient mass"),
+)
+
+# Every metric of a loss that is observed.
+OBSERVED_METRICS = (
+    *OF_GRADIENT_ALONE,
+    *(
+        metric
+        for metric in OF_TOKENS
+        if not metric.verl_s and metric.name not in {own.name for own in OF_GRADIENT_ALONE}
+    ),
+)
+
+
+class ObservedTokens(NamedTuple):
+    """A micro-batch's tokens and what the loss does to them.
+
+    Args:
+        log_prob, old_log_prob, advantages: (sequences, length).
+        mask: bool, (sequences, length); values outside are never used.
+        gradient: of the policy term with respect to log_prob, (sequences, length).
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    advantages: Tensor
+    mask: Tensor
+    gradient: Tensor
+
+
+def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, detailed: bool = False) -> Tensor:
+    """Sums over tokens from which `observed_metrics` makes the metrics.
+
+    Args:
+        tokens: the tokens.
+        bounds: on the ratio, between the regions.
+        by_sequence: whether the loss clips by the sequence's mean log-ratio.
+        detailed: as for `token_sums`.
+
+    Returns:
+        Those of `token_sums`, -gradient in the place of F * A, then the numbers of tokens without a gradient though A
+        is not 0 (all, with a ratio below 1, above 1) and the gradient's mass where A is 0: float64; additive over any
+        split of the tokens.
+    """
+    t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
+    gradient = where(t.mask, tokens.gradient.to(t.ratio.dtype), 0.0)
+    moved = t.log_prob - t.old_log_prob
+    if by_sequence:
+        moved = t.sequence_mean(moved)
+    clipped = t.mask & (t.advantages != 0) & (gradient == 0)
+    counts = [members.sum(dtype=torch.float64) for members in (clipped, clipped & (moved < 0), clipped & (moved > 0))]
+    # Or no number: a sum that is none shows it.
+    no_sign = ~(t.advantages.abs() > 0)
+    counts.append(where(no_sign, gradient.abs(), 0.0).sum(-1).sum(dtype=torch.float64))
+    ratio = bounded_of(t, by_sequence)
+    return torch.cat([token_sums(t, ratio, bounds, -gradient, None, None, detailed), torch.stack(counts)])
+
+
+def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
+    """What the loss clips: each token's ratio or, by sequence, that of its sequence's mean log-ratio."""
+    return t.sequence_mean(t.log_prob - t.old_log_prob).exp() if by_sequence else t.ratio
+
+
+def observed_metrics(sums: Tensor, detailed: bool = False) -> dict[str, Tensor]:
+    """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
+
+    Args:
+        sums: from `observed_sums`.
+        detailed: as for `token_sums`.
+
+    Returns:
+        Metric name to a 0-d float64 tensor. None has the name of one of verl's own, which stay as verl computes them.
+    """
+    of_tokens, own = sums.split([len(sums) - len(OBSERVED_SUMS), len(OBSERVED_SUMS)])
+    found = named_sums(of_tokens, detailed=detailed) | dict(zip(OBSERVED_SUMS, own.unbind(), strict=True))
+    wanted = [metric for metric in OBSERVED_METRICS if detailed or not metric.detailed]
+    return {TOKENS: found[TOKENS], **means_of_tokens(wanted, found), **carried(found)}

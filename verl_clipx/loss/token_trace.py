@@ -1,0 +1,72 @@
+"""What a loss does to each token, as numbers to look at: pure functions of tensors, for traces."""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, where
+
+from verl_clipx.base.method import Bounds, Method
+from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
+from verl_clipx.loss.loss import tokens_in
+from verl_clipx.loss.observed import LOG_RATIO_CLAMP, ObservedTokens, bounded_of
+from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
+
+
+class TokenTrace(NamedTuple):
+    """What is traced of tokens, each (sequences, length); outside the mask the values mean nothing.
+
+    Args:
+        log_prob, old_log_prob: under the current and the old policy, in nats.
+        ratio: of the current to the old policy.
+        advantage: after shaping.
+        bounded: what the bounds act on.
+        low, high: the bounds.
+        weight: gradient weight F: the gradient of the objective is F * advantage.
+    """
+
+    log_prob: Tensor
+    old_log_prob: Tensor
+    ratio: Tensor
+    advantage: Tensor
+    bounded: Tensor
+    low: Tensor
+    high: Tensor
+    weight: Tensor
+
+
+def token_trace(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, factor: Tensor | float
+) -> TokenTrace:
+    """What a method does to each token.
+
+    Args:
+        method, shaping, inputs: as for `loss.tokens_in`.
+        decision: what the method decided.
+        factor: of verl's rollout correction and entropy selection on F, broadcastable to (sequences, length).
+    """
+    t = tokens_in(method, shaping, inputs)
+    bounds = method.bounds(t, decision)
+    return _trace(t, method.bounded(t), bounds, method.gradient_weight(t, bounds) * factor)
+
+
+def observed_token_trace(
+    tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor | float
+) -> TokenTrace:
+    """What any loss does to each token.
+
+    Args:
+        tokens, bounds, by_sequence: as for `observed.observed_sums`.
+        share: of each token's loss in the scalar loss, broadcastable to (sequences, length).
+
+    Returns:
+        With F = -gradient / (share * advantage), and 0 where the advantage is 0.
+    """
+    t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
+    weighted = -tokens.gradient.to(t.ratio.dtype) / share
+    return _trace(t, bounded_of(t, by_sequence), bounds, where(t.advantages != 0, weighted / t.advantages, 0.0))
+
+
+def _trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:
+    # Bounds may be numbers, and what a sequence is clipped by (sequences, 1).
+    each = (torch.zeros_like(t.ratio) + values for values in (bounded, *bounds, weight))
+    return TokenTrace(t.log_prob, t.old_log_prob, t.ratio, t.advantages, *each)

@@ -1,0 +1,194 @@
+"""A user's own loss: a class like the built-in ones, or one function and one decorator for a weight alone."""
+
+import dataclasses
+import importlib
+import inspect
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from torch import Tensor
+
+from verl_clipx.base.method import described, register
+from verl_clipx.base.parameters import Allowed, boolean, number, only, optional, parameter
+from verl_clipx.base.tokens import Tokens
+from verl_clipx.methods import Bounds, FixedBounds, Method
+from verl_clipx.methods.acpo import Acpo
+from verl_clipx.methods.bapo import Bapo
+
+GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
+
+# The reason why a function's own numbers have no narrower range.
+ANY_NUMBER = "any that float32 holds: the function alone knows its range"
+
+BASES: dict[str, type[Method]] = {"fixed": FixedBounds, "acpo": Acpo, "bapo": Bapo}
+
+# Decorated function to its method, or to what is wrong with it.
+DECORATED: dict[str, type[Method] | ValueError] = {}
+
+
+def register_loss(
+    name: str, *, bounds: str = "fixed", unconstrained_weight: bool = False
+) -> Callable[[GradientWeight], GradientWeight]:
+    """Registers a gradient weight as a policy loss with everything the built-in ones have.
+
+    The function gets the importance-sampling ratio, the advantages and the clip bounds, and returns F with
+    dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
+    parameters under the clipx node. Use it with `+clipx=custom clipx.function=package.module:name`. What is wrong with
+    it is said where it is used, so that one mistake in a module leaves the module's other losses alone.
+
+    Args:
+        name: the loss is `clipx_<name>` in verl's registry.
+        bounds: where the bounds come from: "fixed" (clip_low, clip_high), "acpo" or "bapo" (their parameters).
+        unconstrained_weight: whether F may be 0 or less at ratio 1, or change with the size of the advantages; the
+            contract then asks neither.
+
+    Returns:
+        A decorator that returns the function unchanged.
+    """
+
+    def decorate(gradient_weight: GradientWeight) -> GradientWeight:
+        try:
+            DECORATED[described(gradient_weight)] = method_class(
+                name, gradient_weight, bounds, unconstrained_weight=unconstrained_weight
+            )
+        except ValueError as error:
+            DECORATED[described(gradient_weight)] = error
+        return gradient_weight
+
+    return decorate
+
+
+def method_class(
+    name: str, gradient_weight: Callable[..., Any], bounds: str, *, unconstrained_weight: bool
+) -> type[Method]:
+    """The method that a decorated function stands for.
+
+    Args:
+        name: the method's name.
+        gradient_weight: the user's function.
+        bounds: key of `BASES`.
+        unconstrained_weight: as for `register_loss`.
+
+    Raises:
+        ValueError: `bounds` is unknown, or the function's signature does not fit.
+    """
+    if bounds not in BASES:
+        raise ValueError(f"register_loss(bounds={bounds!r}): must be one of {', '.join(BASES)}.")
+    base, fields, own = BASES[bounds], [], []
+    inherited = {field.name: field.metadata for field in dataclasses.fields(base)}
+    signature = inspect.signature(gradient_weight).parameters
+    for key, given in signature.items():
+        if key in ("ratio", "advantages", "bounds"):
+            continue
+        if given.kind is not inspect.Parameter.KEYWORD_ONLY or given.default is inspect.Parameter.empty:
+            raise ValueError(
+                f"register_loss({name!r}): parameter {key!r} of {described(gradient_weight)} must be keyword-only with "
+                "a default; only ratio, advantages and bounds come before the *."
+            )
+        own.append(key)
+        # A parameter that the bounds have too keeps its range there; the default is the function's.
+        known = inherited.get(key)
+        allowed = allowed_like(given.default) if known is None else known["allowed"]
+        meaning = f"of {described(gradient_weight)}" if known is None else known["meaning"]
+        fields.append((key, type(given.default), parameter(given.default, allowed, meaning)))
+
+    def weight(self: Method, t: Tokens, bounds: Bounds) -> Tensor:
+        ratio = t.free_ratio if "log_ratio_clamp" in own else t.ratio
+        offered = {"ratio": ratio, "advantages": t.advantages, "bounds": bounds}
+        asked_for = {key: value for key, value in offered.items() if key in signature}
+        return gradient_weight(**asked_for, **{key: getattr(self, key) for key in own})
+
+    namespace = {
+        "__doc__": inspect.getdoc(gradient_weight) or "",
+        "__module__": gradient_weight.__module__,
+        "__qualname__": gradient_weight.__qualname__,
+        "gradient_weight": weight,
+        "unconstrained_weight": unconstrained_weight,
+        "loss_value": Method.loss_value,
+    }
+    made = dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
+    made.__module__ = gradient_weight.__module__
+    register(made, name)
+    return made
+
+
+def allowed_like(default: Any) -> Allowed:
+    """Values of the default's kind: a number for numbers, true/false for booleans, text for text."""
+    if isinstance(default, bool):
+        return boolean()
+    if isinstance(default, int | float):
+        return number(reason=ANY_NUMBER)
+    if default is None:
+        return optional(number(reason=ANY_NUMBER))
+    if isinstance(default, str):
+        return only("text", lambda value: isinstance(value, str))
+    raise ValueError(f"a default of type {type(default).__name__} cannot be a configuration value: use a number.")
+
+
+def load_method(function: str) -> type[Method]:
+    """A user's method.
+
+    Args:
+        function: `package.module:name` of a class or of a decorated function; the module is imported.
+
+    Raises:
+        ValueError: not of that form, not importable, not a method, or something is wrong with it.
+    """
+    module_name, separator, attribute = function.partition(":") if isinstance(function, str) else ("", "", "")
+    if not separator or not module_name or not attribute:
+        raise ValueError(f"clipx.function={function!r}: write it as package.module:name.")
+    try:
+        loaded = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"clipx.function={function!r}: {error}. The module must be importable in the driver and in every Ray "
+            "worker: install it, or put its folder on PYTHONPATH there."
+        ) from error
+    return method_of(loaded)
+
+
+def method_of(loaded: Any) -> type[Method]:
+    """The method of a class or of a decorated function.
+
+    Raises:
+        ValueError: it is neither, or something is wrong with it.
+    """
+    method = loaded if isinstance(loaded, type) and issubclass(loaded, Method) else DECORATED.get(described(loaded))
+    if method is None:
+        raise ValueError(
+            f"{described(loaded)} is not decorated with @verl_clipx.register_loss(name), nor a subclass of "
+            "verl_clipx.Method."
+        )
+    if isinstance(method, ValueError):
+        raise method
+    # Its own, not a parent's: a class without them would be announced as another method.
+    if not vars(method).get("name") or "__dataclass_fields__" not in vars(method):
+        raise ValueError(
+            f"{described(method)}: write it as @dataclass(frozen=True, kw_only=True) "
+            f'class {method.__name__}(Method, name="…").'
+        )
+    reject_unusable_fields(method)
+    return method
+
+
+def reject_unusable_fields(method: type[Method]) -> None:
+    """Raises for a field that cannot be a parameter.
+
+    Args:
+        method: the class.
+
+    Raises:
+        ValueError: names the field, and what to do.
+    """
+    parents = [parent for parent in method.__mro__[1:] if dataclasses.is_dataclass(parent)]
+    inherited = {field.name for parent in parents for field in dataclasses.fields(parent)}
+    for field in dataclasses.fields(method):
+        if field.name not in inherited and any(hasattr(parent, field.name) for parent in parents):
+            raise ValueError(
+                f"{described(method)}: {field.name} is a word of every method's own: give the parameter another name; "
+                "a constant of that name has no annotation."
+            )
+        if "allowed" not in field.metadata:
+            raise ValueError(
+                f"{described(method)}: write {field.name} = verl_clipx.parameter(default, allowed, meaning)."
+            )

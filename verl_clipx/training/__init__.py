@@ -1,1 +1,0 @@
-"""The only place that imports verl for the losses' sake: configuration, registration, worker, metrics."""

@@ -1,0 +1,139 @@
+"""The pass without gradient that sees the whole mini-batch before its update.
+
+It runs through verl's own engine on a copy of the mini-batch, in evaluation mode as for old_log_probs, so that dynamic
+batch sizes, sequence parallelism, packing and fused kernels are those of the training pass.
+"""
+
+from typing import Any
+
+import torch
+from verl.utils import tensordict_utils as tu
+
+from verl_clipx.driver.config import Settings
+from verl_clipx.driver.support import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
+from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
+from verl_clipx.worker.layout import padded, response_part
+from verl_clipx.worker.planner import Observation
+from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.step import OptimizerStep, micro_batch_of
+
+
+def observe(
+    settings: Settings, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
+) -> Observation:
+    """Statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
+
+    Args:
+        settings: the clipx node.
+        engine: verl's engine.
+        data: this rank's mini-batch.
+        step: the optimizer step to come; the tokens of its pass alone count in the statistics behind the bounds.
+        cut: how the engine cuts a mini-batch into micro-batches, where the data does not say so.
+        device: where the statistics are summed.
+    """
+    method = settings.method
+    over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
+    needs_entropy = over_mini_batch or "entropy" in method.asks_for
+    statistics = torch.zeros(method.statistics_size, dtype=torch.float64, device=device)
+    entropies = torch.zeros(ENTROPY_BUCKETS if over_mini_batch else 0, dtype=torch.float64, device=device)
+
+    def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
+        mask = padded(data["response_mask"]).bool()
+        known = micro_batch_of(settings, data, step)
+        if needs_entropy:
+            known.entropy = response_part(model_output["entropy"], data, mask.shape[1])
+        if len(statistics):
+            inputs = inputs_of(
+                settings,
+                known,
+                log_prob=response_part(model_output["log_probs"], data, mask.shape[1]),
+                old_log_prob=padded(data["old_log_probs"]),
+                advantages=padded(data["advantages"]),
+                mask=mask,
+            )
+            statistics.add_(settings.functions(mask.device).statistics(inputs))
+        if over_mini_batch:
+            entropies.add_(entropy_statistics(known.entropy, mask))
+        return torch.zeros((), device=mask.device), {}
+
+    copy = data.copy()
+    tu.assign_non_tensor(copy, **{key: value for key, value in cut.items() if key not in copy})
+    tu.assign_non_tensor(copy, calculate_entropy=needs_entropy, distillation_use_topk=False)
+    offload = tu.get(data, key="disable_auto_offload", default=False)
+    with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
+        engine.forward_backward_batch(copy, loss_function, forward_only=True)
+    return Observation(statistics, entropies)
+
+
+# Elements of a parameter that its part of a fingerprint is made of: an update moves some of them.
+FINGERPRINT_ELEMENTS = 4096
+BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
+
+
+def fingerprint(modules: Any) -> torch.Tensor:
+    """A number for each trained parameter's values on this rank, which other values would hardly have: int64.
+
+    Args:
+        modules: the engine's model, or a list of its parts, with its weights loaded.
+    """
+    sums = []
+    for model in modules if isinstance(modules, list | tuple) else [modules]:
+        for parameter in model.parameters():
+            if parameter.requires_grad:
+                # FSDP2's shard, FSDP1's, or the parameter itself.
+                local = getattr(parameter, "_local_tensor", getattr(parameter, "_local_shard", parameter)).detach()
+                bits = local.reshape(-1)[:FINGERPRINT_ELEMENTS].view(BITS[local.element_size()])
+                sums.append(bits.sum(dtype=torch.int64))
+    return torch.stack(sums)
+
+
+def refuse_attention_on_a_slice(engine: Any) -> None:
+    """Raises if sequence parallelism runs on an attention that does not know of it.
+
+    Args:
+        engine: verl's engine, with its model.
+
+    Raises:
+        RuntimeError: names the attention and what to do.
+    """
+    size = getattr(engine, "ulysses_sequence_parallel_size", 1)
+    for model in engine.module if isinstance(engine.module, list | tuple) else [engine.module]:
+        config = getattr(model, "config", None)
+        text = getattr(config, "get_text_config", lambda config=config: config)()
+        name = getattr(text, "_attn_implementation", None)
+        if size > 1 and not has_sequence_parallel_attention(name):
+            raise RuntimeError(
+                f"{size} ranks share a sequence (ulysses_sequence_parallel_size) and the model's attention is {name}: "
+                f"{WRONG_ATTENTION}. Set {ATTENTION}=flash_attention_2, or "
+                "actor_rollout_ref.actor.ulysses_sequence_parallel_size=1."
+            )
+
+
+def refuse_dropout(modules: Any) -> None:
+    """Raises if a model has dropout: its observed ratios would not be those of the training pass.
+
+    Args:
+        modules: the engine's model, or a list of its parts.
+
+    Raises:
+        ValueError: names the modules and what to do.
+    """
+    found = []
+    for model in modules if isinstance(modules, list | tuple) else [modules]:
+        found += [
+            f"{name} (p={module.p:g})"
+            for name, module in model.named_modules()
+            if isinstance(module, torch.nn.modules.dropout._DropoutNd) and module.p > 0
+        ]
+        settings = getattr(getattr(model, "config", None), "to_dict", dict)()
+        found += [
+            f"{key}={value:g}"
+            for key, value in settings.items()
+            if ("dropout" in key or key.endswith("pdrop")) and isinstance(value, int | float) and value > 0
+        ]
+    if found:
+        raise ValueError(
+            f"the model has dropout: {', '.join(found[:5])}. Bounds over the mini-batch are observed without it and "
+            "would not fit the training pass. Switch it off (for example "
+            "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."
+        )

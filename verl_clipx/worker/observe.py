@@ -1,0 +1,92 @@
+"""+clipx=observe: verl's own policy loss as it is, and what it does to each token, told by its gradient on log_prob.
+
+verl adds the KL and entropy terms to what the policy loss returns, so the gradient of the policy term alone can be
+taken only inside: the loss's entry in verl's registry is wrapped. This module is all that relies on that.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.driver.config import Observe, clip_range
+from verl_clipx.loss.metrics import OF_GRADIENT, to_host
+from verl_clipx.loss.observed import ObservedTokens, observed_metrics
+from verl_clipx.worker.step import current_micro_batch
+
+# Losses whose clip decides over a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the
+# sequence's, but verl clamps each token's own log-ratio. tests/worker/test_observe.py tells them apart by experiment.
+SEQUENCE_LEVEL = frozenset({"gspo"})
+
+
+def observe_registered(loss_mode: str) -> None:
+    """Wraps a loss of verl's registry, once: in a micro-batch of a run with +clipx=observe it leaves its sums there.
+
+    Args:
+        loss_mode: the loss's name in the registry.
+
+    Raises:
+        ValueError: the registry has no such name.
+    """
+    from verl.trainer.ppo import core_algos
+
+    function = core_algos.get_policy_loss_fn(loss_mode)
+    if not getattr(function, "observed_by_clipx", False):
+        core_algos.POLICY_LOSS_REGISTRY[loss_mode] = observed(function, by_sequence=loss_mode in SEQUENCE_LEVEL)
+
+
+def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
+    """A policy loss that returns what it always did, to the last bit, and leaves sums in the current micro-batch.
+
+    Args:
+        function: verl's PolicyLossFn, called by keywords.
+        by_sequence: as for `observed_sums`.
+    """
+
+    @functools.wraps(function)
+    def with_metrics(*arguments: Any, **named: Any) -> tuple[Tensor, dict[str, Any]]:
+        loss, metrics = function(*arguments, **named)
+        micro_batch, config = current_micro_batch(), named.get("config")
+        node = getattr(getattr(config, "policy_loss", None), "clipx", None)
+        if micro_batch is not None and isinstance(node, Observe) and loss.requires_grad:
+            # log_prob itself: an alias of it would group the gradient's terms in another way, which rounds otherwise.
+            # The graph behind log_prob is not entered.
+            with torch.autocast(loss.device.type, enabled=False):
+                (gradient,) = torch.autograd.grad(loss, named["log_prob"], retain_graph=True, materialize_grads=True)
+            tokens = ObservedTokens(
+                *(named[name].detach() for name in ("log_prob", "old_log_prob", "advantages")),
+                named["response_mask"].bool(),
+                gradient,
+            )
+            found = node.functions(gradient.device).sums(tokens, clip_range(config), by_sequence)
+            if micro_batch.traced is not None:
+                shares = shares_of(tokens.mask, named["loss_agg_mode"], config)
+                micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
+            sums, own = to_host(observed_metrics(found, node.detailed), {"loss": loss.detach()})
+            micro_batch.loss = own["loss"]
+            # In units of |F*A|: under token-mean each token's weight in the loss is ranks / tokens of the mini-batch.
+            shared = config.global_batch_info
+            unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
+            micro_batch.sums |= {key: value * unit if key in OF_GRADIENT else value for key, value in sums.items()}
+        return loss, metrics
+
+    with_metrics.observed_by_clipx = True
+    return with_metrics
+
+
+def shares_of(mask: Tensor, loss_agg_mode: str, config: Any) -> Tensor:
+    """The share of each token's loss in the scalar loss, (sequences, length).
+
+    Args:
+        mask: bool, (sequences, length).
+        loss_agg_mode: verl's aggregation mode.
+        config: verl's ActorConfig.
+    """
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    with torch.enable_grad():
+        losses = torch.zeros(mask.shape, device=mask.device, requires_grad=True)
+        loss = agg_loss(losses, mask, loss_agg_mode, **config.global_batch_info)
+    return torch.autograd.grad(loss, losses)[0]

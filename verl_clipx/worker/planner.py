@@ -1,0 +1,269 @@
+"""Decides, before each optimizer step, over which statistics its bounds are taken, and what the next ones remember.
+
+Everything that ranks have to agree on goes through one all-reduce per optimizer step.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.driver.config import Settings
+from verl_clipx.loss.loss import tokens_in
+from verl_clipx.methods import Method
+from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
+from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import OptimizerStep, micro_batch_of
+
+# A larger difference between the bounds at ratio 1 and those of the training pass ends the closed form.
+TOLERATED_DIFFERENCE = 1e-2
+
+# Probabilities at which bounds are compared.
+PROBES = 64
+
+
+class Observation(NamedTuple):
+    """What a pass without gradient over this rank's mini-batch found.
+
+    Args:
+        statistics: behind the bounds, (statistics_size,), float64.
+        entropies: histogram of the tokens' entropies, float64; empty unless selection is over the mini-batch.
+    """
+
+    statistics: Tensor
+    entropies: Tensor
+
+
+class StepPlanner:
+    """Plans the optimizer steps of one training worker.
+
+    Args:
+        settings: the clipx node.
+        observe: runs a pass without gradient over a mini-batch.
+        all_reduce: sums a float64 vector over the data-parallel ranks.
+        rejects: whether rollout correction takes tokens out of response_mask, which verl's own count keeps.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        observe: Callable[[Any, OptimizerStep], Observation],
+        all_reduce: Callable[[Tensor], Tensor],
+        rejects: bool = False,
+    ):
+        self.settings = settings
+        self.rejects = rejects
+        self.method = settings.method
+        self.state = ControllerState()
+        # Whether no first update has been found yet whose ratio was taken for 1 and was not.
+        self.ratio_starts_at_one = True
+        # Whether this rank's latest closed form was found wrong; the other ranks hear of it with the next numbers.
+        self._alarmed = False
+        self._observe = observe
+        self._all_reduce = all_reduce
+        # Of scope=lagged: this rank's part of the latest statistics; summed over ranks with the next step's numbers.
+        self._pending: tuple[str, Tensor] | None = None
+
+    @property
+    def uses_closed_form(self) -> bool:
+        """Whether statistics at ratio 1 may stand in for observed ones."""
+        # Without a forward pass the current policy's entropy is unknown.
+        without_entropy = "entropy" not in self.method.asks_for and not self.settings.selects_over_mini_batch
+        return (
+            self.settings.adaptive
+            and self.settings.scope == "mini_batch"
+            and without_entropy
+            and self.ratio_starts_at_one
+        )
+
+    def passes(self, data: Any) -> list[TokenPass | None]:
+        """The passes over a rollout batch: Lopti's two, or one over all tokens.
+
+        Args:
+            data: this rank's share of the rollout batch.
+        """
+        update = self.settings.update
+        if update is None:
+            return [None]
+        eta: float | Tensor = update.eta
+        if update.quantile is not None:
+            local = probability_statistics(padded(data["old_log_probs"]), padded(data["response_mask"]))
+            eta = float(probability_quantile(self._all_reduce(local), portion=update.quantile))
+        return [TokenPass(name, eta, update.equal) for name in update.passes]
+
+    def plan(
+        self, data: Any, *, position: str, token_pass: TokenPass | None, weights_moved: Tensor | None
+    ) -> OptimizerStep:
+        """Decides an optimizer step's bounds.
+
+        Args:
+            data: this rank's mini-batch.
+            position: of the update within its rollout batch.
+            token_pass: Lopti's pass, or None.
+            weights_moved: whether this rank's weights are others than those that computed old_log_probs, 0-d; None if
+                they are for certain, or this is not known. All ranks pass None, or none does.
+
+        Returns:
+            The step, with everything that its micro-batches need.
+        """
+        step = OptimizerStep(position, token_pass)
+        select = self.settings.select
+        wanted = self.settings.adaptive and self.settings.scope == "mini_batch"
+        entropy_known = "entropy" not in self.method.asks_for
+        closed_form = self.uses_closed_form and weights_moved is not None
+        no_history = self.settings.adaptive and self.settings.scope == "lagged" and not self._remembers(position)
+
+        parts: dict[str, Tensor] = {}
+        if token_pass is not None:
+            parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
+        elif self.rejects:
+            parts["counted"] = padded(data["response_mask"]).sum(dtype=torch.float64)[None]
+        if select is not None and select.over == "sequence":
+            parts["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
+        if closed_form or (no_history and entropy_known):
+            parts["statistics"] = self._at_ratio_one(data, step)
+            if closed_form:
+                step.assumed = parts["statistics"]
+                parts["differing"] = differing_log_probs(data)[None]
+                parts["moved"] = weights_moved.to(torch.float64)[None] + self._alarmed
+        observed = (wanted and not closed_form) or (no_history and not entropy_known)
+        if self.settings.selects_over_mini_batch or observed:
+            observation = self._observe(data, step)
+            if observed:
+                parts["statistics"] = observation.statistics
+            if self.settings.selects_over_mini_batch:
+                parts["entropies"] = observation.entropies
+        if self._pending is not None:
+            parts["pending"] = self._pending[1]
+
+        totals = self._summed(parts)
+        self._remember(totals.get("pending"))
+        if closed_form and (float(totals["differing"]) == 0 or float(totals["moved"]) > 0):
+            # The rollout's log-probabilities stand in for the old policy's, or those of other weights do. One such
+            # update stands for the run: to look again each time would mean to reduce twice.
+            self.ratio_starts_at_one = False
+            step.assumed = None
+            totals["statistics"] = self._all_reduce(self._observe(data, step).statistics)
+
+        if "counted" in totals:
+            step.counted_tokens = float(totals["counted"])
+        if "selected" in totals:
+            step.selected_tokens = totals["selected"].squeeze(0)
+        if "entropies" in totals:
+            step.entropy_bucket, step.selected_tokens = select.threshold(totals["entropies"])
+        step.statistics = totals.get("statistics")
+        if step.statistics is None and self.settings.adaptive and self.settings.scope == "lagged":
+            step.statistics = self.state.statistics[position]
+        if step.statistics is not None:
+            step.decision = self.method.decide(step.statistics)
+        step.observe = self.settings.adaptive and (self.settings.scope == "lagged" or step.assumed is not None)
+        return step
+
+    def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
+        """Remembers a step's statistics.
+
+        Args:
+            step: the step.
+            taken: whether the optimizer took it: verl skips a step whose gradient is not finite.
+
+        Returns:
+            How far the bounds at ratio 1 were from those of the training pass, by this rank's tokens, where they were
+            used.
+        """
+        if taken:
+            self.state.step += 1
+            if step.observed is not None and self.settings.scope == "lagged":
+                self._pending = (step.position, step.observed)
+            elif step.statistics is not None:
+                self.state.statistics[step.position] = step.statistics
+        if step.assumed is None or step.observed is None:
+            return None
+        difference = bounds_difference(self.method, step.assumed, step.observed.to(step.assumed.device))
+        self._alarmed = difference > TOLERATED_DIFFERENCE
+        return difference
+
+    def restore(self, state: ControllerState) -> None:
+        """Goes on from a checkpoint's state; what waits for the next step belongs to the weights before it."""
+        self.state, self._pending = state, None
+
+    def flush(self) -> None:
+        """Sums what waits for the next step over the ranks now; every rank must call it."""
+        if self._pending is not None:
+            self._remember(self._all_reduce(self._pending[1]))
+
+    def _remembers(self, position: str) -> bool:
+        return position in self.state.statistics or (self._pending is not None and self._pending[0] == position)
+
+    def _remember(self, total: Tensor | None) -> None:
+        if total is None:
+            return
+        position = self._pending[0]
+        past = self.state.statistics.get(position)
+        share = self.settings.lagged_average
+        if past is not None and share > 0:
+            total = share * past.to(total.device) + (1 - share) * total
+        self.state.statistics[position] = total
+        self._pending = None
+
+    def _at_ratio_one(self, data: Any, step: OptimizerStep) -> Tensor:
+        old = padded(data["old_log_probs"])
+        inputs = inputs_of(
+            self.settings,
+            micro_batch_of(self.settings, data, step),
+            log_prob=old,
+            old_log_prob=old,
+            advantages=padded(data["advantages"]),
+            mask=padded(data["response_mask"]).bool(),
+        )
+        return self.settings.functions(old.device).statistics(inputs)
+
+    def _summed(self, parts: dict[str, Tensor]) -> dict[str, Tensor]:
+        if not parts:
+            return {}
+        device = next((part.device for part in parts.values() if part.device.type != "cpu"), torch.device("cpu"))
+        total = self._all_reduce(torch.cat([part.to(device) for part in parts.values()]))
+        return dict(zip(parts, total.split([len(part) for part in parts.values()]), strict=True))
+
+
+def differing_log_probs(data: Any) -> Tensor:
+    """Number of tokens whose old log-probability is not the rollout's, 0-d float64; 1 if the rollout returned none."""
+    old = padded(data["old_log_probs"])
+    if "rollout_log_probs" not in data:
+        return torch.ones((), dtype=torch.float64, device=old.device)
+    different = (old != padded(data["rollout_log_probs"])) & padded(data["response_mask"]).bool()
+    return different.sum(dtype=torch.float64)
+
+
+def bounds_difference(method: Method, first: Tensor, second: Tensor) -> float:
+    """Largest difference between the bounds that two statistics lead to, over half the width of the first ones.
+
+    Args:
+        method: decides on the bounds.
+        first, second: statistics, (statistics_size,), float64.
+
+    Returns:
+        0 for equal bounds; for ACPO the relative difference of an epsilon.
+    """
+    # Tokens at ratio 1 of every probability, each with a positive and with a negative advantage.
+    probability = torch.linspace(0, 1, PROBES + 1, dtype=torch.float64, device=first.device)[1:]
+    log_prob = probability.log().expand(2, -1)
+    ones = torch.ones_like(log_prob)
+    optional = dict(rollout_log_prob=log_prob, group=ones[:, 0].long())
+    asked_for = {name: optional[name] for name in method.asks_for}
+    inputs = Inputs(log_prob, log_prob, ones * ones.new_tensor([[1.0], [-1.0]]), ones.bool(), **asked_for)
+    tokens = tokens_in(method, None, inputs)
+    (low, high), others = (method.bounds(tokens, method.decide(statistics)) for statistics in (first, second))
+    half = ((ones * high - low) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
+    # Equal bounds differ by 0, infinite ones too.
+    moved = [
+        torch.where(ones * mine == other, 0.0, (ones * mine - other).abs() / half)
+        for mine, other in zip((low, high), others, strict=True)
+    ]
+    difference = float(torch.stack(moved).max())
+    return difference if math.isfinite(difference) else math.inf

@@ -1,0 +1,98 @@
+"""Registers the losses and the training worker with verl."""
+
+import functools
+from types import ModuleType
+from typing import Any
+
+from verl_clipx.base.method import WHEN_REGISTERED, described
+from verl_clipx.methods import METHODS
+
+
+def register_losses(core_algos: ModuleType) -> None:
+    """Registers every method as `clipx_<name>` in verl's policy-loss registry; idempotent.
+
+    Args:
+        core_algos: the module verl.trainer.ppo.core_algos.
+
+    Raises:
+        RuntimeError: a name belongs to somebody else's function; the message names both.
+    """
+    for name in (*METHODS, "custom"):
+        register_loss(core_algos, name)
+
+
+def follow_methods(core_algos: ModuleType) -> None:
+    """Registers each method that a user's module adds from now on, as `register_losses` does those that exist.
+
+    Args:
+        core_algos: the module verl.trainer.ppo.core_algos.
+    """
+    WHEN_REGISTERED.append(functools.partial(register_loss, core_algos))
+
+
+def register_loss(core_algos: ModuleType, name: str) -> None:
+    """Registers one method as `clipx_<name>`; idempotent.
+
+    Args:
+        core_algos: the module verl.trainer.ppo.core_algos.
+        name: of the method.
+
+    Raises:
+        RuntimeError: as for `register_losses`.
+    """
+    from verl_clipx.worker.policy_loss import policy_loss
+
+    registered = f"clipx_{name}"
+    existing = core_algos.POLICY_LOSS_REGISTRY.get(registered)
+    if existing is not None and not is_ours(existing):
+        raise RuntimeError(
+            f"verl's policy loss {registered!r} is already {described(target_of(existing))}; verl_clipx cannot "
+            "register its own under that name. Uninstall or rename the other one."
+        )
+    core_algos.register_policy_loss(registered)(functools.partial(policy_loss, name))
+
+
+def is_ours(function: Any) -> bool:
+    """Whether a registered function is the plugin's, from this or an earlier import of it."""
+    return getattr(target_of(function), "__module__", "") == "verl_clipx.worker.policy_loss"
+
+
+def target_of(function: Any) -> Any:
+    """What a partial calls; another function itself."""
+    return function.func if isinstance(function, functools.partial) else function
+
+
+def install_worker(engine_workers: ModuleType) -> None:
+    """Puts the plugin's training worker in the place of verl's TrainingWorker, for whoever imports it from now on.
+
+    Args:
+        engine_workers: the module verl.workers.engine_workers.
+
+    Raises:
+        RuntimeError: somebody else replaced the worker class already; the message names both.
+    """
+    from verl_clipx.worker.training_worker import ClipxTraining
+
+    current = engine_workers.ActorRolloutRefWorker.actor_worker_cls
+    if issubclass(current, ClipxTraining):
+        return
+    if current is not engine_workers.TrainingWorker:
+        raise RuntimeError(
+            f"ActorRolloutRefWorker.actor_worker_cls is already {described(current)}; verl_clipx cannot install "
+            f"{described(ClipxTraining)}."
+        )
+    # Under the name that it takes over, so that Ray sends it by that name.
+    names = {"__module__": engine_workers.__name__, "__qualname__": "TrainingWorker", "__doc__": ClipxTraining.__doc__}
+    replace_worker(engine_workers, type("TrainingWorker", (ClipxTraining, current), names))
+
+
+def replace_worker(engine_workers: ModuleType, worker: type) -> None:
+    """Rebinds every name that verl's module has for its TrainingWorker.
+
+    Args:
+        engine_workers: the module verl.workers.engine_workers.
+        worker: a subclass of its TrainingWorker.
+    """
+    engine_workers.TrainingWorker = worker
+    engine_workers.ActorRolloutRefWorker.actor_worker_cls = worker
+    engine_workers.ActorRolloutRefWorker.ref_worker_cls = worker

@@ -1,0 +1,123 @@
+"""What the bounds remember between optimizer steps, and its file beside the actor's checkpoint."""
+
+import json
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.common.files import read_json, write_text
+from verl_clipx.methods import Method
+
+FILE = "clipx_state.json"
+FORMAT = 2
+
+# Formats that are read. 1 named the class of the bounds, and of the parameters only those.
+READABLE = (1, 2)
+
+
+# Of the statistics of one update. Files before it was written down lack it.
+SIZE = "statistics_size"
+
+
+class UnusableState(Exception):
+    """The state file is missing, cut short or somebody else's; the message says which and where."""
+
+
+@dataclass
+class ControllerState:
+    """What lasts from one optimizer step to the next.
+
+    Args:
+        step: optimizer steps that were taken (skipped ones don't count).
+        statistics: position of an update within its rollout batch to the statistics of its latest taken step (or their
+            exponential average), float64.
+    """
+
+    step: int = 0
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+
+
+def description(method: Method) -> dict[str, Any]:
+    """What a state belongs to: a state of other parameters does not fit."""
+    return {"method": method.name, SIZE: method.statistics_size, **method.parameters}
+
+
+def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
+    """Writes the state, whole or not at all.
+
+    Args:
+        folder: the actor's checkpoint folder; made if missing.
+        state: the state.
+        belongs_to: from `description`.
+
+    Returns:
+        The file.
+    """
+    content = {
+        "format": FORMAT,
+        "belongs_to": belongs_to,
+        "step": state.step,
+        # Python prints the shortest text that reads back as the same float64.
+        "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
+    }
+    write_text(folder / FILE, json.dumps(content))
+    return folder / FILE
+
+
+def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
+    """Reads a state that `write_state` wrote.
+
+    Args:
+        folder: the actor's checkpoint folder.
+        belongs_to: from `description`, of the run that resumes.
+
+    Raises:
+        UnusableState: the file is missing, cut short, of another format or size, or belongs to other parameters.
+    """
+    path = folder / FILE
+    try:
+        content = read_json(path)
+        form, owner, step, statistics = (content[key] for key in ("format", "belongs_to", "step", "statistics"))
+    except FileNotFoundError:
+        raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise UnusableState(f"{path} is cut short or not a state of this plugin ({error})") from error
+    if form not in READABLE:
+        raise UnusableState(f"{path} has format {form!r}, this version reads {' and '.join(map(str, READABLE))}")
+    _check_owner(path, form, owner, belongs_to)
+    if type(step) is not int or step < 0:
+        raise UnusableState(f"{path} is cut short or not a state of this plugin (step {step!r})")
+    if not isinstance(statistics, dict):
+        raise UnusableState(f"{path} is cut short or not a state of this plugin (statistics {statistics!s:.60})")
+    size = belongs_to[SIZE]
+    return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()})
+
+
+def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) -> None:
+    theirs = owner if isinstance(owner, dict) else {}
+    if form == 1:
+        theirs = {key: value for key, value in theirs.items() if key != "controller"}
+        belongs_to = {key: value for key, value in belongs_to.items() if key in theirs or key in ("method", SIZE)}
+    theirs = {SIZE: belongs_to[SIZE], **theirs}
+    if theirs != belongs_to:
+        different = sorted(key for key in {*theirs, *belongs_to} if theirs.get(key) != belongs_to.get(key))
+        changes = ", ".join(f"{key}: {theirs.get(key)!r} then, {belongs_to.get(key)!r} now" for key in different)
+        raise UnusableState(f"{path} belongs to other parameters ({changes})")
+
+
+def _vector(path: Path, position: str, values: Any, size: int) -> Tensor:
+    if not (isinstance(values, list) and len(values) == size and all(map(_is_finite, values))):
+        raise UnusableState(
+            f"{path} is cut short or not a state of this plugin (statistics of {position} must be {size} finite "
+            f"numbers, not {values!s:.60})"
+        )
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def _is_finite(value: Any) -> bool:
+    # A whole number beyond every float is none either.
+    return type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max

@@ -1,0 +1,153 @@
+"""What is known of an optimizer step and of a micro-batch beyond what verl's policy-loss signature carries."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.driver.config import Settings
+from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.not_finite import NotFinite
+
+if TYPE_CHECKING:
+    from verl_clipx.worker.tracer import TracedRows
+
+# Where the worker keeps the samples' ages in verl's mini-batch, so that they are cut into micro-batches with it.
+AGE = "clipx_age"
+
+
+@dataclass
+class OptimizerStep:
+    """One optimizer step of the worker.
+
+    Args:
+        position: names the update within the rollout batch: the statistics of `scope=lagged` belong to a position.
+        token_pass: Lopti's pass, or None.
+        statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
+        decision: what the method decided from them; None: decide from each micro-batch's own.
+        counted_tokens: tokens of the pass in the mini-batch over all ranks; None where they are all that verl counts.
+        selected_tokens: selected tokens in the mini-batch over all ranks, 0-d; None without entropy selection.
+        entropy_bucket: where entropy selection over the mini-batch ends, 0-d; None without it.
+        entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
+        observe: whether the training pass adds up its own statistics although others are given.
+        observed: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
+        assumed: this rank's statistics under the assumption that the ratio is 1, where they were used.
+        of_rollout_batch: whether it is one of a rollout batch's, whose end makes metrics of sums over each mini-batch.
+        not_finite: by name, what of this rank's mini-batch is not finite, as far as it is known.
+    """
+
+    position: str = ""
+    token_pass: TokenPass | None = None
+    statistics: Tensor | None = None
+    decision: Tensor | None = None
+    counted_tokens: float | None = None
+    selected_tokens: Tensor | None = None
+    entropy_bucket: Tensor | None = None
+    entropy_wanted: bool = False
+    observe: bool = False
+    observed: Tensor | None = None
+    assumed: Tensor | None = None
+    of_rollout_batch: bool = True
+    not_finite: dict[str, NotFinite] = field(default_factory=dict)
+
+
+@dataclass
+class MicroBatch:
+    """One micro-batch inside a training worker's loss call.
+
+    Args:
+        step: the optimizer step that it belongs to.
+        rollout_log_prob: the rollout policy's log-probabilities, (sequences, response length), padded; None if the
+            rollout did not return them.
+        entropy: the current policy's entropy in nats, (sequences, response length); None if nothing needs it.
+        group: int64, (sequences,): equal numbers for the responses to one prompt; None if nothing needs it.
+        age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
+        counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
+        traced: its rows that are traced, which the loss adds to; None without any.
+        sums: filled by the loss: metric name to a sum over this micro-batch's tokens.
+        values: filled by the loss: metric name to a value that is not a sum over tokens.
+        counts: filled by the loss: metric name to a number of this micro-batch, which adds up over the mini-batch.
+        loss: filled by the loss: its own value.
+    """
+
+    step: OptimizerStep = field(default_factory=OptimizerStep)
+    rollout_log_prob: Tensor | None = None
+    entropy: Tensor | None = None
+    group: Tensor | None = None
+    age: Tensor | None = None
+    counted: Tensor | None = None
+    traced: "TracedRows | None" = None
+    sums: dict[str, float] = field(default_factory=dict)
+    values: dict[str, float] = field(default_factory=dict)
+    counts: dict[str, float] = field(default_factory=dict)
+    loss: float = 0.0
+
+
+_current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", default=None)
+
+
+def current_micro_batch() -> MicroBatch | None:
+    """The micro-batch whose loss is being computed; None outside a training worker."""
+    return _current.get()
+
+
+@contextmanager
+def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
+    """Makes a micro-batch the current one for the duration of the block."""
+    token = _current.set(micro_batch)
+    try:
+        yield micro_batch
+    finally:
+        _current.reset(token)
+
+
+def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroBatch:
+    """What verl's data say of a mini-batch or micro-batch beyond verl's own arguments to a loss.
+
+    Args:
+        settings: the clipx node.
+        data: verl's mini-batch or micro-batch.
+        step: the optimizer step that it belongs to.
+    """
+    return MicroBatch(
+        step,
+        rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
+        group=prompt_groups(data) if "group" in settings.method.asks_for else None,
+        age=data.get(AGE, None),
+        counted=None if step.token_pass is None else step.token_pass.tokens(data),
+    )
+
+
+def prompt_groups(data: Any) -> Tensor:
+    """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,).
+
+    Args:
+        data: verl's mini-batch or micro-batch, whose `uid` names the prompt of each sequence.
+    """
+    names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
+    numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
+    return torch.tensor(numbers, dtype=torch.int64, device=padded(data["response_mask"]).device)
+
+
+def ages(data: Any, version: int) -> Tensor | None:
+    """The age of each sequence in weight versions; None where the rollout does not say what generated it.
+
+    Args:
+        data: verl's mini-batch.
+        version: the version that the training of the running rollout batch starts from.
+
+    Returns:
+        int64, (sequences,), at least 0.
+    """
+    if "extra_fields" not in data:
+        return None
+    fields = [getattr(one, "data", one) for one in data["extra_fields"]]
+    generated = [one.get("max_global_steps") if isinstance(one, dict) else None for one in fields]
+    if None in generated:
+        return None
+    return torch.tensor([max(version - int(step), 0) for step in generated], dtype=torch.int64)

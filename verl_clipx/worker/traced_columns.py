@@ -1,0 +1,149 @@
+"""Traced responses and the numbers of their tokens as the columns of a shard; runs in the writer's thread."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy
+import pyarrow
+import torch
+from torch import Tensor
+
+from verl_clipx.base.shared_metrics import REGIONS
+
+
+@dataclass(frozen=True)
+class Response:
+    """A traced response as the host knows it.
+
+    Args:
+        prompt: the prompt's hash.
+        prompt_ids: its tokens, int64, (length of the prompt,).
+        sample: number among the responses to the prompt in this step.
+        score: its reward, or None.
+        age: weight versions since it was sampled, or None.
+        token_ids: int64, (length,).
+        mask: the tokens that the loss counts, bool, (length,).
+        rollout_log_prob: under the policy that sampled, (length,), or None.
+    """
+
+    prompt: str
+    prompt_ids: Tensor
+    sample: int
+    score: float | None
+    age: int | None
+    token_ids: Tensor
+    mask: Tensor
+    rollout_log_prob: Tensor | None
+
+
+class HostCopy:
+    """A tensor on its way to the host: the thread that makes it does not wait, the one that reads it does.
+
+    Args:
+        values: nothing else may write to it.
+    """
+
+    def __init__(self, values: Tensor):
+        self._values, self._arrived = values, None
+        if values.device.type != "cpu":
+            self._values = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+            self._values.copy_(values, non_blocking=True)
+            self._arrived = torch.get_device_module(values.device).Event()
+            self._arrived.record()
+
+    def numpy(self) -> numpy.ndarray:
+        """The values, as soon as they are there."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+        return self._values.numpy()
+
+
+@dataclass(frozen=True)
+class Part:
+    """The traced rows of one micro-batch.
+
+    Args:
+        responses: a response a row.
+        names: of the columns.
+        values: float32, (rows, columns, response length).
+    """
+
+    responses: list[Response]
+    names: tuple[str, ...]
+    values: HostCopy
+
+
+class TokenTexts:
+    """Texts of tokens, each decoded once.
+
+    Args:
+        tokenizer: transformers'; None: a text is the token's number.
+    """
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+        self._known: dict[int, str] = {}
+
+    def of(self, token: int) -> str:
+        """The text of a token within a text, so with its space in front."""
+        if token not in self._known:
+            self._known[token] = self._decoded(token)
+        return self._known[token]
+
+    def whole(self, tokens: Sequence[int]) -> str | None:
+        """The text of several tokens; None without a tokenizer."""
+        return None if self._tokenizer is None else self._tokenizer.decode(tokens, clean_up_tokenization_spaces=False)
+
+    def _decoded(self, token: int) -> str:
+        if self._tokenizer is None:
+            return f"[{token}]"
+        # At the beginning of a text some tokenizers leave out a space.
+        return self.whole([token, token])[len(self.whole([token])) :]
+
+
+def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
+    """The columns of `traces.SCHEMA`, without those that follow from the shard.
+
+    Args:
+        parts: at least one, all with the same names.
+        texts: of the policy's tokens.
+    """
+    responses = [response for part in parts for response in part.responses]
+    masks = [response.mask.numpy() for response in responses]
+    numbers = [rows[:, : mask.size][:, mask] for rows, mask in zip(_rows(parts), masks, strict=True)]
+    lengths = [mask.sum() for mask in masks]
+    columns: dict[str, Any] = dict(zip(parts[0].names, numpy.concatenate(numbers, axis=1), strict=True))
+
+    def each(value: Callable[[Response], Any]) -> pyarrow.Array:
+        places = numpy.repeat(numpy.arange(len(responses)), lengths)
+        return pyarrow.array([value(response) for response in responses]).take(pyarrow.array(places))
+
+    def every(values: Callable[[Response], Any]) -> numpy.ndarray:
+        return numpy.concatenate([numpy.asarray(values(one))[mask] for one, mask in zip(responses, masks, strict=True)])
+
+    tokens, places = numpy.unique(every(lambda one: one.token_ids), return_inverse=True)
+    columns["token_id"] = tokens[places].astype(numpy.int32)
+    columns["text"] = pyarrow.array([texts.of(token) for token in tokens.tolist()]).take(pyarrow.array(places))
+    columns["position"] = every(lambda one: numpy.arange(len(one.mask), dtype=numpy.int32))
+    if all(one.rollout_log_prob is not None for one in responses):
+        columns["rollout_log_prob"] = every(lambda one: one.rollout_log_prob.float())
+    columns["prompt"], columns["sample"] = each(lambda one: one.prompt), each(lambda one: one.sample)
+    columns["prompt_text"] = each(lambda one: texts.whole(one.prompt_ids.tolist()))
+    columns["score"], columns["age"] = each(lambda one: one.score), each(lambda one: one.age)
+    if "selected" in columns:
+        columns["selected"] = columns["selected"] > 0
+    columns["region"] = regions(*(columns[name] for name in ("bounded", "low", "high", "advantage")))
+    return columns
+
+
+def _rows(parts: list[Part]) -> list[numpy.ndarray]:
+    return [row for part in parts for row in part.values.numpy()]
+
+
+def regions(bounded: numpy.ndarray, low: numpy.ndarray, high: numpy.ndarray, advantage: numpy.ndarray) -> numpy.ndarray:
+    """DGPO's region of each token, as `metrics.token_sums` counts them; the arguments are columns of the trace."""
+    above, below, positive, negative = bounded > high, bounded < low, advantage > 0, advantage < 0
+    # Above wins where bounds cross.
+    outer = [below & ~above & negative, above & positive, below & ~above & positive, above & negative]
+    return numpy.select(outer, REGIONS[:-1], REGIONS[-1])
