@@ -10,8 +10,8 @@ import signal
 
 from hypothesis import HealthCheck, Phase, settings
 
-# Ignored under nohup and in a shell's background; what the tests start would inherit that, and no shell can trap what it
-# came to ignore.
+# Ignored under nohup and in a shell's background; what the tests start would inherit that, and no shell can trap what
+# it came to ignore.
 if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
