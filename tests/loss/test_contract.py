@@ -116,15 +116,15 @@ def test_a_check_finds_a_method_that_breaks_it(check, method, message):
 
 # What no method can break as long as the plugin keeps its part, and that part.
 KEPT_BY_THE_PLUGIN = {
-    contract.nothing_outside_the_mask_is_read: ("tokens.where", lambda mask, values, other: values, "are read"),
+    contract.nothing_outside_the_mask_is_read: ("base.tokens.where", lambda mask, values, other: values, "are read"),
     contract.not_finite_inside_the_mask_reaches_the_gradient: (
-        "loss.finite",
+        "loss.loss.finite",
         lambda t: torch.ones_like(t.mask),
         "log_prob=inf, statistics its own: the loss is finite",
     ),
     # As good as `finite` uncompiled; to the compiler it is true of every number.
     contract.compiled_it_is_the_same: (
-        "loss.finite",
+        "loss.loss.finite",
         lambda t: (t.log_prob - t.old_log_prob + t.advantages) * 0 == 0,
         "compiled, log_prob=inf, statistics its own: the loss is finite",
     ),
