@@ -1,8 +1,8 @@
 """What a micro-batch knows beyond verl's own arguments to a loss.
 
-Covers: the rollout's log-probabilities padded; prompts numbered alike in every micro-batch; ages from the rollout's
-versions; that a method that asks for more gets it in the worker's loss call, in the pass without gradient and at ratio
-1. Not covered: the numbers that a method makes of it (tests/methods).
+Covers: the rollout's log-probabilities padded; that a method that asks for more gets it in the worker's loss call, in
+the extra pass and at ratio 1. Not covered: prompts' numbers and samples' ages (test_rows.py), the numbers that a
+method makes of them (tests/methods).
 """
 
 import dataclasses
@@ -21,7 +21,8 @@ from verl_clipx.methods import Method
 from verl_clipx.worker.extra_pass import observe
 from verl_clipx.worker.planner import StepPlanner
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.step import OptimizerStep, ages, current_micro_batch, micro_batch_of, prompt_groups
+from verl_clipx.worker.rows import prompt_groups
+from verl_clipx.worker.step import OptimizerStep, current_micro_batch, micro_batch_of
 from verl_clipx.worker.training_worker import observing
 
 ROWS = [0, 1, 2, 3, 4]
@@ -52,20 +53,6 @@ def test_the_rollout_s_log_probs_are_padded():
     assert padded.shape == (2, 9) and not padded[1, 3:].any()
     del data["rollout_log_probs"]
     assert micro_batch_of(SETTINGS, data, OptimizerStep()).rollout_log_prob is None
-
-
-def test_a_prompt_has_one_number_in_every_micro_batch():
-    whole, part = (prompt_groups(micro_batch(example(), rows)[0]) for rows in (ROWS, [4, 1]))
-    # Two rows a prompt.
-    assert torch.equal(part, whole[[4, 1]]) and len(whole.unique()) == 3
-    assert whole.dtype == torch.int64 and (whole >= 0).all() and whole[0] == whole[1]
-
-
-def test_age_is_counted_in_weight_versions():
-    data = {"extra_fields": [{"max_global_steps": step} for step in (4, 3, 1, 7)]}
-    assert ages(data, 5).tolist() == [1, 2, 4, 0]
-    assert ages({}, 5) is None
-    assert ages({"extra_fields": [{"max_global_steps": 1}, {}]}, 5) is None
 
 
 def test_a_method_gets_what_it_asks_for():

@@ -29,7 +29,8 @@ from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.step import AGE, OptimizerStep
+from verl_clipx.worker.rows import AGE
+from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import ROW, Tracer, is_chosen, prompt_name
 from verl_clipx.worker.training_worker import observing
 

@@ -29,7 +29,8 @@ from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.worker.extra_pass import refuse_dropout
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.step import AGE, OptimizerStep
+from verl_clipx.worker.rows import AGE
+from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.training_worker import ClipxTraining, clipx_node, observing
 
 

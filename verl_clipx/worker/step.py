@@ -4,21 +4,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from hashlib import blake2b
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor
 
 from verl_clipx.driver.config import Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.not_finite import NotFinite
-
-if TYPE_CHECKING:
-    from verl_clipx.worker.tracer import TracedRows
-
-# Where the worker keeps the samples' ages in verl's mini-batch, so that they are cut into micro-batches with it.
-AGE = "clipx_age"
+from verl_clipx.worker.rows import AGE, prompt_groups
+from verl_clipx.worker.tracer import TracedRows
 
 
 @dataclass
@@ -81,7 +75,7 @@ class MicroBatch:
     group: Tensor | None = None
     age: Tensor | None = None
     counted: Tensor | None = None
-    traced: "TracedRows | None" = None
+    traced: TracedRows | None = None
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -121,33 +115,3 @@ def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroB
         age=data.get(AGE, None),
         counted=None if step.token_pass is None else step.token_pass.tokens(data),
     )
-
-
-def prompt_groups(data: Any) -> Tensor:
-    """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,).
-
-    Args:
-        data: verl's mini-batch or micro-batch, whose `uid` names the prompt of each sequence.
-    """
-    names = [str(getattr(name, "data", name)).encode() for name in data["uid"]]
-    numbers = [int.from_bytes(blake2b(name, digest_size=8).digest(), "big") >> 1 for name in names]
-    return torch.tensor(numbers, dtype=torch.int64, device=padded(data["response_mask"]).device)
-
-
-def ages(data: Any, version: int) -> Tensor | None:
-    """The age of each sequence in weight versions; None where the rollout does not say what generated it.
-
-    Args:
-        data: verl's mini-batch.
-        version: the version that the training of the running rollout batch starts from.
-
-    Returns:
-        int64, (sequences,), at least 0.
-    """
-    if "extra_fields" not in data:
-        return None
-    fields = [getattr(one, "data", one) for one in data["extra_fields"]]
-    generated = [one.get("max_global_steps") if isinstance(one, dict) else None for one in fields]
-    if None in generated:
-        return None
-    return torch.tensor([max(version - int(step), 0) for step in generated], dtype=torch.int64)

@@ -23,7 +23,7 @@ from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
 from verl_clipx.worker.layout import padded, response_part
-from verl_clipx.worker.step import ages
+from verl_clipx.worker.rows import ages
 from verl_clipx.worker.trace_writer import TraceWriter
 from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of
 

@@ -32,8 +32,9 @@ from verl_clipx.worker.layout import TokenPass, padded, response_part, restricte
 from verl_clipx.worker.not_finite import described, not_finite_in, together
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
+from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.state import ControllerState, UnusableState, description, read_state, write_state
-from verl_clipx.worker.step import AGE, MicroBatch, OptimizerStep, ages, in_micro_batch, micro_batch_of
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
 from verl_clipx.worker.tracer import Tracer
 
 logger = logging.getLogger(__name__)
