@@ -1,4 +1,4 @@
-"""The entry point in verl's plugin group: importing verl in any process imports this module.
+"""The entry point in verl's plugin group: every process that imports verl imports it.
 
 It must be cheap, so everything is registered when verl itself imports the module concerned. And it must be loud, since
 verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.

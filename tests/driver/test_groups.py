@@ -7,7 +7,8 @@ groups inside a wheel (tests/test_wheel.py).
 
 import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
-from omegaconf import MissingMandatoryValue
+from omegaconf import MissingMandatoryValue, OmegaConf
+from verl.utils.config import omega_conf_to_dataclass
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.driver.config import parameters_of
@@ -305,3 +306,14 @@ def test_listing_shows_each_parameter_with_its_value_in_each_group():
     assert groups_of("acpo") == ["acpo", "acpo_reference"]
     assert rows["bin_on"][1:4] == ("old", "current", "one of old, current")
     assert rows["epsilon_max"][1:3] == ("null", "3.0")
+
+
+def test_a_configuration_recorded_before_the_folder_driver_existed_still_builds(composed):
+    config = composed("+clipx=acpo", "clipx.alpha=2")
+    recorded = OmegaConf.to_yaml(config).replace("verl_clipx.driver.", "verl_clipx.training.")
+    assert recorded.count("_target_: verl_clipx.training.hydra_nodes.") >= 2
+    now, then = (
+        omega_conf_to_dataclass(of.actor_rollout_ref.actor).policy_loss.clipx
+        for of in (config, OmegaConf.create(recorded))
+    )
+    assert then == now and then.method.alpha == 2

@@ -1,1 +1,1 @@
-"""What every method is made of: tokens, parameters, metrics as declared, and the Method class."""
+"""What methods are made of: tokens, parameters, declared metrics, the Method class."""

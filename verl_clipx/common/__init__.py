@@ -1,1 +1,1 @@
-"""What the rooms beside each other share."""
+"""What the folders beside each other share: files, messages, secrets, traces' schema, statistics."""

@@ -1,1 +1,1 @@
-"""What a run is: its settings, what becomes of verl's keys, and the line that announces it."""
+"""What a run is: its settings, verl's keys, the line that announces it."""

@@ -1,4 +1,4 @@
-"""Sampling from a checkpoint and estimating its accuracy: avg@k, pass@k, maj@k, intervals, paired comparisons.
+"""A checkpoint's accuracy: samples, avg@k, pass@k, maj@k, intervals, paired comparisons.
 
 Benchmarks are Parquet files in verl's schema and rewards are functions named by the user; no task is known here.
 """

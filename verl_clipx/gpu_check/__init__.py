@@ -1,1 +1,1 @@
-"""`clipx gpu-check`: on this machine's GPUs, does an update give what it should under each of verl's options?"""
+"""`clipx gpu-check`: does an update on these GPUs give what it should under verl's options?"""

@@ -1,1 +1,1 @@
-"""From a method to a loss: the one compiled function, its metrics, and the contract."""
+"""From a method to a loss: the one compiled function, its metrics, the contract."""

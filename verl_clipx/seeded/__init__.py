@@ -1,1 +1,1 @@
-"""Rollouts whose samples are a function of the seed: an agent loop that seeds each, and rows in a fixed order."""
+"""Rollouts that repeat: each sample from a seed of its own, rows in a fixed order."""

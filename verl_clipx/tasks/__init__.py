@@ -1,0 +1,1 @@
+"""Data sets, prompts and rewards, a folder a task."""

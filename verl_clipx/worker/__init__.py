@@ -1,1 +1,1 @@
-"""What a step does: the training worker, the plan of an update, the extra pass, the policy loss."""
+"""What a step does: plan, extra pass, policy loss, state, traces."""

@@ -1,0 +1,73 @@
+"""docs/architecture.md against the source.
+
+Covers: the picture is that of today's imports, no arrow in it runs up and none is missing; every function that the
+journey names exists; every folder stands in the table. Not covered: that the sentences are in the order of a call.
+"""
+
+import runpy
+from importlib import import_module
+from pathlib import Path
+
+import pytest
+
+from .documents import ROOT
+
+PAGE = (ROOT / "docs" / "architecture.md").read_text()
+DRAWING = runpy.run_path(str(ROOT / "scripts" / "draw_architecture.py"))
+ROOMS = [room for floor in DRAWING["floors"]() for room in floor]
+
+
+def named(text: str) -> list[str]:
+    """The code spans of a text that begin with a room's name and a full stop."""
+    return [span for span in text.split("`")[1::2] if span.split(".")[0] in ROOMS and "." in span]
+
+
+def resolved(name: str):
+    """What a name such as worker.step.micro_batch_of stands for."""
+    parts = name.split(".")
+    for length in range(len(parts), 0, -1):
+        try:
+            found = import_module(".".join(["verl_clipx", *parts[:length]]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[length:]:
+            found = getattr(found, part)
+        return found
+
+
+def test_the_picture_is_drawn_from_today_s_imports():
+    again = "python scripts/draw_architecture.py"
+    assert DRAWING["PICTURE"].read_text() == DRAWING["picture"](), f"the imports have changed: {again}"
+
+
+def test_no_arrow_runs_up_and_there_are_few_rooms():
+    floor_of = {room: floor for floor, rooms in enumerate(DRAWING["floors"]()) for room in rooms}
+    package = ROOT / "verl_clipx"
+    assert {path.stem for path in package.iterdir() if path.name[0] not in "_."} == set(ROOMS)
+    assert len(ROOMS) <= 20
+    rooms, _ = DRAWING["imports"]()
+    assert [(room, below) for room in rooms for below in rooms[room] if floor_of[below] <= floor_of[room]] == []
+
+
+def test_an_arrow_that_others_imply_is_left_out():
+    needed = DRAWING["needed"]
+    assert needed({"a": {"b", "c"}, "b": {"c"}, "c": set()}) == [("a", "b"), ("b", "c")]
+
+
+@pytest.mark.parametrize("name", named(PAGE.split("## The journey of one micro-batch")[1].split("\n## ")[0]))
+def test_what_the_journey_names_exists(name):
+    assert callable(resolved(name))
+
+
+def test_the_journey_is_a_dozen_sentences_and_the_table_has_every_folder():
+    journey = PAGE.split("## The journey of one micro-batch")[1].split("\n## ")[0]
+    assert [line.split(".")[0] for line in journey.splitlines() if line[:1].isdigit()] == [str(n) for n in range(1, 13)]
+    table = PAGE.split("## What each folder may know")[1].split("\n## ")[0]
+    folders = {room for room in ROOMS if Path(ROOT / "verl_clipx" / room).is_dir()}
+    assert {
+        span
+        for line in table.splitlines()
+        for span in line.split("|")[1:2]
+        if "`" in span
+        for span in span.split("`")[1::2]
+    } == folders
