@@ -27,9 +27,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.driver.trace import Trace
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import Tracer
-from verl_clipx.worker.training_worker import observing
 
 PROMPT_LENGTH, VOCABULARY = 64, 32_000
 SAMPLES = 8
@@ -77,7 +77,7 @@ def rollout_batch(sequences: int, length: int) -> tuple[TensorDict, list[Tensor]
 def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, tracer: Tracer | None) -> float:
     """Milliseconds of the training thread for one rollout batch of one micro-batch and one update."""
     leaf = jagged(log_probs).to(device).requires_grad_(True)
-    loss_function = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, tracer)
+    loss_function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, tracer)
     data = data.copy()
 
     def update() -> None:

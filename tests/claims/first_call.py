@@ -21,12 +21,12 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
 from verl_clipx.driver.config import Observe
-from verl_clipx.worker.extra_pass import observe
+from verl_clipx.worker.extra_pass import extra_pass
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.planner import Observation, StepPlanner
+from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
 from verl_clipx.worker.registry import is_ours
 from verl_clipx.worker.step import OptimizerStep
-from verl_clipx.worker.training_worker import observing
 
 ROWS = [0, 1, 2, 3, 4, 5]
 
@@ -132,12 +132,12 @@ def train(actor: ActorConfig) -> FirstCall:
     settings = policy_loss.clipx
     output: dict[str, Any] = {}
 
-    def observed(data: Any, step: OptimizerStep) -> Observation:
-        return observe(settings, _Engine(output), data, step, cut={}, device="cpu")
+    def found(data: Any, step: OptimizerStep) -> MiniBatchStatistics:
+        return extra_pass(settings, _Engine(output), data, step, cut={}, device="cpu")
 
     planner = StepPlanner(
         settings,
-        observe=observed,
+        extra_pass=found,
         all_reduce=lambda vector: vector,
     )
     found = FirstCall([], [], [])
@@ -150,7 +150,9 @@ def train(actor: ActorConfig) -> FirstCall:
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
             name = "" if token_pass is None else token_pass.name
             step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass, weights_moved=None)
-            loss, metrics = observing(partial(ppo_loss, config=actor), settings, lambda step=step: step)(output, data)
+            loss, metrics = with_micro_batch(partial(ppo_loss, config=actor), settings, lambda step=step: step)(
+                output, data
+            )
             loss.backward()
             planner.finish(step, taken=True)
             found.losses.append(loss.detach())
@@ -172,7 +174,7 @@ def train_verl_s_own(actor: ActorConfig) -> FirstCall:
     data, output = micro_batch(
         {**batch, "log_prob": log_prob}, ROWS, entropy=batch["entropy"], reference=batch["log_prob"] - 0.1
     )
-    loss, metrics = observing(partial(ppo_loss, config=actor), actor.policy_loss.clipx)(output, data)
+    loss, metrics = with_micro_batch(partial(ppo_loss, config=actor), actor.policy_loss.clipx)(output, data)
     loss.backward()
     numbers = {key: number_of(metric) for key, metric in metrics.items()}
     assert "clipx/ratio_mean" in numbers

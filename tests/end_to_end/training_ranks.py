@@ -229,6 +229,7 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
 
     from verl_clipx.loss.compiled import TokenFunctions
     from verl_clipx.worker.layout import TokenPass
+    from verl_clipx.worker.step import RolloutBatch
 
     result = Result()
     engine = worker.engine
@@ -282,9 +283,9 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
         worker.set_loss_fn(partial(ppo_loss, config=config))
         if case.token_pass is not None:
-            worker.token_pass = TokenPass(case.token_pass, 0.05, True)
+            worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True))
         output = worker.train_batch(data)
-        worker.token_pass = None
+        worker.batch = None
     metrics = {} if output is None else tu.get(output, "metrics")
     for key, value in metrics.items():
         if isinstance(value, list) and isinstance(value[0], Metric):

@@ -23,8 +23,8 @@ from tests.golden.runs import built_once, per_token, run
 from tests.golden.settings import overrides_of
 from tests.jagged import micro_batch
 from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
-from verl_clipx.worker.training_worker import observing
 
 REWEIGHTING = golden_cases("ar")
 # One vector records advantages alone.
@@ -190,7 +190,7 @@ def pass_of(case, name, *changes):
     data, output = jagged_batch(batch, reference=case.expected["ref_log_prob"])
     token_pass = token_passes(case)[name]
     step = OptimizerStep(name, token_pass, counted_tokens=float(token_pass.tokens(data).sum()))
-    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
     loss, metrics = wrapped(model_output=output, data=data)
     loss.backward()
     return loss.detach(), log_prob.grad, metrics

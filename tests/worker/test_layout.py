@@ -15,8 +15,8 @@ from verl.workers.utils.padding import no_padding_2_padding
 from tests.jagged import micro_batch
 from verl_clipx.loss.contract import example
 from verl_clipx.worker.layout import TokenPass, in_model_layout, padded, response_part, restricted
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
-from verl_clipx.worker.training_worker import observing
 
 ROWS = [0, 1, 2, 3, 4]
 ETA = 0.25
@@ -46,7 +46,7 @@ def loss_and_gradient(config, batch, step, **extra):
     """verl's whole loss on all rows, and its gradient in the padded layout."""
     log_prob = batch["log_prob"].clone().requires_grad_(True)
     data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, **extra)
-    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
     loss, metrics = wrapped(model_output=output, data=data)
     loss.backward()
     return loss.detach(), log_prob.grad, metrics

@@ -20,8 +20,8 @@ from verl_clipx.cli import app
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
 from verl_clipx.methods import BUILT_IN, METHODS
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.training_worker import observing
 
 from .test_training_worker import aggregated
 
@@ -64,7 +64,7 @@ def logged(actor, group, metrics, split=WHOLE, seed=0, overrides=()):
     if group == "observe":
         observe_registered("vanilla")
         batch["log_prob"] = batch["log_prob"].requires_grad_(True)
-    function = observing(partial(ppo_loss, config=config), config.policy_loss.clipx)
+    function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
     found = aggregated(function, batch, split)
     return {name: values[0] for name, values in with_ratios_of_sums({k: [v] for k, v in found.items()}).items()}
 

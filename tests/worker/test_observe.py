@@ -24,9 +24,10 @@ from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.driver.config import Observe, clip_range
 from verl_clipx.loss.compiled import observed_functions
 from verl_clipx.loss.contract import example
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.registry import is_ours
-from verl_clipx.worker.training_worker import ClipxTraining, observing
+from verl_clipx.worker.training_worker import ClipxTraining
 
 from .test_training_worker import aggregated
 
@@ -65,7 +66,7 @@ def observed(verl_s):
     def build(loss_mode, *overrides):
         function = verl_s(loss_mode, "+clipx=observe", *overrides)
         observe_registered(loss_mode)
-        return observing(function, function.keywords["config"].policy_loss.clipx)
+        return with_micro_batch(function, function.keywords["config"].policy_loss.clipx)
 
     return build
 
@@ -230,7 +231,7 @@ def test_a_token_without_a_gradient_at_ratio_1_is_on_neither_side(observed):
 def test_the_metrics_are_those_of_the_plugin_s_loss_of_the_same_formula(actor, observed, loss_mode, group):
     batch = example()
     config = actor(f"+clipx={group}", "clipx.metrics=all")
-    *_, theirs, _ = called(observing(partial(ppo_loss, config=config), config.policy_loss.clipx), batch)
+    *_, theirs, _ = called(with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx), batch)
     *_, ours, _ = called(observed(loss_mode, "clipx.metrics=all"), batch)
     shared = [key for key in ours if key.startswith("clipx/") and key in theirs]
     assert {"clipx/ratio_mean", "clipx/gradient_mass/M", "clipx/contribution/negative"} <= {*shared}
@@ -361,7 +362,7 @@ def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(verl_s, observed
     observed("vanilla")
     assert core_algos.POLICY_LOSS_REGISTRY["vanilla"] is wrapped is not original
     # Another run of the process: even inside a micro-batch of ours, nothing is added.
-    plain = called(observing(verl_s("vanilla"), Observe()), batch)[3]
+    plain = called(with_micro_batch(verl_s("vanilla"), Observe()), batch)[3]
     assert plain and not [key for key in plain if key.startswith("clipx/")]
     with pytest.raises(ValueError, match="Unsupported loss mode: vanila"):
         observe_registered("vanila")

@@ -16,7 +16,7 @@ from verl_clipx.loss.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
 from verl_clipx.modifiers.entropy_selection import entropy_statistics
 from verl_clipx.worker.layout import TokenPass
-from verl_clipx.worker.planner import Observation, StepPlanner, bounds_difference
+from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner, bounds_difference
 
 RANKS = 3
 
@@ -29,7 +29,7 @@ class Run:
         self.reductions = self.observations = 0
         self.planner = StepPlanner(
             self.settings,
-            observe=self.observe,
+            extra_pass=self.extra_pass,
             all_reduce=self.all_reduce,
             rejects=rejects,
         )
@@ -42,15 +42,15 @@ class Run:
         inputs = Inputs(*(data[key] for key in ("log_prob", "old_log_probs", "advantages", "response_mask")))
         return token_statistics(self.settings.method, self.settings.shaping, inputs)
 
-    def observe(self, data, step):
+    def extra_pass(self, data, step):
         self.observations += 1
-        return Observation(self.own(data), entropy_statistics(data["entropy"], data["response_mask"]))
+        return MiniBatchStatistics(self.own(data), entropy_statistics(data["entropy"], data["response_mask"]))
 
     def step(self, data, position="update_0", *, moved=False, taken=True, token_pass=None):
         moved = None if moved is None else torch.tensor(moved)
         step = self.planner.plan(data, position=position, token_pass=token_pass, weights_moved=moved)
-        if step.observe:
-            step.observed = self.own(data)
+        if step.collect:
+            step.collected = self.own(data)
         self.difference = self.planner.finish(step, taken=taken)
         return step
 
@@ -72,7 +72,7 @@ def epsilons(step):
     return step.decision[5:]
 
 
-def test_mini_batch_observes_all_but_the_first_update():
+def test_mini_batch_has_an_extra_pass_before_all_but_the_first_update():
     run = Run("acpo")
     first = run.step(batch(drift=0))
     assert run.observations == 0 and (epsilons(first) == 0.2).all()
@@ -107,7 +107,7 @@ def test_the_alarm_compares_bounds():
     assert run.difference > 0.05
 
 
-def test_without_recomputed_old_log_probs_every_update_is_observed():
+def test_without_recomputed_old_log_probs_every_update_has_its_extra_pass():
     run = Run("acpo")
     step = run.step(batch(), moved=None)
     assert run.observations == 1 and step.assumed is None and run.difference is None
@@ -194,7 +194,7 @@ def test_micro_batch_and_fixed_bounds_cost_nothing():
     for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
         step = run.step(batch())
         assert (run.observations, run.reductions) == (0, 0)
-        assert step.statistics is None and step.decision is None and not step.observe
+        assert step.statistics is None and step.decision is None and not step.collect
 
 
 @pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])

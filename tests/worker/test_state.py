@@ -116,7 +116,7 @@ class Worker(ClipxTraining, VerlsWorker):
     """Ours on top of it."""
 
     def __init__(self, **parameters):
-        self.planner = StepPlanner(build(**parameters), observe=None, all_reduce=None)
+        self.planner = StepPlanner(build(**parameters), extra_pass=None, all_reduce=None)
 
 
 @pytest.fixture

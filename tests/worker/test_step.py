@@ -18,12 +18,12 @@ from verl_clipx.base.tokens import OPTIONAL
 from verl_clipx.driver.config import Settings
 from verl_clipx.loss.contract import example
 from verl_clipx.methods import Method
-from verl_clipx.worker.extra_pass import observe
+from verl_clipx.worker.extra_pass import extra_pass
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.planner import StepPlanner
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rows import prompt_groups
 from verl_clipx.worker.step import OptimizerStep, current_micro_batch, micro_batch_of
-from verl_clipx.worker.training_worker import observing
 
 ROWS = [0, 1, 2, 3, 4]
 
@@ -71,7 +71,7 @@ def test_a_method_gets_what_it_asks_for():
         assert "entropy" not in model_output
         return torch.zeros(()), {}
 
-    observing(loss, SETTINGS)(output, data)
+    with_micro_batch(loss, SETTINGS)(output, data)
     engine = SimpleNamespace(
         eval_mode=lambda **_: nullcontext(),
         forward_backward_batch=lambda data, loss_function, forward_only: loss_function(output, data),
@@ -79,8 +79,8 @@ def test_a_method_gets_what_it_asks_for():
 
     # The current policy's entropy is not known without a forward pass, whatever the ratio is.
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
-        seen = partial(observe, settings, engine, cut={}, device="cpu")
-        planner = StepPlanner(settings, observe=seen, all_reduce=lambda vector: vector)
+        seen = partial(extra_pass, settings, engine, cut={}, device="cpu")
+        planner = StepPlanner(settings, extra_pass=seen, all_reduce=lambda vector: vector)
         step = planner.plan(data, position="update_0", token_pass=None, weights_moved=torch.tensor(False))
         torch.testing.assert_close(step.statistics, expected)
         assert step.assumed is None

@@ -28,11 +28,11 @@ from verl_clipx.loss.contract import example
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import ROW, Tracer, is_chosen, prompt_name
-from verl_clipx.worker.training_worker import observing
 
 ROWS = [0, 1, 2, 3, 4]
 TRACE = "+clipx/trace=prompts"
@@ -60,7 +60,7 @@ def traced_call(config, tracer, *, step=None, weights=None, batch=None, rows=ROW
     data, output = micro_batch(batch, rows, entropy=entropy, reference=batch["old_log_prob"])
     if weights is not None:
         data["rollout_is_weights"] = data["old_log_probs"] * weights
-    function = observing(
+    function = with_micro_batch(
         partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step or OptimizerStep(), tracer
     )
     if tracer is None:
@@ -202,7 +202,7 @@ def test_no_host_sync_and_no_collective_is_added(actor, tmp_path, monkeypatch, f
     for tracer in (None, tracer_to(tmp_path, fraction=fraction, seed=seed)):
         data, output = micro_batch(batch, ROWS, entropy=entropy, reference=batch["log_prob"])
         data[AGE] = torch.tensor([0, 1, 2, 3, 4])
-        function = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, tracer)
+        function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, tracer)
         if tracer is None:
             with counted_host_syncs() as counter:
                 function(model_output=output, data=data)
@@ -219,7 +219,9 @@ def test_without_the_node_there_is_nothing_in_the_batch(actor):
     config = actor("+clipx=grpo")
     assert config.policy_loss.clipx.trace is None
     data, output = micro_batch(example(), ROWS)
-    observing(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep)(model_output=output, data=data)
+    with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep)(
+        model_output=output, data=data
+    )
     assert ROW not in data
 
 

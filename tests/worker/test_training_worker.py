@@ -28,10 +28,11 @@ from verl_clipx.loss.contract import example
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.worker.extra_pass import refuse_dropout
 from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep
-from verl_clipx.worker.training_worker import ClipxTraining, clipx_node, observing
+from verl_clipx.worker.training_worker import ClipxTraining, clipx_node
 
 
 def aggregated(loss_function, batch, split):
@@ -56,7 +57,7 @@ def aggregated(loss_function, batch, split):
 def loss_function(actor):
     def build(*overrides):
         config = actor(*overrides)
-        return observing(partial(ppo_loss, config=config), config.policy_loss.clipx)
+        return with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
 
     return build
 
@@ -113,7 +114,7 @@ def test_selection_takes_the_entropy_s_value_and_leaves_its_graph(actor, wanted)
     data, output = micro_batch(batch, [0, 1, 2], entropy=entropy)
     leaf = output["entropy"].detach().requires_grad_(True)
     step = OptimizerStep(entropy_wanted=wanted)
-    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
     loss, _ = wrapped(model_output={**output, "entropy": leaf * 1}, data=data)
     loss.backward()
     assert (leaf.grad is not None) == wanted
@@ -142,7 +143,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
         selected_tokens=torch.tensor(3.0),
         entropy_bucket=torch.tensor(7) if over == "mini_batch" else None,
     )
-    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
+    wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: step)
     with counted_host_syncs() as counter:
         _, metrics = wrapped(model_output=output, data=data)
     assert counter.callers.count("verl_clipx") == 1, list(zip(counter.calls, counter.callers, strict=True))
@@ -164,7 +165,7 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
 def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(actor, overrides, needing):
     config = actor(*overrides)
     data, output = micro_batch(example(), [0, 1])
-    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
     with pytest.raises(RuntimeError, match=rf"{needing} .*train_batch.*Tinker"):
         wrapped(model_output=output, data=data)
 
@@ -172,7 +173,7 @@ def test_a_worker_that_steps_by_itself_stops_where_the_mini_batch_is_needed(acto
 @pytest.mark.parametrize("overrides", [("+clipx=grpo",), ("+clipx=acpo", "clipx.scope=micro_batch")])
 def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
     config = actor(*overrides)
-    wrapped = observing(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
+    wrapped = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, lambda: None)
     whole = aggregated(wrapped, example(), [[[0, 1, 2, 3, 4, 5]]])
     parts = aggregated(wrapped, example(), [[[0], [1, 2], [3, 4, 5]]])
     assert parts["clipx/ratio_mean"] == pytest.approx(whole["clipx/ratio_mean"], rel=1e-6)
@@ -380,7 +381,7 @@ def test_distillation_s_loss_of_the_logits_passes_through(actor, group):
     config = actor(group)
     distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
     loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
-    wrapped = observing(loss_fn, config.policy_loss.clipx)
+    wrapped = with_micro_batch(loss_fn, config.policy_loss.clipx)
     batch = example()
     data, output = micro_batch(batch, [0, 1])
     tokens = len(output["log_probs"].values())
@@ -426,8 +427,10 @@ def test_beside_task_rewards_verl_s_distillation_is_added_to_the_method_s_loss(a
     distillation = DistillationConfig(distillation_loss=own)
     both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
     # As verl's worker calls it, and its two parts by themselves.
-    loss, gradient, metrics = loss_and_gradient(observing(both, config.policy_loss.clipx))
-    policy, of_policy, logged = loss_and_gradient(observing(partial(ppo_loss, config=config), config.policy_loss.clipx))
+    loss, gradient, metrics = loss_and_gradient(with_micro_batch(both, config.policy_loss.clipx))
+    policy, of_policy, logged = loss_and_gradient(
+        with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
+    )
     alone = partial(distillation_loss, config=config, distillation_config=distillation)
     term, of_term, _ = loss_and_gradient(alone)
     torch.testing.assert_close(loss, policy + 0.25 * term)
@@ -446,7 +449,7 @@ def test_without_task_rewards_verl_s_distillation_is_all_that_trains(actor, sett
     for config in (actor("+clipx=grpo"), actor("+clipx=acpo"), actor()):
         both = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
         node = clipx_node(both)
-        gradients.append(loss_and_gradient(both if node is None else observing(both, node))[1])
+        gradients.append(loss_and_gradient(both if node is None else with_micro_batch(both, node))[1])
         alone = partial(distillation_loss, config=config, distillation_config=distillation)
         torch.testing.assert_close(gradients[-1], loss_and_gradient(alone)[1], rtol=0, atol=0)
     assert gradients[0].equal(gradients[1]) and gradients[0].equal(gradients[2]) and gradients[0].count_nonzero()

@@ -114,8 +114,8 @@ class Settings:
         return self.select is not None and self.select.over == "mini_batch"
 
     @property
-    def observes(self) -> bool:
-        """Whether some optimizer steps need a pass without gradient."""
+    def needs_extra_pass(self) -> bool:
+        """Whether some optimizer steps need the extra pass, without gradient."""
         of_history = self.scope == "lagged" and "entropy" in self.method.asks_for
         return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
 

@@ -216,7 +216,7 @@ def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
     """A router that VeOmni would let choose anew in the pass without gradient."""
     if options.get(STRATEGY) != "veomni" or options.get(ROUTER_REPLAY) != "R2":
         return None
-    if isinstance(node, Observe) or not node.observes:
+    if isinstance(node, Observe) or not node.needs_extra_pass:
         return None
     return (
         f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the pass without gradient over the mini-batch would "

@@ -1,4 +1,4 @@
-"""The pass without gradient that sees the whole mini-batch before its update.
+"""The extra pass, without gradient, that sees the whole mini-batch before its update.
 
 It runs through verl's own engine on a copy of the mini-batch, in evaluation mode as for old_log_probs, so that dynamic
 batch sizes, sequence parallelism, packing and fused kernels are those of the training pass.
@@ -13,14 +13,14 @@ from verl_clipx.driver.config import Settings
 from verl_clipx.driver.support import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
 from verl_clipx.worker.layout import padded, response_part
-from verl_clipx.worker.planner import Observation
+from verl_clipx.worker.planner import MiniBatchStatistics
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 
-def observe(
+def extra_pass(
     settings: Settings, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
-) -> Observation:
+) -> MiniBatchStatistics:
     """Statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
 
     Args:
@@ -62,29 +62,7 @@ def observe(
     offload = tu.get(data, key="disable_auto_offload", default=False)
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
         engine.forward_backward_batch(copy, loss_function, forward_only=True)
-    return Observation(statistics, entropies)
-
-
-# Elements of a parameter that its part of a fingerprint is made of: an update moves some of them.
-FINGERPRINT_ELEMENTS = 4096
-BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-
-
-def fingerprint(modules: Any) -> torch.Tensor:
-    """A number for each trained parameter's values on this rank, which other values would hardly have: int64.
-
-    Args:
-        modules: the engine's model, or a list of its parts, with its weights loaded.
-    """
-    sums = []
-    for model in modules if isinstance(modules, list | tuple) else [modules]:
-        for parameter in model.parameters():
-            if parameter.requires_grad:
-                # FSDP2's shard, FSDP1's, or the parameter itself.
-                local = getattr(parameter, "_local_tensor", getattr(parameter, "_local_shard", parameter)).detach()
-                bits = local.reshape(-1)[:FINGERPRINT_ELEMENTS].view(BITS[local.element_size()])
-                sums.append(bits.sum(dtype=torch.int64))
-    return torch.stack(sums)
+    return MiniBatchStatistics(statistics, entropies)
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:
@@ -110,7 +88,7 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
 
 
 def refuse_dropout(modules: Any) -> None:
-    """Raises if a model has dropout: its observed ratios would not be those of the training pass.
+    """Raises if a model has dropout: the extra pass's ratios would not be those of the training pass.
 
     Args:
         modules: the engine's model, or a list of its parts.
@@ -133,7 +111,7 @@ def refuse_dropout(modules: Any) -> None:
         ]
     if found:
         raise ValueError(
-            f"the model has dropout: {', '.join(found[:5])}. Bounds over the mini-batch are observed without it and "
-            "would not fit the training pass. Switch it off (for example "
+            f"the model has dropout: {', '.join(found[:5])}. The extra pass behind bounds over "
+            "the mini-batch runs without it and would not fit the training pass. Switch it off (for example "
             "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."
         )

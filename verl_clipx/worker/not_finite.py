@@ -1,10 +1,13 @@
 """What of a mini-batch is not finite, by the names of verl's fields: it makes verl skip the update."""
 
+import logging
 from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from verl_clipx.worker.layout import padded, response_part
+
+logger = logging.getLogger(__name__)
 
 # Of verl's mini-batch, causes before what is computed from them; what each is to a reader who doesn't know the name.
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
@@ -60,6 +63,33 @@ def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | 
     return found
 
 
+class NotFiniteLog:
+    """Says in a rank's log what was not finite in an update, each field once.
+
+    Args:
+        rank: of this process.
+    """
+
+    def __init__(self, rank: int):
+        self._rank = rank
+        self._named: set[str] = set()
+
+    def say(self, found: dict[str, NotFinite], *, taken: bool, norm: float | None) -> None:
+        """Warns of what has not been named yet.
+
+        Args:
+            found: of this rank's part of the mini-batch.
+            taken: whether verl took the update.
+            norm: of its gradient.
+        """
+        if new := found.keys() - self._named:
+            self._named |= new
+            logger.warning(NOT_FINITE, "takes" if taken else "skips", norm, self._rank, described(found))
+        elif not taken and not found and self._rank == 0 and GRADIENT not in self._named:
+            self._named.add(GRADIENT)
+            logger.warning(GRADIENT_NOT_FINITE, norm)
+
+
 def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
     """What two micro-batches of one mini-batch have that is not finite; the first one's prompts come first."""
     both = dict(first)
@@ -85,3 +115,16 @@ def described(found: dict[str, NotFinite]) -> str:
 def counted(number: int, noun: str) -> str:
     """A number and its noun, as in 2 tokens."""
     return f"{number} {noun}" + "s" * (number != 1)
+
+
+# Among the names of fields, the gradient of a mini-batch in which nothing else is not finite.
+GRADIENT = "gradient"
+NOT_FINITE = (
+    "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
+    "named once; clipx/skipped_updates counts the updates that verl skips."
+)
+GRADIENT_NOT_FINITE = (
+    "clipx: verl skips an update whose gradient's norm is %s, though all that the loss is computed from is finite on "
+    "rank 0: another rank names what is not, or it came up on the way back through the model. Said once; "
+    "clipx/skipped_updates counts the updates that verl skips."
+)

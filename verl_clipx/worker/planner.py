@@ -27,7 +27,7 @@ TOLERATED_DIFFERENCE = 1e-2
 PROBES = 64
 
 
-class Observation(NamedTuple):
+class MiniBatchStatistics(NamedTuple):
     """What a pass without gradient over this rank's mini-batch found.
 
     Args:
@@ -44,7 +44,7 @@ class StepPlanner:
 
     Args:
         settings: the clipx node.
-        observe: runs a pass without gradient over a mini-batch.
+        extra_pass: runs a pass without gradient over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
         rejects: whether rollout correction takes tokens out of response_mask, which verl's own count keeps.
     """
@@ -53,7 +53,7 @@ class StepPlanner:
         self,
         settings: Settings,
         *,
-        observe: Callable[[Any, OptimizerStep], Observation],
+        extra_pass: Callable[[Any, OptimizerStep], MiniBatchStatistics],
         all_reduce: Callable[[Tensor], Tensor],
         rejects: bool = False,
     ):
@@ -65,14 +65,14 @@ class StepPlanner:
         self.ratio_starts_at_one = True
         # Whether this rank's latest closed form was found wrong; the other ranks hear of it with the next numbers.
         self._alarmed = False
-        self._observe = observe
+        self._extra_pass = extra_pass
         self._all_reduce = all_reduce
         # Of scope=lagged: this rank's part of the latest statistics; summed over ranks with the next step's numbers.
         self._pending: tuple[str, Tensor] | None = None
 
     @property
     def uses_closed_form(self) -> bool:
-        """Whether statistics at ratio 1 may stand in for observed ones."""
+        """Whether statistics at ratio 1 may stand in for those of an extra pass."""
         # Without a forward pass the current policy's entropy is unknown.
         without_entropy = "entropy" not in self.method.asks_for and not self.settings.selects_over_mini_batch
         return (
@@ -132,13 +132,13 @@ class StepPlanner:
                 step.assumed = parts["statistics"]
                 parts["differing"] = differing_log_probs(data)[None]
                 parts["moved"] = weights_moved.to(torch.float64)[None] + self._alarmed
-        observed = (wanted and not closed_form) or (no_history and not entropy_known)
-        if self.settings.selects_over_mini_batch or observed:
-            observation = self._observe(data, step)
-            if observed:
-                parts["statistics"] = observation.statistics
+        by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
+        if self.settings.selects_over_mini_batch or by_extra_pass:
+            found = self._extra_pass(data, step)
+            if by_extra_pass:
+                parts["statistics"] = found.statistics
             if self.settings.selects_over_mini_batch:
-                parts["entropies"] = observation.entropies
+                parts["entropies"] = found.entropies
         if self._pending is not None:
             parts["pending"] = self._pending[1]
 
@@ -149,7 +149,7 @@ class StepPlanner:
             # update stands for the run: to look again each time would mean to reduce twice.
             self.ratio_starts_at_one = False
             step.assumed = None
-            totals["statistics"] = self._all_reduce(self._observe(data, step).statistics)
+            totals["statistics"] = self._all_reduce(self._extra_pass(data, step).statistics)
 
         if "counted" in totals:
             step.counted_tokens = float(totals["counted"])
@@ -162,7 +162,7 @@ class StepPlanner:
             step.statistics = self.state.statistics[position]
         if step.statistics is not None:
             step.decision = self.method.decide(step.statistics)
-        step.observe = self.settings.adaptive and (self.settings.scope == "lagged" or step.assumed is not None)
+        step.collect = self.settings.adaptive and (self.settings.scope == "lagged" or step.assumed is not None)
         return step
 
     def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
@@ -178,13 +178,13 @@ class StepPlanner:
         """
         if taken:
             self.state.step += 1
-            if step.observed is not None and self.settings.scope == "lagged":
-                self._pending = (step.position, step.observed)
+            if step.collected is not None and self.settings.scope == "lagged":
+                self._pending = (step.position, step.collected)
             elif step.statistics is not None:
                 self.state.statistics[step.position] = step.statistics
-        if step.assumed is None or step.observed is None:
+        if step.assumed is None or step.collected is None:
             return None
-        difference = bounds_difference(self.method, step.assumed, step.observed.to(step.assumed.device))
+        difference = bounds_difference(self.method, step.assumed, step.collected.to(step.assumed.device))
         self._alarmed = difference > TOLERATED_DIFFERENCE
         return difference
 

@@ -120,10 +120,10 @@ def policy_loss(
     functions = settings.functions(mask.device)
 
     statistics = step.statistics
-    if step.observe or statistics is None:
+    if step.collect or statistics is None:
         found = functions.statistics(inputs)
         statistics = found if statistics is None else statistics
-        step.observed = found if step.observed is None else step.observed + found
+        step.collected = found if step.collected is None else step.collected + found
     decision = method.decide(statistics) if step.decision is None else step.decision
     value, weighted, sums = functions.loss(inputs, decision)
     factor = selected = None

@@ -28,8 +28,8 @@ class OptimizerStep:
         selected_tokens: selected tokens in the mini-batch over all ranks, 0-d; None without entropy selection.
         entropy_bucket: where entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
-        observe: whether the training pass adds up its own statistics although others are given.
-        observed: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
+        collect: whether the training pass adds up its own statistics although others are given.
+        collected: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
         assumed: this rank's statistics under the assumption that the ratio is 1, where they were used.
         of_rollout_batch: whether it is one of a rollout batch's, whose end makes metrics of sums over each mini-batch.
         not_finite: by name, what of this rank's mini-batch is not finite, as far as it is known.
@@ -43,11 +43,54 @@ class OptimizerStep:
     selected_tokens: Tensor | None = None
     entropy_bucket: Tensor | None = None
     entropy_wanted: bool = False
-    observe: bool = False
-    observed: Tensor | None = None
+    collect: bool = False
+    collected: Tensor | None = None
     assumed: Tensor | None = None
     of_rollout_batch: bool = True
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
+
+
+@dataclass
+class RolloutBatch:
+    """A rollout batch that a worker trains on: made with it, dropped with it.
+
+    Args:
+        token_pass: Lopti's pass that is under way, or None.
+        last_pass: whether no pass comes after it.
+        update: which update of the pass is next.
+        updates_before_pass: how many updates earlier passes made.
+        skipped: how many updates verl has skipped.
+    """
+
+    token_pass: TokenPass | None = None
+    last_pass: bool = True
+    update: int = 0
+    updates_before_pass: int = 0
+    skipped: int = 0
+
+    def begin(self, token_pass: TokenPass | None, *, last: bool) -> None:
+        """The next pass over its tokens begins.
+
+        Args:
+            token_pass: Lopti's, or None.
+            last: whether no other comes after it.
+        """
+        self.updates_before_pass += self.update
+        self.token_pass, self.last_pass, self.update = token_pass, last, 0
+
+    @property
+    def position(self) -> str:
+        """Names the next update within the rollout batch."""
+        return ("" if self.token_pass is None else f"{self.token_pass.name}/") + f"update_{self.update}"
+
+    @property
+    def at_start(self) -> bool:
+        """Whether no update was made yet."""
+        return self.update == 0 and self.updates_before_pass == 0
+
+
+# Where a worker gets no rollout batch: each of its updates is the first.
+FIRST = RolloutBatch()
 
 
 @dataclass

@@ -5,7 +5,6 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import math
-from collections.abc import Callable
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,6 @@ import torch
 from verl.single_controller.base.decorator import Dispatch, make_nd_compute_dataproto_dispatch_fn, register
 from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
-from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import CLOSED_FORM_DIFFERENCE, SKIPPED_UPDATES
@@ -25,16 +23,18 @@ from verl_clipx.driver.config import Observe, Settings, clip_range
 from verl_clipx.driver.hydra_nodes import RunFacts
 from verl_clipx.driver.support import ROLLOUT_RS
 from verl_clipx.driver.trace import Trace
-from verl_clipx.loss.metrics import SUM_KEYS, TOKENS, with_ratios_of_sums
+from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
-from verl_clipx.worker.extra_pass import fingerprint, observe, refuse_attention_on_a_slice, refuse_dropout
-from verl_clipx.worker.layout import TokenPass, padded, response_part, restricted
-from verl_clipx.worker.not_finite import described, not_finite_in, together
+from verl_clipx.worker.engine_watch import EngineWatch
+from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
+from verl_clipx.worker.layout import padded
+from verl_clipx.worker.loss_function import with_micro_batch
+from verl_clipx.worker.not_finite import NotFiniteLog, not_finite_in
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
-from verl_clipx.worker.planner import TOLERATED_DIFFERENCE, Observation, StepPlanner
+from verl_clipx.worker.planner import TOLERATED_DIFFERENCE, MiniBatchStatistics, StepPlanner
 from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.state import ControllerState, UnusableState, description, read_state, write_state
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
+from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -52,149 +52,31 @@ def clipx_node(loss_fn: Any) -> Settings | Observe | None:
     return node if isinstance(node, Settings | Observe) else None
 
 
-def with_exact_metrics(
-    loss_fn: Callable[..., Any], micro_batch: MicroBatch, model_output: Any, data: Any, dp_group: Any
-) -> tuple[Any, dict[str, Any]]:
-    """verl's loss, with metrics whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
-
-    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks, so a local sum is multiplied by
-    the number of ranks and divided by the number of tokens of the whole mini-batch (of Lopti's pass in it).
-
-    Args:
-        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
-        micro_batch: where the policy loss leaves its sums and values.
-        model_output, data, dp_group: the loss function's arguments.
-    """
-    with in_micro_batch(micro_batch):
-        loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
-    step, dp_size = micro_batch.step, data["dp_size"]
-    # Looked into only now: a micro-batch whose loss is finite is not to wait for the accelerator again.
-    if not math.isfinite(micro_batch.loss):
-        found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
-        step.not_finite = together(step.not_finite, found)
-    tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
-    scale = dp_size / max(tokens, 1)
-    for name, total in micro_batch.sums.items():
-        if name != TOKENS and (step.of_rollout_batch or name not in SUM_KEYS):
-            metrics[name] = Metric(AggregationType.SUM, total * scale)
-    for name, count in micro_batch.counts.items():
-        metrics[name] = Metric(AggregationType.SUM, count * dp_size)
-    for name, value in micro_batch.values.items():
-        metrics[name] = Metric(AggregationType.MEAN, value)
-    return loss, metrics
-
-
-def step_without_worker(settings: Settings) -> OptimizerStep:
-    """The optimizer step of a loss call outside train_batch, where nothing was decided beforehand.
-
-    Args:
-        settings: the clipx node.
-
-    Raises:
-        RuntimeError: the settings need what train_batch decides.
-    """
-    needing = []
-    if settings.adaptive and settings.scope != "micro_batch":
-        needing.append(f"{NODE}.scope={settings.scope}")
-    if settings.update is not None:
-        needing.append(f"+{NODE}/update=lopti")
-    if settings.needs_entropy:
-        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
-    if needing:
-        raise RuntimeError(
-            f"{', '.join(needing)} under {NODE}.method={settings.method.name} needs the mini-batch before its update, "
-            "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train by "
-            f"train_mini_batch or train_batch, or use a method with fixed bounds (+{NODE}=grpo) without it."
-        )
-    return OptimizerStep(of_rollout_batch=False)
-
-
-def observing(
-    loss_fn: Callable[..., Any],
-    settings: Settings | Observe,
-    current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
-    tracer: Tracer | None = None,
-) -> Callable[..., Any]:
-    """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
-
-    Args:
-        loss_fn: as for `with_exact_metrics`; under distillation also (student_logits, data, ...) -> a dictionary of
-            tensors, which passes through.
-        settings: the clipx node.
-        current_step: the optimizer step under way, or None outside one.
-        tracer: takes what is traced, or None.
-
-    Raises:
-        RuntimeError: when called outside an optimizer step that the settings need.
-    """
-
-    def observed(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
-        if of_logits:
-            return loss_fn(data=data, **of_logits)
-        if isinstance(settings, Observe):
-            step = current_step() or OptimizerStep(of_rollout_batch=False)
-            micro_batch = MicroBatch(step, traced=traced(tracer, model_output, data))
-            return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
-        step = current_step() or step_without_worker(settings)
-        micro_batch = micro_batch_of(settings, data, step)
-        if settings.needs_entropy:
-            width = padded(data["response_mask"]).shape[1]
-            micro_batch.entropy = response_part(model_output["entropy"], data, width)
-        micro_batch.traced = traced(tracer, model_output, data, micro_batch.entropy)
-        if settings.needs_entropy and not step.entropy_wanted:
-            model_output = {key: value for key, value in model_output.items() if key != "entropy"}
-        if step.token_pass is not None:
-            model_output, data = restricted(model_output, data, micro_batch.counted)
-        return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
-
-    return observed
-
-
-def traced(tracer: Tracer | None, model_output: Any, data: Any, entropy: torch.Tensor | None = None) -> Any:
-    """The traced rows of a micro-batch, for `MicroBatch`.
-
-    Args:
-        tracer: of this worker, or None.
-        model_output, data: the loss function's arguments.
-        entropy: (sequences, response length), where it is at hand.
-    """
-    return None if tracer is None else tracer.rows(data, model_output, entropy)
-
-
 class ClipxTraining:
     """What a TrainingWorker of verl gains when the run has a clipx node; to be mixed in before it."""
 
+    # None under +clipx=observe, whose steps are verl's own, and without a clipx node.
     planner: StepPlanner | None = None
+    tracer: Tracer | None = None
+    watch: EngineWatch | None = None
+    not_finite: NotFiniteLog | None = None
+    # The rollout batch under way, and the optimizer step.
+    batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
-    # Set while `train_mini_batch` runs: which of its passes, which update in it.
-    token_pass: TokenPass | None = None
-    last_pass: bool = True
-    update: int | None = None
-    updates_before_pass: int = 0
     # Rollout batches that verl counts so far, and after how many of them the rollout gets new weights.
     rollouts: int = 0
-    in_rollout_batch: bool = False
     parameter_sync_step: int = 1
-    gradient_norm: float | None = None
-    # Updates of the running rollout batch that verl skipped, and what the log has named so far as not finite.
-    skipped_updates: int = 0
-    named: frozenset[str] = frozenset()
-    watching: bool = False
-    # Fingerprint of the weights that computed log-probabilities since the latest update; whether the reference's come.
-    weights_of_log_probs: torch.Tensor | None = None
+    # Whether the pass without gradient that is under way computes the reference's log-probabilities.
     for_reference: bool = False
     # Whether the run has had a sample of older weights; where it can't, the age of samples is a constant.
     stale: bool = False
-    # Whether the run has +clipx=observe: no planner, verl's own steps; and whether rollout correction rejects tokens.
-    observes: bool = False
+    # Whether rollout correction rejects tokens.
     rejects: bool = False
-    tracer: Tracer | None = None
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
         """Installs verl's loss function, wrapped if the run has a clipx node."""
         settings = clipx_node(loss_fn)
-        self.observes = isinstance(settings, Observe)
         if settings is None:
             super().set_loss_fn(loss_fn)
             return
@@ -210,25 +92,25 @@ class ClipxTraining:
             print(announcement(config.policy_loss), flush=True)
         if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
             self.tracer = self._tracer(settings.trace, run, config.optim.total_training_steps)
-        if self.observes:
+        if self.watch is None:
+            self.watch, self.not_finite = EngineWatch(self.engine, self._wants_fingerprint), NotFiniteLog(self.rank)
+        if isinstance(settings, Observe):
             loss_mode = config.policy_loss.loss_mode
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
-            self._watch_engine()
         else:
             self.planner = StepPlanner(
                 settings,
-                observe=self._observe,
+                extra_pass=self._extra_pass,
                 all_reduce=self._all_reduce,
                 rejects=self.rejects,
             )
-            if settings.observes:
+            if settings.needs_extra_pass:
                 refuse_dropout(self.engine.module)
-            self._watch_engine()
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 print(COMPILED, flush=True)
-        super().set_loss_fn(observing(loss_fn, settings, lambda: self.step, self.tracer))
+        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def infer_batch(self, data):
@@ -239,19 +121,19 @@ class ClipxTraining:
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
         """verl's loop over the mini-batches of a rollout batch; with Lopti, once for each group of tokens."""
-        self.in_rollout_batch, self.skipped_updates = True, 0
+        self.batch = RolloutBatch()
         try:
             with nullcontext() if self.tracer is None else self.tracer.rollout_batch(data, self.rollouts):
                 output = self._train_mini_batch(data)
         finally:
-            self.in_rollout_batch = False
+            self.batch = None
         self.rollouts += 1
         return output
 
     def _train_mini_batch(self, data):
         if self.planner is None:
             output = super().train_mini_batch(data)
-            if self.observes and output is not None:
+            if self.watch is not None and output is not None:
                 metrics = with_ratios_of_sums(tu.get(output, "metrics")) | self._skipped()
                 return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": metrics}).cpu()
             return output
@@ -259,17 +141,16 @@ class ClipxTraining:
         token_passes = self.planner.passes(data)
         try:
             for index, token_pass in enumerate(token_passes):
-                self.token_pass, self.last_pass = token_pass, index == len(token_passes) - 1
-                self.update, self.updates_before_pass = 0, self.updates_before_pass + (self.update or 0)
+                last = index == len(token_passes) - 1
+                self.batch.begin(token_pass, last=last)
                 # verl takes keys out of what it is given.
-                output = super().train_mini_batch(data if self.last_pass else data.copy())
+                output = super().train_mini_batch(data if last else data.copy())
                 if output is not None:
                     metrics[None if token_pass is None else token_pass.name] = self._finished(
-                        tu.get(output, "metrics"), updates=self.update * len(token_passes)
+                        tu.get(output, "metrics"), updates=self.batch.update * len(token_passes)
                     )
         finally:
-            self.token_pass, self.last_pass, self.update, self.updates_before_pass = None, True, None, 0
-            self.weights_of_log_probs = None
+            self.watch.weights_of_log_probs = None
         if not metrics:
             return None
         merged = merged_passes(metrics) | self._skipped()
@@ -278,7 +159,8 @@ class ClipxTraining:
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
         """verl's optimizer step, with the bounds decided beforehand."""
-        self.gradient_norm = None
+        if self.watch is not None:
+            self.watch.gradient_norm = None
         output = self._train_batch(data)
         if self.tracer is not None:
             self.tracer.end_update()
@@ -287,32 +169,29 @@ class ClipxTraining:
     def _train_batch(self, data):
         if self.planner is None:
             return self._observed_batch(data)
-        if self.token_pass is None and self.planner.settings.update is not None:
+        batch = self.batch or FIRST
+        if batch.token_pass is None and self.planner.settings.update is not None:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
-        group = "" if self.token_pass is None else f"{self.token_pass.name}/"
         self.step = self.planner.plan(
-            data,
-            position=f"{group}update_{self.update or 0}",
-            token_pass=self.token_pass,
-            weights_moved=self._weights_moved(),
+            data, position=batch.position, token_pass=batch.token_pass, weights_moved=self._weights_moved()
         )
-        self.step.of_rollout_batch = self.in_rollout_batch
-        if self.in_rollout_batch:
+        self.step.of_rollout_batch = self.batch is not None
+        if self.batch is not None:
             age = ages(data, self.rollouts // self.parameter_sync_step)
             if age is not None:
                 data[AGE] = age
         if self.planner.settings.needs_entropy:
             self.step.entropy_wanted = tu.get(data, key="calculate_entropy", default=False)
             tu.assign_non_tensor(data, calculate_entropy=True)
-        if not self.last_pass:
+        if not batch.last_pass:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         try:
             output = super().train_batch(data)
             difference = self.planner.finish(self.step, taken=self._taken(data))
         finally:
             self.step = None
-        if self.update is not None:
-            self.update += 1
+        if self.batch is not None:
+            self.batch.update += 1
         if difference is not None and output is not None:
             tu.get(output, "metrics")[CLOSED_FORM_DIFFERENCE.key] = difference
             if difference > TOLERATED_DIFFERENCE:
@@ -342,8 +221,8 @@ class ClipxTraining:
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
 
     def _observed_batch(self, data: Any) -> Any:
-        if self.observes:
-            self.step = OptimizerStep(of_rollout_batch=self.in_rollout_batch)
+        if self.watch is not None:
+            self.step = OptimizerStep(of_rollout_batch=self.batch is not None)
             if self.rejects:
                 left = padded(data["response_mask"]).sum(dtype=torch.float64)
                 self.step.counted_tokens = float(self._all_reduce(left))
@@ -360,24 +239,20 @@ class ClipxTraining:
 
         Counts one that it skipped, and names in the log what of this rank's mini-batch is not finite, each field once.
         """
-        taken = self.gradient_norm is None or math.isfinite(self.gradient_norm)
-        self.skipped_updates += not taken
+        norm = self.watch.gradient_norm
+        taken = norm is None or math.isfinite(norm)
+        if self.batch is not None:
+            self.batch.skipped += not taken
         found = self.step.not_finite
         if not taken and not found and self.engine.is_mp_src_rank_with_outputs():
             # Not the policy's loss: perhaps verl's KL term.
             found = not_finite_in(data)
-        if new := found.keys() - self.named:
-            self.named |= new
-            verb = "takes" if taken else "skips"
-            logger.warning(NOT_FINITE, verb, self.gradient_norm, self.rank, described(found))
-        elif not taken and not found and self.rank == 0 and GRADIENT not in self.named:
-            self.named |= {GRADIENT}
-            logger.warning(GRADIENT_NOT_FINITE, self.gradient_norm)
+        self.not_finite.say(found, taken=taken, norm=norm)
         return taken
 
     def _skipped(self) -> dict[str, list[float]]:
         """The number of updates of this rollout batch that verl skipped."""
-        return {SKIPPED_UPDATES.key: [float(self.skipped_updates)]}
+        return {SKIPPED_UPDATES.key: [float(self.batch.skipped)]}
 
     def _tracer(self, trace: Trace, run: RunFacts, last: int) -> Tracer:
         return Tracer(
@@ -394,7 +269,7 @@ class ClipxTraining:
         settings = self.planner.settings
         metrics = with_updates(with_ratios_of_sums(metrics), settings.method, each=settings.detailed)
         self.stale = self.stale or any(metrics.get(VERSIONS_SUM, ()))
-        before = self.updates_before_pass
+        before = self.batch.updates_before_pass
         return with_staleness(
             metrics, updates_before=before, updates=updates, moves=self.stale, detailed=settings.detailed
         )
@@ -425,12 +300,12 @@ class ClipxTraining:
         torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
         return int(rank)
 
-    def _observe(self, data: Any, step: OptimizerStep) -> Observation:
+    def _extra_pass(self, data: Any, step: OptimizerStep) -> MiniBatchStatistics:
         # As verl's train_batch sets them.
         keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
         cut = {key: getattr(self.engine_config, key) for key in keys}
         cut["use_remove_padding"] = self.model_config.get("use_remove_padding", False)
-        return observe(self.planner.settings, self.engine, data, step, cut=cut, device=get_device_id())
+        return extra_pass(self.planner.settings, self.engine, data, step, cut=cut, device=get_device_id())
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
         total = vector.to(get_device_id())
@@ -441,34 +316,15 @@ class ClipxTraining:
         return total
 
     def _weights_moved(self) -> torch.Tensor | None:
-        first = self.update == 0 and self.updates_before_pass == 0
-        if not first or self.weights_of_log_probs is None or not self.planner.uses_closed_form:
+        if self.batch is None or not self.batch.at_start or not self.planner.uses_closed_form:
             return None
         if getattr(self.engine_config, "pipeline_model_parallel_size", 1) > 1:
-            # The last stage alone would notice a closed form that is wrong, and a stage cannot observe by itself.
+            # Only the last stage would notice a closed form that is wrong, and no stage makes an extra pass by itself.
             return None
-        return (fingerprint(self.engine.module) != self.weights_of_log_probs).any()
+        return self.watch.weights_moved()
 
-    def _watch_engine(self) -> None:
-        if self.watching:
-            return
-        self.watching = True
-        original_step, original_infer = self.engine.optimizer_step, self.engine.infer_batch
-
-        def optimizer_step(*args, **kwargs):
-            # The norm reaches the metrics only on ranks with outputs; every rank has to know whether it was taken.
-            norm = original_step(*args, **kwargs)
-            self.gradient_norm = None if norm is None else float(norm)
-            return norm
-
-        def infer_batch(*args, **kwargs):
-            output = original_infer(*args, **kwargs)
-            # Here, because around it verl may have offloaded the weights.
-            if self.planner is not None and self.planner.uses_closed_form and not self.for_reference:
-                self.weights_of_log_probs = fingerprint(self.engine.module)
-            return output
-
-        self.engine.optimizer_step, self.engine.infer_batch = optimizer_step, infer_batch
+    def _wants_fingerprint(self) -> bool:
+        return self.planner is not None and self.planner.uses_closed_form and not self.for_reference
 
 
 LOPTI_WITHOUT_PASSES = (
@@ -479,16 +335,5 @@ COMPILED = "clipx: the loss and its statistics are compiled before the first ste
 RATIO_NOT_ONE = (
     "clipx: the first update of a rollout batch was taken to start at ratio 1, but its bounds differ by %.3g of their "
     "width: old_log_probs do not come from these weights, or their kernel or precision is another one. From now on "
-    "every update is observed."
-)
-# Among the names of fields, the gradient of a mini-batch in which nothing else is not finite.
-GRADIENT = "gradient"
-NOT_FINITE = (
-    "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
-    "named once; clipx/skipped_updates counts the updates that verl skips."
-)
-GRADIENT_NOT_FINITE = (
-    "clipx: verl skips an update whose gradient's norm is %s, though all that the loss is computed from is finite on "
-    "rank 0: another rank names what is not, or it came up on the way back through the model. Said once; "
-    "clipx/skipped_updates counts the updates that verl skips."
+    "every update has its extra pass."
 )

@@ -1,0 +1,125 @@
+"""verl's loss function, wrapped: the policy loss knows its micro-batch, and its metrics come out exact."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from verl.utils.metric import AggregationType, Metric
+
+from verl_clipx.base.method import NODE
+from verl_clipx.driver.config import Observe, Settings
+from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
+from verl_clipx.worker.layout import padded, response_part, restricted
+from verl_clipx.worker.not_finite import not_finite_in, together
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
+from verl_clipx.worker.tracer import Tracer
+
+
+def with_exact_metrics(
+    loss_fn: Callable[..., Any], micro_batch: MicroBatch, model_output: Any, data: Any, dp_group: Any
+) -> tuple[Any, dict[str, Any]]:
+    """verl's loss, with metrics whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
+
+    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks, so a local sum is multiplied by
+    the number of ranks and divided by the number of tokens of the whole mini-batch (of Lopti's pass in it).
+
+    Args:
+        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
+        micro_batch: where the policy loss leaves its sums and values.
+        model_output, data, dp_group: the loss function's arguments.
+    """
+    with in_micro_batch(micro_batch):
+        loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
+    step, dp_size = micro_batch.step, data["dp_size"]
+    # Looked into only now: a micro-batch whose loss is finite is not to wait for the accelerator again.
+    if not math.isfinite(micro_batch.loss):
+        found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
+        step.not_finite = together(step.not_finite, found)
+    tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
+    scale = dp_size / max(tokens, 1)
+    for name, total in micro_batch.sums.items():
+        if name != TOKENS and (step.of_rollout_batch or name not in SUM_KEYS):
+            metrics[name] = Metric(AggregationType.SUM, total * scale)
+    for name, count in micro_batch.counts.items():
+        metrics[name] = Metric(AggregationType.SUM, count * dp_size)
+    for name, value in micro_batch.values.items():
+        metrics[name] = Metric(AggregationType.MEAN, value)
+    return loss, metrics
+
+
+def step_without_worker(settings: Settings) -> OptimizerStep:
+    """The optimizer step of a loss call outside train_batch, where nothing was decided beforehand.
+
+    Args:
+        settings: the clipx node.
+
+    Raises:
+        RuntimeError: the settings need what train_batch decides.
+    """
+    needing = []
+    if settings.adaptive and settings.scope != "micro_batch":
+        needing.append(f"{NODE}.scope={settings.scope}")
+    if settings.update is not None:
+        needing.append(f"+{NODE}/update=lopti")
+    if settings.needs_entropy:
+        needing.append("entropy" if settings.select is None else f"+{NODE}/select")
+    if needing:
+        raise RuntimeError(
+            f"{', '.join(needing)} under {NODE}.method={settings.method.name} needs the mini-batch before its update, "
+            "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train by "
+            f"train_mini_batch or train_batch, or use a method with fixed bounds (+{NODE}=grpo) without it."
+        )
+    return OptimizerStep(of_rollout_batch=False)
+
+
+def with_micro_batch(
+    loss_fn: Callable[..., Any],
+    settings: Settings | Observe,
+    current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
+    tracer: Tracer | None = None,
+) -> Callable[..., Any]:
+    """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
+
+    Args:
+        loss_fn: as for `with_exact_metrics`; under distillation also (student_logits, data, ...) -> a dictionary of
+            tensors, which passes through.
+        settings: the clipx node.
+        current_step: the optimizer step under way, or None outside one.
+        tracer: takes what is traced, or None.
+
+    Raises:
+        RuntimeError: when called outside an optimizer step that the settings need.
+    """
+
+    def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
+        if of_logits:
+            return loss_fn(data=data, **of_logits)
+        if isinstance(settings, Observe):
+            step = current_step() or OptimizerStep(of_rollout_batch=False)
+            micro_batch = MicroBatch(step, traced=traced(tracer, model_output, data))
+            return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
+        step = current_step() or step_without_worker(settings)
+        micro_batch = micro_batch_of(settings, data, step)
+        if settings.needs_entropy:
+            width = padded(data["response_mask"]).shape[1]
+            micro_batch.entropy = response_part(model_output["entropy"], data, width)
+        micro_batch.traced = traced(tracer, model_output, data, micro_batch.entropy)
+        if settings.needs_entropy and not step.entropy_wanted:
+            model_output = {key: value for key, value in model_output.items() if key != "entropy"}
+        if step.token_pass is not None:
+            model_output, data = restricted(model_output, data, micro_batch.counted)
+        return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
+
+    return wrapped
+
+
+def traced(tracer: Tracer | None, model_output: Any, data: Any, entropy: torch.Tensor | None = None) -> Any:
+    """The traced rows of a micro-batch, for `MicroBatch`.
+
+    Args:
+        tracer: of this worker, or None.
+        model_output, data: the loss function's arguments.
+        entropy: (sequences, response length), where it is at hand.
+    """
+    return None if tracer is None else tracer.rows(data, model_output, entropy)
