@@ -213,14 +213,14 @@ def log_prob_mismatch(options: Options) -> Mismatch | None:
 
 
 def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
-    """A router that VeOmni would let choose anew in the pass without gradient."""
+    """A router that VeOmni would let choose anew in the extra pass."""
     if options.get(STRATEGY) != "veomni" or options.get(ROUTER_REPLAY) != "R2":
         return None
     if isinstance(node, Observe) or not node.needs_extra_pass:
         return None
     return (
-        f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the pass without gradient over the mini-batch would "
-        f"route by itself, and observe other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
+        f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the extra pass over the mini-batch would "
+        f"route by itself, and see other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
         "disabled, or do without that pass (clipx.scope=lagged or micro_batch, clipx.select.over=sequence)."
     )
 
@@ -345,7 +345,7 @@ ROWS = (
     Row(
         "VeOmni, router replay R2",
         "veomni.router_replay.mode=R2",
-        remark="where a pass without gradient observes: it would route by itself",
+        remark="where a method needs the extra pass, which would route by itself",
         refusal=recorded_routes,
     ),
     Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"sdpa; {BESIDE_VLLM}"),

@@ -150,7 +150,7 @@ def fused_kernels(bench: Bench) -> Measured:
 
 
 def bounds_in_bfloat16(bench: Bench) -> Measured:
-    """ACPO's bounds from the pass without gradient, against those from the tokens as they were trained on."""
+    """ACPO's bounds from the extra pass, against those from the tokens as they were trained on."""
     # Nothing moves, so that both see the same weights; the first update's bounds take no pass.
     still = ("+clipx=acpo", f"{ACTOR}.optim.lr=0", *HALF)
     observed = bench.update(*still, "clipx.scope=mini_batch", updates=2).bounds["update_1"]

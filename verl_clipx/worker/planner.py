@@ -28,7 +28,7 @@ PROBES = 64
 
 
 class MiniBatchStatistics(NamedTuple):
-    """What a pass without gradient over this rank's mini-batch found.
+    """What the extra pass over this rank's mini-batch found.
 
     Args:
         statistics: behind the bounds, (statistics_size,), float64.
@@ -44,7 +44,7 @@ class StepPlanner:
 
     Args:
         settings: the clipx node.
-        extra_pass: runs a pass without gradient over a mini-batch.
+        extra_pass: runs it, without gradient, over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
         rejects: whether rollout correction takes tokens out of response_mask, which verl's own count keeps.
     """
