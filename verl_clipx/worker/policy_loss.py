@@ -9,14 +9,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import NODE, declared
+from verl_clipx.base.method import NODE, Method, declared
 from verl_clipx.base.shared_metrics import SELECTED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings, settings_without_group
+from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.loss.metrics import TOKENS, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
-from verl_clipx.worker.step import MicroBatch, current_micro_batch
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
 
 
 def settings_of(registered: str, actor: Any) -> Settings:
@@ -97,76 +98,40 @@ def policy_loss(
     """
     from verl.trainer.ppo.core_algos import agg_loss
 
-    if config is None:
-        raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
-    if loss_agg_mode == "seq-mean-token-sum-norm" and config.get("loss_scale_factor", None) is None:
-        raise ValueError(
-            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
-            "of each micro-batch; set it to a constant, for example data.max_response_length."
-        )
-    settings = settings_of(registered, config)
+    settings = checked_settings(registered, config, loss_agg_mode)
     micro_batch = current_micro_batch()
-    if micro_batch is None and called_by_verl(sys._getframe(1)):
-        raise RuntimeError(
-            f"clipx_{registered} is called by verl's ppo_loss in a worker without the plugin's set_loss_fn: the "
-            f"statistics' scope, {NODE}.update, {NODE}.select and exact metrics would be missing. Derive the worker "
-            "from verl.workers.engine_workers.TrainingWorker and have its set_loss_fn call super().set_loss_fn."
-        )
-    if micro_batch is None and settings.update is not None:
-        raise ValueError(f"{NODE}.update: Lopti's passes exist in the plugin's training worker alone.")
+    if micro_batch is None:
+        refuse_outside_worker(settings, sys._getframe(1))
     known = micro_batch or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
-    method, step, mask = settings.method, known.step, response_mask.bool()
+    mask = response_mask.bool()
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
     functions = settings.functions(mask.device)
 
-    statistics = step.statistics
-    if step.collect or statistics is None:
-        found = functions.statistics(inputs)
-        statistics = found if statistics is None else statistics
-        step.collected = found if step.collected is None else step.collected + found
-    decision = method.decide(statistics) if step.decision is None else step.decision
+    statistics, decision = decided(settings.method, functions, inputs, known.step)
     value, weighted, sums = functions.loss(inputs, decision)
-    factor = selected = None
+    factor = None
     if rollout_is_weights is not None:
         factor = torch.where(mask, rollout_is_weights.detach().to(value.dtype), 0.0)
         # NaN, since per_token_loss would make a finite number of infinity in half precision.
         value, weighted = (torch.where(factor.isfinite(), of * factor, math.nan) for of in (value, weighted))
-    dual_clipped = getattr(method, "dual_clip", None) is not None
-    metrics = token_metrics(sums, dual_clipped=dual_clipped, detailed=settings.detailed)
+    selected = None
+    if settings.select is not None:
+        selected, value, weighted = with_selection(settings, known, mask, value, weighted)
+    if known.traced is not None:
+        known.traced.of_method(settings, inputs, decision, factor, selected)
 
     # For verl's aggregation: the tokens that it averages over, and their number over the mini-batch.
     averaged = mask
     normalisers = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
-    counted = mask if known.counted is None else mask & known.counted
-    if settings.select is not None:
-        if known.entropy is None:
-            raise ValueError(f"clipx.select needs entropy: {REMEDIES['entropy']}.")
-        entropy_known = torch.where(mask, known.entropy.detach(), 0.0).isfinite()
-        value, weighted = (torch.where(entropy_known, of, math.nan) for of in (value, weighted))
-        # A token that is not finite stays, whatever its entropy: left out, it would not make verl skip the step.
-        selected = settings.select.selected(known.entropy, mask, step.entropy_bucket) | value.isnan()
-        if settings.detailed or settings.selects_over_mini_batch:
-            # In a sequence it is the ratio but for rounding.
-            metrics[SELECTED.key] = (selected & counted).sum(dtype=torch.float64)
-        value, weighted = (torch.where(selected, of, 0.0) for of in (value, weighted))
-        if settings.select.normaliser == "selected":
-            averaged = selected
-            if step.selected_tokens is not None:
-                normalisers["batch_num_tokens"] = step.selected_tokens
-    if known.traced is not None:
-        known.traced.of_method(settings, inputs, decision, factor, selected)
+    if selected is not None and settings.select.normaliser == "selected":
+        averaged = selected
+        if known.step.selected_tokens is not None:
+            normalisers["batch_num_tokens"] = known.step.selected_tokens
     matrix = per_token_loss(log_prob, value, weighted)
     loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **normalisers)
-    if known.age is not None:
-        rollout = known.rollout_log_prob
-        moved = None if rollout is None else torch.where(mask, log_prob.detach() - rollout, 0.0)
-        metrics |= staleness_sums(known.age, log_ratio=moved, mask=counted)
-    values, counts = {}, {}
-    for metric, members in declared(method, method.metrics(statistics, decision)):
-        if settings.detailed or not metric.detailed:
-            # Where each micro-batch decides for itself, its counts are a part of the mini-batch's.
-            group = counts if metric.adds_up and step.statistics is None else values
-            group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
+
+    metrics = sums_to_log(settings, known, inputs, sums, selected)
+    values, counts = decision_to_log(settings, known.step, statistics, decision)
     host_sums, host_values, host_counts, own = to_host(metrics, values, counts, {"loss": loss.detach()})
     if micro_batch is not None:
         micro_batch.loss = own["loss"]
@@ -177,6 +142,126 @@ def policy_loss(
     token_count = max(host_sums.pop(TOKENS), 1.0)
     means = with_ratios_of_sums({name: [total / token_count] for name, total in host_sums.items()})
     return loss, {**{name: value for name, (value,) in means.items()}, **host_values, **host_counts}
+
+
+def checked_settings(registered: str, config: Any, loss_agg_mode: str) -> Settings:
+    """The settings of a call, as `settings_of`.
+
+    Raises:
+        ValueError: as `policy_loss`, of the configuration.
+    """
+    if config is None:
+        raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
+    if loss_agg_mode == "seq-mean-token-sum-norm" and config.get("loss_scale_factor", None) is None:
+        raise ValueError(
+            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
+            "of each micro-batch; set it to a constant, for example data.max_response_length."
+        )
+    return settings_of(registered, config)
+
+
+def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
+    """Raises where a call outside the plugin's worker would lack what only that worker gives.
+
+    Args:
+        settings: the clipx node.
+        caller: who called the loss.
+
+    Raises:
+        RuntimeError, ValueError: as `policy_loss`.
+    """
+    if called_by_verl(caller):
+        raise RuntimeError(
+            f"clipx_{settings.method.name} is called by verl's ppo_loss in a worker without the plugin's set_loss_fn: "
+            f"the statistics' scope, {NODE}.update, {NODE}.select and exact metrics would be missing. Derive the "
+            "worker from verl.workers.engine_workers.TrainingWorker and have its set_loss_fn call super().set_loss_fn."
+        )
+    if settings.update is not None:
+        raise ValueError(f"{NODE}.update: Lopti's passes exist only in the plugin's training worker.")
+
+
+def decided(method: Method, functions: TokenFunctions, inputs: Inputs, step: OptimizerStep) -> tuple[Tensor, Tensor]:
+    """The statistics behind a micro-batch's bounds, and what the method decides from them; keeps its own for the step.
+
+    Args:
+        method, functions: of the run.
+        inputs: the micro-batch.
+        step: the optimizer step that it belongs to.
+    """
+    statistics = step.statistics
+    if step.collect or statistics is None:
+        found = functions.statistics(inputs)
+        statistics = found if statistics is None else statistics
+        step.collected = found if step.collected is None else step.collected + found
+    return statistics, method.decide(statistics) if step.decision is None else step.decision
+
+
+def with_selection(
+    settings: Settings, known: MicroBatch, mask: Tensor, value: Tensor, weighted: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Entropy selection: which tokens it keeps, and their loss, each (sequences, response length).
+
+    Args:
+        settings: the clipx node, with a selection.
+        known: of the micro-batch.
+        mask: bool.
+        value, weighted: of the loss, per token.
+
+    Returns:
+        The selected tokens, bool; value and F * A, 0 elsewhere, NaN where the entropy is not finite.
+
+    Raises:
+        ValueError: the entropy is not given.
+    """
+    if known.entropy is None:
+        raise ValueError(f"{NODE}.select needs entropy: {REMEDIES['entropy']}.")
+    entropy_known = torch.where(mask, known.entropy.detach(), 0.0).isfinite()
+    value, weighted = (torch.where(entropy_known, of, math.nan) for of in (value, weighted))
+    # A token that is not finite stays, whatever its entropy: left out, it would not make verl skip the step.
+    selected = settings.select.selected(known.entropy, mask, known.step.entropy_bucket) | value.isnan()
+    return selected, torch.where(selected, value, 0.0), torch.where(selected, weighted, 0.0)
+
+
+def sums_to_log(
+    settings: Settings, known: MicroBatch, inputs: Inputs, sums: Tensor, selected: Tensor | None
+) -> dict[str, Tensor]:
+    """The metrics that are sums over a micro-batch's tokens, by name: 0-d float64 tensors.
+
+    Args:
+        settings, known, inputs: of the micro-batch.
+        sums: from the loss.
+        selected: bool, (sequences, response length); None without selection.
+    """
+    dual_clipped = getattr(settings.method, "dual_clip", None) is not None
+    metrics = token_metrics(sums, dual_clipped=dual_clipped, detailed=settings.detailed)
+    counted = inputs.mask if known.counted is None else inputs.mask & known.counted
+    # In a sequence it is the ratio but for rounding.
+    if selected is not None and (settings.detailed or settings.selects_over_mini_batch):
+        metrics[SELECTED.key] = (selected & counted).sum(dtype=torch.float64)
+    if known.age is not None:
+        rollout = known.rollout_log_prob
+        moved = None if rollout is None else torch.where(inputs.mask, inputs.log_prob.detach() - rollout, 0.0)
+        metrics |= staleness_sums(known.age, log_ratio=moved, mask=counted)
+    return metrics
+
+
+def decision_to_log(
+    settings: Settings, step: OptimizerStep, statistics: Tensor, decision: Tensor
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """The metrics of a decision by name: those that are values, and those that add up over micro-batches.
+
+    Args:
+        settings: the clipx node.
+        step: the optimizer step.
+        statistics, decision: from `decided`.
+    """
+    values, counts = {}, {}
+    for metric, members in declared(settings.method, settings.method.metrics(statistics, decision)):
+        if settings.detailed or not metric.detailed:
+            # Where each micro-batch decides for itself, its counts are a part of the mini-batch's.
+            group = counts if metric.adds_up and step.statistics is None else values
+            group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
+    return values, counts
 
 
 def called_by_verl(caller: FrameType) -> bool:
