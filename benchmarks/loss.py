@@ -25,7 +25,7 @@ from verl_clipx.driver.config import OBSERVE
 from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.methods import METHODS
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.policy_loss import inputs_of, settings_of
+from verl_clipx.worker.policy_loss import inputs_of, settings_for
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 
 FORMS = {"eager": "false", "compiled": "true"}
@@ -64,7 +64,7 @@ def decided(name: str, config, batch: dict[str, torch.Tensor]) -> MicroBatch:
     """A micro-batch whose bounds are known before the loss is called."""
     if name == "vanilla":
         return MicroBatch()
-    settings = settings_of(name.removeprefix("clipx_"), config)
+    settings = settings_for(name.removeprefix("clipx_"), config)
     known = MicroBatch(**{key: batch[key] for key in OPTIONAL})
     given = {key: batch[key] for key in ("old_log_prob", "log_prob", "advantages")}
     inputs = inputs_of(settings, known, **given, mask=batch["response_mask"])

@@ -1,10 +1,11 @@
 """What follows from the classes: docs/methods.md's table, and `clipx methods observe`.
 
 Covers: the page has the table that `clipx methods --markdown` prints, and every group that chooses a method is in it;
-what `clipx methods` makes of a group's name and of observe. Not covered: what the rows say, its other columns
-(tests/driver/test_groups.py).
+what `clipx methods` makes of a group's name and of observe; README and docs/swap.md name every method. Not covered:
+what the rows say, its other columns (tests/driver/test_groups.py).
 """
 
+import re
 from pathlib import Path
 
 import pytest
@@ -13,18 +14,17 @@ from typer.testing import CliRunner
 from verl_clipx.cli import app
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.driver.listing import described_by, group_settings, markdown_table
+from verl_clipx.methods import BUILT_IN
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
 START, END = "<!-- clipx methods --markdown -->\n", "\n<!-- end -->"
 
 
-@pytest.mark.slow
 def test_the_page_has_the_table_that_the_command_prints():
     table = PAGE.read_text().split(START)[1].split(END)[0]
     assert table == markdown_table(), "clipx methods --markdown prints the table that the page should have"
 
 
-@pytest.mark.slow
 def test_every_group_with_a_method_has_its_place():
     names = [path.stem for path in (configs_folder() / "clipx").glob("*.yaml")]
     chosen = [name for name in names if group_settings(name).get("method")]
@@ -52,3 +52,20 @@ def test_observe_is_described_with_its_one_parameter(monkeypatch):
         assert words in shown.output
     refused = CliRunner().invoke(app, ["methods", "observed"])
     assert refused.exit_code == 1 and "must be one of grpo" in refused.output.replace("\n", " ")
+
+
+def methods_named(text: str) -> set[str]:
+    """The methods that a text's code spans choose, by their own names or their groups'."""
+    groups = {path.stem for path in (configs_folder() / "clipx").glob("*.yaml")}
+    return {group_settings(span).get("method", span) for span in text.split("`")[1::2] if span in groups}
+
+
+def test_readme_says_when_to_take_each_method():
+    section = (PAGE.parents[1] / "README.md").read_text().split("## Which method when")[1].split("\n## ")[0]
+    rows = [line for line in section.splitlines() if line.startswith("|")]
+    assert {*BUILT_IN} - methods_named("".join(row.split("|")[2] for row in rows)) == set()
+
+
+def test_the_page_on_swapping_has_a_column_for_each_method():
+    (header,) = re.findall("^.*your verl key.*$", (PAGE.parent / "swap.md").read_text(), re.MULTILINE)
+    assert {*BUILT_IN} - methods_named(header) == set()

@@ -103,7 +103,7 @@ def traced(settings: Settings | Observe) -> str:
 
 def differences(settings: Settings, run: RunFacts) -> list[str]:
     """Parameters whose value is not the group's, with both values and, where it is verl's, the key it comes from."""
-    group = settings_of(run.group or settings.method.name)
+    group = parameters_of_group(run.group or settings.method.name)
     found = []
     for name, value, default in values_of(settings):
         usual = group.get(name, default)
@@ -123,7 +123,7 @@ def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
     ]
 
 
-def settings_of(group: str) -> dict[str, Any]:
+def parameters_of_group(group: str) -> dict[str, Any]:
     """What a group of the plugin's sets; nothing for somebody's own, whose parameters are held against the defaults."""
     try:
         return group_settings(group)

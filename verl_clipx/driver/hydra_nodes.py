@@ -192,7 +192,19 @@ def check_run(settings: Settings, run: RunFacts) -> None:
         raise ValueError(
             f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
         )
-    if run.loss_agg_mode == "seq-mean-token-sum-norm" and run.loss_scale_factor is None:
+    refuse_padded_length(run.loss_agg_mode, run.loss_scale_factor)
+
+
+def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> None:
+    """Raises if verl would divide a sum over a sequence by a length that depends on the micro-batch.
+
+    Args:
+        loss_agg_mode, loss_scale_factor: verl's.
+
+    Raises:
+        ValueError: names the key and what to do.
+    """
+    if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
         raise ValueError(
             "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
             "of each micro-batch; set it to a constant, for example ${data.max_response_length}."

@@ -1,8 +1,9 @@
 """What `clipx methods` shows: methods, their groups and their parameters."""
 
 import dataclasses
+import functools
 
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.driver.config import OBSERVE, Observe, parameters_of
@@ -20,8 +21,7 @@ def group_settings(group: str) -> dict:
     Returns:
         Parameter name to value, `method` included; empty for a group that sets no method.
     """
-    path = configs_folder() / "clipx" / f"{group}.yaml"
-    content = OmegaConf.load(path)
+    content = content_of(group)
     settings: dict = {}
     for default in content.get("defaults", []):
         if isinstance(default, str) and default != "_self_":
@@ -29,6 +29,12 @@ def group_settings(group: str) -> dict:
     node = content.get("clipx", {})
     settings.update({key: node[key] for key in node if key != "_target_" and not OmegaConf.is_missing(node, key)})
     return settings
+
+
+@functools.cache
+def content_of(group: str) -> DictConfig:
+    """A group's file, read once; not to be changed."""
+    return OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml")
 
 
 def groups_of(method: str) -> list[str]:

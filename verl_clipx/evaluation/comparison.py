@@ -8,8 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_clipx.common.statistics.comparison import Comparison
-from verl_clipx.common.statistics.comparison import compare as compare_methods
+from verl_clipx.common.statistics.comparison import Comparison, compare
 from verl_clipx.common.statistics.variance import Split, split_variance
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import MEAN_OF_LAST_THREE
@@ -113,7 +112,7 @@ def read_sides(*methods: Sequence[EvaluationFolder]) -> dict[str, tuple[list[Sid
     }
 
 
-def compare(first: Sequence[EvaluationFolder], second: Sequence[EvaluationFolder]) -> dict[str, Compared]:
+def compare_evaluations(first: Sequence[EvaluationFolder], second: Sequence[EvaluationFolder]) -> dict[str, Compared]:
     """Compare two methods, or two checkpoints, on the benchmarks that their evaluations share.
 
     Each evaluation enters as its protocol reports it. Note that a run under "best-validation" has an advantage over any
@@ -132,7 +131,7 @@ def compare(first: Sequence[EvaluationFolder], second: Sequence[EvaluationFolder
     for name, ((one, other), clusters) in read_sides(first, second).items():
         found[name] = Compared(
             metrics={
-                metric: compare_methods(
+                metric: compare(
                     {name: one.values[metric]},
                     {name: other.values[metric]},
                     None if clusters is None else {name: clusters},

@@ -31,11 +31,10 @@ def compare(
     """
     with errors():
         from verl_clipx.common.files import write_json
-        from verl_clipx.evaluation.comparison import compare as compare_all
-        from verl_clipx.evaluation.comparison import find_evaluations
+        from verl_clipx.evaluation.comparison import compare_evaluations, find_evaluations
 
         folders = find_evaluations(first), find_evaluations(second)
-        found = compare_all(*folders)
+        found = compare_evaluations(*folders)
         for benchmark, one in found.items():
             _print_compared(benchmark, one)
         if out is not None:

@@ -151,7 +151,7 @@ def finite_for_every_finite_input(method: Method) -> None:
 def nothing_outside_the_mask_is_read(method: Method) -> None:
     """NaN and infinity outside the mask change nothing."""
     clean = example()
-    compare(gradient(method, clean), gradient(method, with_junk(clean)), "values outside the mask are read")
+    expect_same(gradient(method, clean), gradient(method, with_junk(clean)), "values outside the mask are read")
 
 
 def with_junk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -168,7 +168,7 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
     permuted = gradient(method, {name: tensor[order] for name, tensor in tensors.items()})
     inverse = order.argsort()
     restored = (permuted[0]._replace(loss=permuted[0].loss[inverse]), permuted[1][inverse])
-    compare((result, actual), restored, "the order of the sequences matters")
+    expect_same((result, actual), restored, "the order of the sequences matters")
 
 
 def padding_does_not_matter(method: Method) -> None:
@@ -180,7 +180,7 @@ def padding_does_not_matter(method: Method) -> None:
     }
     result, actual = gradient(method, padded)
     cut = (result._replace(loss=result.loss[:, :LENGTH]), actual[:, :LENGTH])
-    compare(gradient(method, tensors), cut, "padding matters")
+    expect_same(gradient(method, tensors), cut, "padding matters")
 
 
 def inputs_stay_unchanged(method: Method) -> None:
@@ -192,7 +192,7 @@ def inputs_stay_unchanged(method: Method) -> None:
         require(torch.equal(tensor, before[name]), f"{name} was written to")
 
 
-def compare(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
+def expect_same(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
     """Raises AssertionError unless losses and gradients agree to 1e-12."""
     for one, other in ((first[0].loss, second[0].loss), (first[1], second[1])):
         require(torch.allclose(one, other, rtol=1e-12, atol=1e-14), message)

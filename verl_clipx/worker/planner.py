@@ -113,32 +113,12 @@ class StepPlanner:
             The step, with everything that its micro-batches need.
         """
         step = OptimizerStep(position, token_pass)
-        select = self.settings.select
-        wanted = self.settings.adaptive and self.settings.scope == "mini_batch"
-        entropy_known = "entropy" not in self.method.asks_for
         closed_form = self.uses_closed_form and weights_moved is not None
-        no_history = self.settings.adaptive and self.settings.scope == "lagged" and not self._remembers(position)
-
-        parts: dict[str, Tensor] = {}
-        if token_pass is not None:
-            parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
-        elif self.rejects:
-            parts["counted"] = padded(data["response_mask"]).sum(dtype=torch.float64)[None]
-        if select is not None and select.over == "sequence":
-            parts["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
-        if closed_form or (no_history and entropy_known):
-            parts["statistics"] = self._at_ratio_one(data, step)
-            if closed_form:
-                step.assumed = parts["statistics"]
-                parts["differing"] = differing_log_probs(data)[None]
-                parts["moved"] = weights_moved.to(torch.float64)[None] + self._alarmed
-        by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
-        if self.settings.selects_over_mini_batch or by_extra_pass:
-            found = self._extra_pass(data, step)
-            if by_extra_pass:
-                parts["statistics"] = found.statistics
-            if self.settings.selects_over_mini_batch:
-                parts["entropies"] = found.entropies
+        parts = self._counts(data, token_pass) | self._behind_bounds(data, step, closed_form=closed_form)
+        if closed_form:
+            step.assumed = parts["statistics"]
+            parts["differing"] = differing_log_probs(data)[None]
+            parts["moved"] = weights_moved.to(torch.float64)[None] + self._alarmed
         if self._pending is not None:
             parts["pending"] = self._pending[1]
 
@@ -150,20 +130,52 @@ class StepPlanner:
             self.ratio_starts_at_one = False
             step.assumed = None
             totals["statistics"] = self._all_reduce(self._extra_pass(data, step).statistics)
+        self._decide(step, totals)
+        return step
 
+    def _counts(self, data: Any, token_pass: TokenPass | None) -> dict[str, Tensor]:
+        """This rank's numbers of tokens that verl does not count as the loss does."""
+        select, parts = self.settings.select, {}
+        if token_pass is not None:
+            parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
+        elif self.rejects:
+            parts["counted"] = padded(data["response_mask"]).sum(dtype=torch.float64)[None]
+        if select is not None and select.over == "sequence":
+            parts["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
+        return parts
+
+    def _behind_bounds(self, data: Any, step: OptimizerStep, *, closed_form: bool) -> dict[str, Tensor]:
+        """This rank's part of what has to be known before the update: statistics, entropies."""
+        settings, parts = self.settings, {}
+        no_history = settings.adaptive and settings.scope == "lagged" and not self._remembers(step.position)
+        entropy_known = "entropy" not in self.method.asks_for
+        if closed_form or (no_history and entropy_known):
+            parts["statistics"] = self._at_ratio_one(data, step)
+        wanted = settings.adaptive and settings.scope == "mini_batch"
+        by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
+        if settings.selects_over_mini_batch or by_extra_pass:
+            found = self._extra_pass(data, step)
+            if by_extra_pass:
+                parts["statistics"] = found.statistics
+            if settings.selects_over_mini_batch:
+                parts["entropies"] = found.entropies
+        return parts
+
+    def _decide(self, step: OptimizerStep, totals: dict[str, Tensor]) -> None:
+        """Fills in the step what follows from the sums over all ranks."""
         if "counted" in totals:
             step.counted_tokens = float(totals["counted"])
         if "selected" in totals:
             step.selected_tokens = totals["selected"].squeeze(0)
         if "entropies" in totals:
-            step.entropy_bucket, step.selected_tokens = select.threshold(totals["entropies"])
+            step.entropy_bucket, step.selected_tokens = self.settings.select.threshold(totals["entropies"])
+        lagged = self.settings.adaptive and self.settings.scope == "lagged"
         step.statistics = totals.get("statistics")
-        if step.statistics is None and self.settings.adaptive and self.settings.scope == "lagged":
-            step.statistics = self.state.statistics[position]
+        if step.statistics is None and lagged:
+            step.statistics = self.state.statistics[step.position]
         if step.statistics is not None:
             step.decision = self.method.decide(step.statistics)
-        step.collect = self.settings.adaptive and (self.settings.scope == "lagged" or step.assumed is not None)
-        return step
+        step.collect = lagged or step.assumed is not None
 
     def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
         """Remembers a step's statistics.

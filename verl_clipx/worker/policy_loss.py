@@ -13,6 +13,7 @@ from verl_clipx.base.method import NODE, Method, declared
 from verl_clipx.base.shared_metrics import SELECTED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings, settings_without_group
+from verl_clipx.driver.hydra_nodes import refuse_padded_length
 from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.loss.metrics import TOKENS, to_host, token_metrics, with_ratios_of_sums
@@ -20,7 +21,7 @@ from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
 
 
-def settings_of(registered: str, actor: Any) -> Settings:
+def settings_for(registered: str, actor: Any) -> Settings:
     """The settings for a call from verl.
 
     Args:
@@ -145,19 +146,15 @@ def policy_loss(
 
 
 def checked_settings(registered: str, config: Any, loss_agg_mode: str) -> Settings:
-    """The settings of a call, as `settings_of`.
+    """The settings of a call, as `settings_for`.
 
     Raises:
         ValueError: as `policy_loss`, of the configuration.
     """
     if config is None:
         raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
-    if loss_agg_mode == "seq-mean-token-sum-norm" and config.get("loss_scale_factor", None) is None:
-        raise ValueError(
-            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
-            "of each micro-batch; set it to a constant, for example data.max_response_length."
-        )
-    return settings_of(registered, config)
+    refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None))
+    return settings_for(registered, config)
 
 
 def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
