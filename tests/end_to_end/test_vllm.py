@@ -120,14 +120,12 @@ def wait_for(process: subprocess.Popen, seconds: float, stacks: Path) -> None:
 
 
 @pytest.fixture
-def train_with_vllm(task, tmp_path, monkeypatch, vllm_python):
+def train_with_vllm(task, tmp_path, vllm_python):
     """A function that trains with vLLM's rollouts."""
 
     def train(*overrides: str) -> Run:
-        # Runs start with the interpreter of their parent.
-        monkeypatch.setattr(sys, "executable", str(vllm_python))
-        process = launch(task, tmp_path, *VLLM, *overrides, steps=STEPS, environment=ENVIRONMENT)
-        monkeypatch.undo()
+        python = str(vllm_python)
+        process = launch(task, tmp_path, *VLLM, *overrides, steps=STEPS, environment=ENVIRONMENT, python=python)
         wait_for(process, SECONDS_TO_RUN, tmp_path / "stacks.txt")
         assert process.returncode == 0, f"exit code {process.returncode}\n{output_of(tmp_path)[-6000:]}"
         return Run(read_run_log(metrics_of(tmp_path)), output_of(tmp_path), tmp_path)
