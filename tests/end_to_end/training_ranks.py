@@ -283,7 +283,8 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         torch.distributed.all_reduce, TokenFunctions.loss = counted_all_reduce, recorded_loss
         worker.set_loss_fn(partial(ppo_loss, config=config))
         if case.token_pass is not None:
-            worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True))
+            # Not the first update, whose ratio may be taken for 1.
+            worker.batch = RolloutBatch(token_pass=TokenPass(case.token_pass, 0.05, True), updates_before_pass=1)
         output = worker.train_batch(data)
         worker.batch = None
     metrics = {} if output is None else tu.get(output, "metrics")
