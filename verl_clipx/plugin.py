@@ -49,6 +49,12 @@ def _keep_the_log(tracking: ModuleType) -> None:
     run_start.install(tracking)
 
 
+def _expect_the_receipt(tracking: ModuleType) -> None:
+    from verl_clipx.driver import receipt
+
+    receipt.install(tracking)
+
+
 def _log_the_reward_s_error(metric_utils: ModuleType) -> None:
     from verl_clipx.diagnostics import reward_error
 
@@ -105,6 +111,7 @@ def install() -> None:
     when_imported(MAIN_PPO)(_loud(_decide_before_ray))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
     when_imported(TRACKING)(_loud(_keep_the_log))
+    when_imported(TRACKING)(_loud(_expect_the_receipt))
     when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error))
     when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()

@@ -168,6 +168,12 @@ SKIPPED_UPDATES = RUN(
     "was not finite",
     "updates",
 )
+RECEIPT = RUN(
+    "receipt",
+    "largest difference between the gradient that the loss has on log_prob and the announced one, in the first rollout "
+    "batch after each start",
+    "of the largest gradient",
+)
 STANDARD_ERROR = RUN(
     "critic/score/standard_error",
     "standard error of verl's `critic/score/mean`, over prompts; of every run, also of verl's own losses, without "
@@ -204,6 +210,7 @@ METRICS = (
     *OF_TOKENS,
     CLOSED_FORM_DIFFERENCE,
     SKIPPED_UPDATES,
+    RECEIPT,
     STANDARD_ERROR,
     SELECTED,
     VERSIONS,

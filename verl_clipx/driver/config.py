@@ -69,6 +69,12 @@ class Settings:
         choice("error", "fresh"),
         "resuming from a checkpoint without a usable state of the bounds: an error, or a fresh start",
     )
+    receipt: str = parameter(
+        "auto",
+        choice("auto", "stop", "warn", "off"),
+        "where the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
+        "warn, or off, which does not look; auto: stop under FSDP, warn under other engines",
+    )
     compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
     metrics: str = metrics_parameter()
     shaping: AdvantageReweighting | None = parameter(
@@ -135,6 +141,9 @@ class Observe:
         ValueError: when built with a value outside a parameter's range.
     """
 
+    receipt: str = parameter(
+        "auto", choice("auto", "off"), "verl's own loss announces no gradient: nothing is compared"
+    )
     compile: str | bool = compile_parameter("the metrics into one graph")
     metrics: str = metrics_parameter()
     trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")

@@ -12,6 +12,7 @@ from verl_clipx.driver.config import Observe, Settings
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.worker.layout import padded, response_part, restricted
 from verl_clipx.worker.not_finite import not_finite_in, together
+from verl_clipx.worker.receipt import Call, Receipt
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
 from verl_clipx.worker.tracer import Tracer
 
@@ -78,6 +79,7 @@ def with_micro_batch(
     settings: Settings | Observe,
     current_step: Callable[[], OptimizerStep | None] = OptimizerStep,
     tracer: Tracer | None = None,
+    receipt: Receipt | None = None,
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
 
@@ -87,6 +89,7 @@ def with_micro_batch(
         settings: the clipx node.
         current_step: the optimizer step under way, or None outside one.
         tracer: takes what is traced, or None.
+        receipt: compares the first updates with what is announced, or None.
 
     Raises:
         RuntimeError: when called outside an optimizer step that the settings need.
@@ -99,19 +102,38 @@ def with_micro_batch(
             step = current_step() or OptimizerStep(of_rollout_batch=False)
             micro_batch = MicroBatch(step, traced=traced(tracer, model_output, data))
             return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
-        step = current_step() or step_without_worker(settings)
-        micro_batch = micro_batch_of(settings, data, step)
-        if settings.needs_entropy:
-            width = padded(data["response_mask"]).shape[1]
-            micro_batch.entropy = response_part(model_output["entropy"], data, width)
-        micro_batch.traced = traced(tracer, model_output, data, micro_batch.entropy)
-        if settings.needs_entropy and not step.entropy_wanted:
-            model_output = {key: value for key, value in model_output.items() if key != "entropy"}
-        if step.token_pass is not None:
-            model_output, data = restricted(model_output, data, micro_batch.counted)
-        return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
+        step, expected = current_step() or step_without_worker(settings), None
+        if receipt is not None and receipt.open and step.of_rollout_batch:
+            expected = receipt.before(step, model_output, data, dp_group)
+        loss, metrics = with_exact_metrics(loss_fn, *call_of(settings, step, model_output, data, tracer), dp_group)
+        if expected is not None:
+            receipt.follow(loss, model_output["log_probs"], expected)
+        return loss, metrics
 
     return wrapped
+
+
+def call_of(
+    settings: Settings, step: OptimizerStep, model_output: Any, data: Any, tracer: Tracer | None = None
+) -> Call:
+    """What verl's loss function gets of a micro-batch, and what the policy loss knows of it besides.
+
+    Args:
+        settings: the clipx node.
+        step: the optimizer step that it belongs to.
+        model_output, data: from verl's engine.
+        tracer: takes what is traced, or None.
+    """
+    micro_batch = micro_batch_of(settings, data, step)
+    if settings.needs_entropy:
+        width = padded(data["response_mask"]).shape[1]
+        micro_batch.entropy = response_part(model_output["entropy"], data, width)
+    micro_batch.traced = traced(tracer, model_output, data, micro_batch.entropy)
+    if settings.needs_entropy and not step.entropy_wanted:
+        model_output = {key: value for key, value in model_output.items() if key != "entropy"}
+    if step.token_pass is not None:
+        model_output, data = restricted(model_output, data, micro_batch.counted)
+    return Call(micro_batch, model_output, data)
 
 
 def traced(tracer: Tracer | None, model_output: Any, data: Any, entropy: torch.Tensor | None = None) -> Any:

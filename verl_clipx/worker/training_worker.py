@@ -16,11 +16,12 @@ from verl.utils import tensordict_utils as tu
 from verl.utils.device import get_device_id
 
 from verl_clipx.base.method import NODE
-from verl_clipx.base.shared_metrics import CLOSED_FORM_DIFFERENCE, SKIPPED_UPDATES
+from verl_clipx.base.shared_metrics import CLOSED_FORM_DIFFERENCE, RECEIPT, SKIPPED_UPDATES
 from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.config import Observe, Settings, clip_range
 from verl_clipx.driver.hydra_nodes import RunFacts
+from verl_clipx.driver.receipt import stops
 from verl_clipx.driver.support import ROLLOUT_RS
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.metrics import with_ratios_of_sums
@@ -28,10 +29,11 @@ from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_st
 from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
-from verl_clipx.worker.loss_function import with_micro_batch
+from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.not_finite import NotFiniteLog, not_finite_in
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.planner import TOLERATED_DIFFERENCE, MiniBatchStatistics, StepPlanner
+from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.state import ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
@@ -59,6 +61,7 @@ class ClipxTraining:
     planner: StepPlanner | None = None
     tracer: Tracer | None = None
     watch: EngineWatch | None = None
+    receipt: Receipt | None = None
     not_finite: NotFiniteLog | None = None
     # The rollout batch under way, and the optimizer step.
     batch: RolloutBatch | None = None
@@ -110,7 +113,11 @@ class ClipxTraining:
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 print(COMPILED, flush=True)
-        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer))
+            if settings.receipt != "off":
+                self.receipt = Receipt(
+                    settings, run, loss_fn, partial(call_of, settings), stops=stops(settings.receipt, config.strategy)
+                )
+        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer, self.receipt))
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def infer_batch(self, data):
@@ -151,9 +158,10 @@ class ClipxTraining:
                     )
         finally:
             self.watch.weights_of_log_probs = None
+        receipt = self._receipt()
         if not metrics:
             return None
-        merged = merged_passes(metrics) | self._skipped()
+        merged = merged_passes(metrics) | self._skipped() | receipt
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": merged}).cpu()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -187,6 +195,8 @@ class ClipxTraining:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         try:
             output = super().train_batch(data)
+            if self.receipt is not None and self.receipt.open:
+                self.receipt.end_update()
             difference = self.planner.finish(self.step, taken=self._taken(data))
         finally:
             self.step = None
@@ -253,6 +263,15 @@ class ClipxTraining:
     def _skipped(self) -> dict[str, list[float]]:
         """The number of updates of this rollout batch that verl skipped."""
         return {SKIPPED_UPDATES.key: [float(self.batch.skipped)]}
+
+    def _receipt(self) -> dict[str, list[float]]:
+        """What the receipt found, after the first rollout batch only."""
+        if self.receipt is None or not self.receipt.open:
+            return {}
+        largest = self.receipt.end_rollout_batch(self.batch.update)
+        if self.rank == 0:
+            print(f"clipx: {self.receipt}", flush=True)
+        return {RECEIPT.key: [largest]}
 
     def _tracer(self, trace: Trace, run: RunFacts, last: int) -> Tracer:
         return Tracer(

@@ -1,0 +1,263 @@
+"""The receipt: the gradient that verl's loss really has on log_prob, against the announced one.
+
+Covers, through verl's own ppo_loss: every method, aggregation, modifier, KL and entropy terms, correction weights and
+jagged micro-batches pass; planted faults are found in the policy's term, in the backward pass, in the updates' number;
+what is off or only warns; nothing is done once it is complete; the trainer's process without a receipt. Not covered:
+real engines (tests/end_to_end).
+"""
+
+import logging
+import types
+from functools import partial
+
+import pytest
+import torch
+from verl.trainer.ppo import core_algos
+from verl.workers.utils.losses import ppo_loss
+
+from tests.jagged import micro_batch
+from verl_clipx.driver import receipt as of_trainer
+from verl_clipx.loss.contract import example
+from verl_clipx.methods import BUILT_IN
+from verl_clipx.worker import policy_loss as policy_loss_module
+from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.loss_function import call_of, with_micro_batch
+from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.step import OptimizerStep
+
+ACTOR = "actor_rollout_ref.actor"
+# Updates of a rollout batch by verl's own defaults.
+ANNOUNCED = 4
+ROWS = [0, 1, 2, 3, 4, 5]
+
+
+class Update:
+    """Runs updates of one micro-batch through verl's ppo_loss as a worker does, with a receipt.
+
+    Args:
+        config: verl's ActorConfig.
+        step: the optimizer step.
+        stops: as for Receipt.
+        loss_fn: in the place of verl's.
+    """
+
+    def __init__(self, config, step=None, *, stops=True, loss_fn=None):
+        self.step = step or OptimizerStep()
+        settings, run = config.policy_loss.clipx, config.policy_loss.run
+        loss_fn = loss_fn or partial(ppo_loss, config=config)
+        self.receipt = Receipt(settings, run, loss_fn, partial(call_of, settings), stops=stops)
+        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
+
+    def run(self, *, moved=0.0, backward=True, weights=None, besides=None):
+        """One update; `moved` is added to every log-probability of the old policy's to make the current one's."""
+        batch = example()
+        batch["log_prob"] = batch["old_log_prob"] + moved * torch.linspace(-1, 1, batch["mask"].numel()).view(
+            batch["mask"].shape
+        )
+        generator = torch.Generator().manual_seed(0)
+        entropy = torch.rand(batch["mask"].shape, generator=generator)
+        reference = batch["old_log_prob"] - 0.1
+        data, output = micro_batch(batch, ROWS, entropy=entropy, reference=reference)
+        if weights is not None:
+            data["rollout_is_weights"] = torch.full(batch["mask"].shape, weights)
+        leaf = output["log_probs"].values().detach().requires_grad_()
+        nested = torch.nested.nested_tensor_from_jagged(leaf * 1, offsets=output["log_probs"].offsets())
+        loss, _ = self.loss_function(model_output={**output, "log_probs": nested}, data=data)
+        if backward:
+            (loss * 0.5 + (0 if besides is None else besides(nested.values()))).backward()
+        self.receipt.end_update()
+        return leaf.grad
+
+
+OPTIONS = {
+    "seq-mean-token-mean": [f"{ACTOR}.loss_agg_mode=seq-mean-token-mean"],
+    "seq-mean-token-sum": [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum"],
+    "norm": [f"{ACTOR}.loss_agg_mode=seq-mean-token-sum-norm", f"+{ACTOR}.loss_scale_factor=100"],
+    "KL": [f"{ACTOR}.use_kl_loss=True", f"{ACTOR}.kl_loss_coef=0.5"],
+    "entropy bonus": [f"{ACTOR}.entropy_coeff=0.1"],
+    "reweighted": ["+clipx/shaping=advantage_reweighting"],
+    "selected": ["+clipx/select=high_entropy"],
+    "normalised over the selected": ["+clipx/select=low_entropy", "clipx.select.normaliser=selected"],
+    "compiled": ["clipx.compile=true"],
+}
+
+
+@pytest.mark.parametrize("method", BUILT_IN)
+def test_every_method_is_what_it_announces(actor, method):
+    update = Update(actor(f"+clipx={method}", "actor_rollout_ref.rollout.calculate_log_probs=true"))
+    update.run()
+    update.run(moved=0.5)
+    assert 0 <= update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert f"clipx_{method} under token-mean" in str(update.receipt)
+    assert "in the backward pass where the ratio is 1" in str(update.receipt)
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name == "compiled")) for name in OPTIONS]
+)
+@pytest.mark.parametrize("method", ["grpo", "acpo", "cispo"])
+def test_it_holds_under_every_option(actor, method, name):
+    update = Update(actor(f"+clipx={method}", *OPTIONS[name]), OptimizerStep(entropy_wanted=name == "entropy bonus"))
+    update.run()
+    update.run(moved=0.5)
+    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert str(update.receipt).count("in the backward pass") == 2
+
+
+def test_weights_of_a_correction_and_a_pass_of_lopti_are_part_of_it(actor):
+    update = Update(actor("+clipx=grpo"))
+    update.run(weights=0.25)
+    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    low = OptimizerStep(token_pass=TokenPass("low", 0.5, True), counted_tokens=10.0)
+    update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), low)
+    update.run()
+    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+
+
+def negated(registered, **arguments):
+    loss, metrics = ORIGINAL(registered, **arguments)
+    return -loss, metrics
+
+
+def own_bounds(registered, **arguments):
+    known = policy_loss_module.current_micro_batch()
+    known.step.statistics = known.step.decision = None
+    return ORIGINAL(registered, **arguments)
+
+
+def without_correction(registered, **arguments):
+    return ORIGINAL(registered, **arguments | {"rollout_is_weights": None})
+
+
+def detached_term(registered, **arguments):
+    loss, metrics = ORIGINAL(registered, **arguments)
+    return loss.detach() + 0 * arguments["log_prob"].sum(), metrics
+
+
+def other_aggregation(registered, **arguments):
+    return ORIGINAL(registered, **arguments | {"loss_agg_mode": "seq-mean-token-mean"})
+
+
+def vanilla(registered, **arguments):
+    return core_algos.POLICY_LOSS_REGISTRY["vanilla"](**arguments)
+
+
+ORIGINAL = policy_loss_module.policy_loss
+FAULTS = [negated, own_bounds, without_correction, detached_term, other_aggregation, vanilla]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_another_loss_under_the_announced_name_is_found(actor, monkeypatch, fault):
+    config = actor("+clipx=acpo")
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", partial(fault, "acpo"))
+    method = config.policy_loss.clipx.method
+    statistics = torch.arange(method.statistics_size, dtype=torch.float64) + 5
+    update = Update(config, OptimizerStep(statistics=statistics, decision=method.decide(statistics)))
+    with pytest.raises(RuntimeError, match=r"receipt: at ratios .* the gradient differs.*receipt=warn"):
+        update.run(weights=0.25)
+
+
+def test_verl_s_own_loss_in_its_place_is_found(actor):
+    config = actor("+clipx=acpo")
+    object.__setattr__(config.policy_loss, "loss_mode", "vanilla")
+    with pytest.raises(RuntimeError, match="receipt: at ratios"):
+        Update(config).run()
+
+
+def test_a_term_that_an_engine_adds_is_found(actor):
+    with pytest.raises(RuntimeError, match="receipt: in the backward pass the gradient differs"):
+        Update(actor("+clipx=grpo")).run(besides=lambda log_probs: log_probs.square().sum())
+
+
+def test_an_engine_that_leaves_the_loss_aside_is_found(actor):
+    with pytest.raises(RuntimeError, match="receipt: no backward pass came from the loss"):
+        Update(actor("+clipx=grpo")).run(backward=False)
+
+
+def test_another_number_of_updates_is_found(actor):
+    overrides = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4")
+    update = Update(actor("+clipx=grpo", *overrides))
+    update.run()
+    with pytest.raises(RuntimeError, match="1 updates on the first rollout batch, not 2 as announced"):
+        update.receipt.end_rollout_batch(1)
+
+
+def test_it_warns_where_it_is_told_to(actor, monkeypatch, caplog):
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", partial(negated, "acpo"))
+    update = Update(actor("+clipx=acpo"), stops=False)
+    with caplog.at_level(logging.WARNING):
+        update.run()
+    assert "the run does not train what its line says" in caplog.text
+    assert update.receipt.end_rollout_batch(ANNOUNCED) == pytest.approx(2, rel=1e-3)
+
+
+def test_a_complete_receipt_costs_nothing(actor, monkeypatch):
+    update = Update(actor("+clipx=grpo"))
+    update.run()
+    update.receipt.end_rollout_batch(ANNOUNCED)
+    calls = []
+    monkeypatch.setitem(
+        core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", lambda **a: calls.append(1) or ORIGINAL("grpo", **a)
+    )
+    update.run()
+    assert len(calls) == 1
+
+
+def test_it_changes_no_gradient_no_statistics_and_no_data(actor):
+    config = actor("+clipx=acpo")
+    plain = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
+    batch = example()
+    gradients = []
+    for function in (plain, Update(config).loss_function):
+        data, output = micro_batch(batch, ROWS)
+        leaf = output["log_probs"].values().detach().requires_grad_()
+        nested = torch.nested.nested_tensor_from_jagged(leaf * 1, offsets=output["log_probs"].offsets())
+        before = {key: padded(data[key]).clone() for key in ("old_log_probs", "advantages")}
+        loss, _ = function(model_output={"log_probs": nested}, data=data)
+        loss.backward()
+        gradients.append(leaf.grad)
+        assert all(torch.equal(padded(data[key]), value) for key, value in before.items())
+    assert torch.equal(*gradients)
+
+
+def logged(*, metrics, node):
+    """What a trainer's Tracking does with a first step's metrics under a clipx node."""
+    module = types.ModuleType("tracking")
+
+    class Tracking:
+        def __init__(self, project_name, experiment_name, default_backend="console", config=None):
+            self.seen = []
+
+        def log(self, data, step, backend=None):
+            self.seen.append(step)
+
+    module.Tracking = Tracking
+    of_trainer.install(module)
+    actor_node = {"strategy": "fsdp2", "policy_loss": {"clipx": node}}
+    tracking = module.Tracking("p", "e", config={"actor_rollout_ref": {"actor": actor_node}})
+    for step, data in enumerate(metrics, 1):
+        tracking.log(data=data, step=step)
+    return tracking.seen
+
+
+UPDATED = {"actor/pg_loss": 0.1}
+
+
+def test_the_trainer_stops_at_the_first_update_without_a_receipt():
+    with pytest.raises(RuntimeError, match=r"clipx/receipt.*clipx\.receipt=off"):
+        logged(metrics=[{"val/score": 1.0}, UPDATED], node={"method": "acpo"})
+    with_receipt = UPDATED | {"actor/clipx/receipt": 1e-7}
+    assert logged(metrics=[{"val/score": 1.0}, with_receipt, UPDATED], node={"method": "acpo"}) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("node", [None, {"method": "observe"}, {"method": "acpo", "receipt": "off"}])
+def test_the_trainer_expects_none_where_none_is_due(node):
+    assert logged(metrics=[UPDATED], node=node) == [1]
+
+
+@pytest.mark.parametrize(
+    ("receipt", "strategy", "expected"),
+    [("auto", "fsdp2", True), ("auto", "megatron", False), ("stop", "megatron", True), ("warn", "fsdp", False)],
+)
+def test_where_a_difference_stops_the_run(receipt, strategy, expected):
+    assert of_trainer.stops(receipt, strategy) is expected

@@ -1,0 +1,370 @@
+"""The receipt: what a run's loss does to log_prob, compared with what its line announces, before the first update.
+
+At the first update every ratio is 1, where nearly every method has F = 1 and any two losses look alike. So verl's own
+loss function is called on the first micro-batch with old log-probabilities and advantages of the receipt's own, once as
+it is and once with the registered loss replaced by nothing: the difference of the gradients is the policy's term,
+whatever verl adds to it, and must be F * A as announced. Then the gradient of the real backward pass must be that of
+the whole loss, and the updates of the first rollout batch as many as announced. Later updates pay nothing.
+"""
+
+import dataclasses
+import logging
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl_clipx.base.method import NODE
+from verl_clipx.driver.config import Settings
+from verl_clipx.driver.hydra_nodes import RunFacts
+from verl_clipx.loss.loss import token_statistics, tokens_in
+from verl_clipx.worker.layout import flat, padded, response_part
+from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
+
+logger = logging.getLogger(__name__)
+
+# Ratios of the probe. In the order of the tokens both signs of A come at each, and neighbours are far apart.
+RATIOS = (0.3, 4.0)
+STEPS, STRIDE = 31, 12
+
+# By how much of the largest gradient two may differ, in units of what log_prob's dtype resolves.
+RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
+
+# A token's F is away from 1 by more than this where its gradient tells methods apart; and the share of such tokens.
+APART, SHARE_APART = 0.05, 0.01
+
+# A mean gap between the actor's and the rollout's log-probabilities above this, in nats, is named in a warning.
+GAP = 0.3
+
+
+class Call(NamedTuple):
+    """The arguments with which verl's loss function is called in training."""
+
+    micro_batch: MicroBatch
+    model_output: Any
+    data: Any
+
+
+class Difference(NamedTuple):
+    """Two gradients compared.
+
+    Args:
+        largest: difference between two of their elements, over the largest element of the expected one.
+        allowed: how large it may be.
+        tokens: how many elements were compared.
+    """
+
+    largest: float
+    allowed: float
+    tokens: int
+
+
+class Receipt:
+    """Compares what one rank's first updates do with what the run announces.
+
+    Args:
+        settings: the clipx node.
+        run: what is announced of the run.
+        loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
+        called: (step, model_output, data) -> the arguments that it gets in training.
+        stops: whether a difference stops the run, or only warns.
+
+    Attributes:
+        open: whether the receipt still looks at updates; those after it pay nothing.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        run: RunFacts,
+        loss_fn: Callable[..., Any],
+        called: Callable[[OptimizerStep, Any, Any], Call],
+        *,
+        stops: bool,
+    ):
+        self.open = True
+        self._settings, self._run, self._stops = settings, run, stops
+        self._loss_fn, self._called = loss_fn, called
+        self._announced: Difference | None = None
+        self._backward: list[Difference] = []
+        self._gap: float | None = None
+        # Of the update under way: its number, and whether a backward pass of it is awaited.
+        self._update, self._awaited = 0, False
+
+    def before(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Tensor | None:
+        """Looks at a micro-batch before its loss is computed.
+
+        Args:
+            step: the optimizer step.
+            model_output, data, dp_group: the loss function's arguments.
+
+        Returns:
+            The gradient on the model's log-probabilities that the backward pass must have, over what reaches the loss,
+            (tokens,); None where this micro-batch is not followed.
+
+        Raises:
+            RuntimeError: the policy's term is not the announced one, and `stops`.
+        """
+        if self._announced is None:
+            self._announced = self._compare_with_announced(step, model_output, data, dp_group)
+            self._gap = gap_to_rollout(data)
+        if self._awaited or len(self._backward) > (self._update > 0):
+            return None
+        if self._update and not self._tells_apart(step, model_output, data):
+            return None
+        self._awaited = True
+        return self._gradient(step, model_output, data, dp_group)
+
+    def follow(self, loss: Tensor, log_probs: Tensor, expected: Tensor) -> None:
+        """Compares a real backward pass once it happens.
+
+        Args:
+            loss: what the loss function returns.
+            log_probs: the model's output that the loss is computed from.
+            expected: from `before`.
+        """
+        incoming: list[Tensor] = []
+        loss.register_hook(incoming.append)
+
+        def compare(gradient: Tensor) -> None:
+            self._awaited = False
+            if not incoming:
+                self._wrong("the backward pass does not come through the loss that the worker returns")
+                return
+            found = difference(flat(gradient) / incoming[0], expected)
+            if found is not None:
+                self._backward.append(found)
+                self._hold("in the backward pass", found)
+
+        log_probs.register_hook(compare)
+
+    def end_update(self) -> None:
+        """An optimizer step ends.
+
+        Raises:
+            RuntimeError: its loss had no backward pass to the model's log-probabilities, and the receipt stops runs.
+        """
+        if self._awaited:
+            self._awaited = False
+            self._wrong("no backward pass came from the loss to the model's log-probabilities")
+        self._update += 1
+
+    def end_rollout_batch(self, updates: int) -> float:
+        """The first rollout batch ends, and with it the receipt.
+
+        Args:
+            updates: how many were made on it, in one pass of Lopti's.
+
+        Returns:
+            The largest difference, of the largest gradient; NaN where nothing could be compared.
+
+        Raises:
+            RuntimeError: another number than announced, and the receipt stops runs.
+        """
+        self.open = False
+        if self._run.updates not in (None, updates):
+            self._wrong(f"{updates} updates on the first rollout batch, not {self._run.updates} as announced")
+        found = [one for one in (self._announced, *self._backward) if one is not None]
+        return max((one.largest for one in found), default=math.nan)
+
+    def __str__(self) -> str:
+        """The line that says what was compared."""
+        if self._announced is None:
+            return "receipt: no token of the first rollout batch could be compared"
+        low, high = RATIOS
+        parts = [
+            f"receipt: at ratios from {low:g} to {high:g} the gradient of {self._announced.tokens} tokens is that of "
+            f"clipx_{self._settings.method.name} under {self._run.loss_agg_mode} to {self._announced.largest:.1e} of "
+            "the largest"
+        ]
+        passes = ["where the ratio is 1", f"where {SHARE_APART:.0%} of the tokens are {APART:g} away from F = 1"]
+        parts += [
+            f"in the backward pass {where} to {one.largest:.1e}"
+            for where, one in zip(passes, self._backward, strict=False)
+        ]
+        if self._gap is not None:
+            parts.append(f"actor and rollout differ by {self._gap:.2g} nats a token")
+        return "; ".join(parts)
+
+    def _compare_with_announced(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Any:
+        probe = probed(model_output, data)
+        whole = self._gradient(step, model_output, probe, dp_group)
+        with no_policy_loss():
+            besides = self._gradient(step, model_output, probe, dp_group)
+        call = self._called(aside(step), leaf_of(model_output)[0], probe)
+        expected = announced_gradient(self._settings, self._run, call)
+        width = expected.shape[1]
+        # With the mask: a token without gradient by its place in the model's output is not one more that agrees.
+        mask = padded(data["response_mask"]).bool()
+        found = difference(response_part(whole - besides, data, width)[mask], expected[mask])
+        if found is not None:
+            self._hold(f"at ratios from {RATIOS[0]:g} to {RATIOS[1]:g}", found)
+        return found
+
+    def _gradient(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Tensor:
+        """The whole loss's gradient on the model's log-probabilities, (tokens,)."""
+        output, leaf = leaf_of(model_output)
+        call = self._called(aside(step), output, data)
+        with in_micro_batch(call.micro_batch), torch.enable_grad():
+            loss, _ = self._loss_fn(model_output=call.model_output, data=call.data, dp_group=dp_group)
+        if not loss.requires_grad:
+            return torch.zeros_like(leaf)
+        return torch.autograd.grad(loss, leaf, allow_unused=True, materialize_grads=True)[0]
+
+    def _tells_apart(self, step: OptimizerStep, model_output: Any, data: Any) -> bool:
+        mask = padded(data["response_mask"]).bool()
+        weight = announced_weight(self._settings, self._called(aside(step), leaf_of(model_output)[0], data))[0]
+        return bool(((weight - 1).abs() > APART)[mask].double().mean() >= SHARE_APART)
+
+    def _hold(self, where: str, found: Difference) -> None:
+        if not found.largest <= found.allowed:
+            self._wrong(
+                f"{where} the gradient differs by {found.largest:.1e} of its largest element, more than "
+                f"{found.allowed:g}, from that of clipx_{self._settings.method.name} under {self._run.loss_agg_mode}"
+            )
+
+    def _wrong(self, what: str) -> None:
+        message = f"receipt: {what}: the run does not train what its line says"
+        if self._stops:
+            raise RuntimeError(f"{message}. To train on and be warned only: {NODE}.receipt=warn.")
+        logger.warning("clipx: %s.", message)
+
+
+def announced_weight(settings: Settings, call: Call) -> tuple[Tensor, Tensor]:
+    """F and F * A of each token as announced, by the formulas themselves: (sequences, response length), 0 outside.
+
+    Args:
+        settings: the clipx node.
+        call: what verl's loss function gets.
+    """
+    known, data = call.micro_batch, call.data
+    mask = padded(data["response_mask"]).bool()
+    inputs = inputs_of(
+        settings,
+        known,
+        log_prob=response_part(call.model_output["log_probs"], data, mask.shape[1]),
+        old_log_prob=padded(data["old_log_probs"]),
+        advantages=padded(data["advantages"]),
+        mask=mask,
+    )
+    method, decision = settings.method, known.step.decision
+    if decision is None:
+        decision = method.decide(token_statistics(method, settings.shaping, inputs))
+    tokens = tokens_in(method, settings.shaping, inputs)
+    weight = torch.where(mask, method.gradient_weight(tokens, method.bounds(tokens, decision)), 0.0)
+    return weight, torch.where(mask, weight * tokens.advantages, 0.0)
+
+
+def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
+    """The gradient that the policy's term must have on log_prob: (sequences, response length).
+
+    Args:
+        settings: the clipx node.
+        run: what is announced of the run.
+        call: what verl's loss function gets.
+    """
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    known, data = call.micro_batch, call.data
+    _, weighted = announced_weight(settings, call)
+    averaged = padded(data["response_mask"]).bool()
+    if "rollout_is_weights" in data:
+        weighted = weighted * padded(data["rollout_is_weights"])
+    tokens = data["batch_num_tokens"]
+    if settings.select is not None:
+        selected = settings.select.selected(known.entropy, averaged, known.step.entropy_bucket)
+        weighted = torch.where(selected, weighted, 0.0)
+        if settings.select.normaliser == "selected":
+            averaged = selected
+            tokens = tokens if known.step.selected_tokens is None else known.step.selected_tokens
+    with torch.enable_grad():
+        ones = torch.ones_like(weighted, requires_grad=True)
+        total = agg_loss(
+            loss_mat=ones,
+            loss_mask=averaged,
+            loss_agg_mode=run.loss_agg_mode,
+            dp_size=data["dp_size"],
+            batch_num_tokens=tokens,
+            global_batch_size=data["global_batch_size"],
+            loss_scale_factor=run.loss_scale_factor,
+        )
+    return -weighted * torch.autograd.grad(total, ones)[0]
+
+
+def aside(step: OptimizerStep) -> OptimizerStep:
+    """An optimizer step like this one, to which a call leaves nothing behind."""
+    return dataclasses.replace(step, collect=False, not_finite={})
+
+
+def probed(model_output: Any, data: Any) -> Any:
+    """A micro-batch with the receipt's old log-probabilities and advantages; the given one is not changed.
+
+    Args:
+        model_output, data: verl's loss function's arguments.
+    """
+    mask = padded(data["response_mask"]).bool()
+    number = mask.flatten().cumsum(0).view(mask.shape) - 1
+    low, high = (math.log(ratio) for ratio in RATIOS)
+    log_ratio = low + (high - low) * (number * STRIDE % STEPS) / (STEPS - 1)
+    sign = 1 - 2 * (number % 2)
+    probe = data.copy()
+    probe["old_log_probs"] = response_part(model_output["log_probs"], data, mask.shape[1]).float() - log_ratio
+    probe["advantages"] = (sign * (1 + number % 7) / 4).to(padded(data["advantages"]).dtype)
+    return probe
+
+
+def leaf_of(model_output: Any) -> tuple[dict[str, Any], Tensor]:
+    """The model's output without its graph, and the log-probabilities in it as a leaf, (tokens,)."""
+    output = {key: value.detach() if isinstance(value, Tensor) else value for key, value in model_output.items()}
+    log_probs = output["log_probs"]
+    leaf = flat(log_probs).clone().requires_grad_()
+    nested = log_probs.is_nested
+    output["log_probs"] = torch.nested.nested_tensor_from_jagged(leaf, offsets=log_probs.offsets()) if nested else leaf
+    return output, leaf
+
+
+@contextmanager
+def no_policy_loss() -> Iterator[None]:
+    """Has each of the plugin's registered losses return nothing for the duration of the block."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    ours = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name.startswith("clipx_")}
+    POLICY_LOSS_REGISTRY.update(dict.fromkeys(ours, lambda *, log_prob, **_: (log_prob.sum() * 0.0, {})))
+    try:
+        yield
+    finally:
+        POLICY_LOSS_REGISTRY.update(ours)
+
+
+def difference(found: Tensor, expected: Tensor) -> Difference | None:
+    """How far a gradient is from the expected one; None where there is nothing to compare.
+
+    Args:
+        found, expected: of the same shape.
+    """
+    largest = float(expected.abs().max()) if expected.numel() else 0.0
+    apart = float((found.to(expected.dtype) - expected).abs().max()) if expected.numel() else 0.0
+    if not math.isfinite(largest) or largest == apart == 0.0:
+        return None
+    return Difference(apart / largest if largest else math.inf, RESOLVED[found.dtype], expected.numel())
+
+
+def gap_to_rollout(data: Any) -> float | None:
+    """Mean distance of old_log_probs from the rollout's log-probabilities, in nats; None if it returned none."""
+    if "rollout_log_probs" not in data:
+        return None
+    mask = padded(data["response_mask"]).bool()
+    gap = float((padded(data["old_log_probs"]) - padded(data["rollout_log_probs"])).abs()[mask].mean())
+    if gap > GAP:
+        logger.warning(WIDE_GAP, gap)
+    return gap
+
+
+WIDE_GAP = (
+    "clipx: actor and rollout give the same tokens log-probabilities that differ by %.2g nats on average: their "
+    "weights, precision, temperature or attention are not the same."
+)
