@@ -226,7 +226,8 @@ def worker_and_data(actor, monkeypatch):
         data, output = micro_batch(example(), [0, 1, 2, 3, 4])
         output["log_probs"].requires_grad_(True)
         tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": 1}] * 5)
-        return Worker(actor(*overrides), output), data
+        # Its updates have no backward pass.
+        return Worker(actor(*overrides, "clipx.receipt=off"), output), data
 
     return build
 
@@ -279,6 +280,10 @@ class Stepping(VerlsWorker):
                 self.spoil(mini_batch)
             output = self.train_batch(mini_batch)
         return output
+
+
+# What the line announces of it.
+THREE_UPDATES = ("data.train_batch_size=3", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
 
 
 class SteppingWorker(ClipxTraining, Stepping):
@@ -364,7 +369,7 @@ def stepping_worker(actor, monkeypatch, caplog):
         data, output = micro_batch(example(), [0, 1, 2, 3, 4])
         data["rm_scores"] = torch.zeros_like(data["advantages"])
         output["log_probs"].requires_grad_(True)
-        worker = SteppingWorker(actor(*overrides), output)
+        worker = SteppingWorker(actor(*THREE_UPDATES, *overrides), output)
 
         def skipped():
             (number,) = tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]

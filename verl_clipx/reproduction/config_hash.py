@@ -84,6 +84,8 @@ LEFT_OUT = (
     "*.clipx.trace.*",
     "clipx.metrics",
     "*.clipx.metrics",
+    "clipx.receipt",
+    "*.clipx.receipt",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # read off other keys

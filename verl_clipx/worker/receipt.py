@@ -131,6 +131,7 @@ class Receipt:
         loss.register_hook(incoming.append)
 
         def compare(gradient: Tensor) -> None:
+            hook.remove()
             self._awaited = False
             if not incoming:
                 self._wrong("the backward pass does not come through the loss that the worker returns")
@@ -140,7 +141,7 @@ class Receipt:
                 self._backward.append(found)
                 self._hold("in the backward pass", found)
 
-        log_probs.register_hook(compare)
+        hook = log_probs.register_hook(compare)
 
     def end_update(self) -> None:
         """An optimizer step ends.
@@ -348,7 +349,8 @@ def difference(found: Tensor, expected: Tensor) -> Difference | None:
     """
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     apart = float((found.to(expected.dtype) - expected).abs().max()) if expected.numel() else 0.0
-    if not math.isfinite(largest) or largest == apart == 0.0:
+    # An update that is not finite says nothing, and verl skips it.
+    if not (math.isfinite(largest) and math.isfinite(apart)) or largest == apart == 0.0:
         return None
     return Difference(apart / largest if largest else math.inf, RESOLVED[found.dtype], expected.numel())
 
