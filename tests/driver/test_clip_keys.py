@@ -8,6 +8,7 @@ scripts (tests/verl_examples), the start of a run (test_start.py).
 
 import ast
 import inspect
+import math
 from pathlib import Path
 
 import pytest
@@ -64,6 +65,8 @@ def test_the_defaults_are_those_of_verl():
         ("cispo_minimax", dict(clip_ratio_low=10, clip_ratio_high=0.28), dict(clip_low=None)),
         ("dgpo", dict(clip_ratio_low=0.3), dict(clip_low=0.7, clip_high=1.2)),
         ("ce_gppo", dict(clip_ratio_c=3), dict(dual_clip=3.0)),
+        # Of the token's log-ratio.
+        ("gmpo", dict(clip_ratio_low=0.3, clip_ratio_high=0.5), dict(clip_low=math.exp(-0.3), clip_high=math.exp(0.5))),
         # Of the sequence's ratio.
         ("gspo", dict(clip_ratio_low=4e-4, clip_ratio_high=6e-4), dict(clip_low=0.9996, clip_high=1.0006)),
         ("gspo", dict(clip_ratio_low=3e-4, clip_ratio_high=4e-4), dict(clip_low=0.9997, clip_high=1.0004)),

@@ -5,6 +5,8 @@ for unknown keys, wrong types, wrong ranges, missing requirements. Not covered: 
 groups inside a wheel (tests/test_wheel.py).
 """
 
+import math
+
 import pytest
 from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import MissingMandatoryValue, OmegaConf
@@ -40,6 +42,7 @@ PUBLISHED = {
     "aspo_literal": dict(flip="both", weight_low=0.67, weight_high=4.0),
     "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
     "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
+    "gmpo": dict(clip_low=pytest.approx(math.exp(-0.4)), clip_high=pytest.approx(math.exp(0.4)), log_ratio_clamp=None),
     "gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0),
     "sapo": dict(tau_positive=1.0, tau_negative=1.05, log_ratio_clamp=20.0),
     "dppo": dict(divergence="tv", threshold_low=0.2, threshold_high=0.2, weight_high=5.0),

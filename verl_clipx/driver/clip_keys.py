@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from verl_clipx.base.method import NODE, FixedBounds, Method
 from verl_clipx.methods.dppo import Dppo
+from verl_clipx.methods.gmpo import Gmpo
 from verl_clipx.methods.gspo import Gspo
 from verl_clipx.methods.sapo import Sapo
 
@@ -98,6 +99,16 @@ def above_one(width: float) -> float:
     return round(1 + width, 12)
 
 
+def below_zero(width: float) -> float:
+    """A lower bound on the ratio, of a width on the log-ratio."""
+    return math.exp(-width)
+
+
+def above_zero(width: float) -> float:
+    """An upper bound on the ratio, of a width on the log-ratio."""
+    return math.exp(width)
+
+
 def meanings(method: Method) -> dict[str, Meaning]:
     """What verl's keys of `MAPPED` are to a method; without an entry: nothing."""
     if isinstance(method, Dppo):
@@ -115,6 +126,9 @@ def meanings(method: Method) -> dict[str, Meaning]:
             "policy_loss.tau_pos": positive,
             "policy_loss.tau_neg": negative,
         }
+    if isinstance(method, Gmpo):
+        # verl's geo_mean clips the log-ratio.
+        return {"clip_ratio_low": Meaning("clip_low", below_zero), "clip_ratio_high": Meaning("clip_high", above_zero)}
     found = {}
     if isinstance(method, FixedBounds):
         narrowest = NARROWEST_ON_TOKENS if type(method).bounded is Method.bounded else 0.0

@@ -1,0 +1,42 @@
+"""GMPO (arXiv 2507.20673): the geometric mean of a sequence's ratios, each clipped by itself."""
+
+import math
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds
+from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.tokens import Tokens, saturated
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), as verl's geo_mean"):
+    """The geometric mean of the sequence's ratios, each clipped by itself.
+
+    s = exp(mean of log r over the sequence's tokens), where r counts at most as high if A > 0 and at least as low if
+    A < 0. F = s, or 0 at a token that is clipped. A is the whole sequence's, as in the paper; averaged by
+    seq-mean-token-mean this is then the gradient of A s, averaged over sequences.
+    """
+
+    clip_low: float | None = parameter(
+        math.exp(-0.4), optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
+    )
+    clip_high: float | None = parameter(
+        math.exp(0.4), optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
+    )
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A, r = t.advantages, t.ratio
+        clipped = ((A > 0) & (r > bounds.high)) | ((A < 0) & (r < bounds.low))
+        return where(clipped, 0.0, self._geometric_mean(t, bounds))
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-A s, also of a token that is clipped."""
+        return -t.advantages * self._geometric_mean(t, bounds)
+
+    def _geometric_mean(self, t: Tokens, bounds: Bounds) -> Tensor:
+        low = math.log(bounds.low) if bounds.low > 0 else -math.inf
+        A, log_ratio = t.advantages, t.log_ratio
+        limited = where(A > 0, log_ratio.clamp(max=math.log(bounds.high)), log_ratio.clamp(min=low))
+        return saturated(t.sequence_mean(where(A == 0, 0.0, limited))).exp().expand_as(t.ratio)
