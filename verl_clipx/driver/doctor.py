@@ -264,10 +264,10 @@ def check_ports() -> list[Finding]:
 
 
 def check_options() -> list[Finding]:
-    """Which of verl's options the plugin is run with, which it was only read against, which it refuses."""
+    """Which of verl's options the plugin is run with, which it was written for without a test, which it refuses."""
     from verl_clipx.driver.support import ROWS
 
-    meanings = {"run": "run in tests on a CPU", "read": "served by reading alone", "refused": "refused by the driver"}
+    meanings = {"run": "run in tests on a CPU", "untested": "untested", "refused": "refused by the driver"}
     return [
         Finding("ok", f"options {meaning}", ", ".join(row.option for row in ROWS if row.state == state))
         for state, meaning in meanings.items()

@@ -1,4 +1,4 @@
-"""What of verl the plugin serves: every option with the test that runs it, or why it is only read, or refused.
+"""What of verl the plugin serves: every option with the test that runs it, or untested, or refused.
 
 This is the one place that says so: the driver refuses by it, `clipx doctor` and the table of docs/support.md are made
 from it.
@@ -314,10 +314,10 @@ class Row:
 
     @property
     def state(self) -> str:
-        """refused, run (in a test on the CPU) or read (in verl's code alone)."""
+        """refused, run (in a test on the CPU) or untested."""
         if self.refusal is not None:
             return "refused"
-        return "run" if self.test else "read"
+        return "run" if self.test else "untested"
 
 
 RANKS = "tests/end_to_end/test_invariance.py"
@@ -464,7 +464,7 @@ REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal
 
 def support_table() -> str:
     """The table of options in docs/support.md, a row an option."""
-    said = {"run": "run on the CPU: [{0}](../{0})", "read": "by reading", "refused": "refused"}
+    said = {"run": "run on the CPU: [{0}](../{0})", "untested": "untested", "refused": "refused"}
     rows = ["| option | switched on by | state | |", "|---|---|---|---|"]
     rows += [
         f"| {row.option} | `{row.key}` | {said[row.state].format(row.test)} | {row.remark} |".replace("  ", " ")
