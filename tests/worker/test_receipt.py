@@ -7,6 +7,7 @@ real engines (tests/end_to_end).
 """
 
 import logging
+import math
 import types
 from functools import partial
 
@@ -23,7 +24,7 @@ from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.receipt import Receipt
-from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.step import OptimizerStep, in_micro_batch
 
 ACTOR = "actor_rollout_ref.actor"
 # Updates of a rollout batch by verl's own defaults.
@@ -114,42 +115,140 @@ def test_weights_of_a_correction_and_a_pass_of_lopti_are_part_of_it(actor):
     assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
 
 
-def negated(registered, **arguments):
-    loss, metrics = ORIGINAL(registered, **arguments)
-    return -loss, metrics
+ORIGINAL = policy_loss_module.policy_loss
 
 
-def own_bounds(registered, **arguments):
+def changed(**how):
+    """ACPO with some of its arguments changed: name to a function of all arguments."""
+    return lambda **given: ORIGINAL("acpo", **given | {name: change(given) for name, change in how.items()})
+
+
+def own_bounds(**arguments):
     known = policy_loss_module.current_micro_batch()
     known.step.statistics = known.step.decision = None
-    return ORIGINAL(registered, **arguments)
+    return ORIGINAL("acpo", **arguments)
 
 
-def without_correction(registered, **arguments):
-    return ORIGINAL(registered, **arguments | {"rollout_is_weights": None})
+def other_bounds(**arguments):
+    known = policy_loss_module.current_micro_batch()
+    known.step.decision = known.step.decision * 0.5
+    return ORIGINAL("acpo", **arguments)
 
 
-def detached_term(registered, **arguments):
-    loss, metrics = ORIGINAL(registered, **arguments)
-    return loss.detach() + 0 * arguments["log_prob"].sum(), metrics
+def scaled(factor):
+    def loss(**arguments):
+        value, metrics = ORIGINAL("acpo", **arguments)
+        return value * factor, metrics
+
+    return loss
 
 
-def other_aggregation(registered, **arguments):
-    return ORIGINAL(registered, **arguments | {"loss_agg_mode": "seq-mean-token-mean"})
+def detached(**arguments):
+    value, metrics = ORIGINAL("acpo", **arguments)
+    return value.detach() + 0 * arguments["log_prob"].sum(), metrics
 
 
-def vanilla(registered, **arguments):
-    return core_algos.POLICY_LOSS_REGISTRY["vanilla"](**arguments)
+def with_normaliser(**changes):
+    """Aggregated over other numbers than those of the mini-batch."""
+
+    def loss(**arguments):
+        info = arguments["config"].global_batch_info
+        before = dict(info)
+        info.update(changes)
+        try:
+            return ORIGINAL("acpo", **arguments)
+        finally:
+            info.update(before)
+
+    return loss
 
 
-ORIGINAL = policy_loss_module.policy_loss
-FAULTS = [negated, own_bounds, without_correction, detached_term, other_aggregation, vanilla]
+def another(registered):
+    """Another method's loss, with its defaults."""
+
+    def loss(**arguments):
+        with in_micro_batch(None):
+            return ORIGINAL(registered, **arguments | {"config": OTHER_CONFIGS[registered]})
+
+    return loss
+
+
+def verls(name):
+    return lambda **arguments: core_algos.POLICY_LOSS_REGISTRY[name](**arguments)
+
+
+def part(keep):
+    """Some tokens without a gradient."""
+
+    def loss(**arguments):
+        log_prob, mask = arguments["log_prob"], keep(arguments)
+        arguments["log_prob"] = torch.where(mask, log_prob, log_prob.detach())
+        return ORIGINAL("acpo", **arguments)
+
+    return loss
+
+
+def first_rows(arguments, number=1):
+    rows = torch.arange(len(arguments["log_prob"]))[:, None]
+    return (rows >= number).expand_as(arguments["log_prob"])
+
+
+FAULTS = {
+    "the sign": scaled(-1.0),
+    "twice as much": scaled(2.0),
+    "one per cent more": scaled(1.01),
+    "nothing": scaled(0.0),
+    "no gradient": detached,
+    "the micro-batch's bounds": own_bounds,
+    "half of epsilon": other_bounds,
+    "no correction weights": changed(rollout_is_weights=lambda given: None),
+    "squared correction weights": changed(rollout_is_weights=lambda given: given["rollout_is_weights"] ** 2),
+    "another aggregation": changed(loss_agg_mode=lambda given: "seq-mean-token-mean"),
+    "a sum for a mean": changed(loss_agg_mode=lambda given: "token-sum"),
+    "the micro-batch's number of tokens": with_normaliser(batch_num_tokens=12),
+    "another number of ranks": with_normaliser(dp_size=2),
+    "advantages without their sign": changed(advantages=lambda given: given["advantages"].abs()),
+    "advantages of 1 and -1": changed(advantages=lambda given: given["advantages"].sign()),
+    "normalised advantages": changed(advantages=lambda given: given["advantages"] - given["advantages"].mean()),
+    "only positive tokens": changed(advantages=lambda given: given["advantages"].clamp(min=0)),
+    "only negative tokens": changed(advantages=lambda given: given["advantages"].clamp(max=0)),
+    "clipped advantages": changed(advantages=lambda given: given["advantages"].clamp(-1, 1)),
+    "advantages one token late": changed(advantages=lambda given: given["advantages"].roll(1, dims=1)),
+    "another sequence's advantages": changed(advantages=lambda given: given["advantages"].flip(0)),
+    "a ratio of 1": changed(old_log_prob=lambda given: given["log_prob"].detach()),
+    "the ratio upside down": changed(old_log_prob=lambda given: 2 * given["log_prob"].detach() - given["old_log_prob"]),
+    "half of the log-ratio": changed(
+        old_log_prob=lambda given: (given["log_prob"].detach() + given["old_log_prob"]) / 2
+    ),
+    "the sequence's ratio": changed(
+        old_log_prob=lambda given: (
+            given["log_prob"].detach() - (given["log_prob"].detach() - given["old_log_prob"]).mean(-1, keepdim=True)
+        )
+    ),
+    "a ratio of at most 2": changed(
+        old_log_prob=lambda given: torch.maximum(given["old_log_prob"], given["log_prob"].detach() - math.log(2))
+    ),
+    "a sequence without gradient": part(first_rows),
+    "last tokens without gradient": part(lambda given: given["response_mask"].roll(-1, dims=1).bool()),
+    "verl's vanilla": verls("vanilla"),
+    "verl's gspo": verls("gspo"),
+    "verl's gpg": verls("gpg"),
+    "verl's cispo": verls("cispo"),
+    "clipx_grpo": another("grpo"),
+    "clipx_dgpo": another("dgpo"),
+    "clipx_cispo": another("cispo"),
+    "clipx_aspo": another("aspo"),
+}
+OTHER_CONFIGS = {}
 
 
 @pytest.mark.parametrize("fault", FAULTS)
 def test_another_loss_under_the_announced_name_is_found(actor, monkeypatch, fault):
+    for name in ("grpo", "dgpo", "cispo", "aspo"):
+        OTHER_CONFIGS[name] = actor(f"+clipx={name}")
+        OTHER_CONFIGS[name].global_batch_info.update(dp_size=1, batch_num_tokens=30, global_batch_size=6)
     config = actor("+clipx=acpo")
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", partial(fault, "acpo"))
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", FAULTS[fault])
     method = config.policy_loss.clipx.method
     statistics = torch.arange(method.statistics_size, dtype=torch.float64) + 5
     update = Update(config, OptimizerStep(statistics=statistics, decision=method.decide(statistics)))
@@ -183,7 +282,7 @@ def test_another_number_of_updates_is_found(actor):
 
 
 def test_it_warns_where_it_is_told_to(actor, monkeypatch, caplog):
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", partial(negated, "acpo"))
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
     update = Update(actor("+clipx=acpo"), stops=False)
     with caplog.at_level(logging.WARNING):
         update.run()
