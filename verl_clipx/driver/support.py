@@ -342,6 +342,13 @@ ROWS = (
         refusal=dynamic_context,
     ),
     Row("VeOmni", "model_engine=veomni", remark="needs GPUs"),
+    Row("VeOmni, router replay R3", "veomni.router_replay.mode=R3", remark="needs GPUs"),
+    Row("TorchTitan", "model_engine=torchtitan", remark="needs GPUs"),
+    Row("QAT", "qat.enable=True", remark="needs GPUs"),
+    Row("multi-token prediction", "actor_rollout_ref.model.mtp.enable=True", remark="its loss is the engine's own"),
+    Row("PrefixGrouper", "use_prefix_grouper=True", remark="needs its package and flash-attention"),
+    Row("images and videos", "data.image_key=images", remark="no model of the tests takes any"),
+    Row("SGLang", f"{ROLLOUT}.name=sglang", remark="needs GPUs"),
     Row(
         "VeOmni, router replay R2",
         "veomni.router_replay.mode=R2",
@@ -456,6 +463,16 @@ ROWS = (
     ),
     Row("GRPO's advantages", "algorithm.adv_estimator=grpo", TRAINING),
     Row("RLOO, REINFORCE++, GAE with a critic", "algorithm.adv_estimator=rloo", TRAINERS),
+    Row(
+        "optimal token baseline",
+        "algorithm.adv_estimator=optimal_token_baseline",
+        remark="its advantages differ within a sequence, as methods allow",
+    ),
+    Row(
+        "group filtering",
+        "algorithm.filter_groups.enable=True",
+        remark="the worker gets refilled batches: tests/cpu/test_replay_buffer.py",
+    ),
     Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", TRAINERS),
 )
 
