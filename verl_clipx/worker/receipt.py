@@ -182,10 +182,10 @@ class Receipt:
             f"clipx_{self._settings.method.name} under {self._run.loss_agg_mode} to {self._announced.largest:.1e} of "
             "the largest"
         ]
-        passes = ["where the ratio is 1", f"where {SHARE_APART:.0%} of the tokens are {APART:g} away from F = 1"]
+        updates = ["the first update's", f"a later one's, {SHARE_APART:.0%} of its tokens {APART:g} away from F = 1,"]
         parts += [
-            f"in the backward pass {where} to {one.largest:.1e}"
-            for where, one in zip(passes, self._backward, strict=False)
+            f"in {which} backward pass to {one.largest:.1e}"
+            for which, one in zip(updates, self._backward, strict=False)
         ]
         if self._gap is not None:
             parts.append(f"actor and rollout differ by {self._gap:.2g} nats a token")
