@@ -209,17 +209,24 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
 def explain(context: typer.Context) -> None:
-    """Say what a verl command would train, without running it: clipx explain -- python -m verl.trainer.main_ppo …"""
+    """Say what a verl command, or a script that ends in one, would train, without running it.
+
+    clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
+
+    clipx explain -- bash run.sh KEY=VALUE …
+    """
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from verl_clipx.driver.explain import explained
+    from verl_clipx.driver.script import SHELLS, commands_of
 
     if not context.args:
         console.print("[red]no command given:[/] clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …")
         raise typer.Exit(2)
     try:
-        lines = explained(context.args)
+        commands = commands_of(context.args) if context.args[0] in SHELLS else [context.args]
+        lines = [line for command in commands for line in explained(command)]
     except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
         _fail(error)
     for line in lines:

@@ -155,7 +155,9 @@ class Bench:
             updates: mini-batches that the rows are cut into.
             tied: which of the two models.
         """
-        config = self.configuration(*overrides, model=sample_folder(self.folder, tied))
+        # What the run announces, and the worker's receipt compares.
+        announced = (f"data.train_batch_size={updates}", f"{ACTOR}.ppo_mini_batch_size=1")
+        config = self.configuration(*announced, *overrides, model=sample_folder(self.folder, tied))
         return update(config, self.sample(tied=tied).rows, updates=updates)
 
 
