@@ -18,7 +18,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # How long an example takes says more about what else runs on the machine than about the code.
-settings.register_profile("random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+# hypothesis itself draws the same examples wherever it finds the environment variable CI.
+settings.register_profile(
+    "random", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True, derandomize=False
+)
 
 # Shrinking, which takes minutes where a failure is rare, is for whoever looks into a failure.
 settings.register_profile(

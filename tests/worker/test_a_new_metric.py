@@ -51,7 +51,7 @@ print(json.dumps({
 def test_one_entry_is_logged_listed_and_charted(tmp_path):
     for folder in ("verl_clipx", "configs", "hydra_plugins", "tests"):
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__", "golden"))
-    entries = tmp_path / "verl_clipx" / "shared_metrics.py"
+    entries = tmp_path / "verl_clipx" / "base" / "shared_metrics.py"
     text = entries.read_text(encoding="utf-8")
     assert text.count("OF_TOKENS = (\n") == 1
     entries.write_text(text.replace("OF_TOKENS = (\n", f"OF_TOKENS = ({ENTRY}"), encoding="utf-8")

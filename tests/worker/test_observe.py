@@ -257,7 +257,7 @@ def test_metrics_are_exact_however_the_mini_batch_is_split(observed, loss_mode, 
     whole = aggregated(function, batch, [[list(range(len(rows)))]])
     parts = aggregated(function, batch, split)
     keys = [key for key in whole if key.startswith("clipx/")]
-    assert len(keys) == 13
+    assert len(keys) == 14
     for key in keys:
         assert parts[key] == pytest.approx(whole[key], rel=1e-6, abs=1e-12), key
 

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
@@ -12,7 +12,10 @@ from verl_clipx.driver.config import Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.not_finite import NotFinite
 from verl_clipx.worker.rows import AGE, prompt_groups
-from verl_clipx.worker.tracer import TracedRows
+
+if TYPE_CHECKING:
+    # Tracing needs pyarrow, which an installation that traces nothing may lack.
+    from verl_clipx.worker.tracer import TracedRows
 
 
 @dataclass
@@ -118,7 +121,7 @@ class MicroBatch:
     group: Tensor | None = None
     age: Tensor | None = None
     counted: Tensor | None = None
-    traced: TracedRows | None = None
+    traced: "TracedRows | None" = None
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
