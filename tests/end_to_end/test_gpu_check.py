@@ -66,6 +66,7 @@ def test_updates_differ_from_the_expected_ones_by_rounding(found):
     for name in ("FSDP2", "packing", "fused kernels"):
         # Not 0: float32 against float64.
         assert 1e-9 < results[name]["numbers"]["gradient_difference"] < 2e-5, name
+        assert 0 <= results[name]["numbers"]["receipt_difference"] < 1e-4, name
     assert 1e-3 < results["bfloat16"]["numbers"]["gradient_difference"] < 0.05
     assert results["vanilla and grpo"]["numbers"]["clipped"] > 0.1
     # Above epsilon_base, which every bin has whose ratio does not vary.

@@ -60,13 +60,15 @@ def against_float64(bench: Bench, *overrides: str, tolerance: float, tied: bool 
         tied: which of the two models.
     """
     sample = bench.sample(tied=tied)
-    found = bench.update(*GRPO, *overrides, tied=tied)
-    return compared(
-        relative_difference(found.change, sample.gradients),
-        abs(found.loss - sample.loss) / sample.loss_scale,
+    update = bench.update(*GRPO, *overrides, tied=tied)
+    found = compared(
+        relative_difference(update.change, sample.gradients),
+        abs(update.loss - sample.loss) / sample.loss_scale,
         tolerance,
         "float64 without verl",
     )
+    numbers = {**found.numbers, "receipt_difference": update.receipt}
+    return Measured(found.passed, f"{found.found}; receipt: {update.receipt:.1e}", numbers)
 
 
 def compared(gradient: float, loss: float, tolerance: float, reference: str) -> Measured:

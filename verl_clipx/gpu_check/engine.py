@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.gpu_check.machine import Machine, sample_folder
 from verl_clipx.gpu_check.sample import ROWS, Row, Sample
 
@@ -96,6 +97,8 @@ class Update:
         change: by the weight's name, what it was before less what it is now, float32, on the CPU. With one update by
             the optimizer of `COMMON` this is the gradient.
         bounds: what an adaptive method decided, by the update's position.
+        receipt: largest difference between the gradient on log_prob and the announced one, of the largest gradient; NaN
+            where nothing was compared.
         state_on: devices of the parameters and the optimizer's state after it.
         peak_bytes: most memory that tensors took on this GPU meanwhile; 0 on a CPU.
     """
@@ -103,6 +106,7 @@ class Update:
     loss: float
     change: dict[str, Tensor]
     bounds: dict[str, Tensor]
+    receipt: float
     state_on: frozenset[str]
     peak_bytes: int
 
@@ -213,6 +217,7 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         loss=float(metrics.get("actor/pg_loss", [float("nan")])[0]),
         change={name: value - after[name] for name, value in before.items()},
         bounds={position: found.cpu() for position, found in bounds.items()},
+        receipt=float(metrics.get(RECEIPT.key, [float("nan")])[0]),
         state_on=state_on,
         peak_bytes=peak,
     )
