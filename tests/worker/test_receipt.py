@@ -46,7 +46,7 @@ class Update:
         self.step = step or OptimizerStep()
         settings, run = config.policy_loss.clipx, config.policy_loss.run
         loss_fn = loss_fn or partial(ppo_loss, config=config)
-        self.receipt = Receipt(settings, run, loss_fn, partial(call_of, settings), stops=stops)
+        self.receipt = Receipt(settings, run, loss_fn, partial(call_of, settings), lambda part: part, stops=stops)
         self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
 
     def run(self, *, moved=0.0, backward=True, weights=None, besides=None):
@@ -66,7 +66,7 @@ class Update:
         loss, _ = self.loss_function(model_output={**output, "log_probs": nested}, data=data)
         if backward:
             (loss * 0.5 + (0 if besides is None else besides(nested.values()))).backward()
-        self.receipt.end_update()
+        self.receipt.end_update(self.step)
         return leaf.grad
 
 
@@ -279,6 +279,41 @@ def test_another_number_of_updates_is_found(actor):
     update.run()
     with pytest.raises(RuntimeError, match="1 updates on the first rollout batch, not 2 as announced"):
         update.receipt.end_rollout_batch(1)
+
+
+def updated_with(actor, statistics_of):
+    """An update of ACPO's on statistics that stand for its extra pass, compared with the training pass's own."""
+    config = actor("+clipx=acpo")
+    update, method = Update(config), config.policy_loss.clipx.method
+    update.step.collect = True
+    update.run()
+    step = update.step
+    step.statistics = statistics_of(step.collected)
+    step.decision = method.decide(step.statistics)
+    update.receipt.end_update(step)
+
+
+PARTS = {
+    "one micro-batch of four": lambda whole: whole / 4,
+    "one of two ranks": lambda whole: whole / 2,
+    "two ranks counted twice": lambda whole: whole * 2,
+    "all but one of fifty micro-batches": lambda whole: whole * 0.98,
+    "nothing": torch.zeros_like,
+}
+
+
+@pytest.mark.parametrize("fault", PARTS)
+def test_bounds_of_other_tokens_than_the_mini_batch_s_are_found(actor, fault):
+    updated_with(actor, lambda whole: whole * (1 + 1e-3))
+    with pytest.raises(RuntimeError, match=r"receipt: the statistics behind the bounds sum to .* the run does not"):
+        updated_with(actor, PARTS[fault])
+
+
+def test_bounds_that_nobody_decided_are_found(actor):
+    receipt = Update(actor("+clipx=acpo")).receipt
+    with pytest.raises(RuntimeError, match=r"no bounds were decided for the mini-batch under clipx\.scope=mini_batch"):
+        receipt.begin_update(OptimizerStep())
+    Update(actor("+clipx=acpo", "clipx.scope=micro_batch")).receipt.begin_update(OptimizerStep())
 
 
 def test_it_warns_where_it_is_told_to(actor, monkeypatch, caplog):

@@ -4,7 +4,8 @@ At the first update every ratio is 1, where nearly every method has F = 1 and an
 loss function is called on the first micro-batch with old log-probabilities and advantages of the receipt's own, once as
 it is and once with the registered loss replaced by nothing: the difference of the gradients is the policy's term,
 whatever verl adds to it, and must be F * A as announced. Then the gradient of the real backward pass must be that of
-the whole loss, and the updates of the first rollout batch as many as announced. Later updates pay nothing.
+the whole loss, the statistics behind bounds from the extra pass must be over the tokens that are trained on, and the
+updates of the first rollout batch as many as announced. Later updates pay nothing.
 """
 
 import dataclasses
@@ -36,6 +37,10 @@ RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch
 
 # A token's F is away from 1 by more than this where its gradient tells methods apart; and the share of such tokens.
 APART, SHARE_APART = 0.05, 0.01
+
+# By how much the sum of the statistics' absolute values may differ between the extra pass and the training pass: less
+# than a micro-batch, more than what two passes' rounding moves.
+SAME_TOKENS = 0.01
 
 # A mean gap between the actor's and the rollout's log-probabilities above this, in nats, is named in a warning.
 GAP = 0.3
@@ -71,6 +76,7 @@ class Receipt:
         run: what is announced of the run.
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         called: (step, model_output, data) -> the arguments that it gets in training.
+        all_reduce: sums a float64 vector over the data-parallel ranks.
         stops: whether a difference stops the run, or only warns.
 
     Attributes:
@@ -83,10 +89,12 @@ class Receipt:
         run: RunFacts,
         loss_fn: Callable[..., Any],
         called: Callable[[OptimizerStep, Any, Any], Call],
+        all_reduce: Callable[[Tensor], Tensor],
         *,
         stops: bool,
     ):
         self.open = True
+        self._all_reduce = all_reduce
         self._settings, self._run, self._stops = settings, run, stops
         self._loss_fn, self._called = loss_fn, called
         self._announced: Difference | None = None
@@ -94,6 +102,16 @@ class Receipt:
         self._gap: float | None = None
         # Of the update under way: its number, and whether a backward pass of it is awaited.
         self._update, self._awaited = 0, False
+
+    def begin_update(self, step: OptimizerStep) -> None:
+        """An optimizer step is planned; where an extra pass found its statistics, the training pass adds up its own.
+
+        Raises:
+            RuntimeError: bounds of the mini-batch are announced and none were decided, and the receipt stops runs.
+        """
+        if self._settings.adaptive and self._settings.scope != "micro_batch" and step.decision is None:
+            self._wrong(f"no bounds were decided for the mini-batch under {NODE}.scope={self._settings.scope}")
+        step.collect |= self._by_extra_pass(step)
 
     def before(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Tensor | None:
         """Looks at a micro-batch before its loss is computed.
@@ -143,12 +161,21 @@ class Receipt:
 
         hook = log_probs.register_hook(compare)
 
-    def end_update(self) -> None:
-        """An optimizer step ends.
+    def end_update(self, step: OptimizerStep) -> None:
+        """An optimizer step ends; every rank must call it.
 
         Raises:
-            RuntimeError: its loss had no backward pass to the model's log-probabilities, and the receipt stops runs.
+            RuntimeError: its loss had no backward pass to the model's log-probabilities, or its bounds are those of
+                other tokens, and the receipt stops runs.
         """
+        if self._by_extra_pass(step) and step.collected is not None:
+            trained, decided = (float(part.abs().sum()) for part in (self._all_reduce(step.collected), step.statistics))
+            # Statistics that are not finite are those of an update that verl skips.
+            if abs(trained - decided) > SAME_TOKENS * trained:
+                self._wrong(
+                    f"the statistics behind the bounds sum to {decided:g} in absolute value, those of the tokens that "
+                    f"were trained on to {trained:g}"
+                )
         if self._awaited:
             self._awaited = False
             self._wrong("no backward pass came from the loss to the model's log-probabilities")
@@ -190,6 +217,10 @@ class Receipt:
         if self._gap is not None:
             parts.append(f"actor and rollout differ by {self._gap:.2g} nats a token")
         return "; ".join(parts)
+
+    def _by_extra_pass(self, step: OptimizerStep) -> bool:
+        adaptive = self._settings.adaptive and self._settings.scope == "mini_batch"
+        return adaptive and step.statistics is not None and step.assumed is None
 
     def _compare_with_announced(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Any:
         probe = probed(model_output, data)

@@ -115,7 +115,12 @@ class ClipxTraining:
                 print(COMPILED, flush=True)
             if settings.receipt != "off":
                 self.receipt = Receipt(
-                    settings, run, loss_fn, partial(call_of, settings), stops=stops(settings.receipt, config.strategy)
+                    settings,
+                    run,
+                    loss_fn,
+                    partial(call_of, settings),
+                    self._all_reduce,
+                    stops=stops(settings.receipt, config.strategy),
                 )
         super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer, self.receipt))
 
@@ -184,6 +189,9 @@ class ClipxTraining:
             data, position=batch.position, token_pass=batch.token_pass, weights_moved=self._weights_moved()
         )
         self.step.of_rollout_batch = self.batch is not None
+        receipt = self.receipt if self.receipt is not None and self.receipt.open else None
+        if receipt is not None:
+            receipt.begin_update(self.step)
         if self.batch is not None:
             age = ages(data, self.rollouts // self.parameter_sync_step)
             if age is not None:
@@ -195,8 +203,8 @@ class ClipxTraining:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
         try:
             output = super().train_batch(data)
-            if self.receipt is not None and self.receipt.open:
-                self.receipt.end_update()
+            if receipt is not None:
+                receipt.end_update(self.step)
             difference = self.planner.finish(self.step, taken=self._taken(data))
         finally:
             self.step = None
