@@ -273,12 +273,31 @@ def test_an_engine_that_leaves_the_loss_aside_is_found(actor):
         Update(actor("+clipx=grpo")).run(backward=False)
 
 
-def test_another_number_of_updates_is_found(actor):
+@pytest.mark.parametrize("made", [1, 4], ids=["one skipped", "a second epoch"])
+def test_another_number_of_updates_is_found(actor, made):
     overrides = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4")
     update = Update(actor("+clipx=grpo", *overrides))
     update.run()
-    with pytest.raises(RuntimeError, match="1 updates on the first rollout batch, not 2 as announced"):
-        update.receipt.end_rollout_batch(1)
+    with pytest.raises(RuntimeError, match=f"{made} updates on the first rollout batch, not 2 as announced"):
+        update.receipt.end_rollout_batch(made)
+
+
+MODIFIERS = {
+    "shaping": ("+clipx/shaping=advantage_reweighting",),
+    "selection": ("+clipx/select=high_entropy",),
+    "the other half selected": ("+clipx/select=high_entropy", "clipx.select.ratio=0.6"),
+}
+
+
+@pytest.mark.parametrize("fault", MODIFIERS)
+def test_an_announced_modifier_that_does_not_act_is_found(actor, monkeypatch, fault):
+    other = actor("+clipx=grpo", *(MODIFIERS["selection"] if "half" in fault else ()))
+    other.global_batch_info.update(dp_size=1, batch_num_tokens=30, global_batch_size=6)
+    monkeypatch.setitem(
+        core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", lambda **given: ORIGINAL("grpo", **given | {"config": other})
+    )
+    with pytest.raises(RuntimeError, match="receipt: at ratios"):
+        Update(actor("+clipx=grpo", *MODIFIERS[fault])).run()
 
 
 def updated_with(actor, statistics_of):
