@@ -18,13 +18,17 @@ from typing import Annotated
 import torch
 import typer
 
+# A run's first rollout batch has a receipt (docs/swap.md), the others have none.
+LATER = "clipx.receipt=off"
 VARIANTS = {
     "vanilla": (),
-    "acpo, micro_batch": ("+clipx=acpo", "clipx.scope=micro_batch"),
-    "acpo, lagged": ("+clipx=acpo", "clipx.scope=lagged"),
-    "acpo, mini_batch": ("+clipx=acpo",),
-    "bapo, mini_batch": ("+clipx=bapo",),
-    "grpo, lopti": ("+clipx=grpo", "+clipx/update=lopti"),
+    "acpo, micro_batch": ("+clipx=acpo", "clipx.scope=micro_batch", LATER),
+    "acpo, lagged": ("+clipx=acpo", "clipx.scope=lagged", LATER),
+    "acpo, mini_batch": ("+clipx=acpo", LATER),
+    "acpo, mini_batch, a run's first": ("+clipx=acpo",),
+    "bapo, mini_batch": ("+clipx=bapo", LATER),
+    "grpo, a run's first": ("+clipx=grpo",),
+    "grpo, lopti": ("+clipx=grpo", "+clipx/update=lopti", LATER),
 }
 VOCABULARY = 512
 
@@ -142,13 +146,14 @@ def rollout_batch(sequences: int, prompt: int, response: int, mini_batch: int, m
     return data
 
 
-def seconds_of(worker, overrides: tuple[str, ...], batch) -> float:
-    """Seconds of one update of the actor on a rollout batch."""
+def seconds_of(worker, overrides: tuple[str, ...], batch, updates: int) -> float:
+    """Seconds of one update of the actor on a rollout batch, of as many optimizer steps."""
     from verl.workers.utils.losses import ppo_loss
 
     # verl's own worker under the plugin's class: the loss function decides.
-    worker.planner = None
-    worker.set_loss_fn(partial(ppo_loss, config=actor_config(*overrides)))
+    worker.planner = worker.receipt = None
+    announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
+    worker.set_loss_fn(partial(ppo_loss, config=actor_config(*announced, *overrides)))
     data = batch.copy()
     started = time.perf_counter()
     worker.train_mini_batch(data)
@@ -175,7 +180,7 @@ def main(
         times: dict[str, list[float]] = {name: [] for name in VARIANTS}
         for repeat in range(repeats + 1):
             for name, overrides in VARIANTS.items():
-                seconds = seconds_of(worker, overrides, batch)
+                seconds = seconds_of(worker, overrides, batch, count)
                 if repeat:
                     times[name].append(seconds)
         device = "cuda" if torch.cuda.is_available() else "cpu"
