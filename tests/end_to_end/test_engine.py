@@ -289,13 +289,13 @@ def first_updates(rank, world, policy, rows):
     """Of rollout batches with one update, how old_log_probs came about: forwards and largest epsilon."""
     from verl.utils import tensordict_utils as tu
 
-    loaded = torch.load(rows, weights_only=False)
+    loaded, announced = torch.load(rows, weights_only=False), (*ONE_UPDATE, "data.train_batch_size=8")
     worker = build_worker(Path(policy))
     engine, found = worker.engine, {}
     original, forwards = engine.forward_step, []
     engine.forward_step = lambda *args, **kwargs: (forwards.append(1), original(*args, **kwargs))[1]
     first_weights = {name: value.detach().clone() for name, value in engine.module.named_parameters()}
-    prepared(worker, loaded, ACPO)
+    prepared(worker, loaded, announced)
     planner = worker.planner
 
     def restore(saved):
@@ -306,14 +306,14 @@ def first_updates(rank, world, policy, rows):
 
     def recompute(rollout_batch):
         """As the trainers' compute_log_prob does."""
-        data = prepared(worker, loaded, ACPO)
+        data = prepared(worker, loaded, announced)
         tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)
         output = worker.infer_batch(data)["log_probs"]
         for row, log_probs in zip(rollout_batch, output.unbind(), strict=True):
             row["old"] = log_probs[row["prompt"] - 1 : -1].double()
 
     def update(name, rollout_batch):
-        data = prepared(worker, rollout_batch, ACPO)
+        data = prepared(worker, rollout_batch, announced)
         worker.planner = planner
         tu.assign_non_tensor(data, mini_batch_size=len(loaded), epochs=1)
         for group in engine.optimizer.param_groups:

@@ -189,7 +189,7 @@ class ClipxTraining:
             data, position=batch.position, token_pass=batch.token_pass, weights_moved=self._weights_moved()
         )
         self.step.of_rollout_batch = self.batch is not None
-        receipt = self.receipt if self.receipt is not None and self.receipt.open else None
+        receipt = self.receipt if self.receipt is not None and self.receipt.open and self.batch is not None else None
         if receipt is not None:
             receipt.begin_update(self.step)
         if self.batch is not None:
