@@ -40,6 +40,14 @@ class Run:
         return self.log[metric].tolist()
 
 
+def check_receipt(run: Run) -> pandas.DataFrame:
+    """Checks that the first update, and no later one, has a receipt that agrees; returns the other metrics."""
+    receipt = run.log["actor/clipx/receipt"]
+    assert receipt.iloc[0] < 1e-4 and receipt.iloc[1:].isna().all()
+    assert "receipt: at ratios from 0.3 to 4" in run.output and "in the first update's backward pass to" in run.output
+    return run.log.drop(columns=receipt.name)
+
+
 def train(
     task,
     folder: Path,

@@ -15,7 +15,7 @@ from dataclasses import replace
 import pytest
 from transformers import AutoModelForCausalLM
 
-from .runs import REPOSITORY, Run
+from .runs import REPOSITORY, Run, check_receipt
 from .test_trainers import check_adapted, check_all_tokens, train_acpo
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
@@ -42,7 +42,7 @@ def check_run(run: Run, *, rollout_difference: float = 1e-4) -> None:
     """
     check_adapted(run, [1, 2], updates=2)
     check_all_tokens(run)
-    for metric in run.log.filter(regex="^actor/"):
+    for metric in check_receipt(run).filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric
     assert run.log["training/rollout_probs_diff_max"].max() < rollout_difference
 

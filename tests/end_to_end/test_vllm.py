@@ -26,7 +26,7 @@ from verl_clipx.diagnostics.run_log import read_run_log
 from .method_checks import CHECKS, SETTINGS
 from .process_tree import kill_tree
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
-from .runs import Run, launch, metrics_of, output_of
+from .runs import Run, check_receipt, launch, metrics_of, output_of
 from .test_options import TOGETHER
 
 pytestmark = pytest.mark.end_to_end
@@ -175,7 +175,7 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
     options = TOGETHER if (method, ranks, mode) == COVER else ()
     run = train_with_vllm(*METHODS[method], *setting, *options)
     assert list(run.log.index) == list(range(1, STEPS + 1))
-    for metric in run.log.filter(regex="^actor/"):
+    for metric in check_receipt(run).filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric
     CHECKS.get(method, check_lopti)(run)
     if method == "acpo":

@@ -20,7 +20,7 @@ from verl_clipx.methods import BUILT_IN
 # dcpo_reference, dppo_reference, m2po_reference.
 GROUPS = (
     *("grpo", "cispo", "cispo_acpo", "gppo", "ce_gppo", "aspo", "aspo_literal", "dgpo"),
-    *("acpo", "acpo_reference", "bapo", "bapo_reference", "dcpo", "dppo", "dppo_kl", "gspo", "sapo", "topr"),
+    *("acpo", "acpo_reference", "bapo", "bapo_reference", "dcpo", "dppo", "dppo_kl", "gmpo", "gspo", "sapo", "topr"),
 )
 SETTINGS = {group: (f"+clipx={group}",) for group in GROUPS}
 SETTINGS["bapo_gradient"] = ("+clipx=bapo", "clipx.counted=gradient")
