@@ -3,12 +3,14 @@
 Not covered: real runs.
 """
 
+import numpy
 import pandas
 import pytest
 
 from tests.diagnostics.runs import write_validation
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.findings import (
+    collapses,
     entropy_changes,
     findings,
     rewards,
@@ -129,24 +131,54 @@ def test_a_step_s_estimate_goes_with_the_change_to_the_next_step():
     changes = entropy_changes(found)
     assert changes.index.tolist() == [1, 2, 3]
     assert changes.estimate.tolist() == [-2, -1, 4] and changes.change.tolist() == [-0.5, 0.25, 0]
-    assert same_signs(changes) == (1, 2)
+    assert same_signs(found) == (1, 2)
 
 
 def test_the_change_over_a_step_that_is_not_in_the_log_is_not_known():
     assert entropy_changes(estimated([-1.0] * 3, [1.0, float("nan"), 0.25])).empty
 
 
+FALLING = [1.0 - 0.1 * step for step in range(7)]
+
+
+def seeds_of(*estimates, label="M", entropy=FALLING):
+    """A setting with a seed for each constant estimate."""
+    runs = (
+        run({keys.ENTROPY_ESTIMATE: [one] * len(entropy), keys.ENTROPY: entropy}, {"data.seed": seed})
+        for seed, one in enumerate(estimates, 1)
+    )
+    return setting(*runs, label=label)
+
+
 def test_whether_entropy_moved_as_estimated():
-    # Of six signs all equal have a probability of 2 / 64, below 0.05; five, or five equal ones of six, do not.
-    falling = [1.0 - 0.1 * step for step in range(7)]
-    assert "the way of the Entropy-Clip estimate in 6 of 6" in went_as_estimated([estimated([-1.0] * 7, falling)])
-    assert "against the Entropy-Clip estimate in 6 of 6" in went_as_estimated([estimated([1.0] * 7, falling)])
-    mixed = went_as_estimated([estimated([1.0, *[-1.0] * 6], falling)])
-    assert mixed.startswith("The Entropy-Clip estimate does not tell") and "5 of 6 steps" in mixed
-    assert "does not tell" in went_as_estimated([estimated([-1.0] * 6, falling[:6])])
-    # Over all settings.
-    assert "6 of 6" in went_as_estimated([estimated([-1.0] * 4, falling[:4])] * 2 + [of({keys.ENTROPY: falling})])
-    assert "right in 0 of 0 steps" in went_as_estimated([estimated([-1.0] * 3, [1.0] * 3)])
+    # Of six seeds all alike have a probability of 2 / 64, below 0.05; five, or five of six, do not.
+    assert went_as_estimated([seeds_of(*[-1.0] * 6)]) == (
+        "Entropy moved the way of the Entropy-Clip estimate in most steps of 6 of 6 seeds"
+    )
+    assert "against the Entropy-Clip estimate in most steps of 6 of 6" in went_as_estimated([seeds_of(*[1.0] * 6)])
+    for few in (seeds_of(*[-1.0] * 5), seeds_of(1.0, *[-1.0] * 5)):
+        assert went_as_estimated([few]).startswith(
+            "The Entropy-Clip estimate had the sign of entropy’s change in 30 of"
+        )
+    assert "in 0 of 0 steps" in went_as_estimated([estimated([-1.0] * 3, [1.0] * 3)])
+
+
+def test_a_seed_of_two_settings_is_one_and_runs_of_unknown_seed_are_not():
+    assert "in 36 of 36 steps" in went_as_estimated([seeds_of(*[-1.0] * 3, label=label) for label in "AB"])
+    unknown = [setting(*(estimated([-1.0] * 7, FALLING).runs * 3), label=label) for label in "AB"]
+    assert "6 of 6 seeds" in went_as_estimated(unknown)
+
+
+@pytest.mark.parametrize("steps", [8, 200])
+def test_the_steps_of_one_run_are_no_evidence_however_many(steps):
+    """An estimate and an entropy that keep their directions, which chance has drawn, agree in all steps or in none."""
+    falling = [1.0 - step / steps for step in range(steps)]
+    draw = numpy.random.default_rng(0)
+    claims = [
+        "seeds" in went_as_estimated([seeds_of(*draw.choice([-1.0, 1.0], 6), entropy=falling)]) for _ in range(60)
+    ]
+    # Of 60 at most 5 % are expected to claim something, 3; 9 is the 99.9 % quantile.
+    assert sum(claims) <= 9
 
 
 def rewarded(*runs, label="M"):
@@ -205,6 +237,40 @@ def test_held_out_problems_are_compared_over_seeds_and_problems(tmp_path):
     (found,) = rewards([one, two])
     assert "is 0.500 with A and 0.875 with B. B minus A: +0.375" in found.text
     assert "over seeds and problems, 3 and 3 seeds" in found.text
+
+
+FELL, KEPT = [0.4] * 4 + [0.0] * 3, [0.4, 0.41] * 3 + [0.4]
+
+
+def test_collapsed_seeds_are_counted_with_an_exact_interval():
+    # Of 4 and 4 seeds all and none: Boschloo's p is 2 / 256.
+    one, two = rewarded(*[KEPT] * 4, label="A"), rewarded(*[FELL] * 4, label="B")
+    found = collapses([one, two])
+    assert found.head == "4 of 4 seeds of B collapsed."
+    assert "A: 0 of 4, exact 95\u202f% interval 0.00\u202f% to 60.2\u202f%." in found.text
+    assert "B: 4 of 4, in step 5 and 5 and 5 and 5 below a quarter" in found.text
+    assert "B against A: p 0.008." in found.text and "3 seeds holds the true difference in about 64 %" in found.text
+
+
+def test_that_no_seed_collapsed_is_said_where_there_is_a_verdict():
+    one, two = (rewarded(*[KEPT] * 3, label=label) for label in "AB")
+    found = collapses([one, two])
+    assert (
+        found.head == "No seed collapsed." and found.text.count("0 of 3") == 2 and "B against A: p 1.000." in found.text
+    )
+    assert collapses([one]) is None and collapses([one, rewarded(KEPT, label="B")]) is None
+    assert found in findings([one, two])
+
+
+def test_below_three_seeds_a_collapse_has_no_interval():
+    found = collapses([rewarded(FELL, KEPT, label="A"), rewarded(KEPT, label="B")])
+    assert found.head == "1 of 2 seeds of A collapsed." and "B: 0 of 1." in found.text
+    assert not any(word in found.text for word in ("interval", "against", " p "))
+
+
+def test_a_seed_of_which_one_run_collapsed_did():
+    one = setting(*(run({keys.REWARD: values}, {"data.seed": 1}) for values in (KEPT, FELL)), label="A")
+    assert collapses([one]).head == "1 of 1 seeds of A collapsed."
 
 
 @pytest.mark.parametrize(

@@ -199,6 +199,14 @@ def shown(folder, rows):
     return progress.tasks[0].description
 
 
+def test_the_progress_bar_says_from_which_step_on_the_reward_had_collapsed(tmp_path):
+    rewards = [0.4, 0.4, NAN, 0.4, 0.4, 0.0, 0.0, 0.0, 0.0]
+    assert shown(tmp_path, [row(**{keys.REWARD: reward}) for reward in rewards[:6]]) == "acpo, reward 0.32"
+    assert shown(tmp_path, [row(**{keys.REWARD: reward}) for reward in rewards]) == (
+        "acpo, reward 0.20, collapsed at step 6"
+    )
+
+
 def test_the_progress_bar_counts_skipped_updates(tmp_path):
     assert shown(tmp_path, skipping([0, 0])) == "acpo, reward 0.50"
     assert shown(tmp_path, skipping([0, 1])) == "acpo, reward 0.50, 1 update skipped since step 2"

@@ -93,7 +93,7 @@ def test_runs_that_log_the_entropy_clip_estimate_show_it_beside_what_happened(tm
         page = (tmp_path / "out" / "report.html").read_text()
         figures = [path.name for path in (tmp_path / "out" / "figures").glob("entropy_change_*.svg")]
         assert figures == ["entropy_change_0.svg"] * shown
-        heading = "Entropy moved the way of the Entropy-Clip estimate in 6 of 6 steps"
+        heading = "The Entropy-Clip estimate had the sign of entropy’s change in 6 of 6 steps"
         assert (heading in page) == (ESTIMATE in pandas.read_csv(tmp_path / "out" / "metrics.csv")) == shown
     drawn = (tmp_path / "out" / "figures" / "entropy_change_0.svg").read_text()
     assert "nats per unit of learning rate" in drawn and "same sign in 6 of 6 steps" in drawn

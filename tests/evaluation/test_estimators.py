@@ -1,4 +1,4 @@
-"""avg@k, pass@k, maj@k and their intervals: values by hand, enumeration of all subsets, properties.
+"""avg@k, pass@k, maj@k: values by hand, enumeration of all subsets, properties.
 
 Not covered: how the values are gathered from files (test_run.py).
 """
@@ -11,12 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.evaluation.estimators import (
     average_at_k,
     best_at_k,
     majority_at_k,
     majority_choice,
-    mean_over_questions,
     pass_at_k,
     powers_of_two,
 )
@@ -101,36 +101,11 @@ def test_powers_of_two_stop_at_the_number_of_samples():
     assert [powers_of_two(n) for n in (1, 2, 3, 8, 10)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8], [1, 2, 4, 8]]
 
 
-def test_the_interval_by_hand():
-    # Values 0, 1, 1, 0, 1: mean 0.6, standard deviation sqrt(0.3), t(0.975, 4) = 2.776445.
-    estimate = mean_over_questions([0, 1, 1, 0, 1])
-    half = 2.776445105 * math.sqrt(0.3 / 5)
-    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half), abs=1e-9)
-    assert str(mean_over_questions([0.5, 0.5])) == "0.500 [0.500, 0.500]"
-    assert mean_over_questions([0.25]).as_dict() == {"mean": 0.25, "low": None, "high": None}
-    assert str(mean_over_questions([0.25])) == "0.250"
-
-
 def test_the_interval_is_over_questions_not_samples():
     # Copying every sample a hundred times adds no information about other questions.
     table = np.array([[True, False], [True, True], [False, False]])
-    few, many = mean_over_questions(average_at_k(table)), mean_over_questions(average_at_k(np.repeat(table, 100, 1)))
+    few, many = estimate(average_at_k(table)), estimate(average_at_k(np.repeat(table, 100, 1)))
     assert few == many
-
-
-def test_the_interval_holds_the_mean_as_often_as_it_says():
-    generator = np.random.default_rng(0)
-    held = 0
-    for _ in range(2000):
-        estimate = mean_over_questions(generator.beta(2, 3, size=30))
-        held += estimate.low <= 0.4 <= estimate.high
-    assert 0.935 <= held / 2000 <= 0.965
-
-
-@pytest.mark.parametrize("values", [[], [[1.0, 0.0]], [float("nan"), 1.0]])
-def test_no_estimate_without_a_finite_value_a_question(values):
-    with pytest.raises(ValueError, match="one finite value a question"):
-        mean_over_questions(values)
 
 
 @pytest.mark.parametrize(

@@ -93,6 +93,7 @@ def results_of(comparisons: list[dict]) -> dict:
 
 def comparison_of(row: str, p_value: float | None, baseline: str = "base", column: str = "one", **changes) -> dict:
     known = {"row": row, "baseline": baseline, "column": column, "difference": -1.24, "p_value": p_value}
+    known |= {"first": 3.0, "second": 1.76, "seeds": [3, 3]}
     ends = {"low": -3.0, "high": 0.52, "over": "seeds and questions"} if p_value is not None else {"over": None}
     return known | ends | {"refused": None} | changes
 
@@ -120,6 +121,35 @@ def test_what_is_refused_says_so(markup):
     assert "[" not in text.partition("differences from the baseline")[2].partition("No interval")[0].replace(
         "\\\\[", ""
     )
+
+
+def test_one_seed_of_each_gets_the_difference_without_a_verdict():
+    """`compare` has an interval over questions then, of these two checkpoints."""
+    by_seed = {(name, "one"): with_questions(drawn(better, 1)) for name, better in (("base", 0.0), ("x", 0.5))}
+    (found,) = compare_rows(TABLE, by_seed)
+    assert found["p_value"] < 0.001 and found["over"] == "questions"
+    text = render(TABLE, results_of([found]), "markdown").partition("differences from the baseline")[2]
+    assert "**" not in text and "p <" not in text.replace("p < 0.05", "") and "1 and 1 training seeds" in text
+
+
+def test_shares_of_collapses_are_compared_exactly():
+    table = small_table(
+        """
+        baseline: base
+        columns: [{name: one, measure: {collapse: critic/score/mean}}]
+        rows: [{name: base, preset: cpu/countdown_grpo_near}, {name: x, preset: cpu/countdown_acpo_near}]
+        """
+    )
+    by_seed = {
+        (name, "one"): {seed: Value(100.0 * fell) for seed, fell in enumerate(of)}
+        for name, of in (("base", (0, 0, 0, 0)), ("x", (1, 1, 1, 1)))
+    }
+    (found,) = compare_rows(table, by_seed)
+    assert (found["first"], found["second"], found["difference"]) == (0.0, 100.0, 100.0) and found["over"] == "seeds"
+    # Twice the chance of 4 of 4 and 0 of 4 where it is largest, at a half: 2 / 256.
+    assert found["p_value"] == pytest.approx(2 / 256) and found["low"] is None
+    text = render(table, results_of([found]), "markdown")
+    assert "| x | **+100.0, p 0.008** |" in text and "Shares of collapsed trainings: Boschloo's exact test." in text
 
 
 def test_nothing_compared_prints_no_second_table():

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 from tests.reproduction.tables import small_table
 from verl_clipx.reproduction.collect import collect
 from verl_clipx.reproduction.config_hash import significant_values
-from verl_clipx.reproduction.measures import over_seeds
 from verl_clipx.reproduction.presets import compose_preset
+from verl_clipx.reproduction.render import render
 
 GRPO, ACPO = "cpu/countdown_grpo_near", "cpu/countdown_acpo_near"
 
-# Student's t at 0.975 with one and two degrees of freedom.
-T_1, T_2 = 12.706204736, 4.302652730
+# Student's t at 0.975 with two degrees of freedom.
+T_2 = 4.302652730
 
 VERSIONS = {"verl": "0.9.1", "torch": "2.13.0", "vllm": None}
 
@@ -138,17 +138,16 @@ def test_two_seeds_of_every_row(tmp_path, make_run, preset_values):
     assert results["refused"] == [] and results["missing"] == []
     cells = cells_of(results)
 
-    # 40 and 50: mean 45, standard deviation 7.0711, standard error 5.
+    # An interval over seeds takes three.
     grpo = cells["GRPO", "B"]
-    assert grpo["mean"] == pytest.approx(45.0) and grpo["interval"] == "seeds" and grpo["seeds"] == [1, 2]
-    assert grpo["low"] == pytest.approx(45.0 - 5.0 * T_1) and grpo["high"] == pytest.approx(45.0 + 5.0 * T_1)
+    assert grpo["mean"] == pytest.approx(45.0) and grpo["interval"] is grpo["low"] is None and grpo["seeds"] == [1, 2]
     assert grpo["difference"] == pytest.approx(5.0)
     assert grpo["by_seed"] == {"1": pytest.approx(40.0), "2": pytest.approx(50.0)}
 
     # Seed by seed the means of B and C are 50 and 60.
     average = cells["GRPO", "Avg"]
     assert average["by_seed"] == {"1": pytest.approx(50.0), "2": pytest.approx(60.0)}
-    assert average["mean"] == pytest.approx(55.0) and average["high"] == pytest.approx(55.0 + 5.0 * T_1)
+    assert average["mean"] == pytest.approx(55.0) and average["high"] is None
     # ACPO's are 60 and 72: 66, which is 20 % above 55.
     assert cells["ACPO", "Avg"]["mean"] == pytest.approx(66.0)
     assert cells["ACPO", "Gain"]["mean"] == pytest.approx(20.0)
@@ -194,6 +193,9 @@ def test_three_seeds_are_compared_with_the_baseline_over_seeds_and_questions(tmp
     # Differences of 20, 0, 20 and 10 points: variance 275 / 3 over 4 questions.
     assert found["B"]["error"]["question"] == pytest.approx(275 / 3 / 4)
     assert found["C"]["over"] == found["Avg"]["over"] == "seeds" and "Gain" not in found
+    # Means of 37.75, 38 and 38.25: the standard error is 0.25 / sqrt(3).
+    cell = cells_of(results)["GRPO", "C"]
+    assert cell["interval"] == "seeds" and cell["high"] - cell["mean"] == pytest.approx(0.25 * T_2 / 3**0.5)
 
 
 def test_nothing_there_leaves_every_cell_empty(tmp_path, preset_values):
@@ -290,6 +292,35 @@ def test_correlations_with_the_score_are_over_all_responses(tmp_path, make_run, 
     assert "scores.parquet: " in refused["reasons"][0]
 
 
+@pytest.mark.slow
+def test_the_share_of_collapsed_seeds_has_an_exact_interval(tmp_path, make_run, preset_values, monkeypatch):
+    reward = "critic/score/mean"
+    table = definition(
+        seeds=[1, 2, 3],
+        baseline="GRPO",
+        benchmarks={},
+        columns=[{"name": "collapsed", "measure": {"collapse": reward}}],
+        rows=[{"name": "GRPO", "preset": GRPO}, {"name": "ACPO", "preset": ACPO}],
+    )
+    for preset, fell in ((GRPO, ()), (ACPO, (1, 2, 3))):
+        for seed in (1, 2, 3):
+            falls = {step: 0.0 for step in range(8, 21)} if seed in fell else {}
+            rewards = {step: 0.4 + 0.01 * (step % 2) for step in range(1, 21)} | falls
+            folder = make_run(preset, seed, None, None)
+            write_metrics(monkeypatch, folder, {step: {reward: value} for step, value in rewards.items()})
+    results = collect(table, tmp_path, preset_values)
+    none, every = (cells_of(results)[row, "collapsed"] for row in ("GRPO", "ACPO"))
+    # Of three: the largest share p with (1 - p)^3 = 0.025, and one less it.
+    edge = 100 * 0.025 ** (1 / 3)
+    assert (none["mean"], none["low"], none["high"]) == pytest.approx((0.0, 0.0, 100 - edge))
+    assert (every["mean"], every["low"], every["high"]) == pytest.approx((100.0, edge, 100.0))
+    assert none["interval"] == "share of seeds" and every["by_seed"] == {"1": 100.0, "2": 100.0, "3": 100.0}
+    (found,) = results["comparisons"]
+    assert found["p_value"] == pytest.approx(2 / 64) and found["difference"] == 100.0
+    text = render(table, results, "markdown")
+    assert "95 % intervals of 2 cells: Clopper and Pearson's, exact, of the share of 3 seeds that collapsed." in text
+
+
 def test_best_validation_of_a_log_whose_last_line_was_cut_off(tmp_path, make_run, preset_values, monkeypatch):
     table = definition(
         benchmarks={"countdown": {"file": "countdown/test.parquet", "questions": 256}},
@@ -360,18 +391,6 @@ def test_times_are_means_over_steps_in_seconds(tmp_path, make_run, preset_values
     assert cells["rest", "GRPO"]["mean"] == pytest.approx(11.0)
     assert "mean" not in cells["other", "GRPO"]
     assert f"{GRPO}-seed1: no timing_s/nobody of step 1 in metrics.jsonl" in results["missing"]
-
-
-def test_interval_over_three_seeds_by_hand():
-    # Mean 2, standard deviation 1, standard error 1 / sqrt(3).
-    value = over_seeds([1.0, 2.0, 3.0])
-    assert value.mean == pytest.approx(2.0)
-    assert value.high - 2.0 == pytest.approx(T_2 / 3**0.5)
-    assert 2.0 - value.low == pytest.approx(T_2 / 3**0.5)
-
-
-def test_one_seed_has_no_interval_over_seeds():
-    assert over_seeds([0.4]).low is None
 
 
 BOMB = "[" * 100_000

@@ -123,7 +123,7 @@ def test_the_strong_line_is_the_mean_over_seeds(runs):
 
 
 def test_the_table_has_the_last_numbers(rendered):
-    assert "| GRPO | **0.6 [" in rendered().stdout
+    assert "| GRPO | **0.6** | **0.6** |" in rendered().stdout
 
 
 def test_what_cannot_be_drawn_is_refused(rendered, runs, tmp_path):

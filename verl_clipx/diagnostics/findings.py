@@ -6,19 +6,21 @@ from typing import NamedTuple
 
 import numpy
 import pandas
-from scipy.stats import binomtest
 
+from verl_clipx.common.statistics.collapse import caution, collapse
 from verl_clipx.common.statistics.comparison import (
-    MIN_SEEDS,
+    ALIKE,
+    LEVEL,
     QUESTIONS,
     SEEDS,
-    SEEDS_AND_QUESTIONS,
     Comparison,
     compare,
     compare_means,
+    compare_shares,
+    corrected,
     too_few_seeds,
 )
-from verl_clipx.common.statistics.multiple import holm
+from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 
@@ -28,10 +30,6 @@ HARDLY = 0.01
 ROUNDING = 1e-6
 # Of the log's numbers: a bound that moves by less stands still.
 STILL = 1e-9
-# Of a test of signs: below this probability of chance a direction is claimed.
-SIGNIFICANT = 0.05
-# Comparisons that speak of methods rather than of two runs.
-OVER_SEEDS = (SEEDS, SEEDS_AND_QUESTIONS)
 
 
 class Finding(NamedTuple):
@@ -81,25 +79,32 @@ def entropy_changes(setting: Setting) -> pandas.DataFrame:
     return pandas.DataFrame({"estimate": setting.mean(keys.ENTROPY_ESTIMATE), "change": following - entropy}).dropna()
 
 
-def same_signs(changes: pandas.DataFrame) -> tuple[int, int]:
-    """In how many steps estimate and change have one sign, and of how many; a 0 has none.
-
-    Args:
-        changes: from `entropy_changes`.
-    """
+def same_signs(setting: Setting) -> tuple[int, int]:
+    """In how many steps of its runs estimate and change have one sign, and of how many; a 0 has none."""
+    changes = pandas.concat([entropy_changes(replace(setting, runs=[run])) for run in setting.runs])
     signs = numpy.sign(changes)
     known = signs[(signs != 0).all(axis=1)]
     return int((known.estimate == known.change).sum()), len(known)
 
 
 def went_as_estimated(settings: list[Setting]) -> str:
-    """Whether entropy moved as the Entropy-Clip Rule says, over the steps of all settings."""
-    same, steps = numpy.sum([same_signs(entropy_changes(setting)) for setting in settings], axis=0).tolist()
-    if steps == 0 or binomtest(same, steps).pvalue >= SIGNIFICANT:
-        return f"The Entropy-Clip estimate does not tell which way entropy goes: right in {same} of {steps} steps"
-    if 2 * same > steps:
-        return f"Entropy moved the way of the Entropy-Clip estimate in {same} of {steps} steps"
-    return f"Entropy moved against the Entropy-Clip estimate in {steps - same} of {steps} steps"
+    """Whether entropy moved as the Entropy-Clip Rule says: a sign test over seeds, since steps depend on each other.
+
+    A seed counts once, over the settings that it was run with, by what most of its steps did.
+    """
+    by_seed: dict[int | str, list[Run]] = {}
+    for setting in settings:
+        for seed, runs in setting.runs_by_seed.items():
+            by_seed.setdefault(seed, []).extend(setting.runs[index] for index in runs)
+    counts = [same_signs(replace(settings[0], runs=runs)) for runs in by_seed.values()]
+    most = [2 * same > steps for same, steps in counts if 2 * same != steps]
+    seeds = share(sum(most), len(most)) if most else Estimate(0.5, 0.0, 1.0)
+    if seeds.low <= 0.5 <= seeds.high:
+        same, steps = (sum(numbers) for numbers in zip(*counts, strict=True))
+        return f"The Entropy-Clip estimate had the sign of entropy’s change in {same} of {steps} steps"
+    way = "the way of" if seeds.low > 0.5 else "against"
+    of = sum(most) if seeds.low > 0.5 else len(most) - sum(most)
+    return f"Entropy moved {way} the Entropy-Clip estimate in most steps of {of} of {len(most)} seeds"
 
 
 def what_clipping_did(setting: Setting) -> Finding:
@@ -249,9 +254,54 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
     found: list[Finding] = []
     for compare_with in (_compared, _compared_held_out):
         compared = [one for other in others if (one := compare_with(baseline, other))]
-        judged = sum(one.found.over in OVER_SEEDS for one in compared)
-        found += [_told(one, judged) for one in _corrected(compared)]
+        judged = corrected([one.found for one in compared])
+        family = sum(one.is_of_methods for one in judged)
+        found += [_told(one._replace(found=of), family) for one, of in zip(compared, judged, strict=True)]
     return found
+
+
+def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
+    """How many seeds of each setting collapsed; None where none did and there is no verdict that this could upset.
+
+    Args:
+        settings: those whose runs log no reward are left out.
+        baseline: see `rewards`.
+    """
+    first = baseline or baseline_of(settings)
+    ordered = sorted(settings, key=lambda setting: setting is not first)
+    fell = {setting.label: steps for setting in ordered if (steps := _collapses(setting))}
+    some = [f"{sum(map(bool, steps))} of {len(steps)} seeds of {label}" for label, steps in fell.items() if any(steps)]
+    fewest = min(map(len, fell.values()), default=0)
+    if not some and (len(fell) < 2 or fewest < MIN_SEEDS):
+        return None
+    base, *others = fell
+    judged = corrected([compare_shares(fell[base], fell[label]) for label in others])
+    texts = [_collapsed(label, steps) for label, steps in fell.items()]
+    texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
+    texts += filter(None, [caution(fewest)])
+    return Finding(f"{' and '.join(some) or 'No seed'} collapsed.", f"{'. '.join(texts)}.")
+
+
+def _collapses(setting: Setting) -> list[int | None]:
+    """For each seed with rewards the first step at which a run of it had collapsed, None where none did."""
+    found = []
+    for runs in setting.runs_by_seed.values():
+        rewards = [values[values.index > 0] for index in runs if len(values := setting.runs[index].values(keys.REWARD))]
+        fell = [int(one.index[at]) for one in rewards if (at := collapse(one.to_numpy())) is not None]
+        found += [min(fell, default=None)] if rewards else []
+    return found
+
+
+def _collapsed(label: str, steps: list[int | None]) -> str:
+    """How many collapsed and when, with an interval from three seeds on."""
+    fell = [str(step) for step in steps if step]
+    text = f"{label}: {len(fell)} of {len(steps)}"
+    if fell:
+        text += f", in step {' and '.join(fell)} below a quarter of the best reward before"
+    if len(steps) < MIN_SEEDS:
+        return text
+    found = share(len(fell), len(steps))
+    return f"{text}, exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
 
 
 def _compared(one: Setting, two: Setting) -> Compared | None:
@@ -288,35 +338,23 @@ def _equal(first: pandas.DataFrame, second: pandas.DataFrame) -> bool:
     return first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
 
 
-def _corrected(compared: list[Compared]) -> list[Compared]:
-    """With Holm's p-values over the comparisons that are over seeds, in the place of their own."""
-    p_values = iter(holm([one.found.p_value for one in compared if one.found.over in OVER_SEEDS]))
-    return [
-        one._replace(found=replace(one.found, p_value=next(p_values))) if one.found.over in OVER_SEEDS else one
-        for one in compared
-    ]
-
-
 def _told(compared: Compared, comparisons: int) -> Finding:
     if compared.equal:
         one, two = _runs_of(compared.one), _runs_of(compared.two)
         return Finding(f"The {compared.measure}s of {one} and {two} are equal.", f"All of them are, {compared.basis}.")
-    return _verdict(compared, comparisons) if compared.found.over in OVER_SEEDS else _description(compared)
+    return _verdict(compared, comparisons) if compared.found.is_of_methods else _description(compared)
 
 
 def _verdict(compared: Compared, comparisons: int) -> Finding:
     """Which method's reward is higher, if seeds can tell."""
     one, two, found = compared.one.label, compared.two.label, compared.found
-    p_value = found.p_value
-    head = f"The {compared.measure} of {two} cannot be told apart from that of {one}."
-    if p_value < SIGNIFICANT:
-        head = f"The {compared.measure} of {two} is {'higher' if found.difference > 0 else 'lower'} than that of {one}."
+    verdict = "cannot be told apart from that of" if found.verdict == ALIKE else f"is {found.verdict}"
     over = "seeds" if found.over == SEEDS else "seeds and problems"
-    p_text = "p < 0.001" if p_value < 0.001 else f"p {number(p_value)}"
+    p_text = found.p_text
     if comparisons > 1:
         p_text += f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
     return Finding(
-        head,
+        f"The {compared.measure} of {two} {verdict} {one}.",
         f"The mean {compared.basis} is {number(found.first)} with {one} and {number(found.second)} with {two}. "
         f"{two} minus {one}: {signed(found.difference)}, {_interval(found)} over {over}, {found.seeds[1]} and "
         f"{found.seeds[0]} seeds ({p_text}).",
@@ -361,20 +399,18 @@ def _rise(setting: Setting) -> Finding | None:
     if len(setting.runs) > 1 or len(held_out) < 2:
         return None
     before, after = held_out[0], held_out[-1]
-    text = (
-        f"{before} before (step {before.step}), {after} after (step {after.step}): means and 95\u202f% intervals over "
-    )
-    text += f"{after.problems} problems"
+    text = f"{before.reward} before (step {before.step}), {after.reward} after (step {after.step}): means and "
+    text += f"95\u202f% intervals over {after.problems} problems"
     if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
-        head = f"The held-out reward was {number(before.mean)} before and {number(after.mean)} after."
+        head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
         return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")
     values = [numpy.array([[reward.by_problem[name] for name in before.by_problem]]) for reward in (before, after)]
     found = compare(*({"held out": value} for value in values))
     if found.p_value is None:
-        head = f"The held-out reward was {number(before.mean)} before and {number(after.mean)} after."
+        head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
         return Finding(head, f"{text}. All problems differ by the same, so nothing says how far chance goes.")
     head = "The held-out reward did not clearly change."
-    if found.p_value < SIGNIFICANT:
+    if found.p_value < LEVEL:
         head = f"The held-out reward {'rose' if found.difference > 0 else 'fell'}."
     return Finding(head, f"{text}. After minus before: {signed(found.difference)}, {_interval(found)}.")
 
@@ -454,4 +490,5 @@ def findings(settings: list[Setting], baseline: Setting | None = None) -> list[F
         found += [finding for setting in settings for finding in doubts_about(setting)]
     for setting in settings:
         found += [what_clipping_did(setting), what_bounds_did(setting), small_bins(setting)]
-    return [finding for finding in [*found, *rewards(settings, baseline), unequal_starts(settings)] if finding]
+    found += [*rewards(settings, baseline), collapses(settings, baseline), unequal_starts(settings)]
+    return [finding for finding in found if finding]

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy
 
 from verl_clipx.common.files import file_names_in, parse_json, read_lines
-from verl_clipx.diagnostics.intervals import Interval, mean_interval
+from verl_clipx.common.statistics.estimate import Estimate, estimate
 
 _FILE = re.compile(r"([0-9]{1,18})\.jsonl")
 
@@ -19,17 +19,14 @@ class HeldOutReward:
 
     Args:
         step: training step of the validation.
-        mean: mean over problems of the mean over a problem's samples.
-        low, high: ends of the 95 % confidence interval over problems.
+        reward: mean over problems of the mean over a problem's samples, with its interval over problems.
         by_problem: the mean over the samples of each problem, by its prompt.
         samples: number of samples with a finite score.
         not_finite: number of samples whose score is NaN, infinite or null.
     """
 
     step: int
-    mean: float
-    low: float
-    high: float
+    reward: Estimate
     by_problem: dict[str, float]
     samples: int
     not_finite: int = 0
@@ -38,9 +35,6 @@ class HeldOutReward:
     def problems(self) -> int:
         """How many problems."""
         return len(self.by_problem)
-
-    def __str__(self) -> str:
-        return str(Interval(self.mean, self.low, self.high))
 
 
 def held_out_rewards(folder: Path) -> list[HeldOutReward]:
@@ -86,6 +80,6 @@ def held_out_reward(path: Path) -> HeldOutReward:
         raise ValueError(f"{path}: empty; remove it to go on without it")
     finite = {problem: [value for value in values if math.isfinite(value)] for problem, values in scores.items()}
     by_problem = {problem: float(numpy.mean(values)) for problem, values in finite.items() if values}
-    interval = mean_interval(list(by_problem.values())) if by_problem else Interval(math.nan, math.nan, math.nan)
+    reward = estimate(list(by_problem.values())) if by_problem else Estimate(math.nan)
     samples, of_finite = (sum(map(len, of_problem.values())) for of_problem in (scores, finite))
-    return HeldOutReward(int(path.stem), *interval, by_problem, of_finite, samples - of_finite)
+    return HeldOutReward(int(path.stem), reward, by_problem, of_finite, samples - of_finite)

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
-from verl_clipx.common.statistics.comparison import MIN_SEEDS
+from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style
 from verl_clipx.diagnostics.findings import Finding, findings, number

@@ -136,7 +136,7 @@ class Setting:
     @property
     def seeds(self) -> int:
         """How many independent runs it has: those of one seed are one, those of unknown seed are their own."""
-        return len(set(self._seeds))
+        return len(self.runs_by_seed)
 
     def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
         """A table with a column for each independent run: the mean over the runs of a seed.
@@ -144,12 +144,15 @@ class Setting:
         Args:
             table: a column a run, in their order.
         """
-        of_seed = {seed: [seed == other for other in self._seeds] for seed in self._seeds}
-        return pandas.DataFrame({seed: table.loc[:, mask].mean(axis=1) for seed, mask in of_seed.items()})
+        return pandas.DataFrame({seed: table.iloc[:, runs].mean(axis=1) for seed, runs in self.runs_by_seed.items()})
 
     @property
-    def _seeds(self) -> list[int | str]:
-        return [f"run {index}" if run.seed is None else run.seed for index, run in enumerate(self.runs)]
+    def runs_by_seed(self) -> dict[int | str, list[int]]:
+        """The indices of its runs by seed; one of unknown seed is by itself, under a name that no other setting has."""
+        found: dict[int | str, list[int]] = {}
+        for index, run in enumerate(self.runs):
+            found.setdefault(f"{self.label}, run {index}" if run.seed is None else run.seed, []).append(index)
+        return found
 
     def mean(self, key: str) -> pandas.Series:
         """A metric by step, its mean over runs; empty where no run logs it."""

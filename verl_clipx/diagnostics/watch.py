@@ -12,6 +12,7 @@ import pandas
 import psutil
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_steps, read_growing_log, skipped_updates
@@ -141,7 +142,7 @@ def show(progress: Progress, task, metrics: Path, label: str) -> None:
         return
     if log.empty or log.index[-1] == 0:
         return
-    told = f"{recent_reward(log)}{skipped(skipped_updates(log, not_finite))}"
+    told = f"{recent_reward(log)}{collapsed(log)}{skipped(skipped_updates(log, not_finite))}"
     progress.update(task, completed=int(log.index[-1]), description=f"{label}{told}")
 
 
@@ -152,6 +153,14 @@ def recent_reward(log: pandas.DataFrame) -> str:
     if len(finite):
         return f", reward {finite.tail(10).mean():.2f}"
     return ", reward not finite" if len(rewards) else ""
+
+
+def collapsed(log: pandas.DataFrame) -> str:
+    """The step from which the reward had collapsed, as an addition to a run's name."""
+    rewards = log.get(keys.REWARD, pandas.Series(dtype=float))
+    finite = rewards[numpy.isfinite(rewards) & (rewards.index > 0)]
+    at = collapse(finite.to_numpy())
+    return "" if at is None else f", collapsed at step {finite.index[at]}"
 
 
 def skipped(found: SkippedUpdates | None) -> str:

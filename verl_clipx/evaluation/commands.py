@@ -194,7 +194,7 @@ def _progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
 
 
 def _print_results(results: dict[str, Any], path: Path) -> None:
-    from verl_clipx.evaluation.estimators import Estimate
+    from verl_clipx.common.statistics.estimate import Estimate
 
     config = results["config"]
     for name, found in results["benchmarks"].items():

@@ -1,5 +1,6 @@
 """`clipx eval compare|power`: what a difference is worth, and what it takes to see one."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -37,6 +38,8 @@ def compare(
         found = compare_evaluations(*folders)
         for benchmark, one in found.items():
             _print_compared(benchmark, one)
+        for line in verdicts(found):
+            console.print(line, markup=False, soft_wrap=True, highlight=False)
         if out is not None:
             names = [[str(folder.path) for folder in method] for method in folders]
             written: dict[str, Any] = {"first": names[0], "second": names[1]}
@@ -75,6 +78,24 @@ def _meaning(one: "Comparison", questions: int) -> str:
             f"No interval on the methods: {one.refused}."
         )
     return f"Intervals over {one.seeds[0]} and {one.seeds[1]} training seeds and {questions} questions together."
+
+
+def verdicts(found: Mapping[str, "Compared"]) -> list[str]:
+    """On each benchmark whether the second method's accuracy is higher, corrected by Holm; nothing below 3 seeds."""
+    from verl_clipx.common.statistics.collapse import caution
+    from verl_clipx.common.statistics.comparison import corrected
+    from verl_clipx.evaluation.comparison import ACCURACY
+
+    judged = corrected([one.metrics[ACCURACY] for one in found.values()])
+    lines = [
+        f"{benchmark}: {ACCURACY} of the second is {one.verdict} the first ({one.p_text})."
+        for benchmark, one in zip(found, judged, strict=True)
+        if one.verdict
+    ]
+    if len(lines) > 1:
+        lines.append(f"These p are Holm’s over {len(lines)} benchmarks; those of the tables above are not corrected.")
+    doubts = {caution(min(one.seeds)) for one in judged if one.verdict}
+    return [*lines, *(f"{doubt}." for doubt in doubts if doubt)]
 
 
 def _print_variance(found: "Compared") -> None:

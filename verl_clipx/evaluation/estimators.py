@@ -6,55 +6,8 @@ never over samples.
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
 
 import numpy as np
-from scipy import stats
-
-from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
-
-
-@dataclass(frozen=True)
-class Estimate:
-    """A mean over questions and the ends of its 95 % confidence interval, None where there is none."""
-
-    mean: float
-    low: float | None
-    high: float | None
-
-    def __str__(self) -> str:
-        return f"{self.mean:.3f}" + ("" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
-
-    def as_dict(self) -> dict[str, float | None]:
-        """The three numbers by name."""
-        return asdict(self)
-
-
-def mean_over_questions(values: np.ndarray, clusters: np.ndarray | None = None) -> Estimate:
-    """Mean and Student's interval over questions.
-
-    The interval may leave the values' range; cutting it would hide how little few questions say. Where all questions
-    have the same value it has no width.
-
-    Args:
-        values: ``[questions]``, one value a question.
-        clusters: ``[questions]`` labels, where questions share a source: see `squared_error`.
-
-    Returns:
-        The mean with its 95 % interval; from one question or too few clusters, none.
-
-    Raises:
-        ValueError: there is no question, or a value is not finite.
-    """
-    values = np.asarray(values, dtype=np.float64)
-    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
-        raise ValueError(f"one finite value a question is needed, got an array of shape {values.shape}")
-    mean = float(values.mean())
-    if too_few_units(len(values), clusters):
-        return Estimate(mean, None, None)
-    quantile = stats.t.ppf((1 + CONFIDENCE) / 2, effective_units(len(values), clusters) - 1)
-    half = float(quantile * np.sqrt(squared_error(values, clusters)))
-    return Estimate(mean, mean - half, mean + half)
 
 
 def average_at_k(correct: np.ndarray) -> np.ndarray:

@@ -5,12 +5,11 @@ from collections.abc import Mapping
 import numpy as np
 import pandas
 
+from verl_clipx.common.statistics.estimate import Estimate, estimate
 from verl_clipx.evaluation.estimators import (
-    Estimate,
     average_at_k,
     best_at_k,
     majority_at_k,
-    mean_over_questions,
     pass_at_k,
     powers_of_two,
 )
@@ -94,4 +93,4 @@ def estimates(values: Mapping[str, np.ndarray], clusters: np.ndarray | None = No
         values: by metric, ``[questions]``.
         clusters: ``[questions]`` labels, where questions share a source.
     """
-    return {metric: mean_over_questions(column, clusters) for metric, column in values.items()}
+    return {metric: estimate(column, clusters) for metric, column in values.items()}

@@ -12,8 +12,9 @@ from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
-from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure, over_seeds
+from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure
 from verl_clipx.reproduction.run_folder import RunFolder, find_runs
 from verl_clipx.reproduction.significance import CellKey, compare_rows
 from verl_clipx.reproduction.tables_definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
@@ -30,6 +31,9 @@ RESULTS = {
     "curves": list,
     "refused": list,
 }
+
+SHARE = "share of seeds"
+"""What the interval of a share of collapses is over."""
 
 PresetValues = Callable[[str], Mapping[str, Any]]
 """From a preset's name to its significant values."""
@@ -67,7 +71,8 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
         `compare_rows`), `curves`, `missing`, `refused`: JSON values. A curve has row, column, seed, steps, values and
         smooth (see `Curve`). A cell has row, column, expected, and if it was measured mean, low, high, `interval`
-        ("seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the table's unit.
+        ("seeds", "share of seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the
+        table's unit.
     """
     found = Collected()
     preset_values = preset_values or _values_of_preset
@@ -163,9 +168,9 @@ def _read_cells(
         except ValueError as error:
             wrong[str(error)] = None
         else:
-            factor = 100.0 if table.unit == "percent" else 1.0
             # A model that is only evaluated has no training seed; it enters as one.
-            found.by_seed.setdefault((row.name, column.name), {})[-1 if seed is None else seed] = value.scaled(factor)
+            of_cell = found.by_seed.setdefault((row.name, column.name), {})
+            of_cell[-1 if seed is None else seed] = value.scaled(table.of_one)
             number += 1
             if table.is_curve(column):
                 curve = curve_of(run, table.measure_of(row, column))
@@ -204,7 +209,10 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
 
 def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
     """Numbers over seeds, then gains and differences of what came out."""
-    measured = {cell: _over_seeds(values) for cell, values in by_seed.items()}
+    measured = {
+        (row, column): _over_seeds(values, table, table.is_collapse(table.row(row), table.column(column)))
+        for (row, column), values in by_seed.items()
+    }
     for row in table.rows:
         for column in table.columns:
             number = _derived(table, row, column, measured)
@@ -213,10 +221,15 @@ def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[Cel
     return measured
 
 
-def _over_seeds(values: dict[int, Value]) -> Measured:
+def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> Measured:
     by_seed = {seed: values[seed].mean for seed in sorted(values) if seed != -1}
-    if len(values) > 1:
-        return Measured(over_seeds([value.mean for value in values.values()]), "seeds", by_seed)
+    means = [value.mean for value in values.values()]
+    if collapses and len(means) >= MIN_SEEDS:
+        found = share(sum(map(bool, means)), len(means))
+        return Measured(Value(**found.as_dict()).scaled(table.of_one), SHARE, by_seed)
+    if len(means) > 1:
+        found = estimate_over_seeds(means)
+        return Measured(Value(**found.as_dict()), None if found.low is None else "seeds", by_seed)
     (only,) = values.values()
     return Measured(only, None if only.low is None else "questions", by_seed)
 

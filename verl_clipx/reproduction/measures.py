@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 from omegaconf import OmegaConf
-from scipy import stats
 
 from verl_clipx.common.files import read_table
-from verl_clipx.common.statistics.variance import CONFIDENCE
+from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.reproduction.run_folder import RunFolder
 from verl_clipx.reproduction.tables_definition import (
     BENCHMARK,
+    COLLAPSE,
     CORRELATION,
     CURVE,
     TIMING,
@@ -91,8 +91,8 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
         run: the folder of the training, or of a model's evaluations.
 
     Returns:
-        Accuracies as fractions, times in seconds, a curve's last number as it is logged. The interval, over questions,
-        is the evaluation's.
+        Accuracies as fractions, times in seconds, a curve's last number as it is logged, 1 for a collapse.
+        The interval, over questions, is the evaluation's.
 
     Raises:
         NotThere: the evaluation or the metric is missing.
@@ -103,6 +103,9 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
         return mean_time(run, how[TIMING], *how["steps"])
     if CURVE in how:
         return Value(curve_of(run, how).end)
+    if COLLAPSE in how:
+        values = curve_of(run, {CURVE: how[COLLAPSE]}).values
+        return Value(float(collapse([value for value in values if np.isfinite(value)]) is not None))
     if VALIDATION in how and not (row.model or row.models):
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
@@ -274,16 +277,3 @@ def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any
     if row.model and "{data}" not in row.model:
         wanted["model"], found["model"] = row.model, config["model"]
     return [f"{key}: table {wanted[key]!r}, evaluation {found[key]!r}" for key in wanted if wanted[key] != found[key]]
-
-
-def over_seeds(values: list[float]) -> Value:
-    """Mean over training seeds with Student's interval; one value has none.
-
-    Args:
-        values: one a seed, at least one.
-    """
-    mean = float(np.mean(values))
-    if len(values) == 1:
-        return Value(mean)
-    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, len(values) - 1) * np.std(values, ddof=1) / np.sqrt(len(values)))
-    return Value(mean, mean - half, mean + half)

@@ -97,11 +97,13 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
         )
     elif not measured:
         lines.append("Nothing has been measured.")
-    counts = Counter(len(cell["seeds"]) if cell["interval"] == "seeds" else 0 for cell in measured if cell["interval"])
-    for seeds, number in sorted(counts.items()):
-        how = f"over {_seeds(seeds)}" if seeds else "over questions"
-        cells_of = "1 cell" if number == 1 else f"{number} cells"
-        lines.append(f"95 % intervals of {cells_of}: Student's, {how}.")
+    kinds = [cell["interval"] for cell in measured]
+    counts = Counter((len(cell["seeds"]), kind) for cell, kind in zip(measured, kinds, strict=True) if kind)
+    for (seeds, kind), number in sorted(counts.items()):
+        how = {"questions": "Student's, over questions", "seeds": f"Student's, over {_seeds(seeds)}"}.get(
+            kind, f"Clopper and Pearson's, exact, of the share of {_seeds(seeds)} that collapsed"
+        )
+        lines.append(f"95 % intervals of {'1 cell' if number == 1 else f'{number} cells'}: {how}.")
     if results:
         lines += _origin(results)
     return lines

@@ -1,20 +1,31 @@
 """Whether a table's methods differ from its baseline, over seeds and questions, corrected for their number."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from verl_clipx.common.statistics.comparison import SEEDS, SEEDS_AND_QUESTIONS, Comparison, compare, compare_means
-from verl_clipx.common.statistics.multiple import holm
+from verl_clipx.common.statistics.collapse import caution
+from verl_clipx.common.statistics.comparison import (
+    ALIKE,
+    SEEDS,
+    SEEDS_AND_QUESTIONS,
+    Comparison,
+    compare,
+    compare_means,
+    compare_shares,
+    corrected,
+)
 from verl_clipx.reproduction.measures import Value
 from verl_clipx.reproduction.page import Cell, Page, printed
 from verl_clipx.reproduction.tables_definition import Row, Table
 
+WHICH = ("row", "baseline", "column")
+"""What a written comparison has beside its own fields."""
+
 CellKey = tuple[str, str]
 """Row's and column's name."""
-
-LEVEL = 0.05
 
 
 def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -> list[dict[str, Any]]:
@@ -35,7 +46,12 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
             # A model that is only evaluated has no training seed.
             if table.is_figure or not (ours and base) or -1 in ours or -1 in base:
                 continue
-            one = _compare(list(base.values()), list(ours.values()))
+            if table.is_collapse(row, column):
+                one = compare_shares(*([bool(value.mean) for value in side.values()] for side in (base, ours)))
+                scaled = {name: table.of_one * getattr(one, name) for name in ("first", "second", "difference")}
+                one = replace(one, **scaled)
+            else:
+                one = _compare(list(base.values()), list(ours.values()))
             found.append({"row": row.name, "baseline": baseline, "column": column.name, **one.as_dict()})
     return found
 
@@ -59,10 +75,9 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
 
     The family of a correction is the methods of a column that have one baseline.
     """
-    found = {(one["row"], one["column"]): one for one in results.get("comparisons", [])}
+    found = _corrected(results.get("comparisons", []))
     if not found:
         return None
-    corrected = _corrected(found)
     columns = [column for column in table.columns if any(key[1] == column.name for key in found)]
     rows = [row for row in table.rows if any(key[0] == row.name for key in found)]
 
@@ -70,45 +85,44 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
         one = found.get((row.name, name))
         if one is None:
             return Cell("", "")
-        p_value = corrected.get((row.name, name))
-        difference = _difference(one, p_value, digits)
+        difference = _difference(one, digits)
         # What a format prints in bold is what is significant here.
-        return Cell("", difference) if p_value is not None and p_value < LEVEL else Cell(difference, "")
+        return Cell(difference, "") if one.verdict in (None, ALIKE) else Cell("", difference)
 
     digits = {column.name: table.digits if column.digits is None else column.digits for column in columns}
     return Page(
         title=f"{table.title}: differences from the baseline",
         head=[(column.name, ()) for column in columns],
         rows=[(row.name, (), [text(row, column.name, digits[column.name]) for column in columns]) for row in rows],
-        below=_below(found),
+        below=_below(found.values(), (one["baseline"] for one in results["comparisons"])),
         footnotes=[],
     )
 
 
-def _corrected(found: Mapping[CellKey, Mapping[str, Any]]) -> dict[CellKey, float]:
-    families: dict[CellKey, list[CellKey]] = {}
-    for key, one in found.items():
-        if one["p_value"] is not None:
-            families.setdefault((one["baseline"], one["column"]), []).append(key)
-    corrected: dict[CellKey, float] = {}
-    for family in families.values():
-        corrected |= dict(zip(family, holm([found[key]["p_value"] for key in family]), strict=True))
-    return corrected
+def _corrected(comparisons: Sequence[Mapping[str, Any]]) -> dict[CellKey, Comparison]:
+    families: dict[tuple[str, str], dict[CellKey, Comparison]] = {}
+    for one in comparisons:
+        fields = {key: value for key, value in one.items() if key not in WHICH}
+        family = families.setdefault((one["baseline"], one["column"]), {})
+        family[one["row"], one["column"]] = Comparison(**fields)
+    return {
+        key: one for family in families.values() for key, one in zip(family, corrected([*family.values()]), strict=True)
+    }
 
 
-def _difference(one: Mapping[str, Any], p_value: float | None, digits: int) -> str:
-    difference = printed(one["difference"], digits, sign="+")
-    if p_value is None:
+def _difference(one: Comparison, digits: int) -> str:
+    difference = printed(one.difference, digits, sign="+")
+    if one.verdict is None:
         return difference
-    low, high = (printed(one[end], digits, sign="+") for end in ("low", "high"))
-    p_text = "p < 0.001" if p_value < 0.001 else f"p {p_value:.3f}"
-    return f"{difference} [{low}, {high}], {p_text}"
+    interval = (
+        "" if one.low is None else f" [{', '.join(printed(end, digits, sign='+') for end in (one.low, one.high))}]"
+    )
+    return f"{difference}{interval}, {one.p_text}"
 
 
-def _below(found: Mapping[CellKey, Mapping[str, Any]]) -> list[str]:
-    baselines = dict.fromkeys(one["baseline"] for one in found.values())
-    lines = [f"Each row minus {' or '.join(baselines)}."]
-    kinds = {one["over"] for one in found.values()}
+def _below(found: Collection[Comparison], baselines: Iterable[str]) -> list[str]:
+    lines = [f"Each row minus {' or '.join(dict.fromkeys(baselines))}."]
+    kinds = {one.over for one in found if one.low is not None}
     of = {
         SEEDS_AND_QUESTIONS: "over training seeds and questions together",
         SEEDS: "over training seeds alone where a number has no questions",
@@ -116,7 +130,11 @@ def _below(found: Mapping[CellKey, Mapping[str, Any]]) -> list[str]:
     said = [text for kind, text in of.items() if kind in kinds]
     if said:
         lines.append(f"95 % intervals {', '.join(said)}; not corrected for the number of methods.")
+        doubts = dict.fromkeys(caution(min(one.seeds)) for one in found if one.verdict and one.low is not None)
+        lines += [f"{doubt}." for doubt in doubts if doubt]
+    if any(one.verdict and one.low is None for one in found):
+        lines.append("Shares of collapsed trainings: Boschloo's exact test.")
+    if any(one.verdict for one in found):
         lines.append("p: Holm's, over the methods of a column with one baseline, not over columns. Bold: p < 0.05.")
-    reasons = dict.fromkeys(one["refused"] for one in found.values() if one["p_value"] is None)
-    lines += [f"No interval and no p: {reason}." for reason in reasons]
-    return lines
+    reasons = dict.fromkeys(one.refused for one in found if one.verdict is None)
+    return [*lines, *(f"No interval and no p: {reason}." for reason in reasons)]

@@ -14,10 +14,13 @@ UNITS = ("percent", "fraction", "seconds", "number", "logged")
 # Ways to get a number, by the key that marks each.
 BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "curve"
 MEAN_OF, GAIN_OF = "mean_of", "gain_of"
+COLLAPSE = "collapse"
+"""Whether the metric that it names, logged in training, collapsed: 1 or 0 a seed, whose mean is the share that did."""
+
 CORRELATION = "correlation"
 """With `benchmark`: in the place of a metric's mean how it goes with the score, pearson or spearman."""
 
-READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE)
+READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE)
 FROM_COLUMNS = (MEAN_OF, GAIN_OF)
 
 EVALUATED = ("checkpoint", "samples", "temperature", "top_p", "max_tokens", "grader")
@@ -245,9 +248,18 @@ class Table:
         """How a cell's number comes about."""
         return {**column.measure, **row.measure}
 
+    def is_collapse(self, row: Row, column: Column) -> bool:
+        """Whether a cell is the share of trainings that collapsed."""
+        return COLLAPSE in self.measure_of(row, column)
+
     def is_curve(self, column: Column) -> bool:
         """Whether a column is a panel of a figure: a metric over training steps."""
         return CURVE in column.measure
+
+    @property
+    def of_one(self) -> float:
+        """What an accuracy of 1 is in the table's unit."""
+        return 100.0 if self.unit == "percent" else 1.0
 
     @property
     def is_figure(self) -> bool:

@@ -9,11 +9,16 @@ import pytest
 from scipy import stats
 
 from verl_clipx.common.statistics.comparison import (
+    ALIKE,
+    HIGHER,
+    LOWER,
     QUESTIONS,
     SEEDS,
     SEEDS_AND_QUESTIONS,
     compare,
     compare_means,
+    compare_shares,
+    corrected,
 )
 from verl_clipx.common.statistics.simulation import World
 
@@ -144,6 +149,38 @@ def test_numbers_without_questions_get_welchs_interval():
     assert found.p_value == pytest.approx(expected.pvalue) and found.over == SEEDS
     assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval()))
     assert found.wins is None
+
+
+def test_many_seeds_of_the_steadier_method_get_no_credit():
+    # Variances 1 and 0.01 over 3 and 30 seeds: Satterthwaite's degrees of freedom are 2, and 31 the other way round.
+    generator = np.random.default_rng(0)
+    few, many = generator.standard_normal(3), generator.standard_normal(30)
+    steady = compare_means(few / 100, many)
+    half = (steady.high - steady.low) / 2 / sum(steady.error.values()) ** 0.5
+    assert half == pytest.approx(stats.t.ppf(0.975, 2 * (3 - 1)))
+    assert compare_means(few, many / 100).p_value == pytest.approx(
+        stats.ttest_ind(few, many / 100, equal_var=False).pvalue
+    )
+
+
+def test_shares_are_compared_by_an_exact_test():
+    every, none = [True] * 3, [False] * 3
+    # Twice the chance of 3 of 3 and 0 of 3 where it is largest, at a half.
+    found = compare_shares(none, every)
+    assert (found.p_value, found.difference, found.verdict) == (pytest.approx(2 / 64), 1.0, HIGHER)
+    assert compare_shares(every, none).verdict == LOWER and compare_shares(every, every).verdict == ALIKE
+    assert compare_shares(none, [True, False, False]).verdict == ALIKE
+    assert compare_shares([False], every).verdict is None
+
+
+def test_the_verdict_is_of_methods_and_corrected_by_holm():
+    found = compare_means([0.5, 0.51, 0.52], [0.55, 0.56, 0.57])
+    assert found.verdict == HIGHER and 0.003 < found.p_value < 0.004 and found.p_text == "p 0.004"
+    checkpoints = compare({"b": np.zeros((1, 9))}, {"b": np.linspace(0.5, 1, 9)[None]})
+    assert checkpoints.p_value < 0.001 and checkpoints.verdict is None and checkpoints.p_text == "p < 0.001"
+    family = corrected([found, checkpoints, *[found] * 19])
+    assert family[1] is checkpoints and {one.verdict for one in (*family[:1], *family[2:])} == {ALIKE}
+    assert family[0].p_value == pytest.approx(20 * found.p_value)
 
 
 @pytest.mark.parametrize(

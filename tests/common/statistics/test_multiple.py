@@ -11,7 +11,7 @@ def test_by_hand():
     # In order 0.01, 0.02, 0.03, 0.04 times 4, 3, 2, 1: 0.04, 0.06, 0.06, 0.04, of which the last is kept up at 0.06.
     assert np.allclose(holm([0.04, 0.01, 0.03, 0.02]), [0.06, 0.04, 0.06, 0.06])
     assert holm([0.9, 0.6]) == [1.0, 1.0]
-    assert holm([0.03]) == [0.03] and holm([]) == []
+    assert holm([0.03]) == [0.03] and holm([]) == [] and holm([None, 0.03, None, 0.01]) == [None, 0.03, None, 0.02]
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

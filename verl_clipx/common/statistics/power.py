@@ -5,7 +5,7 @@ from dataclasses import asdict, dataclass, replace
 import numpy as np
 from scipy import stats
 
-from verl_clipx.common.statistics.comparison import MIN_SEEDS
+from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.common.statistics.variance import CONFIDENCE, split_variance
 
 POWER = 0.8

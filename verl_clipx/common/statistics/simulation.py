@@ -1,4 +1,4 @@
-"""Made-up evaluations of two methods whose true difference is known, to see what an interval is worth."""
+"""Made-up evaluations and logs of methods whose true difference is known, to see what a verdict is worth."""
 
 from dataclasses import dataclass
 
@@ -79,3 +79,36 @@ class World:
 def _log_odds(chance: np.ndarray) -> np.ndarray:
     chance = np.clip(chance, 1e-9, 1 - 1e-9)
     return np.log(chance / (1 - chance))
+
+
+def lasting_offsets(seeds: int, steps: int, generator: np.random.Generator) -> np.ndarray:
+    """Rewards of a setting's trainings ``[seeds, steps]`` that differ by 2 points throughout, with 5 a step."""
+    return 0.5 + 0.02 * generator.standard_normal((seeds, 1)) + 0.05 * generator.standard_normal((seeds, steps))
+
+
+def walks(seeds: int, steps: int, generator: np.random.Generator) -> np.ndarray:
+    """The same of trainings that wander, 1 point a step: what a step gains or loses stays."""
+    return lasting_offsets(seeds, steps, generator) + 0.01 * generator.standard_normal((seeds, steps)).cumsum(axis=1)
+
+
+def drifts(seeds: int, steps: int, generator: np.random.Generator) -> np.ndarray:
+    """The same of trainings that learn at different speeds: by 30 points over the run, more or less by 10."""
+    speed = 0.3 + 0.1 * generator.standard_normal((seeds, 1))
+    return lasting_offsets(seeds, steps, generator) + speed * np.linspace(0, 1, steps)
+
+
+def collapses(seeds: int, steps: int, generator: np.random.Generator) -> np.ndarray:
+    """The same of trainings of which a fifth lose nearly everything at some step."""
+    after = np.arange(steps) >= generator.integers(steps, size=(seeds, 1))
+    fell = after & (generator.random((seeds, 1)) < 0.2)
+    return np.where(fell, 0.02, 1.0) * lasting_offsets(seeds, steps, generator)
+
+
+def one_sided_collapse(seeds: int, generator: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Scores of two methods' trainings that differ by 2 points, of the second a fifth 30 points lower."""
+    first, second = 0.5 + 0.02 * generator.standard_normal((2, seeds))
+    return first, second - 0.3 * (generator.random(seeds) < 0.2)
+
+
+LOGS = {"lasting offsets": lasting_offsets, "walks": walks, "drifts": drifts, "collapses of a fifth": collapses}
+"""Ways in which trainings of one setting differ, each a function of seeds, steps and generator."""

@@ -1,0 +1,63 @@
+"""Means and shares with their intervals: by hand, how often they hold the truth, and where there is none.
+
+Not covered: clusters (test_variance.py), two methods (test_comparison.py).
+"""
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from verl_clipx.common.statistics.estimate import Estimate, estimate, estimate_over_seeds, share
+
+
+def test_the_interval_by_hand():
+    # Values 0, 1, 1, 0, 1: mean 0.6, standard deviation sqrt(0.3), t(0.975, 4) = 2.776445.
+    found = estimate([0, 1, 1, 0, 1])
+    half = 2.776445105 * math.sqrt(0.3 / 5)
+    assert (found.mean, found.low, found.high) == pytest.approx((0.6, 0.6 - half, 0.6 + half), abs=1e-9)
+    assert str(found) == "0.600 [-0.080, 1.280]"
+
+
+@pytest.mark.parametrize("values", [[0.25], [0.5, 0.5], [0.1] * 3, [0.0] * 9, [1e6 / 3] * 7])
+def test_values_that_do_not_vary_have_no_interval(values):
+    found = estimate(values)
+    assert found == Estimate(found.mean) and found.mean == pytest.approx(values[0])
+    assert str(Estimate(0.25)) == "0.250 (no interval)"
+
+
+def test_the_interval_holds_the_mean_as_often_as_it_says():
+    generator, held = np.random.default_rng(0), 0
+    for _ in range(2000):
+        found = estimate(generator.beta(2, 3, size=30))
+        held += found.low <= 0.4 <= found.high
+    assert 0.935 <= held / 2000 <= 0.965
+
+
+@pytest.mark.parametrize("values", [[], [[1.0, 0.0]], [float("nan"), 1.0]])
+def test_no_estimate_without_finite_values_in_one_dimension(values):
+    with pytest.raises(ValueError, match="finite values in one dimension"):
+        estimate(values)
+
+
+def test_over_seeds_it_takes_three():
+    # Mean 2, standard deviation 1, standard error 1 / sqrt(3), t(0.975, 2) = 4.302653.
+    found = estimate_over_seeds([1.0, 2.0, 3.0])
+    assert (found.low, found.high) == pytest.approx((2 - 4.302653 / 3**0.5, 2 + 4.302653 / 3**0.5), abs=1e-6)
+    assert [estimate_over_seeds(values) for values in ([0.4], [0.4, 0.6])] == [Estimate(0.4), Estimate(0.5)]
+
+
+def test_the_exact_interval_of_a_share():
+    # None of three: the largest share p with (1 - p)^3 = 0.025.
+    none, every = share(0, 3), share(3, 3)
+    assert (none.mean, none.low, none.high) == pytest.approx((0.0, 0.0, 1 - 0.025 ** (1 / 3)))
+    assert (every.low, every.high) == pytest.approx((0.025 ** (1 / 3), 1.0))
+
+
+@pytest.mark.parametrize("seeds", [3, 10])
+@pytest.mark.parametrize("truth", [0.01, 0.2, 0.5])
+def test_the_exact_interval_holds_the_share_at_least_as_often_as_it_says(seeds, truth):
+    chances = stats.binom.pmf(range(seeds + 1), seeds, truth)
+    held = [found.low <= truth <= found.high for found in (share(count, seeds) for count in range(seeds + 1))]
+    assert chances[held].sum() >= 0.95

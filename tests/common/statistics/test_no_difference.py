@@ -1,0 +1,64 @@
+"""False claims without a difference (A/A), counted: settings of three to ten seeds, logs of 8 to 2,000 steps.
+
+Covers: trainings that differ by lasting offsets, walks, drifts and collapses; deviations as the stored logs have them;
+all pairs of seeds of the stored logs; shares of collapses; the direction of entropy. Not covered: that a difference is
+found (test_power.py), settings whose spreads differ. benchmarks/no_difference.py counts more, for docs/evaluation.md.
+"""
+
+import importlib.util
+from itertools import combinations
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy import stats
+
+FILE = Path(__file__).parents[3] / "benchmarks" / "no_difference.py"
+SPEC = importlib.util.spec_from_file_location("no_difference", FILE)
+counted = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(counted)
+
+REPEATS = 400
+MOST = stats.binom.ppf(0.999, REPEATS, 0.05) / REPEATS
+"""With claims in 5 % of the cases a count of 400 exceeds this once in a thousand."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("world", counted.worlds(), ids=str)
+@pytest.mark.parametrize("seeds", [(3, 3), (3, 10)])
+def test_at_most_5_percent_of_equal_settings_are_told_apart(world, seeds):
+    assert counted.false_claims(counted.worlds()[world], seeds, REPEATS) <= MOST
+
+
+@pytest.mark.slow
+def test_over_all_of_them_the_share_is_at_most_5_percent():
+    """So many pairs that a true share of 5.5 % would be seen."""
+    shares = [counted.false_claims(draw, (3, 3), REPEATS) for draw in counted.worlds().values()]
+    assert 0 < np.mean(shares) <= 0.05
+
+
+def test_steps_taken_as_independent_would_fail_that():
+    draw = counted.worlds()["walks", 200]
+    assert counted.by_independent_steps(draw, 50) > 0.5
+
+
+def test_two_seeds_of_one_stored_setting_are_never_told_apart():
+    pairs = [pair for runs in counted.stored_runs().values() for pair in combinations(runs, 2)]
+    assert len(pairs) == 78
+    assert not any(
+        counted.is_claim(judged(*(run[None] for run in pair))) for pair in pairs for judged in counted.JUDGES
+    )
+
+
+def test_at_most_5_percent_of_equal_shares_of_collapses_are_told_apart():
+    draw = counted.worlds()["collapses of a fifth", 40]
+    assert counted.false_claims(draw, (5, 5), 60, counted.of_collapses) <= stats.binom.ppf(0.999, 60, 0.05) / 60
+
+
+def test_a_difference_is_a_claim():
+    """Else no count of claims would say anything."""
+    draw = np.random.default_rng(0)
+    first, second = (counted.LOGS["walks"](3, 40, draw) + shift for shift in (0.0, 0.5))
+    assert counted.is_claim(counted.of_rewards(first, second))
+    fallen = np.where(np.arange(40) < 20, first, 0.0)
+    assert counted.is_claim(counted.of_collapses(first, fallen))

@@ -1,0 +1,76 @@
+"""A mean or a share with its 95 % interval, over whatever is independent: seeds, questions, problems."""
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+
+import numpy as np
+from scipy import stats
+
+from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
+
+MIN_SEEDS = 3
+"""Fewest trainings of a method from which an interval over seeds is taken; benchmarks/coverage.py shows what 2 give."""
+
+ROUNDING = 1e-12
+"""A standard error below this share of the means is what rounding leaves of none."""
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A mean and the ends of its 95 % interval, None where there is none."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f}" + (" (no interval)" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
+
+    def as_dict(self) -> dict[str, float | None]:
+        """The three numbers by name."""
+        return asdict(self)
+
+
+def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None = None) -> Estimate:
+    """Mean and Student's interval over independent values.
+
+    The interval may leave the values' range; cutting it would hide how little few of them say.
+
+    Args:
+        values: ``[questions]``, or one value a problem or seed.
+        clusters: ``[questions]`` labels, where questions share a source: see `squared_error`.
+
+    Returns:
+        The mean with its interval; without one where there are too few values or clusters, or where all are equal:
+        nothing says then how far chance goes.
+
+    Raises:
+        ValueError: there is no value, or one is not finite.
+    """
+    values = np.asarray(values, dtype=np.float64)
+    if values.ndim != 1 or not len(values) or not np.isfinite(values).all():
+        raise ValueError(f"finite values in one dimension are needed, at least one; got an array of {values.shape}")
+    mean = float(values.mean())
+    if too_few_units(len(values), clusters):
+        return Estimate(mean)
+    error = float(np.sqrt(squared_error(values, clusters)))
+    if error <= ROUNDING * abs(mean):
+        return Estimate(mean)
+    half = float(stats.t.ppf((1 + CONFIDENCE) / 2, effective_units(len(values), clusters) - 1)) * error
+    return Estimate(mean, mean - half, mean + half)
+
+
+def estimate_over_seeds(values: Sequence[float]) -> Estimate:
+    """The same over trainings: with fewer than `MIN_SEEDS` there is no interval."""
+    return estimate(values) if len(values) >= MIN_SEEDS else Estimate(float(np.mean(values)))
+
+
+def share(count: int, of: int) -> Estimate:
+    """A share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), which also none and all have.
+
+    Args:
+        count: 0 to `of`.
+        of: independent units, at least 1.
+    """
+    found = stats.binomtest(count, of).proportion_ci(CONFIDENCE, method="exact")
+    return Estimate(count / of, float(found.low), float(found.high))
