@@ -71,11 +71,7 @@ REFUSED = {
     ),
     "weights in bypass mode": (
         ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=token"),
-        r"rollout_is=token with .*bypass_mode=True: .*ignored under clipx\.method=acpo.*rollout_is=null",
-    ),
-    "rejection in bypass mode": (
-        ("+clipx=grpo", f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_rs=seq_mean_k3"),
-        r"rollout_rs=seq_mean_k3 with .*bypass_mode=True",
+        r"rollout_is=token with .*bypass_mode=True: .*clipx\.method=acpo .*second time.*rollout_is=null",
     ),
     "weights on a ratio to the sampler": (
         ("+clipx=m2po", CALCULATED, f"{CORRECTION}.rollout_is=token"),
@@ -139,6 +135,13 @@ REFUSED = {
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch", VEOMNI, R2),
         r"router_replay\.mode=R2 with .*clipx\.select\.over=sequence",
     ),
+    "VeOmni's routers where rejection has a selection counted beforehand": (
+        (
+            *("+clipx=grpo", "+clipx/select=high_entropy", VEOMNI, R2),
+            *(f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_rs=token_k1"),
+        ),
+        r"router_replay\.mode=R2 with .*method=grpo: the extra pass",
+    ),
     "fused kernels of untied embeddings": (
         ("+clipx=grpo", *FUSED, UNTIED),
         r"use_fused_kernels=True with .*strategy=fsdp2, .*model\.path=.*untied: .*Set .*use_fused_kernels=False",
@@ -160,6 +163,7 @@ SERVED = {
     "fused kernels of untied embeddings under FSDP1": ("+clipx=grpo", FUSED[0], UNTIED),
     "fused kernels of a model that is elsewhere": ("+clipx=grpo", *FUSED, "actor_rollout_ref.model.path=hdfs://model"),
     "bypass mode": ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True"),
+    "rejection in bypass mode": ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_rs=token_k1"),
     "bypass mode in the older trainer": ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", "trainer.use_v1=False"),
     "weights on a ratio to the old policy": (
         *("+clipx=m2po", "clipx.behaviour=old", CALCULATED, f"{CORRECTION}.rollout_is=token"),

@@ -73,6 +73,8 @@ ENGINES = {
         ),
         [(1, 2, None)],
     ),
+    # After a pass without gradient each rank then keeps all weights whole, and an update shards them again.
+    "whole after a forward pass": (dict(engine=(f"{FSDP}.reshard_after_forward=False",)), [(2, None, None)]),
     "hybrid sharding": (dict(engine=(f"{FSDP}.fsdp_size=2",)), [(4, 2, None)]),
     "LoRA": (dict(model=(*LORA, *PACKING)), [(1, 2, None)]),
     # verl has it packed alone.
@@ -92,6 +94,7 @@ IN_FORCE = {
     "gradient checkpointing": {"gradient checkpointing": True},
     "offload": {"offload": (True, True)},
     "chunked entropy": {"chunked entropy": True, "rows of an input": 1},
+    "whole after a forward pass": {"layers are whole": True},
     "hybrid sharding": {"mesh": (2, 2)},
     "LoRA": {"adapter": True, "rows of an input": 1},
     "Ulysses": {"ranks of a sequence": 2, "rows of an input": 1},
@@ -193,6 +196,12 @@ def test_an_engine_option_is_in_force(results, option, cut):
     shown = results[cut, f"plain, {option}"].options
     assert {key: shown[key] for key in IN_FORCE[option]} == IN_FORCE[option]
     assert any(results[CUTS[0], "plain"].options[key] != value for key, value in IN_FORCE[option].items())
+
+
+@pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
+def test_under_every_engine_option_moved_weights_are_seen_and_others_not(results, option, cut):
+    shown = results[cut, f"plain, {option}"].options
+    assert not shown["moved before"] and shown["moved after"]
 
 
 @pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)

@@ -15,6 +15,7 @@ from dataclasses import replace
 import pytest
 from transformers import AutoModelForCausalLM
 
+from .options_in_workers import options_of
 from .runs import REPOSITORY, Run, check_receipt
 from .test_trainers import check_adapted, check_all_tokens, train_acpo
 
@@ -33,6 +34,20 @@ TOGETHER = (
 )
 
 
+# Has a worker print what of them is in force.
+SHOWN = {"VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.options_in_workers", "PYTHONPATH": str(REPOSITORY)}
+
+
+def check_together(run: Run) -> None:
+    """In the worker each of `TOGETHER` is in force."""
+    found = options_of(run.output)
+    assert found["offload"] == [True, True] and found["sent to"][-1] == "cpu" and len(found["sent to"]) >= 2
+    assert found["chunked entropy"] and found["gradient checkpointing"]
+    # Packed into one row.
+    assert set(found["rows of inputs"]) == {1}
+    assert (run.log["actor/entropy"] > 0).all()
+
+
 def check_run(run: Run, *, rollout_difference: float = 1e-4) -> None:
     """What holds under every option.
 
@@ -48,9 +63,9 @@ def check_run(run: Run, *, rollout_difference: float = 1e-4) -> None:
 
 
 def test_packing_dynamic_batch_sizes_checkpointing_offload_and_chunked_entropy(task, tmp_path):
-    run = train_acpo(task, tmp_path, TWO_RANKS, *TOGETHER)
+    run = train_acpo(task, tmp_path, TWO_RANKS, *TOGETHER, environment=SHOWN)
     check_run(run)
-    assert (run.log["actor/entropy"] > 0).all()
+    check_together(run)
 
 
 def test_lora_merged_for_the_rollout(task, tmp_path):

@@ -1,15 +1,21 @@
 """verl's other trainers and advantages through the real verl, ACPO on one rank: what support.py says of them.
 
-Covers: the older trainer with REINFORCE++, and keys of the v1 trainer that it does not read; the number of updates on
-each rollout batch against the announced one; GAE with a critic and two epochs; separate_async, its rollout server
+Covers: the older trainer with REINFORCE++, and keys of the v1 trainer that it does not read; optimizer steps on
+each rollout batch against the announced number; GAE with a critic and two epochs; separate_async, its rollout server
 apart, with RLOO and rollout correction (weights and rejection); several turns with a tool; one_step_off_policy, whose
-bypass mode leaves the loss alone; fully_async_policy. Not covered: learning, several ranks, resuming.
+bypass mode leaves the loss alone, with rejection; fully_async_policy. In each the bounds of every update are recomputed
+from its tokens, and advantages from their rewards. Not covered: learning, several ranks, resuming.
 """
 
+import json
 import shutil
 from dataclasses import replace
 
+import numpy
+import pandas
 import pytest
+
+from verl_clipx.common.traces import read_shards, shards_in
 
 from .method_checks import FRACTIONS
 from .runs import Run, train
@@ -58,27 +64,59 @@ class EveryAnswer(ToolParser):
 
 
 def train_acpo(task, folder, *overrides: str, **options) -> Run:
-    """Two steps of ACPO on one rank, rewarded by `REWARD`; arguments as for `train`."""
+    """Two steps of ACPO on one rank, rewarded by `REWARD` and traced whole; arguments as for `train`."""
     folder.mkdir(exist_ok=True)
     reward = folder / "reward.py"
     reward.write_text(REWARD)
     ours = ("+clipx=acpo", "clipx.metrics=all", f"reward.custom_reward_function.path={reward}")
-    return train(task, folder / "run", *ours, *overrides, **options)
+    traces = ("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1")
+    return train(task, folder / "run", *ours, *traces, *overrides, **options)
 
 
-def check_adapted(run: Run, steps: list[int], updates: int) -> None:
-    """The worker trained by ACPO, its bounds left where they start, and it made the updates that it had announced.
+def traced_tokens(run: Run) -> pandas.DataFrame:
+    """Every token that a run was trained on, once an update."""
+    return read_shards(run.folder / "traces", shards_in(run.folder / "traces")).to_pandas()
+
+
+def recomputed_epsilons(tokens: pandas.DataFrame) -> pandas.Series:
+    """ACPO's epsilon (Eq. 8) of each bin of an update's tokens."""
+    ratio = numpy.exp(tokens.log_prob.astype(float) - tokens.old_log_prob.astype(float))
+    bins = (numpy.exp(tokens.old_log_prob.astype(float)) * 5).astype(int).clip(0, 4)
+    return 3 * ratio.groupby(bins).std(ddof=0) + 0.2
+
+
+def check_bounds(run: Run, tokens: pandas.DataFrame) -> None:
+    """The bounds that each token was trained with are those of its update's tokens, on both sides.
+
+    Args:
+        run: two steps of ACPO.
+        tokens: from `traced_tokens`.
+    """
+    moved = 0.0
+    for (step, update), found in tokens.groupby(["step", "update"]):
+        left = found if found.selected.isna().all() else found[found.selected.astype(bool)]
+        bins = (numpy.exp(left.old_log_prob.astype(float)) * 5).astype(int).clip(0, 4)
+        expected = bins.map(recomputed_epsilons(left))
+        numpy.testing.assert_allclose(left.high - 1, expected, rtol=1e-3, err_msg=f"{step=} {update=}")
+        numpy.testing.assert_allclose(1 - left.low, expected, rtol=1e-3, err_msg=f"{step=} {update=}")
+        moved = max(moved, float(expected.max()))
+    assert moved > 0.205, "no update moved a bound, so that any method with fixed ones would do"
+
+
+def check_adapted(run: Run, steps: list[int], updates: int, batches_a_step: int = 1) -> None:
+    """The worker trained by ACPO, with the bounds of its tokens, and it made the updates that it had announced.
 
     Args:
         run: a finished run.
         steps: those that log metrics of an update.
         updates: optimizer steps on each rollout batch.
+        batches_a_step: rollout batches that verl logs as one step.
     """
     log = run.log.dropna(subset="actor/clipx/epsilon/bin_0")
     assert list(log.index) == steps
-    epsilons = log.filter(regex="^actor/clipx/epsilon/bin_")
-    assert epsilons.to_numpy().min() >= 0.2 - 1e-9
-    assert (epsilons.max(axis=1) > 0.21).all()
+    tokens = traced_tokens(run)
+    check_bounds(run, tokens)
+    assert (tokens.groupby("step")["update"].nunique() == updates * batches_a_step).all()
     made = run.log.filter(regex=r"^actor/clipx/update_\d+/epsilon/bin_0$").dropna(axis=1)
     assert made.shape[1] == updates
     plural = "update" if updates == 1 else "updates"
@@ -96,16 +134,31 @@ def test_the_older_trainer_with_reinforce_plus_plus(task, tmp_path):
     run = train_acpo(task, tmp_path, *older, "algorithm.adv_estimator=reinforce_plus_plus")
     check_adapted(run, [1, 2], updates=2)
     check_all_tokens(run)
+    for _, batch in traced_tokens(run).groupby("step"):
+        # Every token's return is the response's reward, whitened over the rollout batch's tokens.
+        expected = (batch.score - batch.score.mean()) / batch.score.std()
+        numpy.testing.assert_allclose(batch.advantage, expected, rtol=1e-3, atol=1e-4)
     assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
 
 
 def test_a_critic_s_advantages_in_two_epochs(task, tmp_path):
     critic = (f"critic.model.path={task.policy}", "critic.ppo_micro_batch_size_per_gpu=8")
-    epochs = "actor_rollout_ref.actor.ppo_epochs=2"
-    run = train_acpo(task, tmp_path, "algorithm.adv_estimator=gae", *critic, epochs)
+    epochs = ("actor_rollout_ref.actor.ppo_epochs=2", "trainer.save_freq=2")
+    run = train_acpo(task, tmp_path, "algorithm.adv_estimator=gae", *critic, *epochs)
     check_adapted(run, [1, 2], updates=4)
     check_all_tokens(run)
     assert (run.log["critic/grad_norm"] > 0).all()
+    # Optimizer steps that verl took: two mini-batches in two epochs on each of two rollout batches, each response in
+    # one of each epoch's.
+    state = json.loads((run.folder / "checkpoints/global_step_2/actor/clipx_state.json").read_text())
+    assert state["step"] == 2 * 2 * 2
+    tokens = traced_tokens(run)
+    found = tokens.groupby(["step", "prompt", "sample"])["update"].unique()
+    assert len(found) == 2 * 16 * 4 and all(len(of) == 2 and min(of) < 2 <= max(of) for of in found)
+    for _, batch in tokens[tokens["update"] < 2].groupby("step"):
+        # Whitened over the rollout batch's tokens; the critic's values differ within a response.
+        assert batch.advantage.mean() == pytest.approx(0, abs=1e-4) and batch.advantage.std() == pytest.approx(1, 1e-3)
+        assert (batch.groupby(["prompt", "sample"]).advantage.nunique() > 1).mean() > 0.9
 
 
 def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
@@ -118,9 +171,17 @@ def test_a_rollout_apart_with_rloo_and_rollout_correction(task, tmp_path):
         f"{CORRECTION}.rollout_rs_threshold=0.03",
     )
     # The second of the two updates between two sendings of weights: its old_log_probs are of the weights before both.
-    check_adapted(run, [1, 2], updates=1)
+    check_adapted(run, [1, 2], updates=1, batches_a_step=2)
     check_all_tokens(run)
     assert run.log["rollout_corr/rollout_rs_masked_fraction"][2] > 0
+    for _, batch in traced_tokens(run).groupby("step"):
+        scores = batch.groupby(["prompt", "sample"]).score.first()
+        expected = (4 * scores - scores.groupby("prompt").transform("sum")) / 3
+        whole = scores.groupby("prompt").transform("size") == 4
+        found = batch.groupby(["prompt", "sample"]).advantage.first()
+        # Of prompts without a rejected response, whose rewards are all traced.
+        assert whole.any()
+        numpy.testing.assert_allclose(found[whole], expected[whole], rtol=1e-4, atol=1e-5)
     # What was sent is what was trained, then older than that, and weighed for it.
     assert run.log["training/rollout_probs_diff_max"][1] < 1e-4
     assert run.log["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1]
@@ -151,10 +212,24 @@ def test_several_turns_with_a_tool(task, tmp_path):
 
 def test_one_step_off_policy_trains_the_loss_in_its_bypass_mode(task, tmp_path):
     entry = "verl.experimental.one_step_off_policy.main_ppo"
-    run = train_acpo(task, tmp_path, *EXPERIMENTAL, entry=entry)
+    rejection = (f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=0.98_1.02")
+    run = train_acpo(task, tmp_path, *EXPERIMENTAL, *rejection, entry=entry)
     check_adapted(run, [1, 2], updates=2)
     check_all_tokens(run)
     assert "old_log_probs are the rollout's own (bypass_mode)" in run.output
+    check_rejected(run)
+
+
+def check_rejected(run: Run) -> None:
+    """What bypass mode rejected is what it should have, and trained nothing; by the ratios of the traced tokens."""
+    tokens = traced_tokens(run)
+    kept = tokens.selected.astype(bool)
+    # But for a token on the very edge, in float32.
+    assert (kept == tokens.ratio.between(0.98, 1.02)).mean() > 0.999
+    assert 0 < kept.mean() < 1 and (tokens.weight[~kept] == 0).all() and (tokens.weight[kept] != 0).any()
+    shares = 1 - kept.groupby([tokens.step, tokens["update"]]).mean()
+    logged = run.log["actor/clipx/rejected_fraction"]
+    assert logged.tolist() == pytest.approx(shares.groupby("step").mean().tolist(), abs=1e-6)
 
 
 def test_fully_async_policy(task, tmp_path):

@@ -1,9 +1,9 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
 Covers, on 2 ranks: a user's own controller, compiled, with entropy selection, in sync; Lopti and advantage reweighting
-on BAPO with stale samples in bypass mode and a KL loss, in colocate_async; the traces of both. With `-m matrix`: every
-method under every pair of settings. Not covered: one rank (test_tasks.py), equal bounds over ranks and what the other
-methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
+on BAPO with stale samples in bypass mode, with rejection and a KL loss, in colocate_async; the traces of both. With
+`-m matrix`: every method under every pair of settings. Not covered: one rank (test_tasks.py), equal bounds over ranks
+and what the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
 """
 
 import itertools
@@ -29,13 +29,18 @@ MATRIX = [
 ]
 STEPS = 3
 
+# Of a response's tokens the mean of half the squared log-ratio, above which bypass mode rejects it.
+K2 = 1e-4
+KL_COEFFICIENT = 0.5
+
 LOPTI_ON_STALE_BAPO = (
     *("+clipx=bapo", "clipx.metrics=all"),
     *SETTINGS["bapo"],
     *("+clipx/update=lopti", "+clipx/shaping=advantage_reweighting", "clipx.weight=rollout"),
     *("trainer.v1.trainer_mode=colocate_async", "trainer.v1.colocate_async.num_warmup_batches=2"),
-    "algorithm.rollout_correction.bypass_mode=True",
-    "actor_rollout_ref.actor.use_kl_loss=True",
+    *("algorithm.rollout_correction.bypass_mode=True", "algorithm.rollout_correction.rollout_rs=seq_mean_k2"),
+    f"algorithm.rollout_correction.rollout_rs_threshold={K2}",
+    *("actor_rollout_ref.actor.use_kl_loss=True", f"actor_rollout_ref.actor.kl_loss_coef={KL_COEFFICIENT}"),
     "actor_rollout_ref.actor.optim.lr_warmup_steps=10",
 )
 
@@ -138,6 +143,31 @@ def test_traces_of_both_passes_on_stale_samples(lopti):
     assert (tokens.age[tokens.step == 1] == 0).all() and tokens.age.max() >= 1
     # In bypass mode the old policy is the one that sampled.
     assert (tokens.old_log_prob == tokens.rollout_log_prob).all()
+
+
+def test_responses_far_from_the_sampler_are_rejected_in_both_passes(lopti):
+    tokens = traces_of(lopti)
+    moved = (tokens.log_prob.astype(float) - tokens.old_log_prob.astype(float)) ** 2 / 2
+    response = [tokens.step, tokens["update"], tokens.prompt, tokens["sample"]]
+    kept = tokens.selected.astype(bool)
+    expected = moved.groupby(response).transform("mean") <= K2
+    # But for a response on the very edge, in float32.
+    assert (kept == expected).mean() > 0.99
+    assert 0 < kept.mean() < 1
+    assert (tokens.weight[~kept] == 0).all() and (tokens.weight[kept] != 0).any()
+    # Of all responses, also of those that are not traced.
+    rejected = lopti.log["actor/clipx/rejected_fraction"]
+    assert rejected.between(0, 1).all() and rejected[4] > 0
+    assert f"; rollout correction rollout_rs=seq_mean_k2 by the current weights (threshold {K2:g}); " in lopti.output
+    assert "verl's seq_mean_k2 leaves " in lopti.output
+
+
+def test_verl_s_kl_term_is_part_of_what_is_trained(lopti):
+    log = lopti.log
+    term = log["actor/loss"] - log["actor/pg_loss"]
+    assert term.tolist() == pytest.approx((KL_COEFFICIENT * log["actor/kl_loss"]).tolist(), rel=0.01, abs=1e-7)
+    # The first rollout batch's first update starts at the reference, the last one's is away from it.
+    assert (log["actor/kl_loss"] >= 0).all() and log["actor/kl_loss"].iloc[-1] > 1e-5
 
 
 def test_a_user_s_own_controller_trains_on_two_ranks(own):

@@ -27,7 +27,7 @@ from .method_checks import CHECKS, SETTINGS
 from .process_tree import kill_tree
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
 from .runs import Run, check_receipt, launch, metrics_of, output_of
-from .test_options import TOGETHER
+from .test_options import TOGETHER, check_together
 
 pytestmark = pytest.mark.end_to_end
 
@@ -70,7 +70,7 @@ ENVIRONMENT = {
     # What vLLM compiles besides the model takes longer than it saves, and a killed run leaves half files in the cache.
     "TORCHDYNAMO_DISABLE": "1",
     "PYTHONPATH": str(REPOSITORY),
-    "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.rollout_agreement",
+    "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.rollout_agreement,tests.end_to_end.options_in_workers",
 }
 
 
@@ -181,6 +181,8 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
     if method == "acpo":
         # The first update's statistics without a forward pass are those that it then trained on.
         assert (run.log["actor/clipx/closed_form_difference"] < 1e-2).all()
+    if options:
+        check_together(run)
     fresh, gap = run.log[f"{PREFIX}/fresh_tokens"], run.log[f"{PREFIX}/log_prob_gap"]
     # Also after an update; which rollout batches of colocate_async are fresh depends on time.
     assert fresh.loc[1] > 0 and fresh.loc[2:].sum() > 0

@@ -2,9 +2,11 @@
 
 Covers: all scopes over two rollout batches of two updates with hand-made statistics; the closed form at ratio 1 and its
 refusal; skipped steps; the exponential average; what waits for the next step; one all-reduce a step whatever is
-combined; what is counted where rollout correction rejects. Not covered: real passes and ranks
-(tests/end_to_end/test_invariance.py).
+combined; what is counted where rollout correction rejects; what half precision may differ by. Not covered: real passes
+and ranks (tests/end_to_end/test_invariance.py).
 """
+
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -16,7 +18,14 @@ from verl_clipx.loss.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
 from verl_clipx.modifiers.entropy_selection import entropy_statistics
 from verl_clipx.worker.layout import TokenPass
-from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner, bounds_difference
+from verl_clipx.worker.planner import (
+    TOLERATED_DIFFERENCE,
+    TOLERATED_IN_HALF,
+    MiniBatchStatistics,
+    StepPlanner,
+    bounds_difference,
+    tolerated_difference,
+)
 
 RANKS = 3
 
@@ -44,7 +53,9 @@ class Run:
 
     def extra_pass(self, data, step):
         self.observations += 1
-        return MiniBatchStatistics(self.own(data), entropy_statistics(data["entropy"], data["response_mask"]))
+        selected = torch.zeros(1, dtype=torch.float64)
+        entropies = entropy_statistics(data["entropy"], data["response_mask"])
+        return MiniBatchStatistics(self.own(data), entropies, selected)
 
     def step(self, data, position="update_0", *, moved=False, taken=True, token_pass=None):
         moved = None if moved is None else torch.tensor(moved)
@@ -280,3 +291,23 @@ def test_rejected_tokens_are_not_counted_and_counting_costs_no_reduction_more(me
     assert run.step(data).counted_tokens == RANKS * left
     assert run.reductions == 1
     assert Run(method).step(data).counted_tokens is None
+
+
+@pytest.mark.parametrize(
+    ("precision", "expected"),
+    [
+        (None, TOLERATED_IN_HALF),
+        ({}, TOLERATED_IN_HALF),
+        ({"param_dtype": "bf16"}, TOLERATED_IN_HALF),
+        ({"param_dtype": "fp32"}, TOLERATED_DIFFERENCE),
+        (False, TOLERATED_IN_HALF),
+    ],
+)
+def test_half_precision_is_no_alarm(precision, expected):
+    assert tolerated_difference(SimpleNamespace(mixed_precision=precision)) == expected
+    run = Run("acpo")
+    run.planner.tolerated = expected
+    # The ratios spread as two packings in bfloat16 do.
+    for _ in range(2):
+        run.step(batch(drift=0.02))
+    assert (run.observations == 0) == (expected == TOLERATED_IN_HALF)

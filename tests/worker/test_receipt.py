@@ -1,9 +1,10 @@
 """The receipt: the gradient that verl's loss really has on log_prob, against the announced one.
 
 Covers, through verl's own ppo_loss: every method, aggregation, modifier, KL and entropy terms, correction weights and
-jagged micro-batches pass; planted faults are found in the policy's term, in the backward pass, in the updates' number;
-what is off or only warns; nothing is done once it is complete; the trainer's process without a receipt. Not covered:
-real engines (tests/end_to_end).
+jagged micro-batches pass, and rejection in bypass mode; planted faults are found in the policy's term, in what is
+rejected, in corrections of verl's trainer, in the backward pass, in the updates' number; what is off or only warns;
+nothing is done once it is complete; the trainer's process without a receipt. Not covered: real engines
+(tests/end_to_end).
 """
 
 import logging
@@ -14,6 +15,7 @@ from functools import partial
 import pytest
 import torch
 from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
@@ -49,8 +51,16 @@ class Update:
         self.receipt = Receipt(settings, run, loss_fn, partial(call_of, settings), lambda part: part, stops=stops)
         self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
 
-    def run(self, *, moved=0.0, backward=True, weights=None, besides=None):
-        """One update; `moved` is added to every log-probability of the old policy's to make the current one's."""
+    def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None):
+        """One update.
+
+        Args:
+            moved: added to every log-probability of the old policy's to make the current one's.
+            backward: whether the loss has a backward pass.
+            weights: of verl's rollout correction.
+            besides: what an engine adds to the loss, of the log-probabilities.
+            change: what is done to verl's micro-batch.
+        """
         batch = example()
         batch["log_prob"] = batch["old_log_prob"] + moved * torch.linspace(-1, 1, batch["mask"].numel()).view(
             batch["mask"].shape
@@ -61,6 +71,8 @@ class Update:
         data, output = micro_batch(batch, ROWS, entropy=entropy, reference=reference)
         if weights is not None:
             data["rollout_is_weights"] = torch.full(batch["mask"].shape, weights)
+        if change is not None:
+            change(data)
         leaf = output["log_probs"].values().detach().requires_grad_()
         nested = torch.nested.nested_tensor_from_jagged(leaf * 1, offsets=output["log_probs"].offsets())
         loss, _ = self.loss_function(model_output={**output, "log_probs": nested}, data=data)
@@ -254,6 +266,92 @@ def test_another_loss_under_the_announced_name_is_found(actor, monkeypatch, faul
     update = Update(config, OptimizerStep(statistics=statistics, decision=method.decide(statistics)))
     with pytest.raises(RuntimeError, match=r"receipt: at ratios .* the gradient differs.*receipt=warn"):
         update.run(weights=0.25)
+
+
+CORRECTION = "algorithm.rollout_correction"
+CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
+# verl's presets, and each level and estimator.
+CRITERIA = {
+    "seq_mean_k1": "0.999_1.001",
+    "seq_mean_k3": "0.01",
+    "seq_sum_k2": "0.5",
+    "seq_max_k2": "0.1",
+    "token_k1": "0.5_2",
+    "token_k3": "0.05",
+}
+
+
+def rejecting(criterion, *, bypass=True):
+    threshold = f"{CORRECTION}.rollout_rs_threshold='{CRITERIA[criterion]}'"
+    return CALCULATED, f"{CORRECTION}.bypass_mode={bypass}", f"{CORRECTION}.rollout_rs={criterion}", threshold
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("method", ["grpo", "acpo", "cispo", "gspo"])
+def test_rejected_tokens_are_part_of_it(actor, method, criterion):
+    update = Update(actor(f"+clipx={method}", *rejecting(criterion)))
+    update.run()
+    update.run(moved=0.5)
+    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert f"; verl's {criterion} leaves " in str(update.receipt)
+
+
+class Spoilt:
+    """A rejection that leaves what `wrong` makes of mask, log_prob and old_log_prob, given the right one."""
+
+    def __init__(self, right, wrong):
+        self.right, self.wrong = right, wrong
+
+    def remaining(self, mask, log_prob, old_log_prob):
+        return self.wrong(self.right, mask, log_prob.detach(), old_log_prob)
+
+
+REJECTION_FAULTS = {
+    "a dropped rejection": lambda right, mask, new, old: mask.clone(),
+    "everything rejected": lambda right, mask, new, old: torch.zeros_like(mask),
+    "what should remain rejected": lambda right, mask, new, old: mask & ~right.remaining(mask, new, old),
+    "a whole micro-batch rejected for one token": (
+        lambda right, mask, new, old: mask & bool((right.remaining(mask, new, old) == mask).all())
+    ),
+    "twice the divergence allowed": lambda right, mask, new, old: right.remaining(mask, old + (new - old) / 2, old),
+    "a divergence from another policy": lambda right, mask, new, old: right.remaining(mask, new, old - 1),
+}
+
+
+@pytest.mark.parametrize("criterion", CRITERIA)
+@pytest.mark.parametrize("fault", REJECTION_FAULTS)
+def test_another_rejection_than_the_announced_one_is_found(actor, monkeypatch, fault, criterion):
+    original = policy_loss_module.rejection_of
+    monkeypatch.setattr(
+        policy_loss_module, "rejection_of", lambda policy_loss: Spoilt(original(policy_loss), REJECTION_FAULTS[fault])
+    )
+    with pytest.raises(RuntimeError, match=r"receipt: at ratios .* the gradient differs"):
+        Update(actor("+clipx=grpo", *rejecting(criterion))).run()
+
+
+def whole_mask(data):
+    """As verl's trainers hand on what they reject in decoupled mode, had they not."""
+    data["loss_mask"] = data["response_mask"].clone()
+    rollout = data["old_log_probs"].values() - 0.3 * torch.arange(len(data["old_log_probs"].values())) / 10
+    data["rollout_log_probs"] = torch.nested.nested_tensor_from_jagged(rollout, offsets=data["old_log_probs"].offsets())
+
+
+def rejected_mask(data):
+    """The same, with the rejection made by verl's own code."""
+    whole_mask(data)
+    mask, old, rollout = (padded(data[key]) for key in ("response_mask", "old_log_probs", "rollout_log_probs"))
+    data["response_mask"] = compute_rollout_rejection_mask(old - rollout, mask.bool(), "token_k3", 0.05)[0]
+    assert 0 < data["response_mask"].sum() < mask.sum()
+
+
+def test_a_correction_that_verl_s_trainer_dropped_is_found(actor):
+    with pytest.raises(RuntimeError, match=r"receipt: the samples came without the weights of .*rollout_is=token"):
+        Update(actor("+clipx=grpo", CALCULATED, f"{CORRECTION}.rollout_is=token")).run()
+    Update(actor("+clipx=grpo", CALCULATED, f"{CORRECTION}.rollout_is=token")).run(weights=0.25)
+    decoupled = actor("+clipx=grpo", *rejecting("token_k3", bypass=False))
+    with pytest.raises(RuntimeError, match=r"receipt: \d+ tokens that .*rollout_rs=token_k3 rejects came as if it did"):
+        Update(decoupled).run(change=whole_mask)
+    Update(decoupled).run(change=rejected_mask)
 
 
 def test_verl_s_own_loss_in_its_place_is_found(actor):

@@ -156,6 +156,14 @@ SELECTED = Metric(
     Over.TOKENS,
     section="The run",
 )
+REJECTED = Metric(
+    "rejected_fraction",
+    "bypass mode with `rollout_rs`: fraction of the tokens that are rejected; every other number is of those that are "
+    "left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
+    "fraction of tokens",
+    Over.TOKENS,
+    section="The run",
+)
 CLOSED_FORM_DIFFERENCE = of_decision(
     "closed_form_difference",
     "largest difference between the bounds at ratio 1 and those of the training pass, relative to half their width "
@@ -213,6 +221,7 @@ METRICS = (
     RECEIPT,
     STANDARD_ERROR,
     SELECTED,
+    REJECTED,
     VERSIONS,
     AGE_IN_UPDATES,
     *AGE_FRACTION.values(),

@@ -11,6 +11,7 @@ import pyarrow.parquet
 from verl_clipx.common.files import file_names_in, read_table, replacing
 
 VERSION = 1
+SELECTED = "kept by entropy selection, and not rejected in bypass mode; without either missing"
 _VERSION_KEY = b"clipx_trace_version"
 _NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
 _FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
@@ -43,7 +44,7 @@ SCHEMA = pyarrow.schema(
         _field("high", pyarrow.float32(), "upper bound on it; inf: none"),
         _field("weight", pyarrow.float32(), "gradient weight F: the gradient of the objective is F * advantage"),
         _field("region", pyarrow.string(), "LN, HP, LP, HN or M, after DGPO"),
-        _field("selected", pyarrow.bool_(), "kept by entropy selection; without it missing", nullable=True),
+        _field("selected", pyarrow.bool_(), SELECTED, nullable=True),
         _field("entropy", pyarrow.float32(), "of the current policy, in nats, where computed", nullable=True),
         _field("age", pyarrow.int32(), "weight versions since it was sampled, where known", nullable=True),
     ],

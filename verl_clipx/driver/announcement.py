@@ -29,7 +29,8 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         policy_loss: verl's policy-loss node as driver and workers build it.
     """
     settings, run = policy_loss.clipx, policy_loss.run
-    if isinstance(settings, Observe):
+    observed = isinstance(settings, Observe)
+    if observed:
         loss, limit, lopti = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx=observe)", VERL_S_LIMIT, False
     else:
         chosen, limit = f" (+clipx={run.group})" if run.group else "", settings.method.what_limits
@@ -42,8 +43,8 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
     parts = [
         f"clipx: {loss}",
         distillation_term(run.options),
-        averages(run, observed=isinstance(settings, Observe)),
-        *corrections(run),
+        averages(run, observed=observed),
+        *corrections(run, observed=observed),
         biased,
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=lopti),
@@ -77,15 +78,21 @@ def averages(run: RunFacts, *, observed: bool) -> str:
     return f"{said} (the paper {AVERAGES.get(paper, 'does not')}; set {key}={paper} for that)"
 
 
-def corrections(run: RunFacts) -> list[str]:
-    """What verl does to the samples' weights, mask and probabilities besides; nothing by default."""
+def corrections(run: RunFacts, *, observed: bool) -> list[str]:
+    """What is done to the samples' weights, mask and probabilities besides; nothing by default.
+
+    Args:
+        run: facts of the run.
+        observed: whether verl's own loss is trained.
+    """
     found, temperature = [], run.options.get(TEMPERATURE)
-    # In bypass mode verl's trainers leave both aside.
-    for key, others in () if run.bypass else ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
-        if run.options.get(key) is not None:
+    for key, others in ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
+        # In bypass mode verl's trainers leave both aside, and the plugin's losses reject.
+        if run.options.get(key) is not None and not (run.bypass and (observed or key == ROLLOUT_IS)):
             threshold, *normalised = (run.options.get(other) for other in others)
             over = ", normalised over the batch" if any(normalised) else ""
-            found.append(f"{key.rpartition('.')[2]}={run.options[key]} (threshold {shown(threshold)}{over})")
+            by = " by the current weights" * run.bypass
+            found.append(f"{key.rpartition('.')[2]}={run.options[key]}{by} (threshold {shown(threshold)}{over})")
     corrected = [f"rollout correction {', '.join(found)}"] if found else []
     if temperature in (None, 1):
         return corrected

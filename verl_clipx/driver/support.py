@@ -101,18 +101,16 @@ def attention_on_a_slice(options: Options, _: Settings | Observe) -> str | None:
     return None
 
 
-def correction_in_bypass_mode(options: Options, node: Settings | Observe) -> str | None:
-    """verl's rollout correction where only verl's own loss applies it."""
-    if isinstance(node, Observe) or not options.get(BYPASS):
+def weights_in_bypass_mode(options: Options, node: Settings | Observe) -> str | None:
+    """verl's weights from the rollout policy on a ratio that starts at the rollout policy already."""
+    weights = options.get(ROLLOUT_IS)
+    if isinstance(node, Observe) or not options.get(BYPASS) or weights is None:
         return None
-    for key in (ROLLOUT_IS, ROLLOUT_RS):
-        if options.get(key) is not None:
-            return (
-                f"{key}={options[key]} with {BYPASS}=True: verl applies it in its own bypass loss alone, so that it "
-                f"would be ignored under clipx.method={node.method.name}, whose ratio is to the sampler already. Set "
-                f"{key}=null, or {BYPASS}=False."
-            )
-    return None
+    return (
+        f"{ROLLOUT_IS}={weights} with {BYPASS}=True: the ratio of clipx.method={node.method.name} is to the policy "
+        "that sampled, and the weights would correct for that policy a second time; verl withholds them from its own "
+        f"PPO loss, too. Set {ROLLOUT_IS}=null, or {BYPASS}=False."
+    )
 
 
 def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
@@ -216,7 +214,8 @@ def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
     """A router that VeOmni would let choose anew in the extra pass."""
     if options.get(STRATEGY) != "veomni" or options.get(ROUTER_REPLAY) != "R2":
         return None
-    if isinstance(node, Observe) or not node.needs_extra_pass:
+    rejects = options.get(BYPASS) and options.get(ROLLOUT_RS) is not None
+    if isinstance(node, Observe) or not (node.needs_extra_pass or (rejects and node.select is not None)):
         return None
     return (
         f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the extra pass over the mini-batch would "
@@ -415,10 +414,16 @@ ROWS = (
         "tests/worker/test_verl_contract.py",
     ),
     Row(
-        "rollout correction in bypass mode",
+        "weights in bypass mode",
         f"{BYPASS}=True {ROLLOUT_IS}=token",
-        remark="verl applies it in its own bypass loss alone",
-        refusal=correction_in_bypass_mode,
+        remark="they would correct twice; verl withholds them from its own PPO loss there",
+        refusal=weights_in_bypass_mode,
+    ),
+    Row(
+        "rejection in bypass mode",
+        f"{BYPASS}=True {ROLLOUT_RS}=seq_mean_k3",
+        TRAINING,
+        "by the current weights, as in verl's own bypass loss; every method: tests/worker/test_rejection.py",
     ),
     Row(
         "REINFORCE as verl's own bypass loss",

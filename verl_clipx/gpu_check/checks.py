@@ -11,11 +11,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, Bench, attention, loss_call, precision
+from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, ROLLOUT, Bench, attention, loss_call, precision
 from verl_clipx.gpu_check.losses import counted_kernels, counted_syncs
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.memory import memory
 from verl_clipx.gpu_check.report import Measured
+from verl_clipx.worker.planner import TOLERATED_IN_HALF
 from verl_clipx.worker.step import MicroBatch, in_micro_batch
 from verl_clipx.worker.traced_columns import Part
 from verl_clipx.worker.tracer import TracedRows
@@ -166,6 +167,19 @@ def bounds_in_bfloat16(bench: Bench) -> Measured:
     )
 
 
+def packings_in_bfloat16(bench: Bench) -> Measured:
+    """ACPO's bounds at ratio 1, against those of a training pass that packs the sequences otherwise, in bfloat16."""
+    tokens = (f"{ACTOR}.ppo_max_token_len_per_gpu=64", f"{ROLLOUT}.log_prob_max_token_len_per_gpu=256")
+    packed = (PACKING, f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.log_prob_use_dynamic_bsz=True", *tokens)
+    found = bench.update("+clipx=acpo", *HALF, *packed, recomputed=True)
+    difference = math.inf if found.closed_form_difference is None else found.closed_form_difference
+    return Measured(
+        difference <= TOLERATED_IN_HALF,
+        f"closed form and training pass {difference:.1e} of epsilon apart, at most {TOLERATED_IN_HALF:g}",
+        {"closed_form_difference": difference, "tolerance": TOLERATED_IN_HALF},
+    )
+
+
 def example_tokens(device: str) -> dict[str, Tensor]:
     """A micro-batch by the names of verl's policy-loss signature, (16, 96)."""
     generator = torch.Generator().manual_seed(0)
@@ -303,6 +317,7 @@ CHECKS = (
     Check("offload", offload),
     Check("fused kernels", fused_kernels),
     Check("bounds in bfloat16", bounds_in_bfloat16),
+    Check("packings in bfloat16", packings_in_bfloat16),
     Check("compiled", compiled),
     Check("syncs and kernels", syncs_and_kernels, needs_gpu),
     Check("memory", memory, needs_flash_attention),

@@ -99,6 +99,7 @@ class Update:
         bounds: what an adaptive method decided, by the update's position.
         receipt: largest difference between the gradient on log_prob and the announced one, of the largest gradient; NaN
             where nothing was compared.
+        closed_form_difference: as the worker logs it, of the first update; None where it made an extra pass.
         state_on: devices of the parameters and the optimizer's state after it.
         peak_bytes: most memory that tensors took on this GPU meanwhile; 0 on a CPU.
     """
@@ -107,6 +108,7 @@ class Update:
     change: dict[str, Tensor]
     bounds: dict[str, Tensor]
     receipt: float
+    closed_form_difference: float | None
     state_on: frozenset[str]
     peak_bytes: int
 
@@ -151,18 +153,19 @@ class Bench:
 
         return omega_conf_to_dataclass(self.configuration(*overrides).actor_rollout_ref.actor)
 
-    def update(self, *overrides: str, updates: int = 1, tied: bool = False) -> Update:
+    def update(self, *overrides: str, updates: int = 1, tied: bool = False, recomputed: bool = False) -> Update:
         """Trains from the saved weights on the sample.
 
         Args:
             overrides: as for `configuration`.
             updates: mini-batches that the rows are cut into.
             tied: which of the two models.
+            recomputed: whether old_log_probs are computed beforehand, as verl's trainers have it; else the sample's.
         """
         # What the run announces, and the worker's receipt compares.
         announced = (f"data.train_batch_size={updates}", f"{ACTOR}.ppo_mini_batch_size=1")
         config = self.configuration(*announced, *overrides, model=sample_folder(self.folder, tied))
-        return update(config, self.sample(tied=tied).rows, updates=updates)
+        return update(config, self.sample(tied=tied).rows, updates=updates, recomputed=recomputed)
 
 
 def composed(machine: Machine, model: Path, overrides: Sequence[str]) -> Any:
@@ -181,13 +184,14 @@ def composed(machine: Machine, model: Path, overrides: Sequence[str]) -> Any:
         return compose("ppo_trainer", [*hardware, *given, *COMMON, *overrides])
 
 
-def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
+def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bool = False) -> Update:
     """Builds verl's worker and updates its actor on rows.
 
     Args:
         config: verl's whole configuration.
         rows: of all ranks; each data-parallel rank takes its share.
         updates: mini-batches that they are cut into.
+        recomputed: as for `Bench.update`.
     """
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -202,7 +206,10 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         on_gpu = config.trainer.device == "cuda"
         if on_gpu:
             torch.cuda.reset_peak_memory_stats()
-        output = worker.update_actor(rollout_batch(share, mini_batch=len(rows) // updates))
+        data = rollout_batch(share, mini_batch=len(rows) // updates)
+        if recomputed:
+            data["old_log_probs"] = old_log_probs(worker, data.copy(), share)
+        output = worker.update_actor(data)
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0
         state_on = devices_of(engine)
         after = weights(engine)
@@ -218,9 +225,26 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1) -> Update:
         change={name: value - after[name] for name, value in before.items()},
         bounds={position: found.cpu() for position, found in bounds.items()},
         receipt=float(metrics.get(RECEIPT.key, [float("nan")])[0]),
+        closed_form_difference=metrics.get("clipx/closed_form_difference", [None])[0],
         state_on=state_on,
         peak_bytes=peak,
     )
+
+
+def old_log_probs(worker: Any, data: Any, rows: Sequence[Row]) -> Tensor:
+    """Log-probabilities of the responses as verl's trainers compute them before an update, jagged.
+
+    Args:
+        worker: verl's.
+        data: from `rollout_batch`.
+        rows: this rank's, of which it was made.
+    """
+    from verl.utils import tensordict_utils as tu
+
+    tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)
+    found = worker.compute_log_prob(data)["log_probs"].unbind()
+    responses = [values[row.prompt - 1 : -1].float() for row, values in zip(rows, found, strict=True)]
+    return torch.nested.as_nested_tensor(responses, layout=torch.jagged)
 
 
 @contextmanager

@@ -15,11 +15,19 @@ from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_stat
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.planner import MiniBatchStatistics
 from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.rejection import Rejection, remaining
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 
 def extra_pass(
-    settings: Settings, engine: Any, data: Any, step: OptimizerStep, *, cut: dict[str, Any], device: str
+    settings: Settings,
+    engine: Any,
+    data: Any,
+    step: OptimizerStep,
+    *,
+    cut: dict[str, Any],
+    device: str,
+    rejection: Rejection | None = None,
 ) -> MiniBatchStatistics:
     """Statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
 
@@ -30,15 +38,22 @@ def extra_pass(
         step: the optimizer step to come; the tokens of its pass alone count in the statistics behind the bounds.
         cut: how the engine cuts a mini-batch into micro-batches, where the data does not say so.
         device: where the statistics are summed.
+        rejection: what the loss will reject, which counts nowhere; None: nothing.
     """
     method = settings.method
     over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
     needs_entropy = over_mini_batch or "entropy" in method.asks_for
     statistics = torch.zeros(method.statistics_size, dtype=torch.float64, device=device)
     entropies = torch.zeros(ENTROPY_BUCKETS if over_mini_batch else 0, dtype=torch.float64, device=device)
+    selected = torch.zeros(1, dtype=torch.float64, device=device)
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
-        mask = padded(data["response_mask"]).bool()
+        whole = padded(data["response_mask"]).bool()
+        log_prob, old_log_prob = (
+            response_part(model_output["log_probs"], data, whole.shape[1]),
+            padded(data["old_log_probs"]),
+        )
+        mask = remaining(rejection, whole, log_prob=log_prob, old_log_prob=old_log_prob)
         known = micro_batch_of(settings, data, step)
         if needs_entropy:
             known.entropy = response_part(model_output["entropy"], data, mask.shape[1])
@@ -46,14 +61,16 @@ def extra_pass(
             inputs = inputs_of(
                 settings,
                 known,
-                log_prob=response_part(model_output["log_probs"], data, mask.shape[1]),
-                old_log_prob=padded(data["old_log_probs"]),
+                log_prob=log_prob,
+                old_log_prob=old_log_prob,
                 advantages=padded(data["advantages"]),
                 mask=mask,
             )
             statistics.add_(settings.functions(mask.device).statistics(inputs))
         if over_mini_batch:
             entropies.add_(entropy_statistics(known.entropy, mask))
+        elif settings.select is not None:
+            selected.add_(settings.select.counts(mask).sum(dtype=torch.float64))
         return torch.zeros((), device=mask.device), {}
 
     copy = data.copy()
@@ -62,7 +79,7 @@ def extra_pass(
     offload = tu.get(data, key="disable_auto_offload", default=False)
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
         engine.forward_backward_batch(copy, loss_function, forward_only=True)
-    return MiniBatchStatistics(statistics, entropies)
+    return MiniBatchStatistics(statistics, entropies, selected)
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:

@@ -8,7 +8,10 @@ import torch
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.base.method import NODE
+from verl_clipx.base.metric import Over
+from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.driver.config import Observe, Settings
+from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.worker.layout import padded, response_part, restricted
 from verl_clipx.worker.not_finite import not_finite_in, together
@@ -47,6 +50,33 @@ def with_exact_metrics(
     for name, value in micro_batch.values.items():
         metrics[name] = Metric(AggregationType.MEAN, value)
     return loss, metrics
+
+
+# Keys of what is divided by the number of the tokens that count.
+MEANS = frozenset(
+    [*(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS), *SUM_KEYS]
+) | frozenset(rollout_metrics.SUM_KEYS)
+
+
+def over_remaining(metrics: dict[str, Any]) -> None:
+    """Makes means over all tokens of a mini-batch means over those that the loss has not rejected, in place.
+
+    How many these are is known only after the update's last micro-batch.
+
+    Args:
+        metrics: of an update, from verl's train_batch: a `Metric` or, from each data-parallel rank, a list of them.
+    """
+    if REJECTED.key not in metrics:
+        return
+    left = 1 - float(Metric.aggregate_dp(ranks_of(metrics[REJECTED.key])))
+    for key in MEANS & metrics.keys():
+        for metric in ranks_of(metrics[key]):
+            metric.values = [value / left if left > 0 else value for value in metric.values]
+
+
+def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
+    """A metric of each data-parallel rank, of which there may be one."""
+    return metric if isinstance(metric, list) else [metric]
 
 
 def step_without_worker(settings: Settings) -> OptimizerStep:

@@ -4,7 +4,7 @@ Everything that ranks have to agree on goes through one all-reduce per optimizer
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -17,11 +17,13 @@ from verl_clipx.methods import Method
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.rejection import Rejection
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
-# A larger difference between the bounds at ratio 1 and those of the training pass ends the closed form.
-TOLERATED_DIFFERENCE = 1e-2
+# A larger difference between the bounds at ratio 1 and those of the training pass ends the closed form: in float32, and
+# where the engine computes in half precision. docs/scopes.md has what both rest on.
+TOLERATED_DIFFERENCE, TOLERATED_IN_HALF = 1e-2, 1.5
 
 # Probabilities at which bounds are compared.
 PROBES = 64
@@ -33,10 +35,12 @@ class MiniBatchStatistics(NamedTuple):
     Args:
         statistics: behind the bounds, (statistics_size,), float64.
         entropies: histogram of the tokens' entropies, float64; empty unless selection is over the mini-batch.
+        selected: number of the tokens that a selection in each sequence keeps, float64, (1,).
     """
 
     statistics: Tensor
     entropies: Tensor
+    selected: Tensor
 
 
 class StepPlanner:
@@ -46,7 +50,9 @@ class StepPlanner:
         settings: the clipx node.
         extra_pass: runs it, without gradient, over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
-        rejects: whether rollout correction takes tokens out of response_mask, which verl's own count keeps.
+        rejects: whether verl's trainer takes tokens out of response_mask, which its own count keeps.
+        rejection: what the loss rejects by the current weights, in bypass mode; None: nothing.
+        tolerated: from `tolerated_difference`.
     """
 
     def __init__(
@@ -56,9 +62,11 @@ class StepPlanner:
         extra_pass: Callable[[Any, OptimizerStep], MiniBatchStatistics],
         all_reduce: Callable[[Tensor], Tensor],
         rejects: bool = False,
+        rejection: Rejection | None = None,
+        tolerated: float = TOLERATED_DIFFERENCE,
     ):
         self.settings = settings
-        self.rejects = rejects
+        self.rejects, self.rejection, self.tolerated = rejects, rejection, tolerated
         self.method = settings.method
         self.state = ControllerState()
         # Whether no first update has been found yet whose ratio was taken for 1 and was not.
@@ -81,6 +89,17 @@ class StepPlanner:
             and without_entropy
             and self.ratio_starts_at_one
         )
+
+    @property
+    def counts_selected(self) -> bool:
+        """Whether it takes an extra pass to know how many tokens a selection in each sequence keeps."""
+        select = self.settings.select
+        return select is not None and select.over == "sequence" and self.rejection is not None
+
+    @property
+    def needs_extra_pass(self) -> bool:
+        """Whether some optimizer steps need the extra pass, without gradient."""
+        return self.settings.needs_extra_pass or self.counts_selected
 
     def passes(self, data: Any) -> list[TokenPass | None]:
         """The passes over a rollout batch: Lopti's two, or one over all tokens.
@@ -140,7 +159,7 @@ class StepPlanner:
             parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
         elif self.rejects:
             parts["counted"] = padded(data["response_mask"]).sum(dtype=torch.float64)[None]
-        if select is not None and select.over == "sequence":
+        if select is not None and select.over == "sequence" and not self.counts_selected:
             parts["selected"] = select.counts(padded(data["response_mask"])).sum(dtype=torch.float64)[None]
         return parts
 
@@ -153,12 +172,14 @@ class StepPlanner:
             parts["statistics"] = self._at_ratio_one(data, step)
         wanted = settings.adaptive and settings.scope == "mini_batch"
         by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
-        if settings.selects_over_mini_batch or by_extra_pass:
+        if settings.selects_over_mini_batch or by_extra_pass or self.counts_selected:
             found = self._extra_pass(data, step)
             if by_extra_pass:
                 parts["statistics"] = found.statistics
             if settings.selects_over_mini_batch:
                 parts["entropies"] = found.entropies
+            if self.counts_selected:
+                parts["selected"] = found.selected
         return parts
 
     def _decide(self, step: OptimizerStep, totals: dict[str, Tensor]) -> None:
@@ -197,7 +218,7 @@ class StepPlanner:
         if step.assumed is None or step.collected is None:
             return None
         difference = bounds_difference(self.method, step.assumed, step.collected.to(step.assumed.device))
-        self._alarmed = difference > TOLERATED_DIFFERENCE
+        self._alarmed = difference > self.tolerated
         return difference
 
     def restore(self, state: ControllerState) -> None:
@@ -241,6 +262,17 @@ class StepPlanner:
         device = next((part.device for part in parts.values() if part.device.type != "cpu"), torch.device("cpu"))
         total = self._all_reduce(torch.cat([part.to(device) for part in parts.values()]))
         return dict(zip(parts, total.split([len(part) for part in parts.values()]), strict=True))
+
+
+def tolerated_difference(engine: Any) -> float:
+    """How far bounds at ratio 1 may be from those of the training pass before they count as wrong.
+
+    Args:
+        engine: verl's configuration of the actor's engine, which computes in bfloat16 unless it says otherwise.
+    """
+    precision = getattr(engine, "mixed_precision", None)
+    dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
+    return TOLERATED_DIFFERENCE if str(dtype) in ("fp32", "float32", "32") else TOLERATED_IN_HALF
 
 
 def differing_log_probs(data: Any) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.method import NODE, Method, declared
-from verl_clipx.base.shared_metrics import SELECTED
+from verl_clipx.base.shared_metrics import REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings, settings_without_group
 from verl_clipx.driver.hydra_nodes import refuse_padded_length
@@ -18,6 +18,7 @@ from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.loss.metrics import TOKENS, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
+from verl_clipx.worker.rejection import rejection_of, remaining
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
 
 
@@ -104,7 +105,8 @@ def policy_loss(
     if micro_batch is None:
         refuse_outside_worker(settings, sys._getframe(1))
     known = micro_batch or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
-    mask = response_mask.bool()
+    whole = response_mask.bool()
+    mask = remaining(rejection_of(config.policy_loss), whole, log_prob=log_prob, old_log_prob=old_log_prob)
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
     functions = settings.functions(mask.device)
 
@@ -119,7 +121,8 @@ def policy_loss(
     if settings.select is not None:
         selected, value, weighted = with_selection(settings, known, mask, value, weighted)
     if known.traced is not None:
-        known.traced.of_method(settings, inputs, decision, factor, selected)
+        kept = mask if selected is None and mask is not whole else selected
+        known.traced.of_method(settings, inputs, decision, factor, kept, whole)
 
     # For verl's aggregation: the tokens that it averages over, and their number over the mini-batch.
     averaged = mask
@@ -132,6 +135,8 @@ def policy_loss(
     loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **normalisers)
 
     metrics = sums_to_log(settings, known, inputs, sums, selected)
+    if micro_batch is not None and mask is not whole:
+        metrics[REJECTED.key] = number_of(whole & ~mask, known.counted)
     values, counts = decision_to_log(settings, known.step, statistics, decision)
     host_sums, host_values, host_counts, own = to_host(metrics, values, counts, {"loss": loss.detach()})
     if micro_batch is not None:
@@ -231,15 +236,20 @@ def sums_to_log(
     """
     dual_clipped = getattr(settings.method, "dual_clip", None) is not None
     metrics = token_metrics(sums, dual_clipped=dual_clipped, detailed=settings.detailed)
-    counted = inputs.mask if known.counted is None else inputs.mask & known.counted
     # In a sequence it is the ratio but for rounding.
     if selected is not None and (settings.detailed or settings.selects_over_mini_batch):
-        metrics[SELECTED.key] = (selected & counted).sum(dtype=torch.float64)
+        metrics[SELECTED.key] = number_of(selected, known.counted)
     if known.age is not None:
         rollout = known.rollout_log_prob
         moved = None if rollout is None else torch.where(inputs.mask, inputs.log_prob.detach() - rollout, 0.0)
+        counted = inputs.mask if known.counted is None else inputs.mask & known.counted
         metrics |= staleness_sums(known.age, log_ratio=moved, mask=counted)
     return metrics
+
+
+def number_of(tokens: Tensor, counted: Tensor | None) -> Tensor:
+    """How many of the tokens count, 0-d float64: both bool, (sequences, response length); None: all count."""
+    return (tokens if counted is None else tokens & counted).sum(dtype=torch.float64)
 
 
 def decision_to_log(

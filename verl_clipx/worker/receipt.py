@@ -11,7 +11,7 @@ updates of the first rollout batch as many as announced. Later updates pay nothi
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from verl_clipx.base.method import NODE
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
+from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.worker.layout import flat, padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
@@ -31,6 +32,10 @@ logger = logging.getLogger(__name__)
 # Ratios of the probe. In the order of the tokens both signs of A come at each, and neighbours are far apart.
 RATIOS = (0.3, 4.0)
 STEPS, STRIDE = 31, 12
+
+# Of the probes under rejection, which neighbouring sequences take in turn: how far the log-ratios are from 0, as a
+# factor, and whether their mean over the sequence is 0. Any of verl's criteria finds some too far and some not.
+PROBES = ((1.0, False), (1.0, True), (0.1, True), (0.003, True))
 
 # By how much of the largest gradient two may differ, in units of what log_prob's dtype resolves.
 RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
@@ -98,6 +103,8 @@ class Receipt:
         self._settings, self._run, self._stops = settings, run, stops
         self._loss_fn, self._called = loss_fn, called
         self._announced: Difference | None = None
+        # How many tokens verl would reject there.
+        self._rejected = 0
         self._backward: list[Difference] = []
         self._gap: float | None = None
         # Of the update under way: its number, and whether a backward pass of it is awaited.
@@ -128,6 +135,7 @@ class Receipt:
             RuntimeError: the policy's term is not the announced one, and `stops`.
         """
         if self._announced is None:
+            self._hold_corrections(data)
             self._announced = self._compare_with_announced(step, model_output, data, dp_group)
             self._gap = gap_to_rollout(data)
         if self._awaited or len(self._backward) > (self._update > 0):
@@ -209,6 +217,8 @@ class Receipt:
             f"clipx_{self._settings.method.name} under {self._run.loss_agg_mode} to {self._announced.largest:.1e} of "
             "the largest"
         ]
+        if self._rejected:
+            parts.append(f"verl's {self._run.options[ROLLOUT_RS]} leaves {self._rejected} of them without any")
         updates = ["the first update's", f"a later one's, {SHARE_APART:.0%} of its tokens {APART:g} away from F = 1,"]
         parts += [
             f"in {which} backward pass to {one.largest:.1e}"
@@ -222,20 +232,48 @@ class Receipt:
         adaptive = self._settings.adaptive and self._settings.scope == "mini_batch"
         return adaptive and step.statistics is not None and step.assumed is None
 
+    def _hold_corrections(self, data: Any) -> None:
+        """Raises if verl's trainer has left out what it corrects in decoupled mode, and the receipt stops runs."""
+        options = self._run.options
+        if options.get(BYPASS):
+            return
+        if options.get(ROLLOUT_IS) is not None and "rollout_is_weights" not in data:
+            self._wrong(f"the samples came without the weights of {ROLLOUT_IS}={options[ROLLOUT_IS]}")
+        if options.get(ROLLOUT_RS) is None or not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
+            return
+        whole, mask = (padded(data[key]).bool() for key in ("loss_mask", "response_mask"))
+        if whole.shape != mask.shape:
+            return
+        old, rollout = (padded(data[key]) for key in ("old_log_probs", "rollout_log_probs"))
+        # Where the trainer rejects in both masks, a sequence's divergence is that of the tokens that are left.
+        several = len(str(options[ROLLOUT_RS]).split(",")) > 1
+        wrong = int((mask & ~left_by_verl(options, whole, old - rollout)).sum())
+        if wrong and not (several and torch.equal(whole, mask)):
+            self._wrong(f"{wrong} tokens that {ROLLOUT_RS}={options[ROLLOUT_RS]} rejects came as if it did not")
+
     def _compare_with_announced(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Any:
-        probe = probed(model_output, data)
+        rejects = self._run.options.get(BYPASS) and self._run.options.get(ROLLOUT_RS) is not None
+        found = []
+        for first in range(len(PROBES) if rejects else 1):
+            probe = probed(model_output, data, PROBES[first:] + PROBES[:first] if rejects else PROBES[:1])
+            one = self._compare_under(probe, step, model_output, dp_group)
+            if one is not None:
+                self._hold(f"at ratios from {RATIOS[0]:g} to {RATIOS[1]:g}", one)
+                found.append(one)
+        if not found:
+            return None
+        return max(found)._replace(tokens=sum(one.tokens for one in found))
+
+    def _compare_under(self, probe: Any, step: OptimizerStep, model_output: Any, dp_group: Any) -> Difference | None:
         whole = self._gradient(step, model_output, probe, dp_group)
         with no_policy_loss():
             besides = self._gradient(step, model_output, probe, dp_group)
         call = self._called(aside(step), leaf_of(model_output)[0], probe)
         expected = announced_gradient(self._settings, self._run, call)
-        width = expected.shape[1]
         # With the mask: a token without gradient by its place in the model's output is not one more that agrees.
-        mask = padded(data["response_mask"]).bool()
-        found = difference(response_part(whole - besides, data, width)[mask], expected[mask])
-        if found is not None:
-            self._hold(f"at ratios from {RATIOS[0]:g} to {RATIOS[1]:g}", found)
-        return found
+        mask = padded(probe["response_mask"]).bool()
+        self._rejected += int((mask & ~left_in_bypass_mode(self._run, call, mask)).sum())
+        return difference(response_part(whole - besides, probe, expected.shape[1])[mask], expected[mask])
 
     def _gradient(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Tensor:
         """The whole loss's gradient on the model's log-probabilities, (tokens,)."""
@@ -249,7 +287,8 @@ class Receipt:
 
     def _tells_apart(self, step: OptimizerStep, model_output: Any, data: Any) -> bool:
         mask = padded(data["response_mask"]).bool()
-        weight = announced_weight(self._settings, self._called(aside(step), leaf_of(model_output)[0], data))[0]
+        call = self._called(aside(step), leaf_of(model_output)[0], data)
+        weight, _, _ = announced_weight(self._settings, self._run, call)
         return bool(((weight - 1).abs() > APART)[mask].double().mean() >= SHARE_APART)
 
     def _hold(self, where: str, found: Difference) -> None:
@@ -266,15 +305,19 @@ class Receipt:
         logger.warning("clipx: %s.", message)
 
 
-def announced_weight(settings: Settings, call: Call) -> tuple[Tensor, Tensor]:
+def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Tensor, Tensor, Tensor]:
     """F and F * A of each token as announced, by the formulas themselves: (sequences, response length), 0 outside.
 
     Args:
         settings: the clipx node.
+        run: what is announced of the run.
         call: what verl's loss function gets.
+
+    Returns:
+        F, F * A, and the tokens that are not rejected, bool.
     """
     known, data = call.micro_batch, call.data
-    mask = padded(data["response_mask"]).bool()
+    mask = left_in_bypass_mode(run, call, padded(data["response_mask"]).bool())
     inputs = inputs_of(
         settings,
         known,
@@ -288,7 +331,7 @@ def announced_weight(settings: Settings, call: Call) -> tuple[Tensor, Tensor]:
         decision = method.decide(token_statistics(method, settings.shaping, inputs))
     tokens = tokens_in(method, settings.shaping, inputs)
     weight = torch.where(mask, method.gradient_weight(tokens, method.bounds(tokens, decision)), 0.0)
-    return weight, torch.where(mask, weight * tokens.advantages, 0.0)
+    return weight, torch.where(mask, weight * tokens.advantages, 0.0), mask
 
 
 def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
@@ -302,8 +345,7 @@ def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
     from verl.trainer.ppo.core_algos import agg_loss
 
     known, data = call.micro_batch, call.data
-    _, weighted = announced_weight(settings, call)
-    averaged = padded(data["response_mask"]).bool()
+    _, weighted, averaged = announced_weight(settings, run, call)
     if "rollout_is_weights" in data:
         weighted = weighted * padded(data["rollout_is_weights"])
     tokens = data["batch_num_tokens"]
@@ -327,21 +369,58 @@ def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
     return -weighted * torch.autograd.grad(total, ones)[0]
 
 
+def left_in_bypass_mode(run: RunFacts, call: Call, mask: Tensor) -> Tensor:
+    """The tokens that verl's own bypass loss would leave, by verl's own code: bool, (sequences, response length).
+
+    Args:
+        run: what is announced of the run.
+        call: what verl's loss function gets.
+        mask: bool, of all of them.
+    """
+    if not run.options.get(BYPASS) or run.options.get(ROLLOUT_RS) is None:
+        return mask
+    log_prob = response_part(call.model_output["log_probs"], call.data, mask.shape[1])
+    return left_by_verl(run.options, mask, log_prob - padded(call.data["old_log_probs"]))
+
+
+def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
+    """The tokens that verl's rejection leaves: bool, (sequences, response length).
+
+    Args:
+        options: of the run.
+        mask: bool, (sequences, response length).
+        log_ratio: to the rollout policy, likewise.
+    """
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    if not mask.any():
+        return mask
+    names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
+    return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
+
+
 def aside(step: OptimizerStep) -> OptimizerStep:
     """An optimizer step like this one, to which a call leaves nothing behind."""
     return dataclasses.replace(step, collect=False, not_finite={})
 
 
-def probed(model_output: Any, data: Any) -> Any:
+def probed(model_output: Any, data: Any, probes: Sequence[tuple[float, bool]] = PROBES[:1]) -> Any:
     """A micro-batch with the receipt's old log-probabilities and advantages; the given one is not changed.
 
     Args:
         model_output, data: verl's loss function's arguments.
+        probes: of `PROBES`, which the sequences take in turn.
     """
     mask = padded(data["response_mask"]).bool()
     number = mask.flatten().cumsum(0).view(mask.shape) - 1
     low, high = (math.log(ratio) for ratio in RATIOS)
     log_ratio = low + (high - low) * (number * STRIDE % STEPS) / (STEPS - 1)
+    scales, centred = (
+        torch.tensor([probe[part] for probe in probes], device=mask.device)[torch.arange(len(mask)) % len(probes), None]
+        for part in (0, 1)
+    )
+    mean = torch.where(mask, log_ratio, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
+    log_ratio = scales * (log_ratio - torch.where(centred, mean, 0.0))
     sign = 1 - 2 * (number % 2)
     probe = data.copy()
     probe["old_log_probs"] = response_part(model_output["log_probs"], data, mask.shape[1]).float() - log_ratio

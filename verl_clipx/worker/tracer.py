@@ -64,7 +64,13 @@ class TracedRows:
         self.places, self.responses, self.parts, self.entropy = places, responses, parts, entropy
 
     def of_method(
-        self, settings: Settings, inputs: Inputs, decision: Tensor, factor: Tensor | None, selected: Tensor | None
+        self,
+        settings: Settings,
+        inputs: Inputs,
+        decision: Tensor,
+        factor: Tensor | None,
+        selected: Tensor | None,
+        whole: Tensor,
     ) -> None:
         """Adds what a method of the plugin does.
 
@@ -73,7 +79,8 @@ class TracedRows:
             inputs: the micro-batch.
             decision: what the method decided.
             factor: of verl's rollout correction on F, (sequences, length), or None.
-            selected: what entropy selection kept, bool, (sequences, length), or None.
+            selected: what entropy selection kept and bypass mode did not reject, bool, (sequences, length), or None.
+            whole: the mask, with what bypass mode rejected, which is traced as if it stayed, but for its weight of 0.
         """
         with without_gradient(inputs.mask):
             of_rows = torch.ones((), device=inputs.mask.device) if factor is None else self._rows(factor)
@@ -82,7 +89,13 @@ class TracedRows:
                 kept["selected"] = self._rows(selected)
                 of_rows = of_rows * kept["selected"]
             rows = Inputs(*(None if values is None else self._rows(values) for values in inputs))
-            self.add(token_trace(settings.method, settings.shaping, rows, decision, of_rows), kept)
+            trace = token_trace(settings.method, settings.shaping, rows, decision, of_rows)
+            if whole is not inputs.mask:
+                every = rows._replace(mask=self._rows(whole))
+                rejected = token_trace(settings.method, settings.shaping, every, decision, of_rows)
+                pairs = zip(trace, rejected, strict=True)
+                trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
+            self.add(trace, kept)
 
     def of_gradient(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor) -> None:
         """Adds what a loss of verl's does.

@@ -22,18 +22,19 @@ from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.config import Observe, Settings, clip_range
 from verl_clipx.driver.hydra_nodes import RunFacts
 from verl_clipx.driver.receipt import stops
-from verl_clipx.driver.support import ROLLOUT_RS
+from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
 from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
-from verl_clipx.worker.loss_function import call_of, with_micro_batch
+from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
 from verl_clipx.worker.not_finite import NotFiniteLog, not_finite_in
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
-from verl_clipx.worker.planner import TOLERATED_DIFFERENCE, MiniBatchStatistics, StepPlanner
+from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner, tolerated_difference
 from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.state import ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
@@ -73,7 +74,7 @@ class ClipxTraining:
     for_reference: bool = False
     # Whether the run has had a sample of older weights; where it can't, the age of samples is a constant.
     stale: bool = False
-    # Whether rollout correction rejects tokens.
+    # Whether verl's trainer rejects tokens before the worker gets them.
     rejects: bool = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -86,7 +87,7 @@ class ClipxTraining:
         refuse_attention_on_a_slice(self.engine)
         config, device = loss_fn.keywords["config"], get_device_id()
         run, functions = config.policy_loss.run, settings.functions(device)
-        self.rejects = run.options.get(ROLLOUT_RS) is not None
+        self.rejects = run.options.get(ROLLOUT_RS) is not None and not run.options.get(BYPASS)
         # verl trains the critic alone in the steps before this one, and counts them.
         self.parameter_sync_step = run.batches_a_step
         self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.batches_a_step)
@@ -107,8 +108,10 @@ class ClipxTraining:
                 extra_pass=self._extra_pass,
                 all_reduce=self._all_reduce,
                 rejects=self.rejects,
+                rejection=rejection_of(config.policy_loss),
+                tolerated=tolerated_difference(self.engine_config),
             )
-            if settings.needs_extra_pass:
+            if self.planner.needs_extra_pass:
                 refuse_dropout(self.engine.module)
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
@@ -208,11 +211,13 @@ class ClipxTraining:
             difference = self.planner.finish(self.step, taken=self._taken(data))
         finally:
             self.step = None
+        if output is not None:
+            over_remaining(tu.get(output, "metrics"))
         if self.batch is not None:
             self.batch.update += 1
         if difference is not None and output is not None:
             tu.get(output, "metrics")[CLOSED_FORM_DIFFERENCE.key] = difference
-            if difference > TOLERATED_DIFFERENCE:
+            if difference > self.planner.tolerated:
                 logger.warning(RATIO_NOT_ONE, difference)
         return output
 
@@ -332,7 +337,10 @@ class ClipxTraining:
         keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
         cut = {key: getattr(self.engine_config, key) for key in keys}
         cut["use_remove_padding"] = self.model_config.get("use_remove_padding", False)
-        return extra_pass(self.planner.settings, self.engine, data, step, cut=cut, device=get_device_id())
+        planner, device = self.planner, get_device_id()
+        return extra_pass(
+            planner.settings, self.engine, data, step, rejection=planner.rejection, cut=cut, device=device
+        )
 
     def _all_reduce(self, vector: torch.Tensor) -> torch.Tensor:
         total = vector.to(get_device_id())
