@@ -48,14 +48,15 @@ def check_together(run: Run) -> None:
     assert (run.log["actor/entropy"] > 0).all()
 
 
-def check_run(run: Run, *, rollout_difference: float = 1e-4) -> None:
+def check_run(run: Run, *, rollout_difference: float = 1e-4, tolerance: float = 1e-3) -> None:
     """What holds under every option.
 
     Args:
         run: two steps.
         rollout_difference: the rollout's probabilities are those of the trained weights, but for this.
+        tolerance: as for `check_adapted`.
     """
-    check_adapted(run, [1, 2], updates=2)
+    check_adapted(run, [1, 2], updates=2, tolerance=tolerance)
     check_all_tokens(run)
     for metric in check_receipt(run).filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric
@@ -96,7 +97,8 @@ def test_fused_kernels_under_hybrid_sharding(task, tmp_path):
 def test_bfloat16(task, tmp_path):
     run = train_acpo(task, tmp_path, f"{FSDP}.mixed_precision.param_dtype=bf16")
     # The rollout stays in float32.
-    check_run(run, rollout_difference=0.05)
+    # Both passes round, also where the first update's bounds are those at ratio 1.
+    check_run(run, rollout_difference=0.05, tolerance=0.3)
     assert run.log["training/rollout_probs_diff_max"].max() > 1e-4
 
 
