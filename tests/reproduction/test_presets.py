@@ -1,6 +1,6 @@
 """The papers' presets on verl's real configuration: each composes and is accepted by verl's own checks, and says what
 the papers say, by hand; its loss and gradient are finite. Not covered: a run; the model, which verl's own dataclass
-would fetch; the presets of cpu/ (test_table_cpu_presets.py).
+would fetch; the presets of cpu/ (test_presets_cpu.py).
 
 A preset is merged last, so composing its own files alone and merging them onto verl's configuration gives what Hydra
 gives for both together, in a tenth of the time; one test compares the two.

@@ -2,7 +2,7 @@
 committed ones: few files, and values that stay (configurations.json, written by `python -m
 tests.reproduction.configurations`).
 
-Not covered: what the rows say (test_presets.py, test_table_cpu_presets.py), where their values come from
+Not covered: what the rows say (test_presets.py, test_presets_cpu.py), where their values come from
 (test_origins.py), an installed wheel (tests/end_to_end/test_wheel.py).
 """
 

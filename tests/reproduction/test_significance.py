@@ -1,7 +1,7 @@
 """Comparing a table's rows with its baseline: what is compared with what, Holm's correction by column and baseline, and
 how it is printed.
 
-Not covered: the formulas (tests/statistics), reading runs (test_table_collect.py).
+Not covered: the formulas (tests/statistics), reading runs (test_collect.py).
 """
 
 import json

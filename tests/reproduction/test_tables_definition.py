@@ -2,7 +2,7 @@
 fit together is refused.
 
 That the numbers are the papers' is not tested here: there is no second source of them. Footnotes on what does not agree
-in the papers: test_table_footnotes.py.
+in the papers: test_footnotes.py.
 """
 
 import re

@@ -1,8 +1,8 @@
 """Which printed numbers can come out of the estimator, questions and samples that their table states, and which cannot.
 Which estimator a paper took follows from that for DGPO's pass@k.
 
-Not covered: the footnotes that name them (test_table_footnotes.py); means over benchmarks and gains, which
-test_table_definitions.py computes from the printed numbers.
+Not covered: the footnotes that name them (test_footnotes.py); means over benchmarks and gains, which
+test_tables_definition.py computes from the printed numbers.
 """
 
 from fractions import Fraction
