@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from jinja2 import Environment, PackageLoader, StrictUndefined
+
 from verl_clipx.reproduction.footnotes import footnotes_of, marks
 from verl_clipx.reproduction.page import MINUS, Cell, Page, printed
 from verl_clipx.reproduction.significance import significance_page
@@ -35,7 +37,7 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
     if results is not None and results["table"] != table.name:
         raise ValueError(f"the results are of table {results['table']}, not of {table.name}; collect them again")
     pages = [build_page(table, results), significance_page(table, results) if results else None]
-    return "\n".join(FORMATS[markup](page) for page in pages if page)
+    return "\n".join(_written(page, markup) for page in pages if page)
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
@@ -129,50 +131,6 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _markdown(page: Page) -> str:
-    def text(value: str) -> str:
-        return value.replace("|", "\\|")
-
-    def raised(notes: tuple[str, ...]) -> str:
-        return "".join(f"<sup>{mark}</sup>" for mark in notes)
-
-    def cell(one: Cell) -> str:
-        return "<br>".join(filter(None, [one.expected, f"**{one.measured}**" if one.measured else ""]))
-
-    lines = [f"### {page.title}", ""]
-    lines.append("| | " + " | ".join(text(name) + raised(notes) for name, notes in page.head) + " |")
-    lines.append("|---|" + "---|" * len(page.head))
-    for name, notes, cells in page.rows:
-        lines.append(f"| {text(name)}{raised(notes)} | " + " | ".join(map(cell, cells)) + " |")
-    lines += ["", *(line + "\n" for line in page.below)]
-    lines += [f"{raised((mark,))} {note}\n" for mark, note in page.footnotes]
-    return "\n".join(lines).rstrip() + "\n"
-
-
-def _html(page: Page) -> str:
-    def text(value: str) -> str:
-        return _CODE.sub(r"<code>\1</code>", html.escape(value))
-
-    def raised(notes: tuple[str, ...]) -> str:
-        return "".join(f"<sup>{text(mark)}</sup>" for mark in notes)
-
-    def cell(one: Cell) -> str:
-        measured = f"<strong>{text(one.measured)}</strong>" if one.measured else ""
-        return "<br>".join(filter(None, [text(one.expected), measured]))
-
-    lines = ["<table>", f"<caption>{text(page.title)}</caption>", "<thead>"]
-    head = "".join(f"<th>{text(name)}{raised(notes)}</th>" for name, notes in page.head)
-    lines += [f"<tr><th></th>{head}</tr>", "</thead>", "<tbody>"]
-    for name, notes, cells in page.rows:
-        lines.append(
-            f"<tr><th>{text(name)}{raised(notes)}</th>" + "".join(f"<td>{cell(one)}</td>" for one in cells) + "</tr>"
-        )
-    lines += ["</tbody>", "</table>"]
-    lines += [f"<p>{text(line)}</p>" for line in page.below]
-    lines += [f"<p>{raised((mark,))} {text(note)}</p>" for mark, note in page.footnotes]
-    return "\n".join(lines) + "\n"
-
-
 # Words in back quotes, which Markdown sets as code.
 _CODE = re.compile("`([^`]+)`")
 
@@ -185,28 +143,21 @@ _LATEX_ESCAPES = {
     "\u2026": r"\dots{}",
 }
 
-
-def _latex(page: Page) -> str:
-    def text(value: str) -> str:
-        escaped = "".join(_LATEX_ESCAPES.get(character, character) for character in value)
-        return _CODE.sub(r"\\texttt{\1}", escaped)
-
-    def raised(notes: tuple[str, ...]) -> str:
-        return "".join(f"\\textsuperscript{{{mark}}}" for mark in notes)
-
-    def cell(one: Cell) -> str:
-        parts = list(filter(None, [text(one.expected), f"\\textbf{{{text(one.measured)}}}" if one.measured else ""]))
-        return "\\shortstack{" + r" \\ ".join(parts) + "}" if len(parts) > 1 else "".join(parts)
-
-    lines = [r"\begin{table}", f"\\caption{{{text(page.title)}}}", f"\\begin{{tabular}}{{l{'c' * len(page.head)}}}"]
-    head = " & ".join(["", *(text(name) + raised(notes) for name, notes in page.head)])
-    lines += [r"\hline", head + r" \\", r"\hline"]
-    for name, notes, cells in page.rows:
-        lines.append(" & ".join([text(name) + raised(notes), *map(cell, cells)]) + r" \\")
-    lines += [r"\hline", r"\end{tabular}"]
-    below = [text(line) for line in page.below] + [f"{raised((mark,))} {text(note)}" for mark, note in page.footnotes]
-    lines += [f"\\par\\footnotesize {line}" for line in below]
-    return "\n".join([*lines, r"\end{table}"]) + "\n"
+# How a text is written in each format; templates/table.<format> has the table around it.
+FORMATS: dict[str, Callable[[str], str]] = {
+    "markdown": lambda text: text.replace("|", "\\|"),
+    "html": lambda text: _CODE.sub(r"<code>\1</code>", html.escape(text)),
+    "latex": lambda text: _CODE.sub(r"\\texttt{\1}", text.translate(str.maketrans(_LATEX_ESCAPES))),
+}
 
 
-FORMATS: dict[str, Callable[[Page], str]] = {"markdown": _markdown, "html": _html, "latex": _latex}
+def _written(page: Page, markup: str) -> str:
+    environment = Environment(
+        loader=PackageLoader("verl_clipx.reproduction"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["text"] = FORMATS[markup]
+    return environment.get_template(f"table.{markup}").render(page=page)
