@@ -304,7 +304,7 @@ def test_rank_0_of_the_workers_prints_the_driver_s_line(capsys, monkeypatch, ran
     given = []
     verl_s = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
     worker = type("Worker", (ClipxTraining, verl_s), {})()
-    worker.rank = rank
+    worker.rank, worker.engine_config = rank, None
     worker.engine = SimpleNamespace(optimizer_step=None, infer_batch=None, module=None)
     worker.set_loss_fn(partial(ppo_loss, config=actor_of(config)))
     assert given and capsys.readouterr().out.splitlines().count(line) == times

@@ -44,7 +44,7 @@ class Bench:
 
 def updated(*gradient, loss=0.5, state_on=("cpu",), bounds=()):
     change = {"a": torch.tensor(gradient), "not among the expected": torch.ones(2)}
-    return Update(loss, change, {"update_1": torch.tensor(bounds)}, 1e-7, frozenset(state_on), 0)
+    return Update(loss, change, {"update_1": torch.tensor(bounds)}, 1e-7, None, frozenset(state_on), 0)
 
 
 RIGHT = updated(3.0, 4.0)

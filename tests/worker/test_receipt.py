@@ -313,7 +313,9 @@ REJECTION_FAULTS = {
     "a whole micro-batch rejected for one token": (
         lambda right, mask, new, old: mask & bool((right.remaining(mask, new, old) == mask).all())
     ),
-    "twice the divergence allowed": lambda right, mask, new, old: right.remaining(mask, old + (new - old) / 2, old),
+    "a hundred times the divergence allowed": (
+        lambda right, mask, new, old: right.remaining(mask, old + (new - old) / 100, old)
+    ),
     "a divergence from another policy": lambda right, mask, new, old: right.remaining(mask, new, old - 1),
 }
 

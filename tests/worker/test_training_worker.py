@@ -182,7 +182,7 @@ def test_a_worker_that_steps_by_itself_gets_the_rest(actor, overrides):
 class VerlsWorker:
     """What the plugin's part of a worker needs of verl's: rank 0 of one, whose rollout batch is one mini-batch."""
 
-    rank, model_config = 0, SimpleNamespace(tokenizer=None)
+    rank, model_config, engine_config = 0, SimpleNamespace(tokenizer=None), SimpleNamespace()
 
     def __init__(self, config, output):
         self.output = output
