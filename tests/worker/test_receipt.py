@@ -474,8 +474,12 @@ def test_it_changes_no_gradient_no_statistics_and_no_data(actor):
     assert torch.equal(*gradients)
 
 
-def logged(*, metrics, node):
-    """What a trainer's Tracking does with a first step's metrics under a clipx node."""
+OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
+OF_RUN |= {"algorithm.adv_estimator": "grpo"}
+
+
+def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
+    """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
     module = types.ModuleType("tracking")
 
     class Tracking:
@@ -487,31 +491,54 @@ def logged(*, metrics, node):
 
     module.Tracking = Tracking
     of_trainer.install(module)
-    actor_node = {"strategy": "fsdp2", "policy_loss": {"clipx": node}}
-    tracking = module.Tracking("p", "e", config={"actor_rollout_ref": {"actor": actor_node}})
-    for step, data in enumerate(metrics, 1):
-        tracking.log(data=data, step=step)
+    policy_loss = {"clipx": node, "run": {"options": options}}
+    config = {"actor_rollout_ref": {"actor": {"policy_loss": policy_loss}}, "trainer": {"critic_warmup": critic_warmup}}
+    tracking = module.Tracking("p", "e", config=config)
+    for number, data in enumerate(metrics, 1):
+        tracking.log(data=data, step=number)
     return tracking.seen
 
 
-UPDATED = {"actor/pg_loss": 0.1}
+VALIDATED, OF_SYNC, ACPO = {"val/score": 1.0}, {"timing_s/param_sync": 0.1}, {"method": "acpo"}
 
 
-def test_the_trainer_stops_at_the_first_update_without_a_receipt():
+def trained(step, **of_worker):
+    """What a trainer logs of a step, with what a worker gave it."""
+    return {"training/global_step": step, "training/epoch": 0} | of_worker
+
+
+@pytest.mark.parametrize("of_worker", [{}, {"actor/loss": 0.1}, {"actor/pg_loss": 0.1}], ids=str)
+def test_the_trainer_stops_at_the_first_step_without_a_receipt(of_worker):
     with pytest.raises(RuntimeError, match=r"clipx/receipt.*clipx\.receipt=off"):
-        logged(metrics=[{"val/score": 1.0}, UPDATED], node={"method": "acpo"})
-    with_receipt = UPDATED | {"actor/clipx/receipt": 1e-7}
-    assert logged(metrics=[{"val/score": 1.0}, with_receipt, UPDATED], node={"method": "acpo"}) == [1, 2, 3]
+        logged(metrics=[VALIDATED, OF_SYNC, trained(1, **of_worker)], node=ACPO)
+    with_receipt = trained(1, **{"actor/clipx/receipt": 1e-7})
+    assert logged(metrics=[VALIDATED, with_receipt, trained(2, **of_worker)], node=ACPO) == [1, 2, 3]
+
+
+def test_the_trainer_expects_none_of_steps_that_train_the_critic_alone():
+    before = [trained(1), trained(2)]
+    assert logged(metrics=before, node=ACPO, critic_warmup=3) == [1, 2]
+    with pytest.raises(RuntimeError, match="clipx/receipt"):
+        logged(metrics=[*before, trained(3)], node=ACPO, critic_warmup=3)
+
+
+def test_where_no_test_covers_the_run_the_trainer_warns(caplog):
+    options = OF_RUN | {"actor_rollout_ref.actor.strategy": "megatron"}
+    assert logged(metrics=[trained(1)], node=ACPO, options=options) == [1]
+    assert "has no clipx/receipt" in caplog.text
 
 
 @pytest.mark.parametrize("node", [None, {"method": "observe"}, {"method": "acpo", "receipt": "off"}])
 def test_the_trainer_expects_none_where_none_is_due(node):
-    assert logged(metrics=[UPDATED], node=node) == [1]
+    assert logged(metrics=[trained(1)], node=node) == [1]
 
 
 @pytest.mark.parametrize(
     ("receipt", "strategy", "expected"),
-    [("auto", "fsdp2", True), ("auto", "megatron", False), ("stop", "megatron", True), ("warn", "fsdp", False)],
+    [
+        *(("auto", "fsdp2", True), ("auto", "fsdp", False), ("auto", "megatron", False)),
+        *(("stop", "megatron", True), ("warn", "fsdp2", False)),
+    ],
 )
 def test_where_a_difference_stops_the_run(receipt, strategy, expected):
-    assert of_trainer.stops(receipt, strategy) is expected
+    assert of_trainer.stops(receipt, OF_RUN | {"actor_rollout_ref.actor.strategy": strategy}) is expected
