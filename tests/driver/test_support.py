@@ -1,8 +1,9 @@
 """Which of verl's options the driver refuses, and what of them only a worker can see.
 
 Covers: every refusal through a composed configuration, with the nearest run that is served; that each untested option
-is seen in one; the attention of a real model under sequence parallelism, FSDP-Turbo's own by verl's code; which rank writes the state; docs/support.md's table; that verl can resolve what the
-refusals read. Not covered: that what is said to run does (the tests that the table names).
+is seen in one; the attention of a real model under sequence parallelism, FSDP-Turbo's own by verl's code; which rank
+writes the state; docs/support.md's table; that verl can resolve what the refusals read. Not covered: that what is said
+to run does (the tests that the table names).
 """
 
 import re

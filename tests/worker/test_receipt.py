@@ -26,6 +26,7 @@ from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep, in_micro_batch
 
 ACTOR = "actor_rollout_ref.actor"
@@ -455,6 +456,50 @@ def test_a_complete_receipt_costs_nothing(actor, monkeypatch):
     )
     update.run()
     assert len(calls) == 1
+
+
+def gap_of(actor, caplog, change=None, overrides=(), moved=0.0):
+    """What the line and the log say of the rollout's log-probabilities after an update."""
+    update = Update(actor("+clipx=grpo", CALCULATED, *overrides))
+    with caplog.at_level(logging.WARNING):
+        update.run(moved=moved, change=change)
+    return str(update.receipt).rpartition("; ")[2], caplog.text
+
+
+def rollout_moved(by, ages=None):
+    """The rollout's log-probabilities away from the model's by some nats for each sequence, whose ages may be known."""
+
+    def change(data):
+        rows = [old - nats for old, nats in zip(data["old_log_probs"].unbind(), by, strict=True)]
+        data["rollout_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        if ages is not None:
+            data[AGE] = torch.tensor(ages)
+
+    return change
+
+
+def test_the_gap_to_the_rollout_is_that_of_fresh_tokens(actor, caplog):
+    # The sequences have 9, 7, 5, 3, 1 and no tokens.
+    line, said = gap_of(actor, caplog, rollout_moved([0.02, 0.04, 5, 5, 5, 5], [0, 0, 1, 1, 2, 1]))
+    mean = (9 * 0.02 + 7 * 0.04) / 16
+    assert line == f"actor and rollout differ by {mean:.2g} nats a token on 16 tokens of the same weights" and not said
+    line, said = gap_of(actor, caplog, rollout_moved([0.18] * 6))
+    assert "differ by 0.18 nats a token on 25 tokens" in line
+    assert "differ by 0.18 nats on average of 25, though of the same weights" in said
+
+
+def test_the_gap_to_the_rollout_is_the_actor_s_in_bypass_mode_too(actor, caplog):
+    bypass = (f"{CORRECTION}.bypass_mode=True",)
+    line, said = gap_of(actor, caplog, overrides=bypass, moved=1.0)
+    # The old policy's log-probabilities are the rollout's.
+    assert "differ by 0.5" in line and "differ by 0.5" in said
+
+
+def test_it_says_when_there_is_nothing_to_compare_with_the_rollout(actor, caplog):
+    line, said = gap_of(actor, caplog, rollout_moved([5] * 6, [1] * 6))
+    assert line.startswith("no token is of the actor's own weights") and not said
+    line, said = gap_of(actor, caplog, lambda data: data.pop("rollout_log_probs"))
+    assert line == "the rollout returns no log-probabilities to compare the actor's with" and not said
 
 
 def test_it_changes_no_gradient_no_statistics_and_no_data(actor):

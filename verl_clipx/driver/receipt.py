@@ -70,6 +70,6 @@ def _with_receipt(wrapped, tracking, positional: tuple, named: dict[str, Any]) -
 
 
 MISSING = (
-    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so that nothing "
-    "says which loss it trained."
+    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so that "
+    "nothing says which loss it trained."
 )
