@@ -102,7 +102,8 @@ def gpu_check(
         from verl_clipx.gpu_check.run import results
 
     try:
-        machine = this_machine(device, gpus)
+        # The losses are computed in this process.
+        machine = this_machine(device, 1 if losses else gpus)
         if json is not None and json.is_dir():
             raise ValueError(f"--json {json}: a folder; name the file to write")
     except ValueError as error:
