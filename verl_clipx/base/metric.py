@@ -88,12 +88,7 @@ def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metr
 
 
 def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
-    """What is wrong with the names of a method's own metrics, a sentence each.
-
-    Args:
-        own: the method's.
-        shared: those that every run may log.
-    """
+    """What is wrong with the names of a method's own metrics, a sentence each."""
     own, taken = list(own), {metric.name for metric in shared}
     names = [metric.name for metric in own]
     for metric in own:

@@ -25,9 +25,6 @@ class Descendants:
 
     Ray's daemons start sessions of their own, and its workers overwrite their environment when they rename themselves,
     so neither a process group nor a mark in the environment finds them all: the tree is looked at while it stands.
-
-    Args:
-        root: process id of the command.
     """
 
     def __init__(self, root: int):
@@ -78,8 +75,6 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
         command: the program and its arguments.
         steps: training steps that it will make.
         metrics: verl's file log, which the progress is read from.
-        log: where its output goes.
-        label: what to call it.
 
     Returns:
         The command's exit code; 130 after an interrupt.

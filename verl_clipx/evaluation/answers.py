@@ -16,9 +16,6 @@ def extract_answer(text: str) -> str | None:
     otherwise cut-off responses would vote. A box inside the tags is unwrapped. White space is removed, since "1, 2" and
     "1,2" are one vote. Nothing is evaluated: answers that are equal only mathematically are different votes.
 
-    Args:
-        text: a response.
-
     Returns:
         The answer, or None if there is none, or an empty one, or one longer than `MAX_ANSWER_LENGTH`.
     """

@@ -86,10 +86,6 @@ def _fault(row: dict[str, Any]) -> str | None:
 def sources_of(benchmark: Benchmark, field: str) -> list[str]:
     """What each question came from, for clustered errors.
 
-    Args:
-        benchmark: the questions.
-        field: a key of the rows' extra_info.
-
     Returns:
         A label a question.
 

@@ -93,8 +93,6 @@ def sample_plan(
     """Find or make the models, write the configuration down, and sample what is missing.
 
     Args:
-        folder: of the evaluation.
-        plan: what to do.
         open_backend: the back end that `plan.backend` names.
         shard_size: completions stored at a time.
         merged_models: where to keep merged checkpoints; None for inside each checkpoint.

@@ -52,7 +52,6 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 
     Args:
         config: of the evaluation, or its keys reward, answer, correct, correct_from and cluster.
-        benchmarks: what it is about.
 
     Raises:
         ValueError: a function cannot be imported, the reward cannot use a ground truth or has no such part, questions
@@ -140,7 +139,6 @@ def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionV
     """What the protocol reports.
 
     Args:
-        protocol: its name.
         values: by checkpoint in training order.
 
     Returns:

@@ -72,8 +72,6 @@ def pending_shards(
 
     Args:
         finished: (question, sample) pairs that exist.
-        questions: number of questions.
-        samples: samples a question.
         size: completions a shard, at least 1.
 
     Raises:
@@ -90,8 +88,6 @@ def read_samples(folder: Path, *, questions: int, samples: int) -> pandas.DataFr
     """All completions of a benchmark, ordered by question and sample.
 
     Args:
-        folder: holds the shards.
-        questions: number of questions of the benchmark.
         samples: samples a question that count; further ones are left out.
 
     Returns:

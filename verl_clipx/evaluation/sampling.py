@@ -36,11 +36,6 @@ def sample_checkpoint(
     """Sample every completion of a checkpoint that is not there yet, and store each shard as it finishes.
 
     Args:
-        folder: of the evaluation.
-        label: the checkpoint's name in it.
-        model_folder: the model in Hugging Face format.
-        benchmarks: the questions.
-        settings: how to sample.
         backend_name: key of `BACKEND_PACKAGES`.
         open_backend: the back end; opened only if something is missing.
         shard_size: completions a shard.
@@ -109,9 +104,7 @@ def to_samples(
 
     Args:
         pairs: (question, sample) of each.
-        requests: what was asked for.
         generated: tokens, a stop token included.
-        tokenizer: the model's.
         stops: tokens that end a response.
     """
     return [

@@ -74,9 +74,7 @@ def sample_seed(seed: int, benchmark: str, question: int, sample: int) -> int:
 
     Args:
         seed: seed of the evaluation.
-        benchmark: its name.
         question: index of the question in it.
-        sample: index of the sample.
 
     Returns:
         An integer in [0, 2**63), which any back end can take.

@@ -55,10 +55,7 @@ def against_float64(bench: Bench, *overrides: str, tolerance: float, tied: bool 
     """GRPO's update under overrides against the float64 one.
 
     Args:
-        bench: to update with.
-        overrides: what the check is about.
         tolerance: of the gradient's and the loss's relative difference.
-        tied: which of the two models.
     """
     sample = bench.sample(tied=tied)
     update = bench.update(*GRPO, *overrides, tied=tied)
@@ -245,7 +242,6 @@ def traced(call: Callable[[], object], parts: list[Part]) -> Callable[[], object
     """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced.
 
     Args:
-        call: the loss call.
         parts: where what is traced goes.
     """
 
@@ -296,7 +292,6 @@ class Check:
     """A check on the ranks.
 
     Args:
-        name: in the report.
         run: what each rank does; the first rank's result counts.
         why_not: why it cannot run on a machine, or None if it can.
     """

@@ -15,8 +15,6 @@ class Machine:
     Args:
         device: cuda, or cpu with gloo in NCCL's place.
         ranks: processes that train together, a GPU each.
-        flash_attention: whether flash-attn is installed.
-        vllm: whether vLLM is installed.
 
     Raises:
         ValueError: the device or the number of ranks is none.

@@ -68,12 +68,7 @@ def overrides(machine: Machine) -> tuple[str, ...]:
 
 
 def planned_bytes(config: Any, gpu_bytes: float) -> float:
-    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server.
-
-    Args:
-        config: verl's whole configuration.
-        gpu_bytes: memory of the GPU.
-    """
+    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server."""
     from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions
     from verl_clipx.reproduction.cost.memory import memory_phases, rollout_of
     from verl_clipx.reproduction.divisibility import layout_of

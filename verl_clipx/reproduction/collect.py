@@ -63,7 +63,6 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
     """Read a table's numbers from its runs.
 
     Args:
-        table: the table.
         runs: folder of all runs, `<preset>-seed<seed>` in it.
         preset_values: for tests; by default the presets are composed.
 

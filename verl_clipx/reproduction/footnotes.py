@@ -40,11 +40,7 @@ class Footnote:
 
 
 def footnotes_of(table: Table) -> list[Footnote]:
-    """All footnotes of a table, those of the whole table last.
-
-    Args:
-        table: whose presets exist.
-    """
+    """All footnotes of a table, those of the whole table last."""
     merged: dict[str, Footnote] = {}
     for footnote in (footnote for cause in CAUSES for footnote in cause(table)):
         same = merged.get(footnote.text, Footnote(footnote.text))
@@ -170,8 +166,6 @@ def recomputed_gains(table: Table, row: Row, average: Column) -> dict[str, float
     """A row's gain over its baseline in percent, from the printed cells and from the printed averages.
 
     Args:
-        table: the table.
-        row: one with a baseline.
         average: the column that is a mean of others.
     """
     base = table.row(row.baseline)

@@ -58,12 +58,7 @@ def plan(
 
 
 def print_estimate(title: str, result: "Estimate") -> None:
-    """Prints an estimate with its assumptions.
-
-    Args:
-        title: what was estimated.
-        result: the estimate.
-    """
+    """Prints an estimate with its assumptions."""
     console.print(f"[bold]{escape(title)}[/]")
     console.print(_division(result))
     console.print(_memory(result))

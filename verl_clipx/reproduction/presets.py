@@ -44,10 +44,6 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     Groups among the overrides, such as +hardware=a100x8, are merged before the preset, so that where both set a key
     the preset's value stays. Values among them, such as clipx.alpha=2, win over everything.
 
-    Args:
-        name: the preset.
-        overrides: further overrides in Hydra's syntax.
-
     Returns:
         verl's whole configuration, interpolations unresolved.
 
@@ -64,9 +60,6 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 def check_method(config: DictConfig) -> None:
     """Refuses parameters of the method that a launch would refuse. Bounds that are left open are not looked at.
-
-    Args:
-        config: a composed preset.
 
     Raises:
         ValueError: names key, value and what is allowed.
@@ -126,20 +119,12 @@ class Summary:
 
 
 def summarise(names: Iterable[str]) -> list[Summary]:
-    """Summarises presets from their own parts, without verl.
-
-    Args:
-        names: presets.
-    """
+    """Summarises presets from their own parts, without verl."""
     return [_summary(name) for name in names]
 
 
 def values_of(name: str) -> DictConfig:
-    """What a preset's own parts set, without verl's defaults, interpolations unresolved.
-
-    Args:
-        name: the preset.
-    """
+    """What a preset's own parts set, without verl's defaults, interpolations unresolved."""
     values = OmegaConf.create()
     for origin in read_origins(name).values():
         OmegaConf.update(values, origin.key, origin.value, force_add=True)

@@ -55,11 +55,7 @@ class Printed:
 
 
 def printed_numbers(table: Table) -> Iterator[Printed]:
-    """Every printed number of one benchmark that this project could measure.
-
-    Args:
-        table: a paper's.
-    """
+    """Every printed number of one benchmark that this project could measure."""
     digit = Fraction(1, 10**table.digits * (100 if table.unit == "percent" else 1))
     for row in table.rows:
         for column in table.columns:

@@ -87,14 +87,11 @@ def build_split(
     """Write one split to `<folder>/<split>.parquet`, unless the same request was finished there before.
 
     Args:
-        definition: the data set.
         folder: where to write, created if missing. The file appears whole or not at all; an interrupted build is
             started anew.
-        split: one of the definition's splits.
         prompt: one of the definition's templates, None for its default.
         source: the local copy, None for the hub or a generator.
         limit: most rows to keep, 1 to `files.MAX_TABLE_ROWS`, None for all.
-        options: options of the definition's `rows`.
         on_row: called with the number of rows kept, after each.
 
     Returns:

@@ -61,7 +61,6 @@ def word_ngrams(text: str, size: int = NGRAM_SIZE) -> list[str]:
     """Return the text's word n-grams in lower case, punctuation dropped; a shorter text as a whole.
 
     Args:
-        text: any text.
         size: words an n-gram, at least 1.
 
     Returns:

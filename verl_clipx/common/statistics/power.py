@@ -142,7 +142,6 @@ def power_of(parts: Parts, difference: float, design: Design) -> float:
     sees are drawn, each a chi-squared number, and the chance is a mean over the draws, exact to about 0.01.
 
     Args:
-        parts: the variances.
         difference: of the two methods' accuracies.
         design: what is spent. With 1 seed the trainings are taken as they are: what they differ by is what is looked
             for, so that `seed` adds no error.
@@ -181,10 +180,8 @@ def needed(parts: Parts, difference: float, design: Design, what: str, power: fl
     """The smallest design with that power, all but one number as given.
 
     Args:
-        parts, difference: see `power_of`.
         design: gives the other two numbers.
         what: "questions", "samples" or "seeds".
-        power: to reach.
 
     Returns:
         The design; None where even `MOST` does not reach it.

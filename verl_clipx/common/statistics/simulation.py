@@ -38,10 +38,7 @@ class World:
         """One experiment.
 
         Args:
-            seeds: trainings of each method.
-            questions: how many.
             samples: of a training on a question.
-            generator: of the random numbers.
 
         Returns:
             Shares of right samples ``[seeds, questions]`` of either method, and the questions' source ``[questions]``.

@@ -61,7 +61,6 @@ def read_sampling_parameters(
         given: the request's parameters; keys among `ACCEPTED_KEYS`, and any other key with the value None.
         default_max_tokens: length limit where the request names none.
         longest: largest number of tokens the model's context still has room for, at least 1; the limit is cut to it.
-        end_token_ids: the model's end-of-sequence tokens.
         ignore_eos: whether to generate past them, where the request does not say.
 
     Raises:

@@ -57,20 +57,10 @@ class Assumptions:
 
 
 def mean_prompt(config: DictConfig, assumptions: Assumptions) -> int:
-    """Mean tokens of a prompt.
-
-    Args:
-        config: the run's configuration.
-        assumptions: the share of the longest.
-    """
+    """Mean tokens of a prompt."""
     return max(round(config.data.max_prompt_length * assumptions.mean_prompt_share), 1)
 
 
 def mean_response(config: DictConfig, assumptions: Assumptions) -> int:
-    """Mean tokens of a response.
-
-    Args:
-        config: the run's configuration.
-        assumptions: the share of the longest.
-    """
+    """Mean tokens of a response."""
     return max(round(config.data.max_response_length * assumptions.mean_response_share), 1)

@@ -16,16 +16,9 @@ class Estimate:
     """A run's estimate.
 
     Args:
-        shape: the model's.
-        gpu: the kind of GPU.
-        layout: the division over the GPUs.
-        phases: memory of one GPU.
         limit: bytes that a phase may take.
         host_bytes: memory of a node for what is offloaded, and for a whole copy of the model while loading.
-        rollout: the rollout server.
-        work: one step.
         steps: of the run, or None if the number of prompts is not known here.
-        assumptions: behind all of it.
     """
 
     shape: ModelShape
@@ -57,8 +50,6 @@ def estimate(
 
     Args:
         config: a run's whole configuration, composed on verl's main one.
-        gpu: the kind of GPU.
-        assumptions: what neither fixes.
         train_prompts: prompts of the training set; None reads them from data.train_files where those exist.
 
     Returns:
@@ -105,9 +96,7 @@ def too_much(phase: Phase, limit: float, gpu: GPU) -> str:
     """Why a phase does not fit, with its largest parts.
 
     Args:
-        phase: the phase.
         limit: bytes that it may take.
-        gpu: the kind of GPU.
     """
     largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)

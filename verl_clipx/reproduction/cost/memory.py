@@ -25,7 +25,6 @@ class Phase:
     """Memory of one GPU at a phase's peak.
 
     Args:
-        name: the phase.
         parts: bytes by what takes them.
         key: the configuration key that shrinks it best.
         fix: what to do if it does not fit.
@@ -70,14 +69,6 @@ def memory_phases(
 
     The optimizer's states are on the GPU during the whole update even where they are offloaded: verl loads them when
     the update begins. Only fsdp_config.offload_policy (FSDP2) keeps them on the host throughout.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-        layout: the division over the GPUs.
-        gpu: the kind of GPU.
-        rollout: the rollout server.
-        assumptions: what neither fixes.
     """
     actor, settings = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     engine = actor.fsdp_config
@@ -195,8 +186,6 @@ def tokens_per_gpu(config: DictConfig, layout: Layout, purpose: str) -> int:
     """Most tokens that a GPU has in one micro-batch.
 
     Args:
-        config: the run's configuration.
-        layout: the division over the GPUs.
         purpose: train for the actor's update, score for the log-probabilities.
     """
     if purpose == "train":
@@ -211,15 +200,7 @@ def tokens_per_gpu(config: DictConfig, layout: Layout, purpose: str) -> int:
 
 
 def rollout_of(config: DictConfig, shape: ModelShape, layout: Layout, gpu: GPU, assumptions: Assumptions) -> Rollout:
-    """What a rollout server has room for.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-        layout: the division over the GPUs.
-        gpu: the kind of GPU.
-        assumptions: the mean lengths.
-    """
+    """What a rollout server has room for."""
     settings = config.actor_rollout_ref.rollout
     split = settings.tensor_model_parallel_size
     weights = shape.parameters * HALF / split
@@ -247,13 +228,7 @@ def rollout_of(config: DictConfig, shape: ModelShape, layout: Layout, gpu: GPU, 
 
 
 def host_bytes(config: DictConfig, shape: ModelShape, layout: Layout) -> float:
-    """Memory of a node for what is kept off its GPUs, or for loading the model, whichever is more.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-        layout: the division over the GPUs.
-    """
+    """Memory of a node for what is kept off its GPUs, or for loading the model, whichever is more."""
     engine = config.actor_rollout_ref.actor.fsdp_config
     gpus = layout.gpus // layout.nodes
     size = model_bytes(engine.model_dtype)

@@ -26,8 +26,6 @@ def gathered_bytes(config: DictConfig, shape: ModelShape, assumptions: Assumptio
     """Bytes of parameters, and in training gradients, that FSDP holds whole on a GPU.
 
     Args:
-        config: the run's configuration.
-        shape: the model's shape.
         assumptions: how many layers it holds at a time.
         training: whether there is a backward pass.
     """
@@ -56,8 +54,6 @@ def activation_bytes(config: DictConfig, shape: ModelShape, tokens: int) -> dict
     The gradients of three of the feed-forward network's tensors come on top in the backward pass.
 
     Args:
-        config: the run's configuration.
-        shape: the model's shape.
         tokens: of the micro-batch on this GPU.
     """
     model = config.actor_rollout_ref.model
@@ -79,9 +75,6 @@ def saved_bytes(shape: ModelShape) -> int:
     Of two RMS norms the input in float32, and the output before and after its weight (16 x hidden); queries, keys,
     values and the attention's output (4 x attention, 4 x key-value); the SwiGLU network's four tensors
     (8 x intermediate).
-
-    Args:
-        shape: the model's shape.
     """
     return 16 * shape.hidden_size + 4 * shape.attention_size + 4 * shape.key_value_size + 8 * shape.intermediate_size
 
@@ -96,7 +89,6 @@ def logits_copies(config: DictConfig, *, training: bool) -> float:
     verl's metrics; entropy selection alone lets go of it before.
 
     Args:
-        config: the run's configuration.
         training: whether there is a backward pass.
     """
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -117,12 +109,7 @@ def logits_copies(config: DictConfig, *, training: bool) -> float:
 
 
 def entropy_chunk(config: DictConfig, shape: ModelShape) -> dict[str, float]:
-    """Bytes of a chunk of logits, its softmax and their product in float32, where entropy is computed in chunks.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-    """
+    """Bytes of a chunk of logits, its softmax and their product in float32, where entropy is computed in chunks."""
     actor = config.actor_rollout_ref.actor
     if not actor.entropy_from_logits_with_chunking or config.actor_rollout_ref.model.use_fused_kernels:
         return {}
@@ -130,10 +117,6 @@ def entropy_chunk(config: DictConfig, shape: ModelShape) -> dict[str, float]:
 
 
 def computes_entropy_in_training(config: DictConfig) -> bool:
-    """Whether the update computes the entropy of each token, as verl's trainers decide it.
-
-    Args:
-        config: the run's configuration.
-    """
+    """Whether the update computes the entropy of each token, as verl's trainers decide it."""
     actor = config.actor_rollout_ref.actor
     return bool(actor.calculate_entropy or actor.entropy_coeff or OmegaConf.select(config, "clipx.select"))

@@ -21,12 +21,8 @@ class Work:
     Args:
         prompt_tokens: of the rollout batch, counted once a response.
         response_tokens: of the rollout batch.
-        updates: optimizer steps.
         observations: of them, those that an extra forward pass for the statistics comes before.
-        generation_seconds: time to generate.
         scoring_seconds: time of the passes for old and reference log-probabilities.
-        observation_seconds: time of the passes for the statistics.
-        training_seconds: time of the forward and backward passes.
         seconds: all together, with what the assumptions add.
     """
 
@@ -48,14 +44,6 @@ def work_of(
 
     A forward pass takes 2 operations a parameter and token and the attention's own, a backward pass twice that, and
     gradient checkpointing one forward pass more.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-        layout: the division over the GPUs.
-        gpu: the kind of GPU.
-        rollout: the rollout server.
-        assumptions: mean lengths and speeds.
     """
     actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
     prompt, response = mean_prompt(config, assumptions), mean_response(config, assumptions)
@@ -85,12 +73,7 @@ def work_of(
 
 
 def observed_updates(config: DictConfig, updates: int) -> int:
-    """Optimizer steps of a rollout batch that an extra forward pass for the statistics comes before.
-
-    Args:
-        config: the run's configuration.
-        updates: optimizer steps of a rollout batch.
-    """
+    """Optimizer steps of a rollout batch that an extra forward pass for the statistics comes before."""
     if OmegaConf.select(config, "clipx.select.over") == "mini_batch":
         return updates
     if OmegaConf.select(config, "clipx.scope") != "mini_batch":
@@ -100,11 +83,7 @@ def observed_updates(config: DictConfig, updates: int) -> int:
 
 
 def bypasses_old_log_prob(config: DictConfig) -> bool:
-    """Whether the rollout's log-probabilities serve as the old policy's.
-
-    Args:
-        config: the run's configuration.
-    """
+    """Whether the rollout's log-probabilities serve as the old policy's."""
     return bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
 
 
@@ -115,14 +94,6 @@ def generation_seconds_of(
 
     A decoding step reads the weights and the cached tokens of every response in it; responses follow each other in the
     places of a replica, and the longest one runs on alone when the others are done.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-        layout: the division over the GPUs.
-        gpu: the kind of GPU.
-        rollout: the rollout server.
-        assumptions: mean lengths and speeds.
     """
     settings = config.actor_rollout_ref.rollout
     split = settings.tensor_model_parallel_size
@@ -146,7 +117,6 @@ def steps_of(config: DictConfig, train_prompts: int | None = None) -> int | None
     """Steps of the run: trainer.total_training_steps, or whole batches of the training set times the epochs.
 
     Args:
-        config: the run's configuration.
         train_prompts: prompts of the training set; None reads them from data.train_files.
 
     Returns:

@@ -22,10 +22,7 @@ def compute_score(
     The rule is that of ACPO's boxed variant: LaTeX operators such as \times do not count.
 
     Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
         ground_truth: `{"numbers": integers, "target": number}`, as JSON or as such; anything else scores 0.
-        extra_info: unused; verl passes it.
         **kwargs: unused; verl passes more for reward models.
 
     Returns:

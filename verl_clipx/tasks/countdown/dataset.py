@@ -27,10 +27,7 @@ def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], p
     """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read.
 
     Args:
-        numbers: the given numbers.
-        target: the value to reach.
         extra_info: what to keep beside it, at least `index` and `split`.
-        prompt: one of the prompt templates.
     """
     truth = encode_ground_truth({"numbers": list(map(int, numbers)), "target": target})
     return {
@@ -75,9 +72,7 @@ def generated_rows(
     Args:
         source: must be None, nothing is read.
         split: "train" or "test".
-        prompt: one of the prompt templates.
         size: number of problems; 4096 for training and 256 for testing by default.
-        seed: same seed, same problems.
         min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators: see `CountdownConfig`.
 
     Raises:
@@ -104,9 +99,6 @@ def public_rows(
     Args:
         source: a local copy with the fields `target` and `nums`, or None for the hub.
         split: "train" or "test".
-        prompt: one of the prompt templates.
-        train_size: number of training problems.
-        test_size: number of test problems.
 
     Raises:
         ValueError: if the set is too short for the split, or a record is not a problem; the message names it.
@@ -162,10 +154,8 @@ def write_dataset(
 
     Args:
         folder: where to write; created if missing. Each file appears whole or not at all.
-        config: difficulty.
         train_size: number of training problems, at least 1.
         test_size: number of held-out problems, at least 1.
-        seed: seed of both splits.
 
     Returns:
         The file of each split.

@@ -35,12 +35,9 @@ def fit_policy(
     has to undo first is the same for all problems.
 
     Args:
-        problems: solved problems to learn from.
         operators: what the mistakes combine the numbers by.
         mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
-        config: of the first fit.
         cache: folder that keeps finished policies.
-        num_threads: threads of the fits.
 
     Returns:
         The policy's folder.
@@ -60,7 +57,6 @@ def build_examples(problems: Sequence[Problem], operators: str, mistakes: float,
     in reward, which is what reinforcement learning has to start from.
 
     Args:
-        problems: solved problems.
         operators: what the mistakes combine the numbers by.
         mistakes: share of demonstrations that leave out a number, 0 to 1.
         seed: seed of which ones and of the expressions.
@@ -87,7 +83,6 @@ def mean_reward(folder: Path, problems: Sequence[Problem], seed: int) -> float:
     Args:
         folder: a saved policy with its tokenizer.
         problems: at least one.
-        seed: seed of the samples.
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     prompts = [build_prompt(problem.numbers, problem.target) for problem in problems]

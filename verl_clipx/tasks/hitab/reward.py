@@ -22,11 +22,8 @@ def compute_score(
     r"""Score one response; never raises and holds no state, so any thread may call it.
 
     Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
         ground_truth: `{"answers": strings, "ratio": bool, "rounding": bool}` (see `answers_match`), as JSON or as
             such; anything else scores 0.
-        extra_info: unused; verl passes it.
         **kwargs: unused; verl passes more for reward models.
 
     Returns:
@@ -49,7 +46,6 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 
     Args:
         data_source: unused; all of a task's rows have one form.
-        ground_truth: the row's.
 
     Raises:
         ValueError: it is not what `compute_score` wants; says what that is.

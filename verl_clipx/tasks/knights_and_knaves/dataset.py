@@ -45,7 +45,6 @@ def rows(
         source: None to generate them, or the folder of AR-Lopti's release, see `released_puzzles`.
         split: "train" or "test"; the generated ones share no puzzle, whatever the seeds.
         prompt: "kk_chat".
-        seed: same seed, same rows.
         people: numbers of people, each 2 to 8.
         count: puzzles of each size, at least 1; None for the papers' 900 ("train") and 100 ("test").
 
@@ -76,7 +75,6 @@ def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) ->
         source: must be None; the puzzles are generated.
         split: "train" or "test"; the two share no puzzle, whatever the seeds.
         prompt: "kk_compact".
-        seed: same seed, same rows.
 
     Raises:
         ValueError: if an argument is not one of those.

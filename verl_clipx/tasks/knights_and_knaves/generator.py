@@ -19,7 +19,6 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, config: S
         count: number of puzzles, at least 0.
         seed: same seed, same puzzles; the first `n` of a longer list are the list of length `n`.
         split: "train" or "test".
-        config: what people may say.
 
     Returns:
         `count` puzzles.
@@ -52,9 +51,7 @@ def draw_puzzles(people: int, seed: int, split: Split, config: StatementConfig) 
 
     Args:
         people: number of people, 2 to 8.
-        seed: same seed, same puzzles.
         split: "train" or "test"; a puzzle's key decides which it belongs to.
-        config: what people may say.
 
     Raises:
         ValueError: if `people` is out of range or `split` is unknown, at the first draw; or if there are none.

@@ -56,9 +56,7 @@ def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> lis
     """Return one demonstration a puzzle, some of them without the last person.
 
     Args:
-        puzzles: what to demonstrate.
         mistakes: share of demonstrations that leave the last person out, 0 to 1; the reward cannot read those.
-        seed: seed of which ones.
 
     Raises:
         ValueError: if `mistakes` is outside 0 to 1.
@@ -86,7 +84,6 @@ def fit_policy(
     Args:
         puzzles: what to learn from, at least one.
         mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
-        config: of the first fit.
         cache: folder that keeps finished policies.
         num_threads: threads of the fits; more than one can change the last digits of the weights.
 
@@ -138,7 +135,6 @@ def mean_scores(folder: Path, rows: Sequence[Row], seed: int) -> dict[str, float
     Args:
         folder: a saved policy with its tokenizer.
         rows: rows of the compact data set, at least one.
-        seed: seed of the samples.
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed)

@@ -51,11 +51,9 @@ def compute_score(
     wrong one, -2 for none that can be read. In a wrong form no answer counts, so the totals are 3, -0.5, -1, -3.
 
     Args:
-        data_source: unused; verl passes it.
         solution_str: the decoded response, or prompt and response.
         ground_truth: one line a person, "(1) Zoey is a knight"; or a mapping with that as `solution_text_format`, as
             in the released files. Of anything else no answer is right.
-        extra_info: unused; verl passes it.
         think_in_prompt: whether the prompt ends in `<think>`; None accepts responses to either kind of prompt.
         **kwargs: unused; verl passes more for reward models.
 
@@ -81,7 +79,6 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 
     Args:
         data_source: unused; all of a task's rows have one form.
-        ground_truth: the row's.
 
     Raises:
         ValueError: it is not what `compute_score` wants; says what that is.

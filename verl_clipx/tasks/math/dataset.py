@@ -27,7 +27,6 @@ def _rows_of(name: str, read: ProblemReader, alternatives: bool) -> RowBuilder:
 
     Args:
         name: the data set, which is also the rows' `data_source`.
-        read: yields its problems.
         alternatives: whether any of a problem's answers counts, and the ground truth is their list as JSON; otherwise
             all of them together are the answer, and it is that text.
     """

@@ -34,11 +34,7 @@ class Extraction:
 
 
 def extract_answer(response: str) -> Extraction:
-    """Read the last box of the final part (see `final_part`).
-
-    Args:
-        response: any text.
-    """
+    """Read the last box of the final part (see `final_part`)."""
     final = final_part(response)
     if final is None:
         return Extraction(None, finished=False, consistent=False)

@@ -44,7 +44,6 @@ def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: i
     """Build a randomly initialised policy in float32.
 
     Args:
-        config: shape.
         tokenizer: its length becomes the vocabulary's size exactly: verl masks what is beyond the tokenizer.
         seed: seed of the weights; torch's global generator is left as it was.
 

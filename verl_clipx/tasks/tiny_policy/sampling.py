@@ -22,7 +22,6 @@ def sample_responses(
     Args:
         model: a causal language model; it is put into evaluation mode for the call.
         tokenizer: its tokenizer, with a chat template.
-        prompts: chat messages.
         seed: seed of the samples; torch's global generator is left as it was.
         temperature: above 0.
         max_new_tokens: longest response, in tokens.

@@ -84,7 +84,6 @@ def warm_start(
 
     Args:
         examples: demonstrations, at least one.
-        config: length and settings of the fit.
         cache: folder that holds finished policies, one a configuration and set of examples.
         num_threads: threads of the fit; more than one can change the last digits of the weights.
         second: what to go on with, or None; of its configuration the model is not used.
@@ -137,7 +136,6 @@ def fit(
 
     Args:
         model: the policy, changed in place.
-        tokenizer: its tokenizer.
         examples: demonstrations; each epoch shuffles them anew.
         config: steps, batch size, learning rate, seed.
 
@@ -177,8 +175,6 @@ def encode(
     """Turn demonstrations into right-padded token ids and labels.
 
     Args:
-        tokenizer: a tokenizer with a chat template.
-        examples: demonstrations.
         max_length: longest example allowed, in tokens.
 
     Returns:
