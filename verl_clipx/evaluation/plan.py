@@ -22,41 +22,33 @@ PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-
 class Plan:
     """What to evaluate, and how.
 
+    Args:
+        model: as the user named it.
+        checkpoints: all that the name stands for; the protocol chooses among them.
+        limit: number of questions that each benchmark was cut to.
+        backend: its name: vllm or cpu.
+        reward: `package.module:function`.
+        answer: `package.module:function` from text to answer, or None for `extract_answer`.
+        correct: part of the reward that says what is right, or None for the first that exists.
+        correct_from: smallest value of a right response.
+        cluster: key of extra_info that questions of one source share, or None where each stands for itself.
+
     Raises:
         ValueError: two benchmarks have one name, or the protocol "greedy" is not.
     """
 
     model: str
-    """As the user named it."""
-
     checkpoints: list[Checkpoint]
-    """All that the name stands for; the protocol chooses among them."""
-
     protocol: Protocol
     benchmarks: list[Benchmark]
-
     limit: int | None
-    """Number of questions that each benchmark was cut to."""
-
     sampling: SamplingSettings
-
     backend: str
-    """Its name: vllm or cpu."""
-
     reward: str
-    """`package.module:function`."""
-
     answer: str | None
-    """`package.module:function` from text to answer, or None for `extract_answer`."""
-
     correct: str | None
-    """Part of the reward that says what is right, or None for the first that exists."""
-
     correct_from: float
-    """Smallest value of a right response."""
-
     cluster: str | None
-    """Key of extra_info that questions of one source share, or None where each stands for itself."""
 
     def __post_init__(self) -> None:
         names = [benchmark.name for benchmark in self.benchmarks]

@@ -41,22 +41,21 @@ PresetValues = Callable[[str], Mapping[str, Any]]
 
 @dataclass
 class Collected:
-    """What was found, run by run."""
+    """What was found, run by run.
+
+    Args:
+        runs: the runs that count: where, what, which seed, which versions.
+        refused: runs or evaluations that do not count, each with the reasons.
+        missing: what the table still needs, a line each.
+        by_seed: numbers in the table's unit, by cell and seed.
+        curves: row, column, seed, and the curve's steps and numbers.
+    """
 
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """The runs that count: where, what, which seed, which versions."""
-
     refused: list[dict[str, Any]] = field(default_factory=list)
-    """Runs or evaluations that do not count, each with the reasons."""
-
     missing: list[str] = field(default_factory=list)
-    """What the table still needs, a line each."""
-
     by_seed: dict[CellKey, dict[int, Value]] = field(default_factory=dict)
-    """Numbers in the table's unit, by cell and seed."""
-
     curves: list[dict[str, Any]] = field(default_factory=list)
-    """Row, column, seed, and the curve's steps and numbers."""
 
 
 def collect(table: Table, runs: Path, preset_values: PresetValues | None = None) -> dict[str, Any]:

@@ -29,22 +29,21 @@ _GLOBAL = "# @package _global_"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one value comes from."""
+    """Where one value comes from.
+
+    Args:
+        key: path of the value, such as data.train_batch_size.
+        value: the value as the file has it, interpolations unresolved; None for values that no file of the preset sets.
+        kind: a key of LABELS, or None for a value of a recipe's file whose comment has no label.
+        comment: what the comment says after its label.
+        file: the file or table that sets it, from the configs folder on; empty for verl's own.
+    """
 
     key: str
-    """Path of the value, such as data.train_batch_size."""
-
     value: Any
-    """The value as the file has it, interpolations unresolved; None for values that no file of the preset sets."""
-
     kind: str | None
-    """A key of LABELS, or None for a value of a recipe's file whose comment has no label."""
-
     comment: str
-    """What the comment says after its label."""
-
     file: str
-    """The file or table that sets it, from the configs folder on; empty for verl's own."""
 
 
 def read_origins(name: str) -> dict[str, Origin]:

@@ -97,25 +97,23 @@ def lopti_passes(config: DictConfig) -> int:
 
 @dataclass(frozen=True)
 class Summary:
-    """A preset in one line."""
+    """A preset in one line.
+
+    Args:
+        name: what `+recipe=` calls it.
+        groups: the groups of configs/clipx that it chooses, the method first.
+        model: last part of the model's name; empty if the preset leaves it to verl.
+        data: training set, as `clipx data list` calls it; empty if the preset leaves it to verl.
+        updates: optimizer steps that a rollout batch gets; None if the preset leaves them to verl.
+        row: the table's row that it trains.
+    """
 
     name: str
-    """What `+recipe=` calls it."""
-
     groups: tuple[str, ...]
-    """The groups of configs/clipx that it chooses, the method first."""
-
     model: str
-    """Last part of the model's name; empty if the preset leaves it to verl."""
-
     data: str
-    """Training set, as `clipx data list` calls it; empty if the preset leaves it to verl."""
-
     updates: int | None
-    """Optimizer steps that a rollout batch gets; None if the preset leaves them to verl."""
-
     row: str
-    """The table's row that it trains."""
 
 
 def summarise(names: Iterable[str]) -> list[Summary]:

@@ -10,26 +10,25 @@ from verl_clipx.reproduction.tables_definition import BENCHMARK, VALIDATION, Col
 
 @dataclass(frozen=True)
 class Printed:
-    """A number that a paper prints for one benchmark."""
+    """A number that a paper prints for one benchmark.
+
+    Args:
+        text: as printed.
+        share: the same as a fraction of 1.
+        digit: one in its last digit, as a fraction of 1.
+        metric: avg@k, best@k or pass@k.
+        checkpoints: over which the number is a mean.
+    """
 
     row: Row
     column: Column
     text: str
-    """As printed."""
-
     share: Fraction
-    """The same as a fraction of 1."""
-
     digit: Fraction
-    """One in its last digit, as a fraction of 1."""
-
     metric: str
-    """avg@k, best@k or pass@k."""
-
     samples: int
     questions: int
     checkpoints: int
-    """Over which the number is a mean."""
 
     @property
     def is_reachable(self) -> bool:

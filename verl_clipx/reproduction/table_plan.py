@@ -25,22 +25,20 @@ SECONDS_BETWEEN_LOOKS = 2
 
 @dataclass(frozen=True)
 class Job:
-    """A command of a plan."""
+    """A command of a plan.
+
+    Args:
+        kind: PREPARE, TRAIN or EVALUATE.
+        command: a line for bash.
+        folder: where its log goes; of a training, the run's folder.
+        done: whether what it makes is there.
+    """
 
     kind: str
-    """PREPARE, TRAIN or EVALUATE."""
-
     label: str
-    """What it does, for people."""
-
     command: str
-    """A line for bash."""
-
     folder: Path
-    """Where its log goes; of a training, the run's folder."""
-
     done: bool
-    """Whether what it makes is there."""
 
 
 @dataclass(frozen=True)

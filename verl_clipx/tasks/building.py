@@ -32,45 +32,38 @@ _COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What decides a split's content."""
+    """What decides a split's content.
+
+    Args:
+        dataset: the definition's name.
+        source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
+        limit: most rows kept, None for all.
+        options: options of the definition's `rows`, as given.
+    """
 
     dataset: str
-    """The definition's name."""
-
     split: str
-    """Name of the split."""
-
     prompt: str
-    """Name of the prompt template."""
-
     source: str
-    """`hub:<repository>`, `generated`, or the local copy's name and fingerprint."""
-
     limit: int | None
-    """Most rows kept, None for all."""
-
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the definition's `rows`, as given."""
 
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """A finished split."""
+    """A finished split.
+
+    Args:
+        duplicates: rows left out because an earlier one has the same prompt but for case, spaces and Unicode form.
+        conflicts: duplicates among them whose ground truth differs from that of the row kept.
+        sha256: hash of the rows, see `row_line`; it does not depend on Parquet's version or layout.
+    """
 
     request: BuildRequest
-    """What was asked for."""
-
     rows: int
-    """Rows in the file."""
-
     duplicates: int
-    """Rows left out because an earlier one has the same prompt but for case, spaces and Unicode form."""
-
     conflicts: int
-    """Duplicates among them whose ground truth differs from that of the row kept."""
-
     sha256: str
-    """Hash of the rows, see `row_line`; it does not depend on Parquet's version or layout."""
 
 
 def build_split(

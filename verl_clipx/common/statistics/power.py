@@ -19,21 +19,20 @@ MOST = {"questions": 1_000_000, "samples": 4096, "seeds": 1000}
 class Parts:
     """What makes the difference of two methods vary, as variances of a 0/1 score.
 
+    Args:
+        method: between questions, of the true difference of the two methods.
+        seed: between trainings of one method, the mean over questions.
+        interaction: between trainings of one method on one question, beyond that.
+        sample: between samples of one training on one question.
+
     Raises:
         ValueError: one is negative or no number.
     """
 
     method: float
-    """Between questions: of the true difference of the two methods."""
-
     seed: float
-    """Between trainings of one method, the mean over questions."""
-
     interaction: float
-    """Between trainings of one method on one question, beyond that."""
-
     sample: float
-    """Between samples of one training on one question."""
 
     def __post_init__(self) -> None:
         for part, value in asdict(self).items():

@@ -35,24 +35,22 @@ class Example:
 class WarmStartConfig:
     """Length and settings of the supervised fit.
 
+    Args:
+        steps: optimizer steps, at least 1.
+        batch_size: examples a step, at least 1.
+        learning_rate: peak learning rate of AdamW, above 0; a linear warm-up of a tenth of the steps, then linear decay
+            to 0.
+        seed: seed of the weights and of the order of the examples.
+
     Raises:
         ValueError: if a value is of the wrong type or outside its range; the message names the key.
     """
 
     steps: int = 850
-    """Optimizer steps, at least 1."""
-
     batch_size: int = 32
-    """Examples a step, at least 1."""
-
     learning_rate: float = 3e-3
-    """Peak learning rate of AdamW, above 0; a linear warm-up of a tenth of the steps, then linear decay to 0."""
-
     seed: int = 0
-    """Seed of the weights and of the order of the examples."""
-
     model: ModelConfig = field(default_factory=ModelConfig)
-    """Shape of the policy."""
 
     def __post_init__(self) -> None:
         for key in ("steps", "batch_size"):
