@@ -17,7 +17,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from verl_clipx.common.files import write_json
 from verl_clipx.tasks.definition import Row
-from verl_clipx.tasks.knights_and_knaves.dataset import TINY_STATEMENTS, tiny_rows
+from verl_clipx.tasks.knights_and_knaves.dataset import TINY_OPERATORS, tiny_rows
 from verl_clipx.tasks.knights_and_knaves.generator import draw_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import COMPACT_PROMPT, build_compact_prompt, build_compact_response
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
@@ -48,7 +48,7 @@ def draw_training_puzzles(count: int, seed: int) -> list[Puzzle]:
     small that is another example. None of the test split can come, whatever the seed.
     """
     rng = random.Random(f"sizes-{seed}")
-    draws = {people: draw_puzzles(people, seed, "train", TINY_STATEMENTS) for people in (2, 3)}
+    draws = {people: draw_puzzles(people, seed, "train", TINY_OPERATORS) for people in (2, 3)}
     return [next(draws[2 if rng.random() < SHARE_OF_TWO else 3]) for _ in range(count)]
 
 
