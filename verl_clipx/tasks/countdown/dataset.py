@@ -5,10 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from verl_clipx.common.files import replacing
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.generator import SPLITS, Problem, Split, generate_problems
 from verl_clipx.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt
@@ -145,32 +141,3 @@ DATASETS = (
         splits=SPLITS,
     ),
 )
-
-
-def write_dataset(
-    folder: Path, config: CountdownConfig, train_size: int, test_size: int, seed: int
-) -> dict[Split, Path]:
-    """Write train.parquet and test.parquet; they share no problem, and the same arguments give the same rows.
-
-    Args:
-        folder: where to write; created if missing. Each file appears whole or not at all.
-        train_size: number of training problems, at least 1.
-        test_size: number of held-out problems, at least 1.
-
-    Returns:
-        The file of each split.
-
-    Raises:
-        ValueError: if a size is below 1, or larger than the configuration allows.
-    """
-    sizes: dict[Split, int] = {"train": train_size, "test": test_size}
-    for split, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{split}_size={size!r} is below 1; verl cannot load an empty file")
-    paths = {}
-    for split, size in sizes.items():
-        table = pa.Table.from_pylist(build_rows(generate_problems(config, size, seed, split), split))
-        paths[split] = folder / f"{split}.parquet"
-        with replacing(paths[split]) as partial:
-            pq.write_table(table, partial)
-    return paths

@@ -63,28 +63,25 @@ class WarmStartConfig:
             raise ValueError(f"seed={self.seed!r} is not an integer; give one")
 
 
-@dataclass(frozen=True)
-class SecondFit:
-    """A fit that continues the first one, on other demonstrations."""
-
-    examples: Sequence[Example]
-    config: WarmStartConfig
+Fit = tuple[Sequence[Example], WarmStartConfig]
+"""What a fit learns from, and how."""
 
 
 def warm_start(
-    examples: Sequence[Example],
-    config: WarmStartConfig,
+    fits: Sequence[Fit],
     cache: Path,
     num_threads: int = 2,
-    second: SecondFit | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str | None = None,
 ) -> Path:
-    """Fit the tiny policy to demonstrations and save it, unless that was done before.
+    """Fit the tiny policy to demonstrations, one fit after the other, and save it, unless that was done before.
 
     Args:
-        examples: demonstrations, at least one.
-        cache: folder that holds finished policies, one a configuration and set of examples.
-        num_threads: threads of the fit; more than one can change the last digits of the weights.
-        second: what to go on with, or None; of its configuration the model is not used.
+        fits: at least one; the model's shape and its first weights are by the configuration of the first.
+        cache: folder that holds finished policies.
+        num_threads: threads of the fits; more than one can change the last digits of the weights.
+        tokenizer: None for the tiny policy's own.
+        name: of the policy's folder in the cache, None for one by the examples and the configurations.
 
     Returns:
         A folder that AutoModelForCausalLM and AutoTokenizer load. It appears whole or not at all.
@@ -92,30 +89,26 @@ def warm_start(
     Raises:
         ValueError: if there are no examples, or one is longer than the model's `max_length`.
     """
-    if not examples:
+    if not all(examples for examples, _ in fits):
         raise ValueError("examples is empty; give at least one demonstration")
-    fingerprint = _fingerprint(examples, config)
-    if second is not None:
-        fingerprint += f"-{_fingerprint(second.examples, second.config)}"
-    folder = cache / f"tiny_policy-{fingerprint}"
+    folder = cache / (name or "-".join(["tiny_policy", *(_fingerprint(*one) for one in fits)]))
     if folder.is_dir():
         return folder
-    tokenizer = build_tokenizer()
-    model = build_model(config.model, tokenizer, config.seed)
+    tokenizer = tokenizer or build_tokenizer()
+    first = fits[0][1]
+    model = build_model(first.model, tokenizer, first.seed)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        fit(model, tokenizer, examples, config)
-        if second is not None:
-            fit(model, tokenizer, second.examples, second.config)
+        for examples, config in fits:
+            fit(model, tokenizer, examples, config)
     finally:
         torch.set_num_threads(threads_before)
     partial = cache / f".{folder.name}.{os.getpid()}"
     try:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        fits = [asdict(config)] + ([asdict(second.config)] if second is not None else [])
-        write_json(partial / "warm_start.json", fits)
+        write_json(partial / "warm_start.json", [asdict(config) for _, config in fits])
         try:
             partial.rename(folder)
         except OSError:
