@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy
 import pandas
 import psutil
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
+from verl_clipx.common.command_line import progress_bar
 from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.diagnostics import keys
@@ -79,15 +80,6 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
     Returns:
         The command's exit code; 130 after an interrupt.
     """
-    console = TerminalConsole(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-
     interrupted = False
 
     def interrupt(*_) -> None:
@@ -108,7 +100,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
         )
         descendants = Descendants(process.pid)
         try:
-            with Progress(*columns, console=console, refresh_per_second=2) as progress:
+            with progress_bar() as progress:
                 task = progress.add_task(f"{label}: starting Ray, verl and the policy", total=steps)
                 size = 0
                 while process.poll() is None:
@@ -120,7 +112,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
                 show(progress, task, metrics, label)
             return process.returncode
         except KeyboardInterrupt:
-            console.print(f"{label}: interrupted; ending its processes", markup=False)
+            TerminalConsole(stderr=True).print(f"{label}: interrupted; ending its processes", markup=False)
             return 130
         finally:
             descendants.end()

@@ -12,7 +12,7 @@ from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
 from verl_clipx.evaluation.files import fingerprint_of_folder
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
-from verl_clipx.evaluation.sampling import installed_version, sample_checkpoint
+from verl_clipx.evaluation.sampling import sample_checkpoint, versions_of
 from verl_clipx.evaluation.settings import SamplingSettings
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-verify")
@@ -149,5 +149,5 @@ def describe(plan: Plan, chosen: list[Checkpoint], models: dict[str, Path]) -> d
         "correct": plan.correct,
         "correct_from": plan.correct_from,
         "cluster": plan.cluster,
-        "versions": {package: installed_version(package) for package in PACKAGES},
+        "versions": versions_of(PACKAGES),
     }

@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
 from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure
@@ -279,14 +279,7 @@ def _versions_of_evaluation(table: Table, cells: list[tuple[Row, Column]], run: 
 
 def versions_here() -> dict[str, str | None]:
     """Versions of the packages that a number depends on, None where one is not installed."""
-
-    def of(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {package: of(package) for package in PACKAGES}
+    return {package: installed_version(package) for package in PACKAGES}
 
 
 def commit_here() -> str | None:

@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from verl_clipx.common.command_line import fail
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def plan(
 
     gpu = GPUS.get(hardware.split("x")[0])
     if gpu is None:
-        _stop(f"--hardware={hardware}: of unknown speed. Use a100x4, a100x8 or h100x8.")
+        fail(f"--hardware={hardware}: of unknown speed. Use a100x4, a100x8 or h100x8.")
     assumptions = Assumptions()
     if mean_response is not None:
         assumptions = replace(assumptions, mean_response_share=mean_response)
@@ -53,7 +54,7 @@ def plan(
         check_ground_truths(config)
         result = estimate(config, gpu, assumptions, train_prompts)
     except (OSError, ValueError, HydraException, OmegaConfBaseException) as error:
-        _stop(str(error))
+        fail(error)
     print_estimate(f"{name} on {nodes} x {hardware}", result)
 
 
@@ -64,11 +65,6 @@ def print_estimate(title: str, result: "Estimate") -> None:
     console.print(_memory(result))
     console.print(_work(result))
     console.print(_assumptions(result.assumptions))
-
-
-def _stop(message: str) -> None:
-    console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
-    raise typer.Exit(1)
 
 
 def _division(result: "Estimate") -> Table:
