@@ -64,16 +64,16 @@ def print_estimate(title: str, result: "Estimate") -> None:
     console.print(_division(result))
     console.print(_memory(result))
     console.print(_work(result))
-    console.print(_assumptions(result.assumptions))
+    console.print(_assumptions(result.run.assumptions))
 
 
 def _division(result: "Estimate") -> Table:
-    layout, rollout = result.layout, result.rollout
+    run, layout, rollout = result.run, result.run.layout, result.rollout
     return _facts(
         "division",
         {
-            "model": f"{result.shape.parameters / 1e9:.2f}B parameters",
-            "GPUs": f"{layout.gpus} x {result.gpu.name}, nodes: {layout.nodes}",
+            "model": f"{run.shape.parameters / 1e9:.2f}B parameters",
+            "GPUs": f"{layout.gpus} x {run.gpu.name}, nodes: {layout.nodes}",
             "training": f"parameters over {layout.shards}, {layout.data_parallel} data-parallel ranks of "
             f"{layout.sequence_parallel} GPUs",
             "rollout": f"{layout.replicas} servers of {layout.gpus_per_replica} GPUs, {rollout.concurrent} responses "
@@ -113,7 +113,7 @@ def _work(result: "Estimate") -> Table:
         rows["the run"] = (
             f"{steps} steps, {steps * work.updates} updates, "
             f"{steps * (work.prompt_tokens + work.response_tokens) / 1e9:.2f}G tokens, "
-            f"about {result.gpu_hours:.0f} GPU-hours ({result.gpu_hours / result.layout.gpus:.1f} hours)"
+            f"about {result.gpu_hours:.0f} GPU-hours ({result.gpu_hours / result.run.layout.gpus:.1f} hours)"
         )
     return _facts("work and time (rough)", rows)
 

@@ -27,8 +27,7 @@ def compute_score(
 
     Args:
         data_source: the row's `data_source`: the name of a task or of a data set.
-        ground_truth: what the task's rows hold.
-        extra_info: what the task's rows hold.
+        ground_truth, extra_info: what the task's rows hold.
         **kwargs: passed on to the task's reward.
 
     Returns:

@@ -55,7 +55,6 @@ def compute_score(
         ground_truth: one line a person, "(1) Zoey is a knight"; or a mapping with that as `solution_text_format`, as
             in the released files. Of anything else no answer is right.
         think_in_prompt: whether the prompt ends in `<think>`; None accepts responses to either kind of prompt.
-        **kwargs: unused; verl passes more for reward models.
 
     Returns:
         `score`: the total. `acc`: 1.0 if the total is 3, else 0.0, which is what the papers call accuracy. `format`:
@@ -75,14 +74,7 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: unused; all of a task's rows have one form.
-
-    Raises:
-        ValueError: it is not what `compute_score` wants; says what that is.
-    """
+    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
     if not _parse_truth(ground_truth):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line a person, "

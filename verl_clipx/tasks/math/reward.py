@@ -55,23 +55,13 @@ def compute_score_for_evaluation(
     r"""Score one response 1.0 if its last `\boxed{…}` is right beyond reasonable doubt (`equal_answers`), else 0.0.
 
     What `clipx eval` counts by default: a number to be reported should not owe anything to a lenient comparison.
-
-    Returns:
-        The keys of `compute_score`.
     """
     parts = _judge(solution_str, ground_truth, extra_info, strict=False, equal=equal_answers)
     return {"score": parts["acc"], **parts}
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: unused; all of a task's rows have one form.
-
-    Raises:
-        ValueError: it is not what `compute_score` wants; says what that is.
-    """
+    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
     if not accepted_answers(ground_truth):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): mathematics needs the right answer as "
