@@ -58,7 +58,7 @@ def test_every_figure_is_a_file_too(written):
     files = list((out / "figures").glob("[!.]*"))
     names = {path.stem for path in files}
     assert {path.suffix for path in files} == {".svg", ".png"}
-    assert len(names) == page.count('role="img"') == 18
+    assert len(names) == page.count('role="img"') == 21
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
 

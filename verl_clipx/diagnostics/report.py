@@ -10,6 +10,7 @@ from pandas.api.types import is_numeric_dtype
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
+from verl_clipx.diagnostics.declared_figures import declared_plate
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style
 from verl_clipx.diagnostics.findings import Finding, findings, number
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
@@ -57,7 +58,8 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     compared_with = baseline_of(settings, baseline)
     told = findings(settings, compared_with)
     with style():
-        plates = [*log_plates(settings, compared_with), *trace_plates(updates)]
+        others = declared_plate(settings)
+        plates = [*log_plates(settings, compared_with), *trace_plates(updates), *([others] if others.panels else [])]
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
     if updates:
@@ -128,7 +130,7 @@ def _metrics(settings: list[Setting]) -> pandas.DataFrame:
 
 
 def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
-    columns = [name for name in run.log if name in keys.SHOWN or name.startswith(keys.ADAPTIVE)]
+    columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     named = {"run": run.name, "setting": setting.label, "seed": run.seed}
     return run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]]
 
