@@ -1,6 +1,7 @@
 """A user's files: written whole or not at all, read up to a size, with errors that name them."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -84,6 +85,15 @@ def no_formula(cell: Any) -> Any:
     Source: OWASP, CSV Injection.
     """
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+def hash_of_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:

@@ -17,9 +17,6 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, tem
             verl trains on under a chat template that writes the contents alone; `package.module:NAME` applies the Jinja
             template of that name.
 
-    Returns:
-        A list a question.
-
     Raises:
         ValueError: "chat" with a tokenizer that has no chat template, a name without a text, a template that refuses
             the messages, or a prompt of no tokens.

@@ -80,9 +80,6 @@ def score(
         folder: of the evaluation; every completion must be there.
         on_progress: called with the completions scored and their number in all.
 
-    Returns:
-        The results, as written to `results.json`.
-
     Raises:
         ValueError: completions are missing, or a benchmark or function cannot be read.
         RuntimeError: the reward failed; names the completion.

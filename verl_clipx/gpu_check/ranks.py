@@ -95,9 +95,6 @@ def results_on_ranks(
     Args:
         models: folder of the models and samples.
         seconds: most for one of them.
-
-    Yields:
-        The result of each, as soon as it is there.
     """
     waiting = list(names)
     while waiting:

@@ -68,9 +68,6 @@ def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
     Args:
         config: a run's whole configuration, composed on verl's main one.
 
-    Returns:
-        The division.
-
     Raises:
         ConfigurationError: something does not divide; the message names the key, the value and what to do.
     """

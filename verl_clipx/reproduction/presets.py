@@ -1,7 +1,7 @@
 """The run presets, the rows of configs/recipe: which there are, what each is about, and composing one as verl's main
 would."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import PurePosixPath
@@ -116,11 +116,6 @@ class Summary:
     row: str
 
 
-def summarise(names: Iterable[str]) -> list[Summary]:
-    """Summarises presets from their own parts, without verl."""
-    return [_summary(name) for name in names]
-
-
 def values_of(name: str) -> DictConfig:
     """What a preset's own parts set, without verl's defaults, interpolations unresolved."""
     values = OmegaConf.create()
@@ -129,7 +124,8 @@ def values_of(name: str) -> DictConfig:
     return values
 
 
-def _summary(name: str) -> Summary:
+def summary_of(name: str) -> Summary:
+    """A preset's summary from its own parts, without verl."""
     values = values_of(name)
     complete = all(
         OmegaConf.select(values, key) is not None

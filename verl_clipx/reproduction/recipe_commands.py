@@ -22,13 +22,13 @@ def list_presets(
     part: Annotated[str, typer.Argument(help="Only presets with this in their name, such as bapo/ or _near.")] = "",
 ) -> None:
     """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
-    from verl_clipx.reproduction.presets import preset_names, summarise
+    from verl_clipx.reproduction.presets import preset_names, summary_of
 
     names = [name for name in preset_names() if part in name]
     if not names:
         fail(f"no preset has {part!r} in its name; clipx recipe list names them all")
     rows = []
-    for one in summarise(names):
+    for one in map(summary_of, names):
         updates = "" if one.updates is None else str(one.updates)
         method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in one.groups)
         rows.append(list(map(escape, (one.name, method, one.model, one.data, updates, one.row))))

@@ -22,9 +22,6 @@ class SeededReplayBuffer(ReplayBuffer):
         Args:
             partition_id: ``train`` or ``val``.
 
-        Returns:
-            Keys and tags of the rows, and verl's metrics.
-
         Raises:
             ValueError: another agent loop than the seeded one generated a row.
         """

@@ -20,7 +20,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.common.files import MAX_TABLE_ROWS, parse_json, replacing
+from verl_clipx.common.files import MAX_TABLE_ROWS, hash_of_file, parse_json, replacing
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 
 METADATA_KEY = b"verl_clipx.build"
@@ -291,11 +291,7 @@ def _describe_source(definition: DatasetDefinition, source: Path | None) -> str:
 def _fingerprint(source: Path) -> str:
     # Of a folder the names and sizes: thousands of files would take longer to hash than to read.
     if source.is_file():
-        with source.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
+        return hash_of_file(source)
     files = sorted(path for path in source.rglob("*") if path.is_file())
     listing = "\n".join(f"{path.relative_to(source).as_posix()} {path.stat().st_size}" for path in files)
     return hashlib.sha256(listing.encode()).hexdigest()

@@ -49,9 +49,6 @@ def estimate(
         config: a run's whole configuration, composed on verl's main one.
         train_prompts: prompts of the training set; None reads them from data.train_files where those exist.
 
-    Returns:
-        The estimate.
-
     Raises:
         ConfigurationError: batches do not divide, or a phase does not fit; the message names the key and what to do.
         ValueError: the model's shape is not known.

@@ -22,9 +22,6 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
         split: "train" or "test".
         operators: of `statement.OPERATORS`, those that people use.
 
-    Returns:
-        `count` puzzles.
-
     Raises:
         ValueError: if `people` or `count` is out of range, `split` is unknown, or there are fewer such puzzles.
     """

@@ -79,9 +79,6 @@ def fit_policy(
         mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
         cache: folder that keeps finished policies.
 
-    Returns:
-        The policy's folder.
-
     Raises:
         ValueError: if there are no puzzles, or `mistakes` is not a share.
     """
