@@ -101,12 +101,7 @@ def same_key(one: Metric, other: Metric) -> bool:
 
 
 def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
-    """What is wrong with the names of a method's own metrics, a sentence each.
-
-    Args:
-        own: the method's.
-        shared: those that every run may log.
-    """
+    """What is wrong with the names of a method's own metrics, a sentence each."""
     own, shared = list(own), list(shared)
     for metric in own:
         name = metric.name

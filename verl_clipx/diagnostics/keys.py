@@ -59,7 +59,6 @@ def of_bins(name: str, columns: Iterable[str]) -> list[str]:
 
     Args:
         name: epsilon, epsilon_last, sigma or count.
-        columns: of a log.
     """
     prefix = f"actor/clipx/{name}/bin_"
     found = [column for column in columns if column.startswith(prefix) and column.removeprefix(prefix).isdecimal()]

@@ -35,14 +35,7 @@ MOST_BINS = 9
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure of the page's width.
-
-    Args:
-        name: of its files.
-        title: above it.
-        description: for those who can't see it.
-        drawing: the figure.
-    """
+    """A figure of the page's width."""
 
     name: str
     title: str
@@ -56,8 +49,6 @@ class Plate:
 
     Args:
         heading: what the figures show of these runs.
-        look: what to look for.
-        note: on method.
         panels: at least one.
     """
 

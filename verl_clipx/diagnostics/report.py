@@ -1,7 +1,6 @@
 """`clipx report`: one page about the runs that it is given, its figures and its numbers."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -85,7 +84,7 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
         sections=sections,
         data=[section.numbers for section in sections],
         palette=palette,
-        distance=_distance(),
+        distance=palette.CLOSEST,
         number=number,
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
@@ -186,10 +185,3 @@ def _steps(run: Run) -> str:
     missing = trained[-1] - trained[0] + 1 - len(trained)
     text = f"{trained[0]} to {trained[-1]}" if len(trained) > 1 else str(trained[0])
     return f"{text}, {missing} missing" if missing else text
-
-
-def _distance() -> dict[str, Any]:
-    """The closest pair of the page's colours, under the vision that sees them closest."""
-    found = {vision: palette.smallest_distance(palette.COLOURS, vision) for vision in palette.VISIONS}
-    vision = min(found, key=found.get)
-    return {"vision": vision, "value": round(found[vision])}

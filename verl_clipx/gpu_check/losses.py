@@ -50,7 +50,6 @@ def loss_check(method: Method, device: str) -> Measured:
     """A method's loss: compiled against uncompiled against float64, values that are not finite, times, memory.
 
     Args:
-        method: the method.
         device: cuda or cpu.
     """
     functions = {name: TokenFunctions(method, None, compiled=name == "compiled") for name in ("eager", "compiled")}
