@@ -8,6 +8,7 @@ attributes, .get, getattr, subscripts and assignments lead on from there.
 """
 
 import ast
+import re
 import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -79,6 +80,15 @@ class Reads(ast.NodeVisitor):
                 return self.path(body)
         return None
 
+    def assign(self, target: ast.expr, value: ast.expr) -> None:
+        """Has a name stand for the node that is assigned to it."""
+        match target, value:
+            case ast.Tuple(elts=targets), ast.Tuple(elts=values):
+                for pair in zip(targets, values, strict=False):
+                    self.assign(*pair)
+            case ast.Name(id=name), _ if (path := self.path(value)) is not None:
+                self.names[name] = path
+
     def below(self, node: ast.expr, name: str) -> str | None:
         """The key of a name in what an expression stands for."""
         path = self.path(node)
@@ -87,12 +97,10 @@ class Reads(ast.NodeVisitor):
     def visit(self, node: ast.AST) -> None:
         """Notes a key, and follows names to which nodes are assigned."""
         match node:
-            case (
-                ast.Assign(targets=[ast.Name(id=name)], value=value)
-                | ast.AnnAssign(target=ast.Name(id=name), value=ast.expr() as value)
-            ):
-                if (path := self.path(value)) is not None:
-                    self.names[name] = path
+            case ast.Assign(targets=[target], value=value):
+                self.assign(target, value)
+            case ast.AnnAssign(target=target, value=ast.expr() as value) | ast.NamedExpr(target=target, value=value):
+                self.assign(target, value)
         if isinstance(node, ast.expr) and (path := self.path(node)):
             self.found.setdefault(path, set()).add(node.lineno)
         self.generic_visit(node)
@@ -100,9 +108,8 @@ class Reads(ast.NodeVisitor):
 
 def node_of(argument: ast.arg) -> str | None:
     """The node of the configuration that a parameter is; one that says it is one, but not which, keeps its name."""
-    annotation = argument.annotation
-    names = {part.id for part in ast.walk(annotation) if isinstance(part, ast.Name)} if annotation else set()
-    for name in (*sorted(names), argument.arg):
+    annotation = ast.unparse(argument.annotation) if argument.annotation else ""
+    for name in (*re.findall(r"\w+", annotation), argument.arg):
         if name in NODES:
             return NODES[name]
     return argument.arg if "config" in argument.arg else None

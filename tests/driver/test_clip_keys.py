@@ -1,9 +1,9 @@
 """What the keys of verl's own losses are to each method: taken over as its parameters, or refused by name.
 
 Covers: by overrides on verl's configuration, as the driver decides and as driver and workers then build it: what each
-key becomes, when it counts, what is refused, that deciding twice changes nothing; GRPO and SAPO with verl's keys against
-verl's own losses. Not covered: that no key is missing which verl's losses read (tests/worker/test_verl_contract.py),
-verl's example scripts (tests/claims/test_verl_examples.py), the start of a run (test_start.py).
+key becomes, when it counts, what is refused, that deciding twice changes nothing; GRPO and SAPO with verl's keys
+against verl's own losses. Not covered: that no key is missing which verl's losses read (test_verl_contract.py of the
+worker), verl's example scripts (tests/claims/test_verl_examples.py), the start of a run (test_start.py).
 """
 
 import inspect
