@@ -2,7 +2,7 @@
 
 Covers: every leaf that verl's trainer composes, under each of its engines, has one row, and no row is without a leaf;
 that a key which is new to a node on the loss's path has none; docs/support.md's table. What verl's losses read is found
-in tests/worker/test_verl_contract.py; what the rows say is put to the test in tests/worker/test_ledger_fuzz.py.
+in tests/worker/test_verl_contract.py; what the rows say is put to the test in tests/worker/test_drawn.py.
 """
 
 from collections import Counter

@@ -204,10 +204,11 @@ def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> None:
         loss_agg_mode, loss_scale_factor: verl's.
 
     Raises:
-        ValueError: names the key and what to do.
+        ValueError: names both keys and what to do.
     """
     if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
         raise ValueError(
-            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
-            "of each micro-batch; set it to a constant, for example ${data.max_response_length}."
+            f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode} with actor_rollout_ref.actor.loss_scale_factor="
+            "null: it would divide by the padded length of each micro-batch. Set loss_scale_factor to a constant, for "
+            "example ${data.max_response_length}."
         )

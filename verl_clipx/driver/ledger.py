@@ -59,6 +59,7 @@ def taken_over_as(key: str) -> str:
 
 OF_THE_SAMPLES = "what it makes of the samples reaches every loss alike"
 MISPLACED_CORRECTION = "only verl's bypass loss reads what is here; it is set under algorithm.rollout_correction"
+BY_VERL = "refused at the start where verl's own code would refuse it with the first batch"
 BESIDE = "of the loss that is added to the method's"
 OF_DISTILLATION = "distillation.distillation_loss"
 
@@ -73,7 +74,11 @@ ON_THE_PATH = (
         for key, (_, loss) in OF_OTHER_LOSSES.items()
     ),
     Row(f"{ACTOR}.policy_loss.rollout_correction", REFUSED, MISPLACED_CORRECTION),
-    Row(f"{ACTOR}.loss_agg_mode", READ, "and named on the line; seq-mean-token-sum-norm needs loss_scale_factor"),
+    Row(
+        f"{ACTOR}.loss_agg_mode",
+        READ,
+        "and named on the line; seq-mean-token-sum-norm is refused without loss_scale_factor",
+    ),
     Row(f"{ACTOR}.loss_scale_factor", READ, "required by seq-mean-token-sum-norm, else refused"),
     Row(f"{ACTOR}.entropy_coeff", READ, "ppo_loss adds the entropy bonus to the method's loss"),
     Row(f"{ACTOR}.use_kl_loss", READ, "ppo_loss adds the KL loss to the method's loss"),
@@ -83,9 +88,9 @@ ON_THE_PATH = (
     Row(f"{ACTOR}.global_batch_info", IRRELEVANT, "verl's ppo_loss fills it in for the aggregation"),
     Row(BYPASS, READ, "the ratio is then to the policy that sampled"),
     Row(ROLLOUT_IS, READ, "refused in bypass mode and beside a ratio to the policy that sampled: it would count twice"),
-    *(Row(key, READ, "of these weights") for key in WITH_ROLLOUT_IS),
-    Row(ROLLOUT_RS, READ, "in bypass mode the plugin's losses reject as verl's bypass loss does"),
-    *(Row(key, READ, "of this rejection") for key in WITH_ROLLOUT_RS),
+    *(Row(key, READ, f"of these weights; {BY_VERL}") for key in WITH_ROLLOUT_IS),
+    Row(ROLLOUT_RS, READ, f"in bypass mode the plugin's losses reject as verl's bypass loss does; {BY_VERL}"),
+    *(Row(key, READ, f"of this rejection; {BY_VERL}") for key in WITH_ROLLOUT_RS),
     Row(LOSS_TYPE, REFUSED, "but for ppo_clip: only verl's bypass loss reads it"),
     Row("algorithm.gamma", READ, OF_THE_SAMPLES),
     Row("algorithm.norm_adv_by_std_in_grpo", READ, OF_THE_SAMPLES),
