@@ -7,7 +7,7 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.base.method import NODE
-from verl_clipx.driver.clip_keys import VERL_S_DEFAULTS, ignored_keys, taken_over
+from verl_clipx.driver.clip_keys import DRO_BETA, VERL_S_DEFAULTS, ignored_keys, taken_over
 from verl_clipx.driver.config import NODES, OBSERVE, Observe, Settings, build
 from verl_clipx.driver.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
 
@@ -22,6 +22,7 @@ class RunFacts:
         group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
         clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
         tau_pos, tau_neg: the temperatures of verl's own SAPO.
+        dro_beta: the penalty of verl's own DRO.
         loss_agg_mode: verl's aggregation mode.
         paper_loss_agg_mode: the mode in which the method's paper averages, or None if its group does not say so.
         loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
@@ -47,6 +48,7 @@ class RunFacts:
     clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
     tau_pos: Any = VERL_S_DEFAULTS["tau_pos"]
     tau_neg: Any = VERL_S_DEFAULTS["tau_neg"]
+    dro_beta: Any = None
     loss_agg_mode: str = "token-mean"
     paper_loss_agg_mode: str | None = None
     loss_scale_factor: Any = None
@@ -66,8 +68,8 @@ class RunFacts:
 
     @property
     def clip_keys(self) -> dict[str, Any]:
-        """The keys of `VERL_S_DEFAULTS` and their values."""
-        return {key: getattr(self, key) for key in VERL_S_DEFAULTS}
+        """The keys that methods may take over, and their values."""
+        return {key: getattr(self, key) for key in VERL_S_DEFAULTS} | {DRO_BETA: self.dro_beta}
 
     @property
     def uses_v1(self) -> bool:
@@ -202,10 +204,11 @@ def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> None:
         loss_agg_mode, loss_scale_factor: verl's.
 
     Raises:
-        ValueError: names the key and what to do.
+        ValueError: names both keys and what to do.
     """
     if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
         raise ValueError(
-            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
-            "of each micro-batch; set it to a constant, for example ${data.max_response_length}."
+            f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode} with actor_rollout_ref.actor.loss_scale_factor="
+            "null: it would divide by the padded length of each micro-batch. Set loss_scale_factor to a constant, for "
+            "example ${data.max_response_length}."
         )
