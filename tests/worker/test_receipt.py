@@ -502,7 +502,10 @@ PLANTED = (
         f"rejection: {name}": Fault(partial(with_another_rejection, wrong), DIFFERS, tuple(CRITERIA))
         for name, wrong in REJECTIONS.items()
     }
-    | {f"no modifier: {name}": Fault(partial(without_modifier, announced), DIFFERS) for name, announced in MODIFIERS.items()}
+    | {
+        f"without: {name}": Fault(partial(without_modifier, announced), DIFFERS)
+        for name, announced in MODIFIERS.items()
+    }
     | {
         f"statistics: {name}": Fault(partial(with_statistics_of_a_part, part), OF_OTHER_TOKENS)
         for name, part in PARTS.items()
