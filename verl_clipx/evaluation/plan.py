@@ -23,7 +23,6 @@ class Plan:
     """What to evaluate, and how.
 
     Args:
-        model: as the user named it.
         checkpoints: all that the name stands for; the protocol chooses among them.
         limit: number of questions that each benchmark was cut to.
         backend: its name: vllm or cpu.
@@ -86,7 +85,6 @@ def sample_plan(
 
     Args:
         open_backend: the back end that `plan.backend` names.
-        shard_size: completions stored at a time.
         merged_models: where to keep merged checkpoints; None for inside each checkpoint.
         on_stage: from a stage's name to a callback of (done, total).
 

@@ -38,7 +38,6 @@ def sample_checkpoint(
     Args:
         backend_name: key of `BACKEND_PACKAGES`.
         open_backend: the back end; opened only if something is missing.
-        shard_size: completions a shard.
         on_progress: called with the completions that are there and their number in all.
 
     Raises:

@@ -208,11 +208,7 @@ def syncs_and_kernels(bench: Bench) -> Measured:
 
 
 def traced(call: Callable[[], object], parts: list[Part]) -> Callable[[], object]:
-    """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced.
-
-    Args:
-        parts: where what is traced goes.
-    """
+    """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced."""
 
     def with_traces() -> object:
         with in_micro_batch(MicroBatch(traced=TracedRows(TRACED, [], parts, None))):

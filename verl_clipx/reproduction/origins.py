@@ -35,7 +35,6 @@ class Origin:
         key: path of the value, such as data.train_batch_size.
         value: the value as the file has it, interpolations unresolved; None for values that no file of the preset sets.
         kind: a key of LABELS, or None for a value of a recipe's file whose comment has no label.
-        comment: what the comment says after its label.
         file: the file or table that sets it, from the configs folder on; empty for verl's own.
     """
 
