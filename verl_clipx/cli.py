@@ -53,8 +53,16 @@ def doctor(
     options: Annotated[
         bool, typer.Option("--options", help="Print docs/support.md's table of verl's options.")
     ] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that verl's losses read.")
+    ] = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
+    if keys:
+        from verl_clipx.driver.ledger import path_table
+
+        print_plain(path_table())
+        return
     if options:
         from verl_clipx.driver.support import support_table
 
@@ -102,7 +110,8 @@ def gpu_check(
         from verl_clipx.gpu_check.run import results
 
     try:
-        machine = this_machine(device, gpus)
+        # The losses are computed in this process.
+        machine = this_machine(device, 1 if losses else gpus)
         if json is not None and json.is_dir():
             raise ValueError(f"--json {json}: a folder; name the file to write")
     except ValueError as error:

@@ -149,6 +149,21 @@ def test_what_no_report_wrote_stays(runs, tmp_path):
 
 
 @pytest.mark.slow
+def test_only_tokens_that_a_report_wrote_are_removed(tmp_path):
+    plain = write_run(tmp_path / "plain", "bapo", traced=False)
+    tokens = tmp_path / "out" / "tokens.csv"
+    tokens.parent.mkdir()
+    tokens.write_text("mine")
+    assert report(plain, "--out", tokens.parent).exit_code == 0
+    assert tokens.read_text() == "mine"
+    tokens.unlink()
+    traced = write_run(tmp_path / "traced", "bapo", steps=2)
+    for run, there in ((traced, True), (traced, True), (plain, False)):
+        assert report(run, "--out", tokens.parent).exit_code == 0
+        assert tokens.exists() == there
+
+
+@pytest.mark.slow
 def test_a_foreign_file_of_a_figure_s_name_is_not_replaced(runs, tmp_path):
     assert report(runs / "acpo-seed1", "--out", tmp_path / "first").exit_code == 0
     names = [path.name for path in (tmp_path / "first" / "figures").glob("*.png")]

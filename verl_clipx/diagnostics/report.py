@@ -21,7 +21,8 @@ from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
-# In the folder of the figures: their names, so that the next report removes these and nothing else.
+# In the folder of the figures: their names, and that of the tokens' table beside the page where there is one, so that
+# the next report removes these and nothing else.
 WRITTEN = ".written"
 
 environment = Environment(
@@ -60,14 +61,13 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     with style():
         others = declared_plate(settings)
         plates = [*log_plates(settings, compared_with), *trace_plates(updates), *([others] if others.panels else [])]
+        _remove_those_before([*_files_of(plates), *([TOKENS] if updates else [])], out)
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
     if updates:
         with replacing(out / TOKENS) as partial:
             # RFC 4180's ends of lines: with a bare line feed, Python leaves a carriage return in a cell unquoted.
             _without_formulas(_traced(updates)).to_csv(partial, index=False, lineterminator="\r\n")
-    else:
-        (out / TOKENS).unlink(missing_ok=True)
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or _title(settings),
@@ -92,29 +92,40 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     return told
 
 
-def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
-    """Saves every panel and returns it for the page, by name; the figures of the report before are removed.
+def _files_of(plates: list[Plate]) -> list[str]:
+    return [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
+
+
+def _remove_those_before(names: list[str], out: Path) -> None:
+    """Removes the figures and the tokens' table of the report before, and lists the names of this one's.
 
     Raises:
         ValueError: a file that no report wrote has the name of a figure.
     """
-    panels = [panel for plate in plates for panel in plate.panels]
-    names = [f"{panel.name}.{kind}" for panel in panels for kind in FORMATS]
-    before = _written_before(folder / WRITTEN)
-    if foreign := sorted(name for name in {*names} - before if (folder / name).exists()):
-        raise ValueError(f"{folder / foreign[0]}: no report wrote it, and this one would. Choose another --out.")
+
+    def path_of(name: str) -> Path:
+        return out / name if name == TOKENS else out / FIGURES / name
+
+    before = _written_before(path_of(WRITTEN))
+    if foreign := sorted(name for name in {*names} - before - {TOKENS} if path_of(name).exists()):
+        raise ValueError(f"{path_of(foreign[0])}: no report wrote it, and this one would. Choose another --out.")
     for name in before:
-        (folder / name).unlink(missing_ok=True)
-    write_text(folder / WRITTEN, "".join(f"{name}\n" for name in names))
+        path_of(name).unlink(missing_ok=True)
+    write_text(path_of(WRITTEN), "".join(f"{name}\n" for name in names))
+
+
+def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
+    """Saves every panel and returns it for the page, by name."""
     drawings = {}
-    for panel in panels:
-        save(panel.drawing, folder, panel.name)
-        drawings[panel.name] = inline(folder / f"{panel.name}.svg", panel.name, panel.description)
+    for plate in plates:
+        for panel in plate.panels:
+            save(panel.drawing, folder, panel.name)
+            drawings[panel.name] = inline(folder / f"{panel.name}.svg", panel.name, panel.description)
     return drawings
 
 
 def _written_before(path: Path) -> set[str]:
-    """The names of the figures that a report wrote beside this list of them."""
+    """The names that a report listed as those of its files."""
     return {name for name in read_text(path).splitlines() if name == Path(name).name} if path.exists() else set()
 
 
