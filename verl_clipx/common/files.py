@@ -79,9 +79,6 @@ def write_json(path: Path, value: Any) -> None:
 def no_formula(cell: Any) -> Any:
     """A cell of a CSV file: a text that a spreadsheet would take for a formula begins with an apostrophe then.
 
-    Args:
-        cell: a value; a number stays as it is.
-
     Source: OWASP, CSV Injection.
     """
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
@@ -201,9 +198,6 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
 
 def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
     """Refuse what is not of a shape; see `read_json_object`.
-
-    Args:
-        path: where the content is from.
 
     Raises:
         ValueError: it has not; names the file and the key.

@@ -73,8 +73,6 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
     Whatever way it ends, an interrupt included, none of its processes is left.
 
     Args:
-        command: the program and its arguments.
-        steps: training steps that it will make.
         metrics: verl's file log, which the progress is read from.
 
     Returns:

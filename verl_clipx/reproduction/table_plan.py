@@ -31,7 +31,6 @@ class Job:
         kind: PREPARE, TRAIN or EVALUATE.
         command: a line for bash.
         folder: where its log goes; of a training, the run's folder.
-        done: whether what it makes is there.
     """
 
     kind: str
