@@ -80,10 +80,14 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
 
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
+        from verl_clipx.common.run_lock import release
         from verl_clipx.driver.start import start_run
 
         start_run(config)
-        run(config, *arguments, **named)
+        try:
+            run(config, *arguments, **named)
+        finally:
+            release()
 
     main_ppo.run_ppo = run_ppo
 

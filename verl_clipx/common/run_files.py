@@ -6,6 +6,8 @@ from pathlib import Path
 
 METRICS = "metrics.jsonl"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
+# In the folder of a run's checkpoints, the lock of who writes them.
+CHECKPOINTS_LOCK = "run.lock"
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
 
@@ -20,6 +22,11 @@ def log_path(project: str, experiment: str) -> Path:
 def record_path(log: Path) -> Path:
     """Where the record of a log's run stands: beside it."""
     return log.with_suffix(".run.json")
+
+
+def lock_path(log: Path) -> Path:
+    """The lock of a log's run: beside it."""
+    return log.with_suffix(".lock")
 
 
 def traces_path(log: Path) -> Path:
