@@ -17,6 +17,7 @@ DEVICE = "verl.utils.device"
 MAIN_PPO = "verl.trainer.main_ppo"
 TRACKING = "verl.utils.tracking"
 METRIC_UTILS = "verl.trainer.ppo.metric_utils"
+TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer")
 SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
@@ -59,6 +60,12 @@ def _log_the_reward_s_error(metric_utils: ModuleType) -> None:
     from verl_clipx.diagnostics import reward_error
 
     reward_error.install(metric_utils)
+
+
+def _keep_validations_whole(trainers: ModuleType) -> None:
+    from verl_clipx.diagnostics import validation_files
+
+    validation_files.install(trainers)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -117,6 +124,8 @@ def install() -> None:
     when_imported(TRACKING)(_loud(_keep_the_log))
     when_imported(TRACKING)(_loud(_expect_the_receipt))
     when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error))
+    for trainers in TRAINERS:
+        when_imported(trainers)(_loud(_keep_validations_whole))
     when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()
 

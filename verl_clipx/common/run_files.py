@@ -34,6 +34,11 @@ def traces_path(log: Path) -> Path:
     return log.with_name("traces") if log.name == METRICS else log.with_suffix(".traces")
 
 
+def left_out_path(log: Path) -> Path:
+    """The folder of what a start of a run left out: lines, traces and validations of steps that it makes again."""
+    return log.with_name("left_out") if log.name == METRICS else log.with_suffix(".left_out")
+
+
 def checkpoint_step(path: str | Path | None) -> int:
     """The step of a checkpoint by its path, 0 where the path says none.
 

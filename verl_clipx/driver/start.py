@@ -14,6 +14,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.base.method import NODE
+from verl_clipx.common.checkpoints import choose_checkpoint
 from verl_clipx.common.run_files import CHECKPOINTS_LOCK, LOG_VARIABLE, lock_path, log_path, traces_path
 from verl_clipx.common.run_lock import take
 from verl_clipx.driver.announcement import announcement
@@ -86,13 +87,14 @@ def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
 
 
 def own_folder(config: DictConfig) -> None:
-    """Makes this process the owner of the run's log and checkpoints, of which no two runs can be.
+    """Makes this process the owner of the run's log and checkpoints, and chooses the checkpoint that it goes on from.
 
     Args:
         config: as for `start`.
 
     Raises:
         RuntimeError: another run has them (`run_lock.FolderInUse`).
+        ValueError: no checkpoint can be gone on from (`choose_checkpoint`).
         OSError: a folder cannot be written to; says which key names it.
     """
     trainer = OmegaConf.select(config, "trainer")
@@ -100,7 +102,7 @@ def own_folder(config: DictConfig) -> None:
     if trainer is None or OmegaConf.select(config, ACTOR) is None:
         return
     locks: dict[Path, str] = {}
-    loggers = trainer.get("logger") or ()
+    loggers, log = trainer.get("logger") or (), None
     if "file" in ([loggers] if isinstance(loggers, str) else loggers):
         log = log_path(trainer.get("project_name"), trainer.get("experiment_name")).absolute()
         # A pipe or a device belongs to nobody.
@@ -118,6 +120,12 @@ def own_folder(config: DictConfig) -> None:
             ) from None
         if said:
             print(f"clipx: {said}; this run takes its place", flush=True)
+    if trainer.get("resume_mode") == "auto" and trainer.get("default_local_dir"):
+        log = log if log is not None and log.is_file() else None
+        nodes, ranks = int(trainer.get("nnodes") or 1), int(trainer.get("n_gpus_per_node") or 1)
+        told = choose_checkpoint(Path(trainer.default_local_dir).absolute(), log, nodes=nodes, ranks_a_node=ranks)
+        if told:
+            print(f"clipx: {'; '.join(told)}", flush=True)
 
 
 def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
