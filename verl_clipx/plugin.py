@@ -56,16 +56,24 @@ def _expect_the_receipt(tracking: ModuleType) -> None:
     receipt.install(tracking)
 
 
-def _log_the_reward_s_error(metric_utils: ModuleType) -> None:
-    from verl_clipx.diagnostics import reward_error
+def _log_the_reward_s_error_and_health(metric_utils: ModuleType) -> None:
+    from verl_clipx.diagnostics import health, reward_error
 
     reward_error.install(metric_utils)
+    health.install(metric_utils)
 
 
-def _keep_validations_whole(trainers: ModuleType) -> None:
-    from verl_clipx.diagnostics import validation_files
+def _hold_the_limits_of_health(tracking: ModuleType) -> None:
+    from verl_clipx.diagnostics import health
+
+    health.install_limits(tracking)
+
+
+def _keep_validations_whole_and_count_verdicts(trainers: ModuleType) -> None:
+    from verl_clipx.diagnostics import health, validation_files
 
     validation_files.install(trainers)
+    health.install_verdicts(trainers)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -123,9 +131,10 @@ def install() -> None:
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
     when_imported(TRACKING)(_loud(_keep_the_log))
     when_imported(TRACKING)(_loud(_expect_the_receipt))
-    when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error))
+    when_imported(TRACKING)(_loud(_hold_the_limits_of_health))
+    when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error_and_health))
     for trainers in TRAINERS:
-        when_imported(trainers)(_loud(_keep_validations_whole))
+        when_imported(trainers)(_loud(_keep_validations_whole_and_count_verdicts))
     when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()
 

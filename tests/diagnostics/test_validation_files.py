@@ -30,8 +30,10 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(trainer, tmp_pa
 
 @TRAINERS
 @pytest.mark.parametrize("folder", ["validation", "rollouts"])
-def test_a_validation_is_on_the_disk_before_its_step_is_logged(trainer, tmp_path, folder):
+def test_a_validation_is_on_the_disk_before_its_step_is_logged(trainer, tmp_path, folder, monkeypatch):
     config = OmegaConf.create({"trainer": {"validation_data_dir": str(tmp_path / "validation")}})
+    # The v1 trainers' base asks its modes for methods that have no part in this.
+    monkeypatch.setattr(trainer, "__abstractmethods__", frozenset(), raising=False)
     run = object.__new__(trainer)
     vars(run).update(config=config, global_steps=3, _dump_futures=[], _dump_executor=ThreadPoolExecutor(1))
     gate = run._dump_executor.submit(time.sleep, 0.2)
