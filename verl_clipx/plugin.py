@@ -18,6 +18,7 @@ MAIN_PPO = "verl.trainer.main_ppo"
 TRACKING = "verl.utils.tracking"
 METRIC_UTILS = "verl.trainer.ppo.metric_utils"
 TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer")
+REWARD = "verl.trainer.ppo.reward"
 SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
@@ -74,6 +75,12 @@ def _keep_validations_whole_and_count_verdicts(trainers: ModuleType) -> None:
 
     validation_files.install(trainers)
     health.install_verdicts(trainers)
+
+
+def _watch_the_reward(reward: ModuleType) -> None:
+    from verl_clipx.diagnostics import reward_guard
+
+    reward_guard.install(reward)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -133,6 +140,7 @@ def install() -> None:
     when_imported(TRACKING)(_loud(_expect_the_receipt))
     when_imported(TRACKING)(_loud(_hold_the_limits_of_health))
     when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error_and_health))
+    when_imported(REWARD)(_loud(_watch_the_reward))
     for trainers in TRAINERS:
         when_imported(trainers)(_loud(_keep_validations_whole_and_count_verdicts))
     when_imported("omegaconf")(_loud(_register_resolvers))
