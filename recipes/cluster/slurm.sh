@@ -118,6 +118,8 @@ requeue() {
 signals=0
 trap 'signals=$((signals + 1)); requeue "time limit near"' USR1
 
+# Where this script is killed, it can end nothing: then Linux sends the signal (util-linux).
+! command -v setpriv >/dev/null || step=(setpriv --pdeathsig TERM "${step[@]}")
 "${step[@]}" &
 pid=$!
 # Somebody ends the job: without this bash would end at once, or wait, and the step would go on.

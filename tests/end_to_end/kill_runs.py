@@ -4,9 +4,9 @@
 
 A run is `clipx watch` over verl's v1 trainer in its mode sync, on the CPU, saving, validating and tracing every step.
 It is killed some times in a chain: SIGKILL to the driver, to the worker that trains, to the rollout server, or to the
-launcher, in a save, while traces are written, or at any moment of a step; the same command then goes on. What still runs
-after a minute is ended and counted. At the end of each chain every logged value but times, all traces, validations and
-the last checkpoint are compared.
+launcher, in a save, while traces are written, or at any moment of a step; the same command then goes on. What still
+runs after a minute is ended and counted. At the end of each chain every logged value but times, all traces,
+validations and the last checkpoint are compared.
 """
 
 import argparse

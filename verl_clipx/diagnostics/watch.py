@@ -75,8 +75,8 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path, label: str) -> int:
     """Runs a training command under a progress bar.
 
-    Whatever way it ends, an interrupt included, none of its processes is left; where this process is killed, the command
-    gets a SIGTERM.
+    Whatever way it ends, an interrupt included, none of its processes is left; where this process is killed, the
+    command gets a SIGTERM.
 
     Args:
         command: the program and its arguments.
