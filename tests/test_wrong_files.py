@@ -2,8 +2,8 @@
 
 Covers: a thousand files that are cut off, spoilt in some bytes, doubled, mixed with NUL bytes, random, deeply nested,
 or have another type in the place of a value, for every file that a command reads; a folder and a pipe in its place;
-words that make no sense to the commands that only read. Not covered: right types with wrong values, beyond what the modules'
-own tests have; the files of models and checkpoints, which verl and transformers read.
+words that make no sense to the commands that only read. Not covered: right types with wrong values, beyond what the
+modules' own tests have; the files of models and checkpoints, which verl and transformers read.
 """
 
 import json
