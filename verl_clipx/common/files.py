@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -52,8 +53,27 @@ def replacing(path: Path) -> Iterator[Path]:
         _reach_the_disk(partial)
         os.replace(partial, path)
         _reach_the_disk(path.parent)
+    except OSError as error:
+        # Writing names no file where the disk is full.
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path, pattern: str = "*") -> None:
+    """Removes what killed processes left of files that `replacing` was to make; nothing else may be writing them.
+
+    Args:
+        folder: where they are, or nothing is.
+        pattern: of the files' names.
+    """
+    for partial in folder.glob(f".{pattern}.partial"):
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
