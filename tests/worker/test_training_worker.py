@@ -4,7 +4,7 @@ Covers: metrics aggregated by verl's own Metric class over unequal micro-batches
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
 on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
 skipped updates, and the warning of what was not finite; distillation's loss of the logits, and its sum with the
-method's loss; dropout is refused. Not covered: the real engine (tests/end_to_end).
+method's loss; dropout is refused; what a closed receipt costs. Not covered: the real engine (tests/end_to_end).
 """
 
 import logging
@@ -16,6 +16,7 @@ import pytest
 import torch
 from verl.trainer.distillation import distillation_ppo_loss
 from verl.trainer.distillation.losses import distillation_loss
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import DistillationConfig, DistillationLossConfig
@@ -395,6 +396,37 @@ def stepping_worker(actor, monkeypatch, caplog):
 
     caplog.set_level(logging.WARNING, "verl_clipx")
     return build
+
+
+def at_ratio_one():
+    """The model's log-probabilities where they are the old policy's."""
+    batch = example()
+    _, output = micro_batch(batch | {"log_prob": batch["old_log_prob"]}, [0, 1, 2, 3, 4])
+    return output["log_probs"].requires_grad_(True)
+
+
+def costs_of(train, worker, name):
+    """What a call costs: host syncs, calls of a registered loss, hooks, and reductions over the ranks."""
+    made, loss, register = [], POLICY_LOSS_REGISTRY[name], torch.Tensor.register_hook
+    with pytest.MonkeyPatch.context() as patched, counted_host_syncs() as syncs:
+        patched.setitem(POLICY_LOSS_REGISTRY, name, lambda **given: made.append("loss") or loss(**given))
+        patched.setattr(torch.Tensor, "register_hook", lambda *given: made.append("hook") or register(*given))
+        patched.setattr(worker, "_all_reduce", lambda vector: made.append("reduction") or vector)
+        train()
+    return sorted(syncs.calls), sorted(made)
+
+
+@pytest.mark.parametrize("group", [["+clipx=grpo"], LAGGED], ids=["grpo", "acpo"])
+def test_after_the_first_rollout_batch_the_receipt_costs_nothing(stepping_worker, group):
+    costs = {}
+    for receipt in ("stop", "off"):
+        worker, train = stepping_worker(*group, f"clipx.receipt={receipt}")
+        # At ratio 1 throughout, so that the receipt never has all that it looks for.
+        worker.output["log_probs"] = at_ratio_one()
+        costs[receipt] = [costs_of(train, worker, group[0].replace("+clipx=", "clipx_")) for _ in range(2)]
+    assert costs["stop"][1] == costs["off"][1]
+    # The first one does cost something, so they can be told apart.
+    assert all(len(with_it) > len(without) for with_it, without in zip(costs["stop"][0], costs["off"][0], strict=True))
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])

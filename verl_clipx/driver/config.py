@@ -83,7 +83,7 @@ class Settings:
         "auto",
         choice("auto", "stop", "warn", "off"),
         "where the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
-        "warn, or off, which does not look; auto: stop under FSDP, warn under other engines",
+        "warn, or off, which does not look; auto: stop where tests ran all of the run's options, else warn",
     )
     compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
     metrics: str = metrics_parameter()

@@ -284,6 +284,8 @@ def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
         epochs=1,
         seed=1,
     )
+    # Of other weights than the model's: the receipt is not to compare them with its log-probabilities.
+    tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": -1}] * len(rows))
     return data
 
 

@@ -129,7 +129,7 @@ class ClipxTraining:
                     loss_fn,
                     partial(call_of, settings),
                     self._all_reduce,
-                    stops=stops(settings.receipt, config.strategy),
+                    stops=stops(settings.receipt, run.options),
                 )
         super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer, self.receipt))
 
