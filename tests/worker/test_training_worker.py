@@ -347,8 +347,22 @@ def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
     assert skipped() == skips and skipped() == skips
     (message,) = caplog.messages
     assert named in message and "verl skips an update whose gradient's norm is nan" in message
+    assert worker.logged["clipx/not_finite/rank"] == [0.0]
+    # The current policy's follow from the model, which this worker's mini-batches don't spoil.
+    assert worker.logged["clipx/not_finite/log_probs"] == [float(spoil is INFINITE_LOG_PROB)]
     worker.spoil = lambda data: None
-    assert skipped() == 0
+    assert skipped() == 0 and not any("not_finite" in key for key in worker.logged)
+
+
+def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker, monkeypatch):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)
+    # Rank 2's share of the sum; this rank, 0, has nothing.
+    theirs = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(worker, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
+    worker.gradient_scale = torch.inf
+    skipped()
+    assert (worker.logged["clipx/not_finite/rank"], worker.logged["clipx/not_finite/log_probs"]) == ([2.0], [3.0])
 
 
 @pytest.mark.parametrize("group", ["grpo", "observe"])
@@ -356,6 +370,7 @@ def test_a_gradient_that_is_not_finite_by_itself_is_named_once_too(stepping_work
     worker, skipped = stepping_worker(f"+clipx={group}")
     worker.gradient_scale = torch.inf
     assert skipped() == 3 and skipped() == 3
+    assert worker.logged["clipx/not_finite/rank"] == [-1.0]
     (message,) = caplog.messages
     assert "verl skips an update whose gradient's norm is inf, though all that the loss is computed from" in message
 
@@ -373,7 +388,8 @@ def stepping_worker(actor, monkeypatch, caplog):
         worker = SteppingWorker(actor(*THREE_UPDATES, *overrides), output)
 
         def skipped():
-            (number,) = tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]
+            worker.logged = tu.get(worker.train_mini_batch(data.clone()), "metrics")
+            (number,) = worker.logged["clipx/skipped_updates"]
             return number
 
         return worker, skipped
