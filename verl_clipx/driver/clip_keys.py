@@ -210,6 +210,11 @@ def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str]
     return taken
 
 
+def sources(taken: Mapping[str, Taken]) -> dict[str, str]:
+    """Each parameter's key of verl's with its value, as the command line writes it; argument from `taken_over`."""
+    return {parameter: f"{of.key}={written(of.verl_s)}" for parameter, of in taken.items()}
+
+
 def means_nothing_anyway(source: str, value: Any) -> bool:
     """Whether a key's value asks for nothing of a method that does not know it: its default, or no dual clip."""
     return value == default_of(source) or (source == "clip_ratio_c" and value is None)

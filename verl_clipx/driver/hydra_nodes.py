@@ -7,7 +7,7 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.base.method import NODE
-from verl_clipx.driver.clip_keys import DRO_BETA, VERL_S_DEFAULTS, ignored_keys, taken_over
+from verl_clipx.driver.clip_keys import DRO_BETA, VERL_S_DEFAULTS, ignored_keys, sources, taken_over
 from verl_clipx.driver.config import NODES, OBSERVE, Observe, Settings, build
 from verl_clipx.driver.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
 
@@ -20,6 +20,7 @@ class RunFacts:
 
     Args:
         group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
+        taken: parameters of the method to the key of verl's, with its value, that they come from; likewise.
         clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
         tau_pos, tau_neg: the temperatures of verl's own SAPO.
         dro_beta: the penalty of verl's own DRO.
@@ -42,6 +43,7 @@ class RunFacts:
     """
 
     group: str | None = None
+    taken: dict[str, str] = field(default_factory=dict)
     clip_ratio: Any = VERL_S_DEFAULTS["clip_ratio"]
     clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
     clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
@@ -146,8 +148,11 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             raise ValueError("\n".join(ignored))
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
-        bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
+        # Nothing is left to take over where the driver has decided.
+        taken = taken_over(self.clipx.method, self.run.clip_keys)
+        bounds = {name: of.value for name, of in taken.items()}
         object.__setattr__(self, "clipx", replace(self.clipx, method=replace(self.clipx.method, **bounds)))
+        object.__setattr__(self, "run", replace(self.run, taken={**self.run.taken, **sources(taken)}))
 
 
 def another_loss(loss_mode: str, settings: Settings) -> str | None:

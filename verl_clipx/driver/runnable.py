@@ -14,10 +14,10 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.base.method import NODE
 from verl_clipx.driver.clip_keys import ACTOR, DRO_BETA, MISPLACED, written
 from verl_clipx.driver.config import OBSERVE, Observe, Settings
-from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
+from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
 
 CALCULATE_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
-USE_V1, TRAINER_MODE = "trainer.use_v1", "trainer.v1.trainer_mode"
+TRAINER_MODE = "trainer.v1.trainer_mode"
 # In the configurations of verl's experimental trainers, which read nothing of trainer.v1.
 OF_EXPERIMENTAL = ("rollout", "async_training")
 
