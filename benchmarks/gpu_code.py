@@ -280,14 +280,17 @@ def counted(graph: Graph, compiler: Compiler, machines: dict[str, list[Machine]]
     }
 
 
-def rows_of(architecture: int, names: list[str]) -> list[Row]:
-    """Every method's graphs with a micro-batch of each of `SHAPES`."""
+def rows_of(architecture: int, names: list[str], sources: Path | None) -> list[Row]:
+    """Every method's graphs with a micro-batch of each of `SHAPES`; what Inductor emits goes to the folder."""
     pretend(architecture)
     compiler, compile = Compiler(), torch.compile
     torch.compile = lambda function, **options: compile(function, backend=compiler, **options)
     rows = []
     for name in names:
         for part, graph in graphs_of(name, compiler).items():
+            if sources is not None:
+                sources.mkdir(parents=True, exist_ok=True)
+                (sources / f"{name}_{part}_sm_{architecture}.py").write_text(graph.wrapper)
             machines = {kernel: machine_code(one, architecture) for kernel, one in graph.kernels.items()}
             for shape in SHAPES:
                 rows.append(Row(architecture, name, part, *shape, **counted(graph, compiler, machines, *shape)))
@@ -308,13 +311,14 @@ def table(rows: list[Row]) -> str:
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Methods; all by default.")] = None,
     architecture: Annotated[int, typer.Option(help=f"One of {', '.join(map(str, MULTIPROCESSORS))}.")] = 90,
+    sources: Annotated[Path | None, typer.Option(help="Folder for the source code that Inductor emits.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what the compiler emits for a GPU: a row a graph and shape of a micro-batch."""
     logging.basicConfig()
     # Nothing is launched, so the check for an accelerator has to look elsewhere.
     os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
-    rows = rows_of(architecture, names or list(METHODS))
+    rows = rows_of(architecture, names or list(METHODS), sources)
     print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else table(rows))
 
 

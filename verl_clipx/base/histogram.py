@@ -1,7 +1,12 @@
 """Additive histograms and their quantiles, without waiting for the accelerator."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, where
+
+# Most tokens have a few of the indices of a sum, and neighbours would wait for each other at the same address.
+COPIES = 8
 
 
 def bucket_of(values: Tensor, inner_edges: Tensor) -> Tensor:
@@ -35,19 +40,28 @@ def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
     return zeros.scatter_add(1, bucket, mask.bool().to(torch.float64)).sum(0)
 
 
-def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
-    """The sum of each bucket's values, which are whole numbers: their sums are exact in any order.
+def exact_sums(terms: Sequence[tuple[Tensor, Tensor]], slots: int, classes: int = 1) -> Tensor:
+    """Sums of values by slot, the same to the last bit in any order.
+
+    In float64, since a compiler has no code of its own that adds 64-bit integers atomically.
 
     Args:
-        bucket: int64 in [0, bucket_count), (sequences, length).
-        values: (sequences, length), whole numbers of any dtype, or bool.
-        bucket_count: number of buckets.
+        terms: pairs of an index, int64 in [0, slots * classes), and values, both (sequences, length). The values of an
+            index are whole numbers of one unit, and their sum is below 2^53 of it. No index is in two terms' ranges.
+        slots: number of sums.
+        classes: of values with units of their own in each slot: the index is slot * classes + class.
 
     Returns:
-        (bucket_count,), int64.
+        (slots,), float64.
     """
-    zeros = torch.zeros(bucket_count, dtype=torch.int64, device=values.device)
-    return zeros.scatter_add(0, bucket.flatten(), values.flatten().to(torch.int64))
+    size = slots * classes * COPIES
+    found = torch.zeros(size, dtype=torch.float64, device=terms[0][0].device)
+    for index, values in terms:
+        copy = torch.arange(index.shape[-1], device=index.device) % COPIES
+        place = (index * COPIES + copy).flatten()
+        zeros = torch.zeros(size, dtype=torch.float64, device=index.device)
+        found = found + zeros.scatter_add(0, place, values.to(torch.float64).flatten())
+    return found.view(slots, -1).sum(-1)
 
 
 def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
