@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, where
 
-# Most tokens have a few of the indices of a sum, and neighbours would wait for each other at the same address.
+# Of each sum on an accelerator: most tokens belong to a few sums, and neighbours would wait for each other.
 COPIES = 8
 
 
@@ -46,7 +46,7 @@ def exact_sums(terms: Sequence[tuple[Tensor, Tensor]], slots: int, classes: int 
     In float64, since a compiler has no code of its own that adds 64-bit integers atomically.
 
     Args:
-        terms: pairs of an index, int64 in [0, slots * classes), and values, both (sequences, length). The values of an
+        terms: pairs of an index, int32 in [0, slots * classes), and values, both (sequences, length). The values of an
             index are whole numbers of one unit, and their sum is below 2^53 of it. No index is in two terms' ranges.
         slots: number of sums.
         classes: of values with units of their own in each slot: the index is slot * classes + class.
@@ -54,14 +54,17 @@ def exact_sums(terms: Sequence[tuple[Tensor, Tensor]], slots: int, classes: int 
     Returns:
         (slots,), float64.
     """
-    size = slots * classes * COPIES
-    found = torch.zeros(size, dtype=torch.float64, device=terms[0][0].device)
+    device, length = terms[0][0].device, terms[0][0].shape[-1]
+    copies = 1 if device.type == "cpu" else COPIES
+    size, column = slots * classes * copies, torch.arange(length, dtype=torch.int32, device=device)
+    found = []
     for index, values in terms:
-        copy = torch.arange(index.shape[-1], device=index.device) % COPIES
-        place = (index * COPIES + copy).flatten()
-        zeros = torch.zeros(size, dtype=torch.float64, device=index.device)
-        found = found + zeros.scatter_add(0, place, values.to(torch.float64).flatten())
-    return found.view(slots, -1).sum(-1)
+        if copies > 1:
+            # A 0 may be added anywhere, and padding is full of them.
+            index = where(values != 0, index * copies + column % copies, column % size)
+        zeros = torch.zeros(size, dtype=torch.float64, device=device)
+        found.append(zeros.scatter_add(0, index.flatten().to(torch.int64), values.flatten().to(torch.float64)))
+    return sum(found[1:], found[0]).view(slots, -1).sum(-1)
 
 
 def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -82,9 +82,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         A, x = t.advantages, self.bounded(t)
         counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
         squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).to(torch.float32).square() * UNITS).round() / UNITS
-        buckets = self.statistics_size // 2
-        # What adds 0 does so anywhere: all in one bucket would wait for each other.
-        bucket = where(counted, bucket_of(x), torch.arange(x.shape[-1], device=x.device) % buckets)
+        bucket, buckets = bucket_of(x), self.statistics_size // 2
         return exact_sums([(bucket, counted), (bucket + buckets, squares)], self.statistics_size)
 
     def decide(self, statistics: Tensor) -> Tensor:
@@ -132,12 +130,12 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
 
 
 def bucket_of(x: Tensor) -> Tensor:
-    """The bucket of each |x|, which contains its upper edge: int64 in [0, PER_OCTAVE * OCTAVES + 1]."""
+    """The bucket of each |x|, which contains its upper edge: int32 in [0, PER_OCTAVE * OCTAVES + 1]."""
     # A float32's exponent and the first six bits of its fraction number the buckets; torch.bucketize, which would
     # search for them, takes ten times as long on a CPU. One less, so that an edge belongs to the bucket below it.
     bits = x.abs().to(torch.float32).view(torch.int32) - 1
     first = (127 + LOWEST_OCTAVE) * PER_OCTAVE - 1
-    return ((bits >> 17) - first).clamp(0, PER_OCTAVE * OCTAVES + 1).to(int64)
+    return ((bits >> 17) - first).clamp(0, PER_OCTAVE * OCTAVES + 1)
 
 
 def inner_edges(device: torch.device | str) -> Tensor:
