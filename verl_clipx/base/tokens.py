@@ -5,10 +5,14 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
+from torch.nn.functional import pad
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
 SATURATION = 0.48
+
+# Tokens of a sequence that an accelerator adds up by one block of threads.
+PART = 1024
 
 
 class Inputs(NamedTuple):
@@ -72,6 +76,29 @@ OPTIONAL = ("rollout_log_prob", "entropy", "group")
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that losses are computed in: float64 stays float64, everything else becomes float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def parts(values: Tensor) -> Tensor:
+    """What is added up by one block of threads: sequences or, on an accelerator, where they are whole ones, parts.
+
+    The grid of threads then follows from the number of tokens, however they are divided into sequences.
+
+    Args:
+        values: (sequences, length).
+
+    Returns:
+        (sequences, length), or (sequences * length / PART, PART).
+    """
+    whole = values.device.type != "cpu" and values.shape[-1] % PART == 0
+    return values.reshape(-1, PART) if whole else values
+
+
+def padded_parts(values: Tensor, outside: float) -> Tensor:
+    """As `parts`, but on an accelerator always whole ones; `outside` is what they are padded with."""
+    if values.device.type == "cpu":
+        return values
+    columns = values.shape[-1]
+    return pad(values, (0, (columns + PART - 1) // PART * PART - columns), value=outside).reshape(-1, PART)
 
 
 def saturation_limit(dtype: torch.dtype) -> float:

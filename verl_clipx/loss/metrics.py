@@ -11,7 +11,7 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import Metric, Over
 from verl_clipx.base.mini_batch_metrics import SPREAD_BINS
 from verl_clipx.base.shared_metrics import OF_TOKENS, QUARTILES
-from verl_clipx.base.tokens import Tokens
+from verl_clipx.base.tokens import Tokens, parts
 
 TOKENS = "tokens"
 
@@ -66,9 +66,10 @@ class Seen:
 
     @property
     def above_dual_clip(self) -> Tensor:
-        """Bool: the dual clip acts, (sequences, length); (sequences, 0) without one."""
+        """Bool: the dual clip acts, (sequences, length); nowhere without one."""
         if self.dual_clip is None:
-            return self.counted[:, :0]
+            # No constant: a sum of zeros would be a launch of its own.
+            return self.counted & (self.t.ratio < 0)
         return self.counted & (self.t.advantages < 0) & (self.t.ratio > self.dual_clip)
 
     @property
@@ -81,8 +82,8 @@ class Seen:
         """As `quartile`, of more parts."""
         return self.once("bin", lambda: self._part(SPREAD_BINS))
 
-    def _part(self, parts: int) -> Tensor:
-        return where(self.counted, (self.t.old_log_prob.exp() * parts).floor().clamp(0, parts - 1), OUTSIDE)
+    def _part(self, count: int) -> Tensor:
+        return where(self.counted, (self.t.old_log_prob.exp() * count).floor().clamp(0, count - 1), OUTSIDE)
 
     @property
     def deviation(self) -> Tensor:
@@ -204,14 +205,19 @@ def token_sums(
     Returns:
         (len(SUMMED[detailed]),), float64; additive over any split of the tokens.
     """
-    seen = Seen(t, bounded, bounds, weighted, dual_clip, t.mask if counted is None else t.mask & counted)
+    # In parts before anything is added up: of a sum's own values a compiler would store those that it sums in parts.
+    counted = parts(t.mask if counted is None else t.mask & counted)
+    bounds = Bounds(*(parts(one.expand_as(t.ratio)) if isinstance(one, Tensor) and one.ndim else one for one in bounds))
+    bounded, weighted = parts(bounded.expand_as(t.ratio)), parts(weighted)
+    t = Tokens(*(parts(one) if one is not None and one.ndim > 1 else one for one in t))
+    seen = Seen(t, bounded, bounds, weighted, dual_clip, counted)
     return torch.stack([summed(*SUMS[name].of(seen)) for name in SUMMED[detailed]]).sum(-1, dtype=torch.float64)
 
 
 def summed(values: Tensor | None, members: Tensor) -> Tensor:
-    """The sum over each sequence's members, or their number: (sequences,).
+    """The sum over each part's members, or their number: (parts,).
 
-    A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
+    A part in its own precision, the parts in float64: no copy of all tokens in float64.
     """
     if values is None:
         return members.sum(-1, dtype=torch.float32)
