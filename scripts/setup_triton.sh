@@ -2,7 +2,7 @@
 # Puts Triton beside the project's environment, for the GPU code that benchmarks/gpu_code.py counts without a GPU. Not in
 # it: there torch would use it. Safe to run twice.
 # Usage: bash scripts/setup_triton.sh
-set -xeuo pipefail
+set -euo pipefail
 
 ############################ adjustable by environment variables ############################
 

@@ -276,6 +276,6 @@ def test_a_huge_ratio_leaves_the_sums_of_the_other_sign_as_they_are():
     one, other = (
         Bapo().statistics(tokens_at(row(*ratio, *more), row(*advantages, *[-0.9] * len(more)))) for more in ([], [1e8])
     )
-    # All but the 2 * 17 sums of negative tokens. Those are of float32, and still tiny parts of their total.
+    # All but the 2 * 17 sums of negative tokens. Those are counted in larger units, still tiny parts of their total.
     assert torch.equal(other[:-34], one[:-34])
     assert_close(other[-34:], one[-34:] + torch.tensor([0] * 16 + [0.9] + [0] * 16 + [0.9e8]), rtol=0, atol=1e-2)

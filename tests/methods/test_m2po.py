@@ -202,19 +202,6 @@ def batch_of(batch):
     return {name: batch[name] for name in ("log_prob", "old_log_prob", "advantages", "mask", "rollout_log_prob")}
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_the_order_of_tokens_does_not_matter_to_the_last_bit(dtype):
-    generator = torch.Generator().manual_seed(0)
-    size, advantages = torch.randn(2, 4, 300, dtype=torch.float64, generator=generator)
-    # From far below the first bucket's edge to far above the last one's.
-    tokens = size.mul(4).exp(), advantages, size.mul(6).sub(8).exp()
-    t = tokens_at(*(x.to(dtype) for x in tokens[:2]), rollout_log_prob=-tokens[2].to(dtype))
-    order = torch.randperm(300, generator=generator)
-    other = type(t)(*(None if part is None else part[:, order] for part in t))
-    assert M2po().statistics(t)[1026:].count_nonzero() > 100
-    assert torch.equal(M2po().statistics(t), M2po().statistics(other))
-
-
 @pytest.mark.parametrize("moment", ["kept", "capped"])
 def test_micro_batches_of_whole_sequences_add_up(moment):
     method, batch = M2po(moment=moment), batch_of(example())

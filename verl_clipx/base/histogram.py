@@ -1,12 +1,7 @@
 """Additive histograms and their quantiles, without waiting for the accelerator."""
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor, where
-
-# Of each sum on an accelerator: most tokens belong to a few sums, and neighbours would wait for each other.
-COPIES = 8
 
 
 def bucket_of(values: Tensor, inner_edges: Tensor) -> Tensor:
@@ -40,31 +35,19 @@ def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
     return zeros.scatter_add(1, bucket, mask.bool().to(torch.float64)).sum(0)
 
 
-def exact_sums(terms: Sequence[tuple[Tensor, Tensor]], slots: int, classes: int = 1) -> Tensor:
-    """Sums of values by slot, the same to the last bit in any order.
-
-    In float64, since a compiler has no code of its own that adds 64-bit integers atomically.
+def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
+    """The sum of each bucket's values, which are whole numbers: their sums are exact in any order.
 
     Args:
-        terms: pairs of an index, int32 in [0, slots * classes), and values, both (sequences, length). The values of an
-            index are whole numbers of one unit, and their sum is below 2^53 of it. No index is in two terms' ranges.
-        slots: number of sums.
-        classes: of values with units of their own in each slot: the index is slot * classes + class.
+        bucket: int64 in [0, bucket_count), (sequences, length).
+        values: (sequences, length), whole numbers of any dtype, or bool.
+        bucket_count: number of buckets.
 
     Returns:
-        (slots,), float64.
+        (bucket_count,), int64.
     """
-    device, length = terms[0][0].device, terms[0][0].shape[-1]
-    copies = 1 if device.type == "cpu" else COPIES
-    size, column = slots * classes * copies, torch.arange(length, dtype=torch.int32, device=device)
-    found = []
-    for index, values in terms:
-        if copies > 1:
-            # A 0 may be added anywhere, and padding is full of them.
-            index = where(values != 0, index * copies + column % copies, column % size)
-        zeros = torch.zeros(size, dtype=torch.float64, device=device)
-        found.append(zeros.scatter_add(0, index.flatten().to(torch.int64), values.flatten().to(torch.float64)))
-    return sum(found[1:], found[0]).view(slots, -1).sum(-1)
+    zeros = torch.zeros(bucket_count, dtype=torch.int64, device=values.device)
+    return zeros.scatter_add(0, bucket.flatten(), values.flatten().to(torch.int64))
 
 
 def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.nn.functional import pad
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
@@ -89,8 +90,17 @@ def parts(values: Tensor) -> Tensor:
     Returns:
         (sequences, length), or (sequences * length / PART, PART).
     """
-    whole = values.device.type != "cpu" and values.shape[-1] % PART == 0
+    # Asked of the graph and not of the numbers: it would be another one where they happen to be whole.
+    whole = values.device.type != "cpu" and statically_known_true(values.shape[-1] % PART == 0)
     return values.reshape(-1, PART) if whole else values
+
+
+def number_in(members: Tensor) -> Tensor:
+    """The number of members in each of `parts`, float32: `members` is bool, (sequences, length)."""
+    if members.device.type == "cpu":
+        return members.sum(-1, dtype=torch.float32)
+    # Numbers instead of a mask, which would be stored and added up by a launch of its own.
+    return parts(where(members, 1.0, 0.0)).sum(-1)
 
 
 def padded_parts(values: Tensor, outside: float) -> Tensor:

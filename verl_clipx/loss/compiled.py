@@ -85,7 +85,8 @@ class TokenFunctions(Functions):
         if inputs.mask.device.type == "cpu":
             both, sums = self.call(token_loss_in_one, inputs, decision, self.detailed)
             return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
-        value, weighted, sums = self.call(token_loss_in_parts, inputs, decision, self.detailed)
+        function = token_loss if self.method.by_sequence else token_loss_in_parts
+        value, weighted, sums = self.call(function, inputs, decision, self.detailed)
         return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
 
     def statistics(self, inputs: Inputs) -> Tensor:

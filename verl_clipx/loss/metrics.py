@@ -11,7 +11,7 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import Metric, Over
 from verl_clipx.base.mini_batch_metrics import SPREAD_BINS
 from verl_clipx.base.shared_metrics import OF_TOKENS, QUARTILES
-from verl_clipx.base.tokens import Tokens, parts
+from verl_clipx.base.tokens import Tokens, number_in, parts
 
 TOKENS = "tokens"
 
@@ -205,12 +205,7 @@ def token_sums(
     Returns:
         (len(SUMMED[detailed]),), float64; additive over any split of the tokens.
     """
-    # In parts before anything is added up: of a sum's own values a compiler would store those that it sums in parts.
-    counted = parts(t.mask if counted is None else t.mask & counted)
-    bounds = Bounds(*(parts(one.expand_as(t.ratio)) if isinstance(one, Tensor) and one.ndim else one for one in bounds))
-    bounded, weighted = parts(bounded.expand_as(t.ratio)), parts(weighted)
-    t = Tokens(*(parts(one) if one is not None and one.ndim > 1 else one for one in t))
-    seen = Seen(t, bounded, bounds, weighted, dual_clip, counted)
+    seen = Seen(t, bounded, bounds, weighted, dual_clip, t.mask if counted is None else t.mask & counted)
     return torch.stack([summed(*SUMS[name].of(seen)) for name in SUMMED[detailed]]).sum(-1, dtype=torch.float64)
 
 
@@ -219,9 +214,7 @@ def summed(values: Tensor | None, members: Tensor) -> Tensor:
 
     A part in its own precision, the parts in float64: no copy of all tokens in float64.
     """
-    if values is None:
-        return members.sum(-1, dtype=torch.float32)
-    return where(members, values, 0.0).sum(-1)
+    return number_in(members) if values is None else parts(where(members, values, 0.0)).sum(-1)
 
 
 def named_sums(sums: Tensor, *, detailed: bool) -> dict[str, Tensor]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, float64, where
 
-from verl_clipx.base.histogram import exact_sums, ratio_or_zero
+from verl_clipx.base.histogram import ratio_or_zero, whole_sums
 from verl_clipx.base.method import NODE, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, number, parameter
@@ -21,10 +21,10 @@ GRID = 1e12
 
 MOST_CANDIDATES = 10_000
 
-# Contributions are added by eight of float32's exponents, the others in the outer two: those of a class are whole
-# numbers of 32 binary digits, and the sums of 2^21 of them fit into a float64 whatever their order.
-FIRST_CLASS, CLASSES, DIGITS = 8, 16, 26
-LEAST = 2.0 ** (8 * FIRST_CLASS - 127)
+# Contributions are counted in whole numbers of 2^-36 of the micro-batch's largest: sums of whole numbers don't depend
+# on their order, and those of 2^27 tokens fit into 64 bits. A largest of almost 0 still has a unit above 0.
+UNITS = 2.0**36
+LEAST_LARGEST = 1e-25
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,17 +119,13 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         A, r = t.advantages, t.ratio
         # In the ratio's own dtype: rounded differently, a ratio equal to a candidate would fall beside it.
         upper, lower = (self._candidates(side, r.device).to(r.dtype) for side in ("upper", "lower"))
-        negative = A < 0
-        interval = self._interval(negative, r, upper, lower)
-        weight = magnitude(where(t.mask, A * self._token_weight(t), 0.0))
+        interval = self._interval(A < 0, r, upper, lower)
+        weight = where(t.mask, A * self._token_weight(t), 0.0)
         # Above the last candidate a positive token's value is not needed.
-        value = magnitude(where((A > 0) & (r > upper[-1]), 0.0, weight * r))
+        value = where((A > 0) & (r > upper[-1]), 0.0, weight * r)
         first, second = len(upper) + 1, len(lower) + 1
-        # Of positive tokens the weights and then the values, then both of negative ones.
-        slot = where(negative, interval + 2 * first, interval)
-        of_value = slot + where(negative, second, first)
-        terms = [(of_class(slot, weight), weight), (of_class(of_value, value), value)]
-        return exact_sums(terms, self.statistics_size, CLASSES)
+        weights, values = (magnitude_sums(x, interval, first, second) for x in (weight, value))
+        return torch.cat([weights[:first], values[:first], weights[first:], values[first:]])
 
     def decide(self, statistics: Tensor) -> Tensor:
         """c_low, c_high, and P / (P + N) at the starts and at the bounds found, 0 where P + N is 0."""
@@ -168,7 +164,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         return (t.old_log_prob if self.weight == "old" else t.rollout_log_prob).exp()
 
     def _interval(self, negative: Tensor, r: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
-        """The interval of each token's ratio: among upper candidates or, of a negative one's, lower: int32."""
+        """The interval of each token's ratio: among upper candidates, or, counted on, among lower ones: int64."""
         # torch.bucketize takes ten times as long on a CPU. On a regular grid arithmetic finds the nearest candidate,
         # the only one that a ratio has to be compared with, but for the last one, whose step may be shorter.
         nearest = where(
@@ -182,7 +178,8 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         # A positive token is left alone up to and including c_high, a negative one from c_low on.
         passed = nearest + where(negative, r >= candidate, r > candidate)
         beyond = where(negative, r >= lower[-1], r > upper[-1])
-        return passed + (beyond & where(negative, nearest < len(lower) - 1, nearest < len(upper) - 1))
+        passed = passed + (beyond & where(negative, nearest < len(lower) - 1, nearest < len(upper) - 1))
+        return where(negative, passed + (len(upper) + 1), passed).to(torch.int64)
 
     def _range(self, side: str) -> tuple[float, float, float]:
         """Start, stop and step of a bound."""
@@ -226,16 +223,22 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         return (positive / denominator >= self.target) | (negative <= 0)
 
 
-def magnitude(values: Tensor) -> Tensor:
-    """The values' magnitudes in float32, 0 below `LEAST`."""
-    magnitudes = values.abs().to(torch.float32)
-    return where(magnitudes < LEAST, 0.0, magnitudes)
+def magnitude_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -> Tensor:
+    """The sum of the values' magnitudes in each interval, (positive + negative,), float64, counted in whole numbers.
 
+    A sign has its own unit: a single large value of the other one would leave little of its sums.
 
-def of_class(slot: Tensor, magnitude: Tensor) -> Tensor:
-    """The index of a magnitude in its slot, by its exponent, as `exact_sums` takes it: int32, (sequences, length)."""
-    exponents = (magnitude.view(torch.int32) >> DIGITS) - FIRST_CLASS
-    return slot * CLASSES + exponents.clamp(0, CLASSES - 1)
+    Args:
+        values: (sequences, length), at least 0 in the intervals for positive tokens, at most 0 in the others.
+        interval: int64 in [0, positive + negative), (sequences, length).
+        positive, negative: number of intervals for tokens of each sign, in this order.
+    """
+    least, greatest = values.aminmax() if values.numel() else (values.sum(), values.sum())
+    # The largest magnitude of each sign, rounded up to a power of two, holds UNITS of its units.
+    units = [largest.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS for largest in (greatest, -least)]
+    whole = (values / where(values < 0, units[1], units[0])).abs().round()
+    of_interval = torch.cat([units[0].expand(positive), units[1].expand(negative)]).to(float64)
+    return whole_sums(interval, whole, positive + negative) * of_interval
 
 
 def sum_from(values: Tensor) -> Tensor:
