@@ -105,8 +105,12 @@ trap 'ended_by 1' HUP
 trap 'ended_by 2' INT
 trap 'ended_by 15' TERM
 
+# Where this script is killed, it can end nothing: then Linux sends the signal (util-linux).
+tied=()
+! command -v setpriv >/dev/null || tied=(setpriv --pdeathsig TERM)
+
 run() {
-    "$@" &
+    ${tied[@]+"${tied[@]}"} "$@" &
     child=$!
     local code=0
     wait "$child" || code=$?
@@ -158,14 +162,14 @@ VENV=${VENV:-.venv}
 export PATH="$VENV/bin:$PATH"
 
 # Four numbers: the answers are long, and unsure enough that each of ACPO's bins holds tokens.
-problems=(--min-numbers 4 --max-numbers 4)
-step "2/5 data: Countdown problems" data python -m verl_clipx.tasks.countdown "$RUNS/data" "${problems[@]}"
+step "2/5 data: Countdown problems" data clipx data build countdown --out "$RUNS/data" \
+    --option min_numbers=4 --option max_numbers=4
 
 if [[ -n ${MODEL_PATH:-} ]]; then
     say "3/5 policy: $MODEL_PATH"
 else
     step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
-        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 "${problems[@]}"
+        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 --min-numbers 4 --max-numbers 4
     MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
     grep 'held-out reward' "$RUNS/policy.log" || true
 fi
