@@ -158,6 +158,12 @@ _TEMPLATES = (
         source="this project: the problem of HiTab's prompts, around which r1_base or boxed_step_by_step goes",
     ),
     PromptTemplate(
+        name="reasoning_short",
+        messages=(("system", "Answer with the result only."), ("user", "{problem}")),
+        plain_text=False,
+        source="this project: a system message of its own spares a small model's longer one",
+    ),
+    PromptTemplate(
         name="countdown_compact",
         messages=(("user", "{numbers} = {target}"),),
         plain_text=False,
