@@ -17,7 +17,7 @@ TEST_SHARE = 8
 SEED_STRIDE = 10_000_000
 
 # A small space of problems repeats itself: after so many draws a problem the search for a new one ends.
-DRAWS_PER_PROBLEM = 100
+DRAWS_PER_PROBLEM = 50
 
 _WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
 
