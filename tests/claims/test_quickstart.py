@@ -1,7 +1,8 @@
 """What scripts/quickstart.sh runs: GRPO and the method, by seed, with whose overrides; which methods it refuses.
 
 Covers: its order of commands, with stand-ins for Python and clipx; names of runs, which of them are trained, what is
-kept; the choices with MODEL. Not covered: the model itself (tests/tasks/pretrained), training and the page (tests/end_to_end/test_quickstart.py), signals (tests/recipes/test_signals.py).
+kept; the choices with MODEL. Not covered: the model itself (tests/tasks/pretrained), training and the page
+(tests/end_to_end/test_quickstart.py), signals (tests/recipes/test_signals.py).
 """
 
 import os

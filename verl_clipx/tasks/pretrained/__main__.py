@@ -22,7 +22,9 @@ def main(
     except (ImportError, OSError, ValueError) as error:
         typer.echo(f"error: {error}", err=True)
         raise typer.Exit(1) from None
-    typer.echo(f"{SMOLLM2.model}; licence {SMOLLM2.license}; package {SMOLLM2.distribution} {SMOLLM2.version}", err=True)
+    typer.echo(
+        f"{SMOLLM2.model}; licence {SMOLLM2.license}; package {SMOLLM2.distribution} {SMOLLM2.version}", err=True
+    )
     typer.echo(folder)
 
 

@@ -78,7 +78,9 @@ def row_builder(task: ReasoningTask) -> RowBuilder:
         if source is not None:
             raise ValueError(f"source={source}: reasoning-gym's problems are generated; leave the local copy out")
         chosen = task.settings | (settings or {})
-        problems = generate_problems(task.generator, chosen, DEFAULT_SIZES[split] if size is None else size, seed, split)
+        problems = generate_problems(
+            task.generator, chosen, DEFAULT_SIZES[split] if size is None else size, seed, split
+        )
         for index, entry in enumerate(problems):
             yield build_row(dataset_name(task), entry, {"index": index, "split": split}, prompt)
 

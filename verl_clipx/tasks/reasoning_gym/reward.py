@@ -64,7 +64,11 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
         ValueError: its own answer is not right by the verifier that it names.
     """
     truth = decode_ground_truth(ground_truth)
-    if not isinstance(truth, Mapping) or not isinstance(truth.get("answer"), str) or _verify(truth["answer"], truth) < 1:
+    if (
+        not isinstance(truth, Mapping)
+        or not isinstance(truth.get("answer"), str)
+        or _verify(truth["answer"], truth) < 1
+    ):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): reasoning-gym's tasks need "
             '{"answer": text, "metadata": {"source_dataset": name}}, as JSON or as such, with an answer that its '
