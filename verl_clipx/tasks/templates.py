@@ -35,6 +35,9 @@ class PromptTemplate:
     source: str
     """Paper, repository or upstream project that uses it."""
 
+    shared: tuple[str, ...] = ()
+    """Fields that hold the same in every prompt of a set, such as a solved example: no part of the problem."""
+
     @cached_property
     def fields(self) -> tuple[str, ...]:
         """Names of the fields, in order of appearance."""
@@ -159,9 +162,21 @@ _TEMPLATES = (
     ),
     PromptTemplate(
         name="reasoning_short",
-        messages=(("system", "Answer with the result only."), ("user", "{problem}")),
+        messages=(("system", "Give the answer only."), ("user", "{problem}")),
         plain_text=False,
         source="this project: a system message of its own spares a small model's longer one",
+    ),
+    PromptTemplate(
+        name="reasoning_shown",
+        messages=(
+            ("system", "Give the answer only."),
+            ("user", "{example}"),
+            ("assistant", "{result}"),
+            ("user", "{problem}"),
+        ),
+        plain_text=False,
+        source="this project: a solved problem before the one that is asked shows a small model the form",
+        shared=("example", "result"),
     ),
     PromptTemplate(
         name="countdown_compact",
@@ -247,5 +262,6 @@ def problem_text(messages: Sequence[dict[str, str]]) -> str:
     for template in sorted(_TEMPLATES, key=lambda template: -template._literal_length):
         # "3 4 = 7" fits too many texts to be taken for a template's.
         if template.name != "countdown_compact" and (fields := template.match(messages)) is not None:
-            return "\n".join(problem_text([{"role": "user", "content": value}]) for value in fields.values())
+            own = (value for name, value in fields.items() if name not in template.shared)
+            return "\n".join(problem_text([{"role": "user", "content": value}]) for value in own)
     return "\n".join(message["content"] for message in messages)

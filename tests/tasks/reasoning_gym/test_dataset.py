@@ -12,17 +12,18 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.tasks.reasoning_gym.dataset import TASKS, dataset_name
+from verl_clipx.tasks.reasoning_gym.dataset import TASKS
 from verl_clipx.tasks.reasoning_gym.generator import split_of
 from verl_clipx.tasks.reasoning_gym.reward import check_ground_truth, compute_score
 
-NAMES = [dataset_name(task) for task in TASKS]
+NAMES = [task.name for task in TASKS]
 SIZE = 24
 
 
-def build(name, out, *options):
+def build(name, out, *options, prompt="reasoning_shown"):
     """Runs `clipx data build`; its exit code and all that it printed."""
-    words = ["data", "build", name, "--out", str(out), *(word for option in options for word in ("--option", option))]
+    words = ["data", "build", name, "--out", str(out), "--prompt", prompt]
+    words += [word for option in options for word in ("--option", option)]
     result = CliRunner(env={"COLUMNS": "300"}).invoke(app, words)
     return result.exit_code, result.output
 
@@ -39,19 +40,24 @@ def built(request, tmp_path_factory):
     return request.param, folder
 
 
-def test_rows_ask_for_the_result_only_and_their_own_answer_is_right(built):
+def test_rows_show_one_solved_problem_of_neither_split_and_their_own_answer_is_right(built):
     name, folder = built
+    shown = set()
     for split in ("train", "test"):
         rows = rows_of(folder, split)
         assert len(rows) == SIZE
         for index, row in enumerate(rows):
-            system, question = row["prompt"]
-            assert (system["role"], question["role"]) == ("system", "user") and len(system["content"]) < 60
+            system, example, result, question = row["prompt"]
+            assert [one["role"] for one in row["prompt"]] == ["system", "user", "assistant", "user"]
+            assert len(system["content"]) < 30
+            shown.add((example["content"], result["content"]))
+            assert question["content"] != example["content"]
             assert row["data_source"] == name and row["extra_info"] == {"index": index, "split": split}
             truth = row["reward_model"]["ground_truth"]
             check_ground_truth(name, truth)
             right = compute_score(name, json.loads(truth)["answer"], truth)
             assert right == {"score": 1.0, "acc": 1.0, "format": 1.0, "skill": 1.0}
+    assert len(shown) == 1
 
 
 def test_no_problem_is_in_both_splits_whatever_the_seed_and_the_order_of_its_numbers(built, tmp_path):
@@ -60,7 +66,7 @@ def test_no_problem_is_in_both_splits_whatever_the_seed_and_the_order_of_its_num
     assert code == 0, output
 
     def problems(split):
-        found = [row["prompt"][1]["content"] for one in (folder, tmp_path) for row in rows_of(one, split)]
+        found = [row["prompt"][-1]["content"] for one in (folder, tmp_path) for row in rows_of(one, split)]
         return {tuple(sorted(re.findall(r"\w+|[^\w\s]", text.casefold()))) for text in found}
 
     train, test = problems("train"), problems("test")
@@ -81,35 +87,44 @@ def test_the_order_of_a_sum_is_no_other_problem():
     assert {split_of(f"{first} + {second} =") for first in range(9) for second in range(9)} == {"train", "test"}
 
 
-def test_harder_problems_by_their_generator_s_settings(tmp_path):
-    code, output = build("reasoning_gym_chain_sum", tmp_path, "size=8", 'settings={"min_digits": 4, "max_digits": 4}')
+def test_a_prompt_without_an_example(tmp_path):
+    code, output = build("reasoning_gym_addition", tmp_path, "size=8", prompt="reasoning_short")
     assert code == 0, output
-    (question, *_) = [row["prompt"][1]["content"] for row in rows_of(tmp_path, "train")]
-    assert re.search(r"\d{4} [+-] \d{4}", question)
+    assert [one["role"] for one in rows_of(tmp_path, "train")[0]["prompt"]] == ["system", "user"]
+
+
+def test_harder_problems_by_their_generator_s_settings(tmp_path):
+    code, output = build("reasoning_gym_addition", tmp_path, "size=8", 'settings={"min_digits": 4, "max_digits": 4}')
+    assert code == 0, output
+    (question, *_) = [row["prompt"][-1]["content"] for row in rows_of(tmp_path, "train")]
+    assert re.search(r"\d+ \+ \d+", question) and max(map(len, re.findall(r"\d+", question))) >= 3
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (['settings={"digits": 3}'], "settings={.*'digits': 3.* do not fit reasoning-gym's chain_sum: .*digits"),
-        (['settings={"min_digits": 9}'], "do not fit reasoning-gym's chain_sum: max_digits must be >= min_digits"),
+        (['settings={"digits": 3}'], "settings={.*'digits': 3.* do not fit reasoning-gym's basic_arithmetic: .*digits"),
+        (
+            ['settings={"min_digits": 9}'],
+            "reasoning-gym's basic_arithmetic: max_digits must be >= min_digits",
+        ),
         (["size=0"], "size=0 is below 1"),
         (["size=20", "seed=-1"], "seed=-1 is below 0"),
-        # 55 sums up to their order, and as many differences.
+        # 66 sums up to their order.
         (
-            ["size=150", 'settings={"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 1}'],
+            ["size=150", 'settings={"min_digits": 1, "max_digits": 1}'],
             r"has only \d+ different problems in the split 'train' \(of 8000 drawn\)",
         ),
-        (["settings=3"], "option settings=3 of reasoning_gym_chain_sum is not of the type dict"),
+        (["settings=3"], "option settings=3 of reasoning_gym_addition is not of the type dict"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, options, message):
-    code, output = build("reasoning_gym_chain_sum", tmp_path, *options)
+    code, output = build("reasoning_gym_addition", tmp_path, *options)
     assert code == 1 and re.search(message, output.replace("\n", " ")), output
     assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_without_the_package_the_command_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    code, output = build("reasoning_gym_chain_sum", tmp_path)
+    code, output = build("reasoning_gym_addition", tmp_path)
     assert code == 1 and "needs reasoning-gym: pip install 'verl-clipx[reasoning]'" in output

@@ -16,6 +16,9 @@ TEST_SHARE = 8
 # reasoning-gym draws problem i with seed + i: seeds this far apart draw different ones.
 SEED_STRIDE = 10_000_000
 
+# Of the problem that prompts show solved.
+EXAMPLE_SEED = 7
+
 # A small space of problems repeats itself: after so many draws a problem the search for a new one ends.
 DRAWS_PER_PROBLEM = 50
 
@@ -70,12 +73,9 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
     if seed < 0:
         raise ValueError(f"seed={seed} is below 0; give a whole number from 0 on")
     draws = DRAWS_PER_PROBLEM * (size + 10)
-    try:
-        drawn = reasoning_gym().create_dataset(generator, size=draws, seed=seed * SEED_STRIDE, **settings)
-    except (AssertionError, TypeError, ValueError) as error:
-        # TypeError: no such field; AssertionError: out of its range.
-        raise ValueError(f"settings={settings} do not fit reasoning-gym's {generator}: {error}") from error
-    seen: set[str] = set()
+    drawn = _create(generator, settings, draws, seed * SEED_STRIDE)
+    # The example stands in every prompt: as a problem its answer would be known.
+    seen = {problem_key(solved_example(generator, settings)["question"])}
 
     def new(entry: Entry) -> bool:
         key = problem_key(entry["question"])
@@ -93,3 +93,20 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
             f"size={size}: {generator} with settings={settings} has only {have} different problems in the split "
             f"{split!r} (of {draws} drawn); ask for fewer, or for harder ones"
         )
+
+
+def solved_example(generator: str, settings: dict[str, Any]) -> Entry:
+    """Return the problem that prompts show solved; it depends on nothing else, and is in neither split.
+
+    Raises:
+        ModuleNotFoundError, ValueError: as `generate_problems` does.
+    """
+    return _create(generator, settings, 1, EXAMPLE_SEED)[0]
+
+
+def _create(generator: str, settings: dict[str, Any], size: int, seed: int) -> Any:
+    try:
+        return reasoning_gym().create_dataset(generator, size=size, seed=seed, **settings)
+    except (AssertionError, TypeError, ValueError) as error:
+        # TypeError: no such field; AssertionError: out of its range.
+        raise ValueError(f"settings={settings} do not fit reasoning-gym's {generator}: {error}") from error
