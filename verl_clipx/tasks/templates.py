@@ -162,21 +162,22 @@ _TEMPLATES = (
     ),
     PromptTemplate(
         name="reasoning_short",
-        messages=(("system", "Give the answer only."), ("user", "{problem}")),
+        messages=(("system", "Answer with the {kind} only."), ("user", "{problem}")),
         plain_text=False,
         source="this project: a system message of its own spares a small model's longer one",
+        shared=("kind",),
     ),
     PromptTemplate(
         name="reasoning_shown",
         messages=(
-            ("system", "Give the answer only."),
+            ("system", "Answer with the {kind} only."),
             ("user", "{example}"),
             ("assistant", "{result}"),
             ("user", "{problem}"),
         ),
         plain_text=False,
         source="this project: a solved problem before the one that is asked shows a small model the form",
-        shared=("example", "result"),
+        shared=("kind", "example", "result"),
     ),
     PromptTemplate(
         name="countdown_compact",

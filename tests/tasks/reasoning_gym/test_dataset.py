@@ -20,9 +20,16 @@ NAMES = [task.name for task in TASKS]
 SIZE = 24
 
 
-def build(name, out, *options, prompt="reasoning_shown"):
+def build(name, out, *options, **flags):
     """Runs `clipx data build`; its exit code and all that it printed."""
-    words = ["data", "build", name, "--out", str(out), "--prompt", prompt]
+    words = [
+        "data",
+        "build",
+        name,
+        "--out",
+        str(out),
+        *(word for flag in flags.items() for word in (f"--{flag[0]}", flag[1])),
+    ]
     words += [word for option in options for word in ("--option", option)]
     result = CliRunner(env={"COLUMNS": "300"}).invoke(app, words)
     return result.exit_code, result.output
@@ -40,24 +47,20 @@ def built(request, tmp_path_factory):
     return request.param, folder
 
 
-def test_rows_show_one_solved_problem_of_neither_split_and_their_own_answer_is_right(built):
+def test_rows_ask_for_the_answer_only_and_their_own_is_right(built):
     name, folder = built
-    shown = set()
     for split in ("train", "test"):
         rows = rows_of(folder, split)
         assert len(rows) == SIZE
         for index, row in enumerate(rows):
-            system, example, result, question = row["prompt"]
-            assert [one["role"] for one in row["prompt"]] == ["system", "user", "assistant", "user"]
-            assert len(system["content"]) < 30
-            shown.add((example["content"], result["content"]))
-            assert question["content"] != example["content"]
+            system, *_, question = row["prompt"]
+            assert (system["role"], question["role"]) == ("system", "user")
+            assert re.fullmatch(r"Answer with the \w+ only\.", system["content"])
             assert row["data_source"] == name and row["extra_info"] == {"index": index, "split": split}
             truth = row["reward_model"]["ground_truth"]
             check_ground_truth(name, truth)
             right = compute_score(name, json.loads(truth)["answer"], truth)
             assert right == {"score": 1.0, "acc": 1.0, "format": 1.0, "skill": 1.0}
-    assert len(shown) == 1
 
 
 def test_no_problem_is_in_both_splits_whatever_the_seed_and_the_order_of_its_numbers(built, tmp_path):
@@ -87,10 +90,18 @@ def test_the_order_of_a_sum_is_no_other_problem():
     assert {split_of(f"{first} + {second} =") for first in range(9) for second in range(9)} == {"train", "test"}
 
 
-def test_a_prompt_without_an_example(tmp_path):
-    code, output = build("reasoning_gym_addition", tmp_path, "size=8", prompt="reasoning_short")
-    assert code == 0, output
-    assert [one["role"] for one in rows_of(tmp_path, "train")[0]["prompt"]] == ["system", "user"]
+def test_a_prompt_may_show_one_solved_problem_which_is_in_neither_split(tmp_path):
+    # Of 66 sums up to their order every one that is left is drawn.
+    settings = 'settings={"min_digits": 1, "max_digits": 1}'
+    for split, size in (("train", 57), ("test", 8)):
+        flags = {"prompt": "reasoning_shown", "split": split}
+        code, output = build("reasoning_gym_addition", tmp_path, f"size={size}", settings, **flags)
+        assert code == 0, output
+    prompts = [row["prompt"] for split in ("train", "test") for row in rows_of(tmp_path, split)]
+    (shown,) = {(example["content"], result["content"]) for _, example, result, _ in prompts}
+    assert shown[0].startswith("Calculate ") and shown[1].isdecimal()
+    numbers = {tuple(sorted(re.findall(r"\d+", prompt[-1]["content"]))) for prompt in prompts}
+    assert len(numbers) == 65 and tuple(sorted(re.findall(r"\d+", shown[0]))) not in numbers
 
 
 def test_harder_problems_by_their_generator_s_settings(tmp_path):

@@ -10,7 +10,7 @@ from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.reasoning_gym.generator import SPLITS, Entry, generate_problems, solved_example
 from verl_clipx.tasks.templates import template_named
 
-PROMPTS = ("reasoning_shown", "reasoning_short")
+SHORT, SHOWN = "reasoning_short", "reasoning_shown"
 
 DEFAULT_SIZES = {"train": 1024, "test": 64}
 
@@ -31,6 +31,12 @@ class ReasoningTask:
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of the generator's configuration that differ from its defaults."""
 
+    kind: str = "number"
+    """What the answer is, as the system message calls it."""
+
+    prompts: tuple[str, ...] = (SHORT, SHOWN)
+    """Prompt templates, the default first: where a bare question earns nothing, the one that shows a solved problem."""
+
 
 # docs/tasks/reasoning_gym.md has the starting accuracy of each.
 TASKS = (
@@ -47,28 +53,85 @@ TASKS = (
             "allow_negation": False,
         },
     ),
+    ReasoningTask(
+        "reasoning_gym_products", "products", "Products of two numbers of one or two digits", {"max_digits": 2}
+    ),
+    ReasoningTask(
+        "reasoning_gym_gcd",
+        "gcd",
+        "The greatest common divisor of two numbers up to 60",
+        {"min_value": 2, "max_value": 60},
+    ),
+    ReasoningTask("reasoning_gym_lcm", "lcm", "lcm", {"min_value": 2, "max_value": 60}),
+    ReasoningTask(
+        "reasoning_gym_number_format",
+        "number_format",
+        "The larger or the smaller of two numbers up to 1,000",
+        {"max_num_candidates": 2, "min_n": 10, "max_n": 1000},
+    ),
+    ReasoningTask(
+        "reasoning_gym_leg_counting",
+        "leg_counting",
+        "The legs of one or two kinds of animals",
+        {"min_animals": 1, "max_animals": 2, "max_instances": 4},
+    ),
+    ReasoningTask(
+        "reasoning_gym_letter_counting",
+        "letter_counting",
+        "How often a letter stands in two to four words",
+        {"min_words": 2, "max_words": 4},
+    ),
+    ReasoningTask(
+        "reasoning_gym_needle_haystack",
+        "needle_haystack",
+        "Who of three people likes something",
+        {"min_num_statements": 3, "max_num_statements": 3},
+    ),
+    ReasoningTask(
+        "reasoning_gym_number_sequence",
+        "number_sequence",
+        "The next number of a sequence",
+        {"max_terms": 5, "min_value": 0, "max_value": 20, "max_complexity": 1},
+    ),
+    ReasoningTask("reasoning_gym_syllogism", "syllogism", "Whether a conclusion follows from two statements"),
+    ReasoningTask(
+        "reasoning_gym_spell_backward",
+        "spell_backward",
+        "A word of three or four letters, backward",
+        {"max_word_len": 4},
+    ),
+    ReasoningTask(
+        "reasoning_gym_simple_equations",
+        "simple_equations",
+        "A linear equation in one unknown",
+        {"max_terms": 2, "max_value": 20, "operators": ["+", "-"], "operators_weights": [0.5, 0.5]},
+    ),
+    ReasoningTask("reasoning_gym_count_bits", "count_bits", "x", {"max_n": 4095}),
+    ReasoningTask("reasoning_gym_isomorphic_strings", "isomorphic_strings", "x", {"max_string_length": 4}),
+    ReasoningTask("reasoning_gym_calendar_arithmetic", "calendar_arithmetic", "x", {"tasks": ["weekday_of_date"]}),
 )
 
 
-def build_row(name: str, entry: Entry, example: Entry, extra_info: dict[str, Any], prompt: str = PROMPTS[0]) -> Row:
+def build_row(task: ReasoningTask, entry: Entry, example: Entry, extra_info: dict[str, Any], prompt: str) -> Row:
     """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read.
 
     Args:
-        name: the data set's name.
+        task: the data set.
         entry: the problem as reasoning-gym has it.
         example: a solved one, for the prompt that shows it.
         extra_info: what to keep beside the problem, at least `index` and `split`.
-        prompt: one of `PROMPTS`.
+        prompt: one of the task's prompt templates.
     """
     template = template_named(prompt)
     fields = {
+        "kind": task.kind,
         "problem": entry["question"].strip(),
         "example": example["question"].strip(),
         "result": example["answer"],
     }
     truth = {"answer": entry["answer"], "metadata": entry["metadata"]}
     return {
-        "data_source": name,
+        "data_source": task.name,
         "prompt": template.render(**{key: fields[key] for key in template.fields}),
         "ability": "reasoning",
         "reward_model": {"style": "rule", "ground_truth": encode_ground_truth(truth)},
@@ -94,7 +157,7 @@ def row_builder(task: ReasoningTask) -> RowBuilder:
         count = DEFAULT_SIZES[split] if size is None else size
         example = solved_example(task.generator, chosen)
         for index, entry in enumerate(generate_problems(task.generator, chosen, count, seed, split)):
-            yield build_row(task.name, entry, example, {"index": index, "split": split}, prompt)
+            yield build_row(task, entry, example, {"index": index, "split": split}, prompt)
 
     return rows
 
@@ -108,7 +171,7 @@ def define(task: ReasoningTask) -> DatasetDefinition:
         summary=task.summary,
         hub=None,
         license="Apache-2.0 (generated by reasoning-gym)",
-        prompts=PROMPTS,
+        prompts=task.prompts,
         rows=row_builder(task),
         splits=SPLITS,
     )
