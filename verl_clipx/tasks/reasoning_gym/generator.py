@@ -37,8 +37,9 @@ def reasoning_gym() -> Any:
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:
+        # Perhaps only one of its requirements is missing; the extra brings them all.
         raise ModuleNotFoundError(
-            needs_tool("a task of reasoning-gym", "reasoning_gym"), name=error.name or "reasoning_gym"
+            needs_tool("a task of reasoning-gym", "reasoning_gym"), name="reasoning_gym"
         ) from error
     return reasoning_gym
 
