@@ -86,8 +86,10 @@ def test_the_same_seed_draws_the_same_problems(built, tmp_path):
 
 
 def test_the_order_of_a_sum_is_no_other_problem():
+    splits = {(first, second): split_of(f"Add {first} + {second}.") for first in range(20) for second in range(20)}
+    assert set(splits.values()) == {"train", "test"}
+    assert all(split == splits[second, first] for (first, second), split in splits.items())
     assert split_of("What is 3 + 14?") == split_of("what is 14 + 3 ?")
-    assert {split_of(f"{first} + {second} =") for first in range(9) for second in range(9)} == {"train", "test"}
 
 
 def test_a_prompt_may_show_one_solved_problem_which_is_in_neither_split(tmp_path):
