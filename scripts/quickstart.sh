@@ -125,8 +125,12 @@ trap 'ended_by 1' HUP
 trap 'ended_by 2' INT
 trap 'ended_by 15' TERM
 
+# Where this script is killed, it can end nothing: then Linux sends the signal (util-linux).
+tied=()
+! command -v setpriv >/dev/null || tied=(setpriv --pdeathsig TERM)
+
 run() {
-    "$@" &
+    ${tied[@]+"${tied[@]}"} "$@" &
     child=$!
     local code=0
     wait "$child" || code=$?
@@ -151,14 +155,14 @@ computes_in_bfloat16() { lscpu | grep -wE 'avx512_bf16|amx_bf16|bf16' >/dev/null
 
 prepare_tiny_policy() {
     # Four numbers: the answers are long, and unsure enough that each of ACPO's bins holds tokens.
-    local problems=(--min-numbers 4 --max-numbers 4)
-    step "2/5 data: Countdown problems" data python -m verl_clipx.tasks.countdown "$RUNS/data" "${problems[@]}"
+    step "2/5 data: Countdown problems" data clipx data build countdown --out "$RUNS/data" \
+        --option min_numbers=4 --option max_numbers=4
     if [[ -n ${MODEL_PATH:-} ]]; then
         say "3/5 policy: $MODEL_PATH"
         return
     fi
     step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
-        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 "${problems[@]}"
+        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 --min-numbers 4 --max-numbers 4
     MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
     grep 'held-out reward' "$RUNS/policy.log" || true
 }

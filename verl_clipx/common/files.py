@@ -1,9 +1,11 @@
 """A user's files: written whole or not at all, read up to a size, with errors that name them."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -51,8 +53,27 @@ def replacing(path: Path) -> Iterator[Path]:
         _reach_the_disk(partial)
         os.replace(partial, path)
         _reach_the_disk(path.parent)
+    except OSError as error:
+        # Writing names no file where the disk is full.
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path, pattern: str = "*") -> None:
+    """Removes what killed processes left of files that `replacing` was to make; nothing else may be writing them.
+
+    Args:
+        folder: where they are, or nothing is.
+        pattern: of the files' names.
+    """
+    for partial in folder.glob(f".{pattern}.partial"):
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -78,19 +99,24 @@ def write_json(path: Path, value: Any) -> None:
 def no_formula(cell: Any) -> Any:
     """A cell of a CSV file: a text that a spreadsheet would take for a formula begins with an apostrophe then.
 
-    Args:
-        cell: a value; a number stays as it is.
-
     Source: OWASP, CSV Injection.
     """
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+
+
+def hash_of_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Read a file.
 
     Args:
-        path: the file.
         most: bytes that it may have; `MAX_BYTES` by default.
 
     Raises:
@@ -148,12 +174,7 @@ def file_names_in(folder: Path) -> list[str]:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log of any size, or fewer where they are long.
-
-    Args:
-        path: the log.
-        count: how many.
-    """
+    """The last lines of a log of any size, or fewer where they are long."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MAX_TAIL_BYTES))
         return file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
@@ -161,10 +182,6 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 def parse_json(content: str | bytes, where: str) -> Any:
     """A JSON text's value.
-
-    Args:
-        content: the text.
-        where: names it in the error.
 
     Raises:
         ValueError: it is no JSON, or nested too deeply.
@@ -188,7 +205,6 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
     """Read a JSON file that holds an object.
 
     Args:
-        path: the file.
         shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
             entries have; under the key `str`, that of every value. Further keys are free.
 
@@ -202,11 +218,6 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
 
 def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
     """Refuse what is not of a shape; see `read_json_object`.
-
-    Args:
-        path: where the content is from.
-        content: a JSON value.
-        shape: what it must have.
 
     Raises:
         ValueError: it has not; names the file and the key.
@@ -279,7 +290,6 @@ def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["
     """An open Parquet file that is small enough to be read whole.
 
     Args:
-        path: the file.
         columns: those that will be read, None for all; they need not be there.
 
     Raises:
@@ -302,7 +312,6 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Tab
     """Read a Parquet file.
 
     Args:
-        path: the file.
         columns: those to read, None for all.
 
     Raises:

@@ -1,5 +1,6 @@
 """The metrics that a report reads, as verl logs them."""
 
+import re
 from collections.abc import Iterable
 
 REWARD = "critic/score/mean"
@@ -12,6 +13,19 @@ ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 GRADIENT_NORM = "actor/grad_norm"
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
+NOT_FINITE_RANK = "actor/clipx/not_finite/rank"
+# Of a run's health: what each number is, as a page says it; shares of a step, then counts.
+HEALTH_SHARES = {
+    "health/alike_prompts": "prompts whose samples all scored alike",
+    "health/undecided": "answers on which the verifier had no verdict",
+    "health/cut_responses": "responses cut at their greatest length",
+}
+HEALTH_COUNTS = {
+    "health/not_finite/rewards": "rewards",
+    "health/not_finite/advantages": "advantages",
+    "health/not_finite/log_probs": "log-probabilities",
+    "actor/clipx/not_finite/log_probs": "log-probabilities in skipped updates",
+}
 RATIO = "actor/clipx/ratio_mean"
 CLIPPED_LOW = "actor/clipx/clip_fraction_low"
 CLIPPED_HIGH = "actor/clipx/clip_fraction_high"
@@ -37,9 +51,20 @@ FINITE = (
     HELD_OUT,
 )
 
-# What the figures show, and so the table of numbers: these, and those that begin with the names of adaptive bounds.
-SHOWN = (REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, RATIO, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values())
-ADAPTIVE = ("actor/clipx/epsilon", "actor/clipx/sigma", "actor/clipx/count", "actor/clipx/c_", "actor/clipx/positive_")
+# What the figures of reward, bounds, clipping and gradient mass draw; the other declared metrics are drawn by chart.
+DRAWN = (
+    *(REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
+    *(BOUND_LOW, BOUND_HIGH, BOUND_LOW_LAST, BOUND_HIGH_LAST, SHARE_BEFORE, SHARE_AFTER),
+)
+DRAWN_IN_BINS = re.compile(r"actor/clipx/epsilon(_last)?/bin_\d+")
+
+# All that the plugin logs by a name of its own, and so, with the above, the page's table of numbers.
+OWN = "actor/clipx/"
+
+
+def is_drawn(key: str) -> bool:
+    """Whether a figure of its own draws a metric."""
+    return key in DRAWN or DRAWN_IN_BINS.fullmatch(key) is not None
 
 
 def of_bins(name: str, columns: Iterable[str]) -> list[str]:
@@ -47,7 +72,6 @@ def of_bins(name: str, columns: Iterable[str]) -> list[str]:
 
     Args:
         name: epsilon, epsilon_last, sigma or count.
-        columns: of a log.
     """
     prefix = f"actor/clipx/{name}/bin_"
     found = [column for column in columns if column.startswith(prefix) and column.removeprefix(prefix).isdecimal()]

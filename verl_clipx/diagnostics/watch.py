@@ -1,19 +1,23 @@
 """Runs a command in the background of a progress display: its noise goes to a log, its children end with it."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy
 import pandas
 import psutil
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
+from verl_clipx.common.command_line import progress_bar
 from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.terminal import TerminalConsole
+from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_steps, read_growing_log, skipped_updates
 
@@ -25,9 +29,6 @@ class Descendants:
 
     Ray's daemons start sessions of their own, and its workers overwrite their environment when they rename themselves,
     so neither a process group nor a mark in the environment finds them all: the tree is looked at while it stands.
-
-    Args:
-        root: process id of the command.
     """
 
     def __init__(self, root: int):
@@ -72,27 +73,15 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path, label: str) -> int:
     """Runs a training command under a progress bar.
 
-    Whatever way it ends, an interrupt included, none of its processes is left.
+    Whatever way it ends, an interrupt included, none of its processes is left; where this process is killed, the
+    command gets a SIGTERM.
 
     Args:
-        command: the program and its arguments.
-        steps: training steps that it will make.
         metrics: verl's file log, which the progress is read from.
-        log: where its output goes.
-        label: what to call it.
 
     Returns:
         The command's exit code; 130 after an interrupt.
     """
-    console = TerminalConsole(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-
     interrupted = False
 
     def interrupt(*_) -> None:
@@ -110,10 +99,11 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         descendants = Descendants(process.pid)
         try:
-            with Progress(*columns, console=console, refresh_per_second=2) as progress:
+            with progress_bar() as progress:
                 task = progress.add_task(f"{label}: starting Ray, verl and the policy", total=steps)
                 size = 0
                 while process.poll() is None:
@@ -125,7 +115,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
                 show(progress, task, metrics, label)
             return process.returncode
         except KeyboardInterrupt:
-            console.print(f"{label}: interrupted; ending its processes", markup=False)
+            TerminalConsole(stderr=True).print(f"{label}: interrupted; ending its processes", markup=False)
             return 130
         finally:
             descendants.end()

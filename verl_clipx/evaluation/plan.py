@@ -12,7 +12,7 @@ from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
 from verl_clipx.evaluation.files import fingerprint_of_folder
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
-from verl_clipx.evaluation.sampling import installed_version, sample_checkpoint
+from verl_clipx.evaluation.sampling import sample_checkpoint, versions_of
 from verl_clipx.evaluation.settings import SamplingSettings
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-verify")
@@ -22,41 +22,27 @@ PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-
 class Plan:
     """What to evaluate, and how.
 
+    Args:
+        checkpoints: all that the name stands for; the protocol chooses among them.
+        limit: number of questions that each benchmark was cut to.
+        backend: its name: vllm or cpu.
+        rules: how completions are scored: the names of `reward` and `answer`, from a text to its answer, or None for
+            `extract_answer`; `correct`, the part of the reward that says what is right, or None for the first that
+            exists; `correct_from`, its smallest value of a right response; `cluster`, the key of extra_info that
+            questions of one source share, or None.
+
     Raises:
         ValueError: two benchmarks have one name, or the protocol "greedy" is not.
     """
 
     model: str
-    """As the user named it."""
-
     checkpoints: list[Checkpoint]
-    """All that the name stands for; the protocol chooses among them."""
-
     protocol: Protocol
     benchmarks: list[Benchmark]
-
     limit: int | None
-    """Number of questions that each benchmark was cut to."""
-
     sampling: SamplingSettings
-
     backend: str
-    """Its name: vllm or cpu."""
-
-    reward: str
-    """`package.module:function`."""
-
-    answer: str | None
-    """`package.module:function` from text to answer, or None for `extract_answer`."""
-
-    correct: str | None
-    """Part of the reward that says what is right, or None for the first that exists."""
-
-    correct_from: float
-    """Smallest value of a right response."""
-
-    cluster: str | None
-    """Key of extra_info that questions of one source share, or None where each stands for itself."""
+    rules: dict[str, Any]
 
     def __post_init__(self) -> None:
         names = [benchmark.name for benchmark in self.benchmarks]
@@ -93,10 +79,7 @@ def sample_plan(
     """Find or make the models, write the configuration down, and sample what is missing.
 
     Args:
-        folder: of the evaluation.
-        plan: what to do.
         open_backend: the back end that `plan.backend` names.
-        shard_size: completions stored at a time.
         merged_models: where to keep merged checkpoints; None for inside each checkpoint.
         on_stage: from a stage's name to a callback of (done, total).
 
@@ -112,17 +95,7 @@ def sample_plan(
     preparing(len(chosen), len(chosen))
     config = describe(plan, chosen, models)
     for label, model in models.items():
-        sample_checkpoint(
-            folder,
-            label,
-            model,
-            plan.benchmarks,
-            plan.sampling,
-            plan.backend,
-            open_backend,
-            shard_size,
-            on_stage(f"sampling {label}"),
-        )
+        sample_checkpoint(folder, label, model, plan, open_backend, shard_size, on_stage(f"sampling {label}"))
     # The results of an earlier configuration, if any, do not belong to this one.
     folder.results.unlink(missing_ok=True)
     write_json(folder.config, config)
@@ -150,14 +123,10 @@ def describe(plan: Plan, chosen: list[Checkpoint], models: dict[str, Path]) -> d
                 "sha256": benchmark.sha256,
                 "questions": len(benchmark.questions),
                 "limit": plan.limit,
-                "clusters": sources_of(benchmark, plan.cluster) if plan.cluster else None,
+                "clusters": sources_of(benchmark, plan.rules["cluster"]) if plan.rules["cluster"] else None,
             }
             for benchmark in plan.benchmarks
         },
-        "reward": plan.reward,
-        "answer": plan.answer,
-        "correct": plan.correct,
-        "correct_from": plan.correct_from,
-        "cluster": plan.cluster,
-        "versions": {package: installed_version(package) for package in PACKAGES},
+        **plan.rules,
+        "versions": versions_of(PACKAGES),
     }

@@ -1,10 +1,10 @@
 """Samples what is missing of an evaluation, shard by shard."""
 
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from verl_clipx.common.command_line import installed_version
 from verl_clipx.evaluation.backends import Model, OpenBackend, SampleRequest, Tokens
 from verl_clipx.evaluation.benchmark import Benchmark
 from verl_clipx.evaluation.files import fingerprint_of_folder
@@ -19,6 +19,9 @@ from verl_clipx.evaluation.samples import (
 )
 from verl_clipx.evaluation.settings import SamplingSettings, sample_seed
 
+if TYPE_CHECKING:
+    from verl_clipx.evaluation.plan import Plan
+
 BACKEND_PACKAGES = {"vllm": ("torch", "transformers", "vllm"), "cpu": ("torch", "transformers", "verl-clipx")}
 
 
@@ -26,9 +29,7 @@ def sample_checkpoint(
     folder: EvaluationFolder,
     label: str,
     model_folder: Path,
-    benchmarks: list[Benchmark],
-    settings: SamplingSettings,
-    backend_name: str,
+    plan: "Plan",
     open_backend: OpenBackend,
     shard_size: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -36,14 +37,7 @@ def sample_checkpoint(
     """Sample every completion of a checkpoint that is not there yet, and store each shard as it finishes.
 
     Args:
-        folder: of the evaluation.
-        label: the checkpoint's name in it.
-        model_folder: the model in Hugging Face format.
-        benchmarks: the questions.
-        settings: how to sample.
-        backend_name: key of `BACKEND_PACKAGES`.
         open_backend: the back end; opened only if something is missing.
-        shard_size: completions a shard.
         on_progress: called with the completions that are there and their number in all.
 
     Raises:
@@ -52,6 +46,7 @@ def sample_checkpoint(
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+    benchmarks, settings = plan.benchmarks, plan.sampling
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     context = getattr(AutoConfig.from_pretrained(model_folder).get_text_config(), "max_position_embeddings", None)
     has_generation_config = (model_folder / "generation_config.json").is_file()
@@ -69,7 +64,7 @@ def sample_checkpoint(
         if not finished:
             # A run stopped before its first shard binds nobody to its settings.
             folder.origin(label, benchmark.name).unlink(missing_ok=True)
-        claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, backend_name))
+        claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, plan.backend))
         pending = pending_shards(finished, len(benchmark.questions), settings.samples, shard_size)
         shards += [(benchmark, pairs) for pairs in pending]
         total += len(benchmark.questions) * settings.samples
@@ -109,9 +104,7 @@ def to_samples(
 
     Args:
         pairs: (question, sample) of each.
-        requests: what was asked for.
         generated: tokens, a stop token included.
-        tokenizer: the model's.
         stops: tokens that end a response.
     """
     return [
@@ -140,13 +133,10 @@ def origin(fingerprint: str, benchmark: Benchmark, settings: SamplingSettings, b
         "top_k": settings.top_k,
         "seed": settings.seed,
         "backend": backend_name,
-        "versions": {package: installed_version(package) for package in BACKEND_PACKAGES[backend_name]},
+        "versions": versions_of(BACKEND_PACKAGES[backend_name]),
     }
 
 
-def installed_version(package: str) -> str:
-    """Version of an installed distribution, or "not installed"."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of distributions, "not installed" where one is not."""
+    return {package: installed_version(package) or "not installed" for package in packages}

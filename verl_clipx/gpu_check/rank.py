@@ -18,14 +18,7 @@ TASK = "task.json"
 
 
 def write_task(folder: Path, machine: Machine, models: Path, names: Sequence[str]) -> None:
-    """Writes what the ranks are to do.
-
-    Args:
-        folder: that the ranks are given.
-        machine: what they run on.
-        models: folder of the models and samples.
-        names: checks, in order.
-    """
+    """Writes what the ranks are to do."""
     task = {"machine": asdict(machine), "models": str(models), "names": list(names)}
     write_json(folder / TASK, task)
 

@@ -53,8 +53,6 @@ def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
     """The run's Hydra overrides.
 
     Args:
-        machine: what it runs on.
-        model: the model's folder.
         folder: of the prompts, and where the run writes.
     """
     return [
@@ -93,14 +91,7 @@ def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
 
 
 def run(command: Sequence[str], environment: dict[str, str], log: Path, seconds: float) -> int | None:
-    """Runs a command with all that it starts; returns its exit code, or None if it was ended after some time.
-
-    Args:
-        command: the words.
-        environment: variables besides those of this process.
-        log: file for its output.
-        seconds: how long it may take.
-    """
+    """Runs a command with all that it starts; returns its exit code, or None if it was ended after some time."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=os.environ | environment
@@ -115,11 +106,6 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, seconds:
 
 def vllm_rollout(machine: Machine, model: Path, folder: Path) -> Measured:
     """Trains for some steps with vLLM's rollouts and compares their log-probabilities with the actor's.
-
-    Args:
-        machine: what it runs on.
-        model: the model's folder.
-        folder: where the run writes.
 
     Raises:
         RuntimeError: the run failed or took too long; the message has the end of its output.

@@ -1,7 +1,7 @@
 """Where each value of a preset comes from: the comment above it in the file or table that sets it last."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.reproduction.rows import SELF, comment_lines, entry_at, table_file
+from verl_clipx.reproduction.rows import SELF, Setting, entry_at, settings_of, table_file
 
 LABELS = {
     "paper": "the paper",
@@ -29,22 +29,20 @@ _GLOBAL = "# @package _global_"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one value comes from."""
+    """Where one value comes from.
+
+    Args:
+        key: path of the value, such as data.train_batch_size.
+        value: the value as the file has it, interpolations unresolved; None for values that no file of the preset sets.
+        kind: a key of LABELS, or None for a value of a recipe's file whose comment has no label.
+        file: the file or table that sets it, from the configs folder on; empty for verl's own.
+    """
 
     key: str
-    """Path of the value, such as data.train_batch_size."""
-
     value: Any
-    """The value as the file has it, interpolations unresolved; None for values that no file of the preset sets."""
-
     kind: str | None
-    """A key of LABELS, or None for a value of a recipe's file whose comment has no label."""
-
     comment: str
-    """What the comment says after its label."""
-
     file: str
-    """The file or table that sets it, from the configs folder on; empty for verl's own."""
 
 
 def read_origins(name: str) -> dict[str, Origin]:
@@ -67,21 +65,12 @@ def read_origins(name: str) -> dict[str, Origin]:
 
 
 def origin_of(key: str, origins: Mapping[str, Origin]) -> Origin:
-    """Returns a key's origin, verl's own default where the preset does not set it.
-
-    Args:
-        key: path of the value.
-        origins: as `read_origins` returns them.
-    """
+    """Returns a key's origin, verl's own default where the preset does not set it."""
     return origins.get(key, Origin(key, None, "verl", LABELS["verl"], ""))
 
 
 def is_wiring(origin: Origin) -> bool:
-    """Whether a value of a method's group trains nothing: a class, what is read off another key, a fact to be named.
-
-    Args:
-        origin: where the value comes from.
-    """
+    """Whether a value of a method's group trains nothing: a class, what is read off another key, a fact to be named."""
     if origin.key.endswith(".paper_loss_agg_mode"):
         return True
     is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
@@ -89,19 +78,12 @@ def is_wiring(origin: Origin) -> bool:
 
 
 def overridden(origin: Origin) -> Origin:
-    """Returns the origin of a value that the command line or another group set after the preset.
-
-    Args:
-        origin: what the preset says of it.
-    """
+    """Returns the origin of a value that the command line or another group set after the preset."""
     return replace(origin, kind="override", comment=f"the preset: {origin.value} ({origin.comment})")
 
 
 def groups_of(name: str) -> list[str]:
     """Lists the groups of configs/clipx that a preset chooses, the method first.
-
-    Args:
-        name: the preset.
 
     Returns:
         Such as ["clipx=grpo", "clipx/update=lopti"].
@@ -115,11 +97,7 @@ def groups_of(name: str) -> list[str]:
 
 
 def title_of(name: str) -> str:
-    """Returns the first line of the comment above a preset: the table's row that it trains.
-
-    Args:
-        name: the preset.
-    """
+    """Returns the first line of the comment above a preset: the table's row that it trains."""
     return _read(f"recipe/{name}").head
 
 
@@ -155,8 +133,7 @@ def _read(path: str) -> _Part:
     if entry is None:
         return _read_file(f"{path}.yaml")
     file = table_file(path.split("/")[1])
-    leaves = (Origin(one.key, one.value, *_label(one.comment, file), file) for one in entry.settings)
-    return _Part(entry.title, entry.defaults, tuple(leaves))
+    return _Part(entry.title, entry.defaults, _leaves(entry.settings, file))
 
 
 def _read_file(file: str) -> _Part:
@@ -166,29 +143,17 @@ def _read_file(file: str) -> _Part:
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0] != _GLOBAL:
         raise ValueError(f"{file}: its first line has to be {_GLOBAL!r}.")
-    # Hydra reads the values; plain YAML would take 1e-6 for text. The tree of nodes only tells the lines.
     values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
     defaults = tuple(values.pop("defaults", [SELF]))
     if SELF not in defaults:
         raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is plain.")
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
-    leaves = tuple(_leaves(root, values, "", lines, file)) if values else ()
     head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
-    return _Part(head, defaults, leaves)
+    return _Part(head, defaults, _leaves(settings_of(root, values, lines) if values else (), file))
 
 
-def _leaves(
-    node: yaml.MappingNode, values: Mapping[str, Any], prefix: str, lines: list[str], file: str
-) -> Iterator[Origin]:
-    for key_node, value_node in node.value:
-        name = key_node.value
-        if name not in values:
-            continue
-        if isinstance(value_node, yaml.MappingNode) and value_node.value:
-            yield from _leaves(value_node, values[name], f"{prefix}{name}.", lines, file)
-        else:
-            kind, comment = _label(" ".join(comment_lines(lines, key_node.start_mark.line)), file)
-            yield Origin(f"{prefix}{name}", values[name], kind, comment, file)
+def _leaves(settings: Iterable[Setting], file: str) -> tuple[Origin, ...]:
+    return tuple(Origin(one.key, one.value, *_label(one.comment, file), file) for one in settings)
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:

@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.files import write_json
+from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.reproduction.collect import commit_here, versions_here
 from verl_clipx.reproduction.measures import protocol_of
 from verl_clipx.reproduction.run_folder import RunFolder, run_path
@@ -25,22 +27,19 @@ SECONDS_BETWEEN_LOOKS = 2
 
 @dataclass(frozen=True)
 class Job:
-    """A command of a plan."""
+    """A command of a plan.
+
+    Args:
+        kind: PREPARE, TRAIN or EVALUATE.
+        command: a line for bash.
+        folder: where its log goes; of a training, the run's folder.
+    """
 
     kind: str
-    """PREPARE, TRAIN or EVALUATE."""
-
     label: str
-    """What it does, for people."""
-
     command: str
-    """A line for bash."""
-
     folder: Path
-    """Where its log goes; of a training, the run's folder."""
-
     done: bool
-    """Whether what it makes is there."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,6 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
     Seeds come outermost, so that a table that is only half done has all rows of the first seeds.
 
     Args:
-        table: the table.
-        places: folders and hardware.
-        seeds: of the trainings.
         rows: names of the rows to fill; empty for all.
 
     Raises:
@@ -138,10 +134,6 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     """The line that trains: the recipes' own `launch`, with the preset's name.
 
     Args:
-        places: folders and hardware.
-        preset: what to train.
-        seed: of the training.
-        run: the run's folder.
         bounds: a method group and the metrics that `clipx bounds` measures its open clip bounds on.
 
     Raises:
@@ -201,11 +193,10 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
     the commit, the versions and the seconds that it took.
 
     Args:
-        job: which.
         on_step: called with the last step of a training and the number of its steps, if known, whenever it has logged.
 
     Returns:
-        The exit code; 130 after an interrupt.
+        The exit code; 130 after an interrupt. Where this process is killed, the command gets a SIGTERM.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     # `clipx` and `python` in the commands are this environment's.
@@ -218,7 +209,13 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
     with (job.folder / f"{job.kind}.log").open("ab") as log, _interruptible():
         # A session of its own: the terminal's Ctrl-C must not reach it a second time while it cleans up.
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         try:
             # What an earlier start left is not this one's.

@@ -18,16 +18,15 @@ PLAIN_TEXT_HINT = (
 
 @dataclass(frozen=True)
 class DataCard:
-    """What one should know before using a folder of built splits."""
+    """What one should know before using a folder of built splits.
+
+    Args:
+        overlaps: reports by "<split> / <evaluation file>"; empty if none was asked for.
+    """
 
     definition: DatasetDefinition
-    """The data set."""
-
     splits: tuple[SplitRecord, ...]
-    """The splits in the folder."""
-
     overlaps: dict[str, OverlapReport] = field(default_factory=dict)
-    """Reports by "<split> / <evaluation file>"; empty if none was asked for."""
 
 
 def write_card(folder: Path, card: DataCard) -> None:
@@ -43,14 +42,9 @@ def is_plain_text(prompt: str) -> bool:
 
 def card_content(card: DataCard) -> dict[str, Any]:
     """Return the card as JSON holds it."""
-    definition = card.definition
+    shown = ("name", "task", "kind", "summary", "hub", "license")
     return {
-        "name": definition.name,
-        "task": definition.task,
-        "kind": definition.kind,
-        "summary": definition.summary,
-        "hub": definition.hub,
-        "license": definition.license,
+        **{key: getattr(card.definition, key) for key in shown},
         "splits": {record.request.split: asdict(record) for record in card.splits},
         "overlaps": {name: asdict(report) for name, report in card.overlaps.items()},
     }

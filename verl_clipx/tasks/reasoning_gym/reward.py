@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from functools import lru_cache
 from typing import Any
 
-from verl_clipx.tasks.final_part import final_part
+from verl_clipx.common.responses import final_part
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.reasoning_gym.generator import reasoning_gym
 
