@@ -31,7 +31,7 @@ MICRO_BATCH_SIZE=${MICRO_BATCH_SIZE:-$((MINI_BATCH_SIZE * ROLLOUT_N / (NNODES * 
 ACTOR_LR=${ACTOR_LR:-1e-5}
 # verl pads every prompt to this length: `python -m verl_clipx.tasks.prompt_length` measures the longest
 MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-64}
-MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-14}
+MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-10}
 VAL_N=${VAL_N:-1}
 # one of so many rollout batches leaves traces of all its tokens
 TRACE_EVERY=${TRACE_EVERY:-5}

@@ -205,7 +205,7 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
 @pytest.mark.vllm
 @pytest.mark.matrix
 def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
-    name = "reasoning_gym_addition"
+    name = "reasoning_gym_chain_sum"
     for split in ("train", "test"):
         build_split(definition_named(name), tmp_path / "data", split=split, options={"size": 32})
     files = [tmp_path / "data" / f"{split}.parquet" for split in ("train", "test")]

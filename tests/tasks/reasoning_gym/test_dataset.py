@@ -92,52 +92,62 @@ def test_the_order_of_a_sum_is_no_other_problem():
     assert split_of("What is 3 + 14?") == split_of("what is 14 + 3 ?")
 
 
-def test_a_prompt_may_show_one_solved_problem_which_is_in_neither_split(tmp_path):
-    # Of 66 sums up to their order every one that is left is drawn.
-    settings = 'settings={"min_digits": 1, "max_digits": 1}'
-    for split, size in (("train", 57), ("test", 8)):
-        flags = {"prompt": "reasoning_shown", "split": split}
-        code, output = build("reasoning_gym_addition", tmp_path, f"size={size}", settings, **flags)
+def test_a_prompt_shows_one_solved_problem_which_is_in_neither_split(tmp_path):
+    # Of 110 sums and differences up to their order every one that is left is drawn.
+    for split, size in (("train", 100), ("test", 9)):
+        code, output = build(
+            "reasoning_gym_chain_sum", tmp_path, f"size={size}", 'settings={"max_terms": 2}', split=split
+        )
         assert code == 0, output
     prompts = [row["prompt"] for split in ("train", "test") for row in rows_of(tmp_path, split)]
     (shown,) = {(example["content"], result["content"]) for _, example, result, _ in prompts}
-    assert shown[0].startswith("Calculate ") and shown[1].isdecimal()
-    numbers = {tuple(sorted(re.findall(r"\d+", prompt[-1]["content"]))) for prompt in prompts}
-    assert len(numbers) == 65 and tuple(sorted(re.findall(r"\d+", shown[0]))) not in numbers
+    assert shown[0].endswith(" =") and re.fullmatch(r"-?\d+", shown[1])
+
+    def terms(question):
+        return tuple(sorted(re.findall(r"\d+|[+-]", question)))
+
+    problems = {terms(prompt[-1]["content"]) for prompt in prompts}
+    assert len(problems) == 109 and terms(shown[0]) not in problems
+
+
+def test_a_prompt_without_it(tmp_path):
+    code, output = build("reasoning_gym_chain_sum", tmp_path, "size=8", prompt="reasoning_short")
+    assert code == 0, output
+    assert [one["role"] for one in rows_of(tmp_path, "train")[0]["prompt"]] == ["system", "user"]
 
 
 def test_harder_problems_by_their_generator_s_settings(tmp_path):
-    code, output = build("reasoning_gym_addition", tmp_path, "size=8", 'settings={"min_digits": 4, "max_digits": 4}')
+    code, output = build("reasoning_gym_chain_sum", tmp_path, "size=8", 'settings={"min_digits": 4, "max_digits": 4}')
     assert code == 0, output
     (question, *_) = [row["prompt"][-1]["content"] for row in rows_of(tmp_path, "train")]
-    assert re.search(r"\d+ \+ \d+", question) and max(map(len, re.findall(r"\d+", question))) >= 3
+    assert re.search(r"\d{4} [+-] \d{4}", question)
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (['settings={"digits": 3}'], "settings={.*'digits': 3.* do not fit reasoning-gym's basic_arithmetic: .*digits"),
+        (['settings={"digits": 3}'], "settings={.*'digits': 3.* do not fit reasoning-gym's chain_sum: .*digits"),
         (
             ['settings={"min_digits": 9}'],
-            "reasoning-gym's basic_arithmetic: max_digits must be >= min_digits",
+            "reasoning-gym's chain_sum: max_digits must be >= min_digits",
         ),
         (["size=0"], "size=0 is below 1"),
         (["size=20", "seed=-1"], "seed=-1 is below 0"),
-        # 66 sums up to their order.
+        # 110 sums and differences up to their order.
         (
-            ["size=150", 'settings={"min_digits": 1, "max_digits": 1}'],
+            ["size=150", 'settings={"max_terms": 2}'],
             r"has only \d+ different problems in the split 'train' \(of 8000 drawn\)",
         ),
-        (["settings=3"], "option settings=3 of reasoning_gym_addition is not of the type dict"),
+        (["settings=3"], "option settings=3 of reasoning_gym_chain_sum is not of the type dict"),
     ],
 )
 def test_what_cannot_be_drawn_is_refused(tmp_path, options, message):
-    code, output = build("reasoning_gym_addition", tmp_path, *options)
+    code, output = build("reasoning_gym_chain_sum", tmp_path, *options)
     assert code == 1 and re.search(message, output.replace("\n", " ")), output
     assert not list(tmp_path.glob("*.parquet"))
 
 
 def test_without_the_package_the_command_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
-    code, output = build("reasoning_gym_addition", tmp_path)
+    code, output = build("reasoning_gym_chain_sum", tmp_path)
     assert code == 1 and "needs reasoning-gym: pip install 'verl-clipx[reasoning]'" in output

@@ -16,7 +16,7 @@ SUM = json.dumps({"answer": "42", "metadata": {"source_dataset": "chain_sum"}})
 
 
 def parts(text, truth=SUM):
-    return tuple(compute_score("reasoning_gym_addition", text, truth)[key] for key in ("acc", "format", "skill"))
+    return tuple(compute_score("reasoning_gym_chain_sum", text, truth)[key] for key in ("acc", "format", "skill"))
 
 
 @pytest.mark.parametrize(
@@ -55,16 +55,16 @@ def test_hostile_text_earns_nothing(text):
 def test_a_ground_truth_that_no_verifier_knows_is_refused_and_scores_nothing(truth):
     assert compute_score("", "42", truth)["score"] == 0.0
     with pytest.raises(ValueError, match=r"reasoning-gym's tasks need .* its verifier accepts"):
-        check_ground_truth("reasoning_gym_addition", truth)
+        check_ground_truth("reasoning_gym_chain_sum", truth)
 
 
 def test_the_common_reward_scores_by_it():
-    scored = common.compute_score("reasoning_gym_addition", "42", SUM)
+    scored = common.compute_score("reasoning_gym_chain_sum", "42", SUM)
     assert scored == {"score": 1.0, "acc": 1.0, "format": 1.0}
 
 
 def test_verl_loads_it_by_the_recipe_s_keys():
     config = {"path": "pkg://verl_clipx.tasks.reasoning_gym.reward", "name": "compute_score"}
     function = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": config}}))
-    scored = function(data_source="reasoning_gym_addition", solution_str="42", ground_truth=SUM, extra_info={})
+    scored = function(data_source="reasoning_gym_chain_sum", solution_str="42", ground_truth=SUM, extra_info={})
     assert scored == {"score": 1.0, "acc": 1.0, "format": 1.0, "skill": 1.0}
