@@ -2,7 +2,7 @@
 # Trains a small policy with the real verl on the CPU, once under GRPO's clip and once under another method, and puts
 # both runs on one page.
 #   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default acpo); grpo: that run alone
-#   MODEL=smollm2 bash scripts/quickstart.sh     a pretrained model, SmolLM2-135M-Instruct, that learns to add
+#   MODEL=smollm2 bash scripts/quickstart.sh     a pretrained model, SmolLM2-135M-Instruct, on sums
 #   MODEL=folder bash scripts/quickstart.sh      any causal language model, a folder or a name on the hub, likewise
 # About ten minutes on two cores, besides the download of packages; up to 8 GB of memory; docs/quickstart.md has those of
 # MODEL. Safe to run twice: a run is named by its method, settings and seed; a finished one is used again, an unfinished
