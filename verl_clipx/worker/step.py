@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.not_finite import NotFinite
@@ -27,6 +28,7 @@ class OptimizerStep:
         token_pass: Lopti's pass, or None.
         statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
         decision: what the method decided from them; None: decide from each micro-batch's own.
+        decided_from: the tokens that the statistics are of.
         counted_tokens: tokens of the pass in the mini-batch over all ranks; None where they are all that verl counts.
         selected_tokens: selected tokens in the mini-batch over all ranks, 0-d; None without entropy selection.
         entropy_bucket: where entropy selection over the mini-batch ends, 0-d; None without it.
@@ -42,6 +44,7 @@ class OptimizerStep:
     token_pass: TokenPass | None = None
     statistics: Tensor | None = None
     decision: Tensor | None = None
+    decided_from: DecidedFrom = DecidedFrom.MICRO_BATCH
     counted_tokens: float | None = None
     selected_tokens: Tensor | None = None
     entropy_bucket: Tensor | None = None

@@ -17,6 +17,7 @@ from verl.utils.device import get_device_id
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import CLOSED_FORM_DIFFERENCE, RECEIPT, SKIPPED_UPDATES
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.config import Observe, Settings, clip_range
@@ -67,6 +68,8 @@ class ClipxTraining:
     # The rollout batch under way, and the optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
+    # The tokens behind the bounds of the latest optimizer step.
+    decided_from: DecidedFrom = DecidedFrom.MICRO_BATCH
     # Rollout batches that verl counts so far, and after how many of them the rollout gets new weights.
     rollouts: int = 0
     parameter_sync_step: int = 1
@@ -177,9 +180,10 @@ class ClipxTraining:
         """verl's optimizer step, with the bounds decided beforehand."""
         if self.watch is not None:
             self.watch.gradient_norm = None
+        self.decided_from = DecidedFrom.MICRO_BATCH
         output = self._train_batch(data)
         if self.tracer is not None:
-            self.tracer.end_update()
+            self.tracer.end_update(self.decided_from)
         return output
 
     def _train_batch(self, data):
@@ -191,7 +195,7 @@ class ClipxTraining:
         self.step = self.planner.plan(
             data, position=batch.position, token_pass=batch.token_pass, weights_moved=self._weights_moved()
         )
-        self.step.of_rollout_batch = self.batch is not None
+        self.step.of_rollout_batch, self.decided_from = self.batch is not None, self.step.decided_from
         receipt = self.receipt if self.receipt is not None and self.receipt.open and self.batch is not None else None
         if receipt is not None:
             receipt.begin_update(self.step)
