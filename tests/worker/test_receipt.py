@@ -341,7 +341,8 @@ def whole_mask(data):
 def rejected_mask(data):
     """The same, with the rejection made by verl's own code."""
     whole_mask(data)
-    mask, old, rollout = (padded(data[key]) for key in ("response_mask", "old_log_probs", "rollout_log_probs"))
+    mask = padded(data["response_mask"])
+    old, rollout = (padded(data[key])[:, : mask.shape[1]] for key in ("old_log_probs", "rollout_log_probs"))
     data["response_mask"] = compute_rollout_rejection_mask(old - rollout, mask.bool(), "token_k3", 0.05)[0]
     assert 0 < data["response_mask"].sum() < mask.sum()
 

@@ -353,7 +353,7 @@ def test_rejection_waits_for_no_accelerator(bypass, rejection):
 
 @pytest.mark.parametrize("method", ["grpo", "gspo"])
 def test_what_is_rejected_is_traced_as_it_is_with_weight_0(bypass, method):
-    config, batch, parts, rows = bypass(method, "tokens by ratio"), example(torch.float32), [], [0, 2]
+    config, batch, parts, rows = bypass(method, "tokens by ratio"), example(torch.float32), [], ROWS[:4]
     with in_micro_batch(MicroBatch(traced=TracedRows(rows, [], parts, None))):
         get_policy_loss_fn(f"clipx_{method}")(
             response_mask=batch["mask"],

@@ -244,7 +244,9 @@ class Receipt:
         whole, mask = (padded(data[key]).bool() for key in ("loss_mask", "response_mask"))
         if whole.shape != mask.shape:
             return
-        old, rollout = (padded(data[key]) for key in ("old_log_probs", "rollout_log_probs"))
+        # A jagged tensor that doesn't know its longest row is padded to the length of all rows together.
+        width = mask.shape[1]
+        old, rollout = (padded(data[key])[:, :width] for key in ("old_log_probs", "rollout_log_probs"))
         # Where the trainer rejects in both masks, a sequence's divergence is that of the tokens that are left.
         several = len(str(options[ROLLOUT_RS]).split(",")) > 1
         wrong = int((mask & ~left_by_verl(options, whole, old - rollout)).sum())
