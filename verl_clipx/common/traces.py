@@ -1,9 +1,10 @@
 """Traces: what the loss knew of every token of some responses, as Parquet files in a run's folder `traces`."""
 
+import dataclasses
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +99,7 @@ class UpdateFacts:
     fraction: float
     ranks: int
     decided_from: DecidedFrom
-    decisions: Mapping[int, list[float]] = field(default_factory=dict)
+    decisions: Mapping[int, list[float]] = dataclasses.field(default_factory=dict)
 
     def as_json(self) -> str:
         """For the file's metadata; every number as it is."""
