@@ -96,6 +96,7 @@ def deepscaler_file(folder: Path) -> None:
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
+    "docs/replay.md": [two_runs],
     "docs/report.md": [two_runs],
     "docs/tasks/hitab.md": [hitab_release],
     "docs/tables.md": [finished_run],

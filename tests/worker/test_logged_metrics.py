@@ -111,6 +111,8 @@ def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics
 ELSEWHERE = {
     "clipx/closed_form_difference": "tests/end_to_end/test_engine.py",
     "clipx/receipt": "tests/end_to_end/test_training.py",
+    "clipx/shadow/acpo/cosine": "tests/worker/test_shadow.py",
+    "clipx/shadow/acpo/norm_ratio": "tests/worker/test_shadow.py",
     "clipx/skipped_updates": "tests/worker/test_training_worker.py",
     "critic/score/standard_error": "tests/diagnostics/test_reward_error.py",
 }

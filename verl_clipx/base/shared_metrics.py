@@ -214,6 +214,17 @@ AGE_SPREAD = {
     for age in AGES
 }
 
+IN_SHADOW: Entry = partial(Metric, over=Over.UPDATE, section="In the shadow")
+COSINE = IN_SHADOW(
+    "shadow/…/cosine",
+    "cosine of F·A of a method in the shadow with the run's own, over all tokens of the mini-batch",
+    "1",
+    chart="in the shadow: cosine",
+)
+NORM_RATIO = IN_SHADOW(
+    "shadow/…/norm_ratio", "root of the sum of (F·A)² over the mini-batch's tokens, over that of the run", "1"
+)
+
 METRICS = (
     *OF_TOKENS,
     CLOSED_FORM_DIFFERENCE,
@@ -226,4 +237,6 @@ METRICS = (
     AGE_IN_UPDATES,
     *AGE_FRACTION.values(),
     *AGE_SPREAD.values(),
+    COSINE,
+    NORM_RATIO,
 )

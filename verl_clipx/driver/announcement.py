@@ -126,7 +126,7 @@ def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
         (field.name, getattr(owner, field.name), field.default)
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace")
+        if field.name not in ("method", "trace", "shadow")
     ]
 
 

@@ -104,9 +104,7 @@ def candidates_of(words: list[str]) -> list[Candidate]:
             else:
                 found[-1].given[name] = values[0]
         else:
-            raise ValueError(
-                f"{word}: write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE."
-            )
+            raise ValueError(f"{word}: write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE.")
     return found
 
 

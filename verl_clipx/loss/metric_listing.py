@@ -17,6 +17,7 @@ SECTIONS = (
     "The method's own bounds",
     "The run",
     "Stale samples",
+    "In the shadow",
 )
 LISTS = ("default", "all", "observe")
 

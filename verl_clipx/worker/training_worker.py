@@ -37,6 +37,7 @@ from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner, tolerate
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.rows import AGE, ages
+from verl_clipx.worker.shadow import ShadowLosses
 from verl_clipx.worker.state import ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
@@ -64,6 +65,7 @@ class ClipxTraining:
     tracer: Tracer | None = None
     watch: EngineWatch | None = None
     receipt: Receipt | None = None
+    shadow: ShadowLosses | None = None
     not_finite: NotFiniteLog | None = None
     # The rollout batch under way, and the optimizer step.
     batch: RolloutBatch | None = None
@@ -119,6 +121,8 @@ class ClipxTraining:
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 print(COMPILED, flush=True)
+            if settings.shadow is not None:
+                self.shadow = ShadowLosses(settings, device, self._all_reduce)
             if settings.receipt != "off":
                 self.receipt = Receipt(
                     settings,
@@ -170,9 +174,10 @@ class ClipxTraining:
         finally:
             self.watch.weights_of_log_probs = None
         receipt = self._receipt()
+        shadow = {} if self.shadow is None else self.shadow.end_rollout_batch()
         if not metrics:
             return None
-        merged = merged_passes(metrics) | self._skipped() | receipt
+        merged = merged_passes(metrics) | self._skipped() | receipt | shadow
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": merged}).cpu()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -196,6 +201,8 @@ class ClipxTraining:
             data, position=batch.position, token_pass=batch.token_pass, weights_moved=self._weights_moved()
         )
         self.step.of_rollout_batch, self.decided_from = self.batch is not None, self.step.decided_from
+        if self.shadow is not None and self.batch is not None:
+            self.step.kept = []
         receipt = self.receipt if self.receipt is not None and self.receipt.open and self.batch is not None else None
         if receipt is not None:
             receipt.begin_update(self.step)
@@ -213,6 +220,8 @@ class ClipxTraining:
             if receipt is not None:
                 receipt.end_update(self.step)
             difference = self.planner.finish(self.step, taken=self._taken(data))
+            if self.step.kept is not None:
+                self.shadow.end_update(self.step.kept)
         finally:
             self.step = None
         if output is not None:
