@@ -12,8 +12,8 @@ REDUCED_OTHERWISE = ("max", "min")
 # The worker and its passes put these before the name of a metric: clipx/update_0/epsilon, clipx/low/ratio_mean.
 PREFIXED = re.compile(r"(update_\d+|low|high|shadow/[^/]+)/(?P<name>.+)")
 
-# In a metric's name, the name of a method in the shadow.
-OF_SHADOW = "…"
+# In a metric's name, what the run gives a name to: a method in the shadow, a part of the log-ratio.
+ANY_NAME = "…"
 
 
 class Over(Enum):
@@ -77,7 +77,7 @@ class Metric:
     @property
     def pattern(self) -> str:
         """A regular expression that fits its keys and no others."""
-        key = re.escape(self.key).replace(OF_SHADOW, "[^/]+")
+        key = re.escape(self.key).replace(ANY_NAME, "[^/]+")
         return key + (rf"/{self.numbered}_\d+" if self.numbered else "")
 
 

@@ -124,6 +124,8 @@ def policy_loss(
         kept = mask if selected is None and mask is not whole else selected
         known.traced.of_method(settings, inputs, decision, factor, kept, whole)
 
+    if known.anatomy is not None:
+        known.anatomy.add(settings, inputs, decision, known)
     if known.kept is not None:
         known.kept.append(kept_of(inputs, known, factor, selected, weighted))
 

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.method import Method, declared
-from verl_clipx.base.metric import OF_SHADOW
+from verl_clipx.base.metric import ANY_NAME
 from verl_clipx.base.shared_metrics import COSINE, NORM_RATIO
 from verl_clipx.base.tokens import OPTIONAL, Inputs
 from verl_clipx.driver.config import Settings, compiled_on
@@ -121,7 +121,7 @@ class ShadowLosses:
 
 def suffix(name: str) -> str:
     """A metric's name after that of the method in the shadow."""
-    return name.partition(f"{OF_SHADOW}/")[2]
+    return name.partition(f"{ANY_NAME}/")[2]
 
 
 def asked_for(method: Method, kept: Kept) -> Inputs:

@@ -16,6 +16,8 @@ from verl_clipx.worker.not_finite import NotFinite
 from verl_clipx.worker.rows import AGE, prompt_groups
 
 if TYPE_CHECKING:
+    from verl_clipx.worker.anatomy import AnatomySums
+
     # Tracing needs pyarrow, which an installation that traces nothing may lack.
     from verl_clipx.worker.tracer import TracedRows
 
@@ -54,6 +56,9 @@ class OptimizerStep:
         of_rollout_batch: whether it is one of a rollout batch's, whose end makes metrics of sums over each mini-batch.
         not_finite: by name, what of this rank's mini-batch is not finite, as far as it is known.
         kept: what methods in the shadow need of each micro-batch of the update so far; None: there are none.
+        equal_weights: whether it is a rollout batch's first update, whose weights computed the old log-probabilities
+            or, in bypass mode, would have.
+        anatomy: adds up where the ratio comes from; None: nothing does.
     """
 
     position: str = ""
@@ -71,6 +76,8 @@ class OptimizerStep:
     of_rollout_batch: bool = True
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
     kept: "list[Kept] | None" = None
+    equal_weights: bool = False
+    anatomy: "AnatomySums | None" = None
 
 
 @dataclass
@@ -130,6 +137,7 @@ class MicroBatch:
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
         traced: its rows that are traced, which the loss adds to; None without any.
         kept: where the loss adds what methods in the shadow need; None without any.
+        anatomy: as in its step; None in a call that is not of training.
         sums: filled by the loss: metric name to a sum over this micro-batch's tokens.
         values: filled by the loss: metric name to a value that is not a sum over tokens.
         counts: filled by the loss: metric name to a number of this micro-batch, which adds up over the mini-batch.
@@ -144,6 +152,7 @@ class MicroBatch:
     counted: Tensor | None = None
     traced: "TracedRows | None" = None
     kept: list[Kept] | None = None
+    anatomy: "AnatomySums | None" = None
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)

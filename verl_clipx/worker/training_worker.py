@@ -27,6 +27,7 @@ from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
+from verl_clipx.worker.anatomy import AnatomySums
 from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
@@ -66,6 +67,7 @@ class ClipxTraining:
     watch: EngineWatch | None = None
     receipt: Receipt | None = None
     shadow: ShadowLosses | None = None
+    anatomy: AnatomySums | None = None
     not_finite: NotFiniteLog | None = None
     # The rollout batch under way, and the optimizer step.
     batch: RolloutBatch | None = None
@@ -121,6 +123,8 @@ class ClipxTraining:
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 print(COMPILED, flush=True)
+            if settings.detailed:
+                self.anatomy = AnatomySums(run, self._all_reduce, device)
             if settings.shadow is not None:
                 self.shadow = ShadowLosses(settings, device, self._all_reduce)
             if settings.receipt != "off":
@@ -174,10 +178,11 @@ class ClipxTraining:
         finally:
             self.watch.weights_of_log_probs = None
         receipt = self._receipt()
-        shadow = {} if self.shadow is None else self.shadow.end_rollout_batch()
+        others = {} if self.anatomy is None else self.anatomy.end_rollout_batch()
+        others |= {} if self.shadow is None else self.shadow.end_rollout_batch()
         if not metrics:
             return None
-        merged = merged_passes(metrics) | self._skipped() | receipt | shadow
+        merged = merged_passes(metrics) | self._skipped() | receipt | others
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": merged}).cpu()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -203,6 +208,8 @@ class ClipxTraining:
         self.step.of_rollout_batch, self.decided_from = self.batch is not None, self.step.decided_from
         if self.shadow is not None and self.batch is not None:
             self.step.kept = []
+        if self.anatomy is not None and self.batch is not None:
+            self.step.anatomy, self.step.equal_weights = self.anatomy, self.anatomy.at_equal_weights(self.batch)
         receipt = self.receipt if self.receipt is not None and self.receipt.open and self.batch is not None else None
         if receipt is not None:
             receipt.begin_update(self.step)
