@@ -8,10 +8,10 @@ from typing import Annotated
 
 import numpy as np
 import typer
+from simulation import World
 
 from verl_clipx.common.statistics import comparison, variance
 from verl_clipx.common.statistics.comparison import Comparison, compare
-from verl_clipx.common.statistics.simulation import World
 
 WORLDS = {
     "trainings do not differ": World(seeds=(0.0, 0.0), interaction=0.0),

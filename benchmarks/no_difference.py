@@ -13,10 +13,10 @@ import numpy as np
 import pandas
 import typer
 from scipy import stats
+from simulation import LOGS, World, one_sided_collapse
 
 from verl_clipx.common.statistics.collapse import COVERAGE, collapse
 from verl_clipx.common.statistics.comparison import ALIKE, LEVEL, Comparison, compare, compare_means, compare_shares
-from verl_clipx.common.statistics.simulation import LOGS, World, one_sided_collapse
 
 STORED = Path(__file__).parents[1] / "docs" / "results" / "cpu_small_steps.csv"
 STEPS = (8, 40, 200, 2000)

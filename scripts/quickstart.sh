@@ -158,14 +158,14 @@ VENV=${VENV:-.venv}
 export PATH="$VENV/bin:$PATH"
 
 # Four numbers: the answers are long, and unsure enough that each of ACPO's bins holds tokens.
-problems=(--min-numbers 4 --max-numbers 4)
-step "2/5 data: Countdown problems" data python -m verl_clipx.tasks.countdown "$RUNS/data" "${problems[@]}"
+step "2/5 data: Countdown problems" data clipx data build countdown --out "$RUNS/data" \
+    --option min_numbers=4 --option max_numbers=4
 
 if [[ -n ${MODEL_PATH:-} ]]; then
     say "3/5 policy: $MODEL_PATH"
 else
     step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
-        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 "${problems[@]}"
+        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 --min-numbers 4 --max-numbers 4
     MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
     grep 'held-out reward' "$RUNS/policy.log" || true
 fi

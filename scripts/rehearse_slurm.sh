@@ -166,7 +166,7 @@ prepare() {
     export PATH=$VENV/bin:$PATH
     data=$FOLDER/data
     say "data and policy"
-    python -m verl_clipx.tasks.countdown "$data/countdown" >"$FOLDER/log/data.log" 2>&1
+    clipx data build countdown --out "$data/countdown" >"$FOLDER/log/data.log" 2>&1
     mkdir -p "$data/policies"
     python -m verl_clipx.tasks.countdown.policy "$FOLDER/policies" --num-threads 1 >"$FOLDER/log/policy.log" 2>&1
     ln -s "$(tail -n 1 "$FOLDER/log/policy.log")" "$data/policies/countdown"

@@ -6,6 +6,7 @@ from data; formula cells. Not covered: random content (test_wrong_files.py).
 """
 
 import csv
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -122,10 +123,14 @@ def test_a_number_of_samples_that_no_machine_holds_is_refused(tmp_path, checkpoi
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no /dev/full")
-def test_a_full_standard_output_is_an_error():
+@pytest.mark.slow
+@pytest.mark.parametrize("words", ["methods --markdown", "metrics", "data list"])
+def test_a_full_standard_output_is_an_error(words):
+    # So wide that lists are tables.
+    variables = {**os.environ, "COLUMNS": "400"}
     with open("/dev/full", "w") as full:
-        command = [sys.executable, "-m", "verl_clipx.cli", "methods", "--markdown"]
-        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True)
+        command = [sys.executable, "-m", "verl_clipx.cli", *words.split()]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, env=variables)
     assert done.returncode == 1
     assert "its output could not be written" in done.stderr and "Traceback" not in done.stderr
 
@@ -153,6 +158,20 @@ def test_escape_sequences_from_data_do_not_reach_the_terminal(tmp_path):
     found = clipx("data", "show", with_prompts(save_questions(tmp_path / "data", 1), prompt))
     assert "before" in found.output and "after" in found.output
     assert not set("\x1b\x07\x9b") & set(found.output)
+
+
+def test_escape_sequences_in_the_name_of_a_run_and_in_its_log_do_not_reach_the_terminal(run, tmp_path):
+    named = run.rename(tmp_path / "before\x1b[2J\x1b]0;title\x07\x9b31mafter")
+    found = []
+    # Cut off, and then not the last line.
+    for more in ('\x1b[2J{"step": 3, \x1b]0;title\x07', "\n{}\n"):
+        with (named / "metrics.jsonl").open("a") as log:
+            log.write(more)
+        found.append(clipx("report", named, "--out", tmp_path / "page"))
+    assert [one.exit_code for one in found] == [0, 1]
+    for one in found:
+        assert "before" in one.output and "after" in one.output
+        assert not set("\x1b\x07\x9b") & set(one.output)
 
 
 FORMULAS = ["=1+1", "+1", "-x", "@SUM(A1)", "\tx", "\rx"]

@@ -22,7 +22,7 @@ from tests.diagnostics.runs import write_log
 from tests.evaluation.tiny import save_questions
 from tests.reproduction.tables import small_table
 from verl_clipx.cli import app
-from verl_clipx.evaluation.files import hash_of_file
+from verl_clipx.common.files import hash_of_file
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.results import score
 from verl_clipx.evaluation.samples import Sample, write_shard

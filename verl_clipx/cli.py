@@ -1,13 +1,14 @@
 """The command `clipx`."""
 
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
+from verl_clipx.common.command_line import fail
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.files import last_lines, write_text
@@ -30,8 +31,7 @@ class Commands(TyperGroup):
             message = missing_tool(f"clipx {context.invoked_subcommand}", error)
             if message is None:
                 raise
-            console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
-            raise typer.Exit(1) from None
+            fail(message)
 
 
 app = typer.Typer(
@@ -53,8 +53,16 @@ def doctor(
     options: Annotated[
         bool, typer.Option("--options", help="Print docs/support.md's table of verl's options.")
     ] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that verl's losses read.")
+    ] = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
+    if keys:
+        from verl_clipx.driver.ledger import path_table
+
+        print_plain(path_table())
+        return
     if options:
         from verl_clipx.driver.support import support_table
 
@@ -102,11 +110,12 @@ def gpu_check(
         from verl_clipx.gpu_check.run import results
 
     try:
-        machine = this_machine(device, gpus)
+        # The losses are computed in this process.
+        machine = this_machine(device, 1 if losses else gpus)
         if json is not None and json.is_dir():
             raise ValueError(f"--json {json}: a folder; name the file to write")
     except ValueError as error:
-        _fail(error, 2)
+        fail(error, 2)
     found = []
     try:
         for result in loss_results(device) if losses else results(machine):
@@ -118,7 +127,7 @@ def gpu_check(
         if json is not None:
             write_text(json, as_json(found, described(machine)))
     except OSError as error:
-        _fail(error)
+        fail(error)
     console.print(table_of(found, f"clipx gpu-check: {machine.ranks} x {machine.device}"))
     for result in found:
         if result.log:
@@ -154,7 +163,7 @@ def methods(
     try:
         name, summary, source, groups = described_by(name)
     except ValueError as error:
-        _fail(error)
+        fail(error)
     console.print(f"[bold]{name}[/]: {summary}\n{source}\nGroups: {', '.join(groups)}")
     headings = ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning")
     rows = [list(map(escape, row)) for row in parameter_rows(name, groups)]
@@ -170,7 +179,7 @@ def metrics(
     from verl_clipx.loss.metric_listing import LISTS, markdown_table, rows_of
 
     if which not in LISTS:
-        _fail(ValueError(f"{which!r}: must be one of {', '.join(LISTS)}."), 2)
+        fail(ValueError(f"{which!r}: must be one of {', '.join(LISTS)}."), 2)
     if markdown:
         print(markdown_table(which))
         return
@@ -203,7 +212,7 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
             raise ValueError(f"{name}: has no gradient weight of its own.")
         draw_weights(settings.method, path)
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     console.print(f"{path}", markup=False, highlight=False, soft_wrap=True)
 
 
@@ -228,7 +237,7 @@ def explain(context: typer.Context) -> None:
         commands = commands_of(context.args) if context.args[0] in SHELLS else [context.args]
         lines = [line for command in commands for line in explained(command)]
     except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
-        _fail(error)
+        fail(error)
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -247,7 +256,7 @@ def check_loss(
     try:
         method = build(function=function).method
     except ValueError as error:
-        _fail(error)
+        fail(error)
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
@@ -272,7 +281,7 @@ def report(
         with warnings_on(console):
             findings = write_report(runs, out, title, baseline)
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     for finding in findings:
         console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
     console.print(f"{out / PAGE}", markup=False, highlight=False, soft_wrap=True)
@@ -318,7 +327,7 @@ def bounds(
         with warnings_on(console):
             found = measured_bounds(read_run_log(metrics))
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     console.print(
         f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
     )
@@ -355,11 +364,6 @@ def watch(
         )
         console.print("\n".join(last_lines(log, 15)), markup=False, highlight=False)
     raise typer.Exit(code)
-
-
-def _fail(error: Exception, code: int = 1) -> NoReturn:
-    console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-    raise typer.Exit(code) from None
 
 
 def generate_on_cpu(model, requests, settings, *, stop_token_ids, vocabulary_size) -> list[list[int]]:

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import re
 import runpy
+import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -140,7 +141,9 @@ def typer_module(words: list[str]) -> typer.Typer:
         package = importlib.util.find_spec(words[1]).submodule_search_locations
         main = importlib.import_module(f"{words[1]}.__main__" if package else words[1]).main
     else:
-        main = runpy.run_path(words[0], run_name="documented")["main"]
+        # Last, unlike Python: a script's neighbours, such as benchmarks/trace.py, must not hide the standard library's.
+        with mock.patch.object(sys, "path", [*sys.path, str(Path(words[0]).parent)]):
+            main = runpy.run_path(words[0], run_name="documented")["main"]
     command_line = typer.Typer(add_completion=False)
     command_line.command()(main)
     return command_line

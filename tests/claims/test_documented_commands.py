@@ -298,10 +298,10 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("pip install '.[gpus]'  # needs: the network"), "[gpus]: the extras are"),
         (page("pip install verl-clipx"), "no test can run this"),
         (page("docker build --file docker/Dockerfile.tpu .  # needs: Docker"), "docker/Dockerfile.tpu: no such file"),
-        (page("python -m verl_clipx.tasks.countdown data --train-sise 5"), "No such option: --train-sise"),
+        (page("python benchmarks/coverage.py --repeat 5  # needs: minutes"), "No such option: --repeat"),
         (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
         (page("python -m verl_clipx.tasks.countdown.policy runs/policies"), "no test can run this"),
-        (page("python -m verl_clipx.tasks.countdown data --test-size 1000"), "exit code 2"),
+        (page("clipx data build countdown --out data --option size=-1"), "exit code 1"),
         (page("python benchmarks/loss.py --repeat 2  # needs: minutes"), "No such option: --repeat"),
         (page("python -m pytest tests/test_nothing.py"), "tests/test_nothing.py: no such file"),
         (page("python -m pytest tests/driver/test_doctor.py -k test_nothing"), "-k test_nothing: no such test"),
@@ -333,10 +333,9 @@ def test_a_page_without_mistakes(folder):
         'clipx methods "$NAMES"',
         "clipx table plan cpu_small --run  # 78 trainings; needs: hours",
         "METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: GPUs, the hub",
-        "python -m verl_clipx.tasks.countdown data/smaller --train-size 3 --test-size 2",
     )
     assert mistakes_of(text) == []
-    assert (folder / "data/small/test.parquet").is_file() and (folder / "data/smaller/test.parquet").is_file()
+    assert (folder / "data/small/test.parquet").is_file()
     assert mistakes_of(page("a: 1", language="yaml") + page("plain # text", language="")) == []
 
 

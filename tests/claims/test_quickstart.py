@@ -72,8 +72,10 @@ def commands(tmp_path, *arguments: str, **variables: str) -> tuple[list[list[str
     machine, done = start(tmp_path, *arguments, **variables)
     assert done.returncode == 0, done.stderr
     calls = [words[1:] for words in machine.calls if words[0] == "clipx"]
-    *trainings, (command, *folders) = calls
-    assert command == "report" and {training[0] for training in trainings} == {"watch"}
+    data, *trainings, (command, *folders) = calls
+    assert (
+        data[:2] == ["data", "build"] and command == "report" and {training[0] for training in trainings} == {"watch"}
+    )
     return [training[1:] for training in trainings], [Path(name).name for name in folders[: folders.index("--out")]]
 
 

@@ -10,7 +10,8 @@ from verl_clipx.common.secrets import REDACTED, redacted
 
 KEYS = (
     "api_key API-KEY apiKey OPENAI_API_KEY secret_key aws_secret_access_key private_key access_token auth_token "
-    "hf_token HF_TOKEN bearer-token password db_password passwd password_file"
+    "hf_token HF_TOKEN HUGGING_FACE_HUB_TOKEN bearer-token password db_password passwd password_file "
+    "api_keys ACCESS-KEYS"
 )
 
 
@@ -30,10 +31,22 @@ def test_the_value_of_a_credential_s_key_is_never_there(key):
         ("http://user:x/y@proxy:8080/a", "http://user:x/y@proxy:8080/a"),
         ("http://user:xyz@proxy:8080/a@b", f"http://{REDACTED}@proxy:8080/a@b"),
         ("see http://xyz@host, then", f"see http://{REDACTED}@host, then"),
+        ("+reward.api_keys=[x,yz] n=1", f"+reward.api_keys={REDACTED} n=1"),
+        ('{"api_keys": ["x", "yz"], "n": 1}', f'{{"api_keys": {REDACTED}, "n": 1}}'),
+        ("serve --api-key xyz --n 1", f"serve --api-key {REDACTED} --n 1"),
+        ("serve --vllm.hf-token  'xyz' -n 1", f"serve --vllm.hf-token  '{REDACTED}' -n 1"),
+        ("serve --need-api-key --n 1", "serve --need-api-key --n 1"),
     ],
 )
 def test_credentials_in_texts(text, shown):
     assert redacted(text) == shown and redacted({"command": [text]}) == {"command": [shown]}
+
+
+def test_the_item_behind_a_credential_s_option_is_never_there():
+    command = ["serve", "--api-key", "xyz", "--need-api-key", "--n", 1, "--password", None]
+    shown = ["serve", "--api-key", REDACTED, "--need-api-key", "--n", 1, "--password", None]
+    assert redacted({"args": [command]}) == {"args": [shown]}
+    assert redacted(("--API_KEY", 123)) == ["--API_KEY", REDACTED]
 
 
 def test_the_rest_stays():
@@ -48,6 +61,7 @@ def test_the_rest_stays():
         "password": "",
         "use_auth_token": False,
         "address": "http://host:8080/a@b",
-        "text": "the token = xyz; a key: b",
+        "text": "the token = xyz; a key: b; an api key c",
+        "words": ["api_key", "xyz", "--max-tokens", "5"],
     }
     assert redacted(rest) == rest

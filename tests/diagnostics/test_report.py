@@ -58,7 +58,7 @@ def test_every_figure_is_a_file_too(written):
     files = list((out / "figures").glob("[!.]*"))
     names = {path.stem for path in files}
     assert {path.suffix for path in files} == {".svg", ".png"}
-    assert len(names) == page.count('role="img"') == 18
+    assert len(names) == page.count('role="img"') == 21
     ids = [part.split('"')[0] for part in page.split(' id="')[1:]]
     assert len(ids) == len(set(ids))
 
@@ -146,6 +146,21 @@ def test_what_no_report_wrote_stays(runs, tmp_path):
     for name in ("acpo-seed1", "bapo-seed1"):
         assert report(runs / name, "--out", tmp_path).exit_code == 0
     assert (figures / "mine.svg").read_text() == "mine" and len(list(figures.glob("*.svg"))) > 1
+
+
+@pytest.mark.slow
+def test_only_tokens_that_a_report_wrote_are_removed(tmp_path):
+    plain = write_run(tmp_path / "plain", "bapo", traced=False)
+    tokens = tmp_path / "out" / "tokens.csv"
+    tokens.parent.mkdir()
+    tokens.write_text("mine")
+    assert report(plain, "--out", tokens.parent).exit_code == 0
+    assert tokens.read_text() == "mine"
+    tokens.unlink()
+    traced = write_run(tmp_path / "traced", "bapo", steps=2)
+    for run, there in ((traced, True), (traced, True), (plain, False)):
+        assert report(run, "--out", tokens.parent).exit_code == 0
+        assert tokens.exists() == there
 
 
 @pytest.mark.slow

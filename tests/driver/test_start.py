@@ -123,7 +123,8 @@ def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run,
     with pytest.raises(RayStarts):
         run(door, "+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.clip_ratio_c=null")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:"))
-    assert line.startswith("clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, tau_positive=1.5 (group: 1); ")
+    said = f"tau_positive=1.5 (group: 1; from {ACTOR}.policy_loss.tau_pos=1.5); "
+    assert line.startswith(f"clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, {said}")
 
 
 def test_a_key_that_repeats_verl_s_default_counts_where_the_command_line_names_it(run):

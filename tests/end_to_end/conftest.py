@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from filelock import FileLock
 
+from tests.countdown_files import write_countdown
 from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.dataset import write_dataset
 from verl_clipx.tasks.countdown.generator import generate_problems
 from verl_clipx.tasks.countdown.policy import fit_policy
 from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
@@ -37,7 +37,7 @@ def task(tmp_path_factory) -> Task:
     fit = WarmStartConfig(steps=WARM_START_STEPS)
     with FileLock(folder.with_suffix(".lock")):
         if not folder.exists():
-            write_dataset(folder, config, train_size=256, test_size=32, seed=0)
+            write_countdown(folder, 256, 32)
         problems = generate_problems(config, 2000, 0, "train")
         cache = folder / "policies"
         policy = fit_policy(problems, config.operators, mistakes=0.5, config=fit, cache=cache, num_threads=1)

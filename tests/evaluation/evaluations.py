@@ -8,7 +8,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.evaluation.files import hash_of_file
+from verl_clipx.common.files import hash_of_file
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.results import score
 from verl_clipx.evaluation.samples import Sample, write_shard

@@ -5,10 +5,9 @@ from pathlib import Path
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from tests.countdown_files import write_countdown
 from verl_clipx.cli import generate_on_cpu
 from verl_clipx.evaluation.backends import cpu_backend
-from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.dataset import write_dataset
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 
 REWARD = "verl_clipx.tasks.countdown.reward:compute_score"
@@ -39,4 +38,4 @@ def save_model(folder: Path, seed: int = 0) -> Path:
 
 def save_questions(folder: Path, count: int = 6, seed: int = 0) -> Path:
     """Write Countdown questions; returns the file."""
-    return write_dataset(folder, CountdownConfig(), train_size=1, test_size=count, seed=seed)["test"]
+    return write_countdown(folder, 1, count, seed)["test"]

@@ -139,19 +139,19 @@ def test_lopti_s_tokens_are_another_input_of_the_same_graphs(recorded):
 
 
 # A graph takes seconds to make, so that all which needs the real compiler's stands in one test for each.
-REAL = {
-    "bapo": pytest.param("bapo", None, id="bapo"),
-    "acpo": pytest.param("acpo", AdvantageReweighting(probability="current"), id="acpo, reweighted"),
-}
-OTHERS = [pytest.param(name, None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name not in REAL]
+# The first has an optional input, the rollout's log-probabilities, in its statistics.
+REAL = [
+    pytest.param(METHODS["bapo"](weight="rollout"), None, id="bapo, by the rollout"),
+    pytest.param(METHODS["acpo"](), AdvantageReweighting(probability="current"), id="acpo, reweighted"),
+]
+OTHERS = [pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix) for name in BUILT_IN if name != "acpo"]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("name", "shaping"), [*REAL.values(), *OTHERS])
-def test_the_real_compiler_s_results(name, shaping):
+@pytest.mark.parametrize(("method", "shaping"), [*REAL, *OTHERS])
+def test_the_real_compiler_s_results(method, shaping):
     torch._dynamo.reset()
     token_functions.cache_clear()
-    method = METHODS[name]()
     functions, eager = (token_functions(method, shaping, compiled=compiled) for compiled in (True, False))
     compiled_it_is_the_same(method, shaping)
     inputs = micro_batch(method, 24, 53)

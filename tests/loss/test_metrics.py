@@ -104,8 +104,8 @@ def test_metrics_by_hand():
         **{"tokens": 6, "clipx/ratio_mean": 16.0, "actor/pg_clipfrac": 2, "actor/pg_clipfrac_lower": 2},
         **{"clipx/clip_fraction_low": 1, "clipx/clip_fraction_high": 1},
         **{"clipx/contribution/positive": 1.75, "clipx/contribution/negative": 12.0},
-        "clipx/sum/ratio": 16.0,
-        "clipx/sum/squared_ratio": 0.25 + 4 + 0.25 + 16 + 1 + 64,
+        "clipx_sum/ratio": 16.0,
+        "clipx_sum/squared_ratio": 0.25 + 4 + 0.25 + 16 + 1 + 64,
         **{
             f"clipx/gradient_mass/{name}": mass for name, mass in zip(REGIONS, (0.0, 0.25, 0.5, 12.0, 1.0), strict=True)
         },
@@ -125,12 +125,12 @@ def test_what_all_adds_by_hand():
     masses = [found[f"clipx/gradient_mass_by_probability/quartile_{part}"] for part in (1, 2, 3, 4)]
     assert masses == [0.0, 0.25, 4.5, 9.0]
     current = [math.log(p * r) for p, r in zip(probability[0].tolist(), RATIO, strict=True)]
-    assert found["clipx/sum/weighted"] == pytest.approx(sum(weighted))
+    assert found["clipx_sum/weighted"] == pytest.approx(sum(weighted))
     for name, values in (("weighted_log_prob", weighted), ("ratio_log_prob", RATIO)):
         expected = sum(value * log_prob for value, log_prob in zip(values, current, strict=True))
-        assert found[f"clipx/sum/{name}"] == pytest.approx(expected, rel=1e-6), name
+        assert found[f"clipx_sum/{name}"] == pytest.approx(expected, rel=1e-6), name
     of_bins = {
-        name: [found[f"clipx/sum/{name}/bin_{k}"] for k in range(8)]
+        name: [found[f"clipx_sum/{name}/bin_{k}"] for k in range(8)]
         for name in ("count", "deviation", "squared_deviation", "fourth_power")
     }
     assert of_bins["count"] == [0, 1, 1, 0, 2, 0, 0, 2]
@@ -146,7 +146,7 @@ def test_only_tokens_in_the_mask_that_count_are_added_up(by):
     chosen = torch.tensor([[False, True, False, True, False, False]])
     found = metrics_of(RATIO, ADVANTAGES, BOUNDS, dual_clip=1.5, **{by: chosen})
     assert [number_in(name, found) for name in REGIONS] == [0, 1, 0, 1, 0]
-    assert sum(found[f"clipx/sum/count/bin_{k}"] for k in range(8)) == 2
+    assert sum(found[f"clipx_sum/count/bin_{k}"] for k in range(8)) == 2
     assert sum(found[f"clipx/gradient_mass_by_probability/quartile_{part}"] for part in (1, 2, 3, 4)) == 6.0
     assert [found[f"clipx/gradient_mass/{name}"] for name in REGIONS] == [0.0, 2.0, 0.0, 4.0, 0.0]
     assert (found["tokens"], found["clipx/ratio_mean"], found["actor/pg_clipfrac_lower"]) == (2, 6.0, 1)

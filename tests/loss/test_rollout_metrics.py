@@ -115,7 +115,7 @@ def test_without_ages_nothing_changes():
 
 def test_without_rollout_log_probs_there_is_no_spread():
     sums = staleness_sums(torch.tensor([1]), log_ratio=None, mask=torch.ones(1, 2, dtype=torch.bool))
-    assert float(sums["clipx/sum/staleness/tokens/age_1"]) == 2
+    assert float(sums["clipx_sum/staleness/tokens/age_1"]) == 2
     metrics = {name: [float(value) / 2] for name, value in sums.items()}
     found = with_staleness(metrics, updates_before=0, updates=2, moves=True, detailed=True)
     assert found["clipx/staleness/fraction/age_1"] == [1.0]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from tests.reproduction.tables import small_table
 from verl_clipx.cli import app
 from verl_clipx.reproduction.footnotes import CAUSES, Footnote, footnotes_of, marks
-from verl_clipx.reproduction.tables_definition import CURVE, GAIN_OF, VALIDATION, load_table, split_origin, table_names
+from verl_clipx.reproduction.tables_definition import CURVE, VALIDATION, load_table, split_origin, table_names
 
 TABLES = {name: load_table(name) for name in table_names()}
 
@@ -111,11 +111,6 @@ def test_a_table_without_a_cause_has_no_footnote():
             Footnote("Questions: the authors' file.", columns=("C",)),
         ),
         (
-            "rows.1.expected",
-            [25, 30],
-            Footnote("Of 5 questions with 2 samples each, 25 cannot be reached.", columns=("B",)),
-        ),
-        (
             "rows.1.presets",
             {"b": GRPO, "c": LOPTI},
             Footnote(
@@ -149,21 +144,6 @@ def test_best_at_k_says_its_estimator():
     assert footnotes_of(table) == [Footnote(text, columns=("B",))]
 
 
-def test_numbers_that_are_cut_off_are_told_from_those_out_of_reach():
-    # Of three questions with one sample each, 66.6 and 33.3 % are 2/3 cut off and 1/3 rounded; 50 % is neither.
-    rows = [{"name": str(number), "preset": GRPO, "expected": [number]} for number in (66.6, 33.3, 50.0)]
-    table = small_table(
-        """
-        digits: 1
-        benchmarks: {b: {file: b.parquet, questions: 3, samples: 1}}
-        columns: [{name: B, measure: {benchmark: b, metric: avg@1}}]
-        """,
-        rows=rows,
-    )
-    text = "Of 3 questions, 66.6 is cut off, not rounded; 50.0 cannot be reached."
-    assert footnotes_of(table) == [Footnote(text, columns=("B",))]
-
-
 def test_a_curve_says_what_its_number_is_and_how_it_is_smoothed():
     columns = [{"name": "Reward", "measure": {"curve": "r", "smooth": 0.9}}, {"name": "E", "measure": {"curve": "e"}}]
     table = small_table("{unit: logged}", columns=columns, rows=[{"name": "GRPO", "preset": GRPO}])
@@ -171,30 +151,6 @@ def test_a_curve_says_what_its_number_is_and_how_it_is_smoothed():
         Footnote("Exponential moving average, weight of the past 0.9; faint: as logged.", columns=("Reward",)),
         Footnote("The curves' last numbers; `clipx table render small --format svg` draws the curves."),
     ]
-
-
-@pytest.mark.slow
-def test_gains_that_do_not_follow_from_their_cells_are_these_five_of_figure_4():
-    odd = {
-        (name, note.rows): note.text
-        for name, table in TABLES.items()
-        for note in footnotes_of(table)
-        if "Recomputed" in note.text
-    }
-    # By hand: 3B Reweight 2.63 / 1.95, Lopti 2.69 / 1.95; 7B Reweight 4.47 / 3.85, Lopti 4.29 / 3.85, both 4.54 / 3.85;
-    # and Lopti's averages 0.86 / 0.77.
-    assert odd == {
-        ("ar_lopti_figure4", (row,)): f"The paper prints a gain of {printed} %. Recomputed: {recomputed}."
-        for row, printed, recomputed in (
-            ("3B + GRPO + Reweight", 35.9, "34.872 % from the cells"),
-            ("3B + GRPO + Lopti", 38.5, "37.949 % from the cells"),
-            ("7B + GRPO + Reweight", 15.6, "16.104 % from the cells"),
-            ("7B + GRPO + Lopti", 9.1, "11.429 % from the cells and 11.688 % from the rounded averages"),
-            ("7B + GRPO + Reweight + Lopti", 18.2, "17.922 % from the cells"),
-        )
-    }
-    gains = [name for name, table in TABLES.items() if any(GAIN_OF in column.measure for column in table.columns)]
-    assert gains == ["ar_lopti_figure4", "ar_lopti_table7"]
 
 
 def test_choices_of_the_papers_presets_are_said_and_those_of_names_and_machines_are_not():

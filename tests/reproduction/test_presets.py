@@ -23,7 +23,7 @@ from verl_clipx.reproduction.presets import (
     check_preset,
     compose_preset,
     preset_names,
-    summarise,
+    summary_of,
     updates_per_rollout,
 )
 from verl_clipx.reproduction.tables_definition import load_table, table_names
@@ -275,7 +275,7 @@ def test_an_unknown_preset_names_its_neighbours():
 
 def test_summaries_by_hand(monkeypatch):
     monkeypatch.delenv("MODEL_PATH", raising=False)
-    (one,) = summarise(["ar_lopti/kk_7b_grpo_ar_lopti"])
+    one = summary_of("ar_lopti/kk_7b_grpo_ar_lopti")
     assert one.groups == ("clipx=grpo", "clipx/shaping=advantage_reweighting", "clipx/update=lopti")
     assert (one.model, one.data, one.updates) == ("Qwen2.5-7B-Instruct-1M", "knights_and_knaves", 4)
     assert one.row == "AR-Lopti Figure 4: Knights and Knaves, Qwen2.5-7B-Instruct-1M, GRPO + Reweight + Lopti"

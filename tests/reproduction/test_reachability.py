@@ -1,16 +1,17 @@
 """Which printed numbers can come out of the estimator, questions and samples that their table states, and which cannot.
 Which estimator a paper took follows from that for DGPO's pass@k.
 
-Not covered: the footnotes that name them (test_footnotes.py); means over benchmarks and gains, which
-test_tables_definition.py computes from the printed numbers.
+Not covered: means over benchmarks, which test_tables_definition.py computes from the printed numbers.
 """
 
 from fractions import Fraction
 
 import pytest
 
-from verl_clipx.reproduction.reachability import Printed, printed_numbers
-from verl_clipx.reproduction.tables_definition import load_table, table_names
+from tests.reproduction.reachability import Printed, other_gains, out_of_reach, printed_numbers
+from tests.reproduction.tables import small_table
+from verl_clipx.reproduction.footnotes import Footnote, by_hand
+from verl_clipx.reproduction.tables_definition import GAIN_OF, load_table, table_names
 
 PAPER_TABLES = {name: load_table(name) for name in table_names() if name != "cpu_small"}
 
@@ -26,6 +27,16 @@ def test_numbers_that_are_in_doubt_are_these():
         "acpo_table2": {"13.32"},
         "acpo_table3": {"74.38", "74.65", "72.55", "74.16", "75.86", "75.74"},
         "ar_lopti_table1": olympiad | {"27.69"},
+    }
+
+
+@pytest.mark.parametrize("name", PAPER_TABLES)
+def test_a_definition_says_in_its_footnotes_what_is_in_doubt_of_its_numbers(name):
+    table = PAPER_TABLES[name]
+    written = {table.footnotes[key] for key in table.footnotes if key.startswith(("reach", "gain"))}
+    found = [*out_of_reach(table), *other_gains(table)]
+    assert {(note.text, *map(frozenset, (note.rows, note.columns))) for note in found} == {
+        (note.text, *map(frozenset, (note.rows, note.columns))) for note in by_hand(table) if note.text in written
     }
 
 
@@ -79,3 +90,39 @@ def test_checkpoints_make_finer_parts_and_cutting_off_is_downwards():
     assert not printed("66.6", Fraction(1, 1000), **third, checkpoints=3).is_reachable
     assert printed("66.6", Fraction(1, 1000), **third, checkpoints=3).is_cut_off
     assert not printed("66.8", Fraction(1, 1000), **third, checkpoints=3).is_cut_off
+
+
+def test_numbers_that_are_cut_off_are_told_from_those_out_of_reach():
+    # Of three questions with one sample each, 66.6 and 33.3 % are 2/3 cut off and 1/3 rounded; 50 % is neither.
+    rows = [
+        {"name": str(number), "preset": "cpu/countdown_grpo_near", "expected": [number]}
+        for number in (66.6, 33.3, 50.0)
+    ]
+    table = small_table(
+        """
+        digits: 1
+        benchmarks: {b: {file: b.parquet, questions: 3, samples: 1}}
+        columns: [{name: B, measure: {benchmark: b, metric: avg@1}}]
+        """,
+        rows=rows,
+    )
+    text = "Of 3 questions, 66.6 is cut off, not rounded; 50.0 cannot be reached."
+    assert list(out_of_reach(table)) == [Footnote(text, columns=("B",))]
+
+
+def test_gains_that_do_not_follow_from_their_cells_are_these_five_of_figure_4():
+    odd = {(name, note.rows): note.text for name, table in PAPER_TABLES.items() for note in other_gains(table)}
+    # By hand: 3B Reweight 2.63 / 1.95, Lopti 2.69 / 1.95; 7B Reweight 4.47 / 3.85, Lopti 4.29 / 3.85, both 4.54 / 3.85;
+    # and Lopti's averages 0.86 / 0.77.
+    assert odd == {
+        ("ar_lopti_figure4", (row,)): f"The paper prints a gain of {printed} %. Recomputed: {recomputed}."
+        for row, printed, recomputed in (
+            ("3B + GRPO + Reweight", 35.9, "34.872 % from the cells"),
+            ("3B + GRPO + Lopti", 38.5, "37.949 % from the cells"),
+            ("7B + GRPO + Reweight", 15.6, "16.104 % from the cells"),
+            ("7B + GRPO + Lopti", 9.1, "11.429 % from the cells and 11.688 % from the rounded averages"),
+            ("7B + GRPO + Reweight + Lopti", 18.2, "17.922 % from the cells"),
+        )
+    }
+    gains = [name for name, table in PAPER_TABLES.items() if any(GAIN_OF in column.measure for column in table.columns)]
+    assert gains == ["ar_lopti_figure4", "ar_lopti_table7"]

@@ -8,6 +8,7 @@ in the papers: test_footnotes.py.
 import re
 from pathlib import Path
 
+import pandas
 import pytest
 import verl
 
@@ -73,6 +74,14 @@ def test_the_papers_tables_and_figures_are_all_here():
 def test_the_page_on_tables_names_each():
     page = (Path(__file__).parents[2] / "docs" / "tables.md").read_text()
     assert [name for name in TABLES if f"`{name}`" not in page] == []
+
+
+def test_the_page_s_rewards_under_16_updates_are_those_of_the_runs():
+    docs = Path(__file__).parents[2] / "docs"
+    stored = pandas.read_csv(docs / "results" / "cpu_small_steps.csv").query("preset == 'countdown_grpo_off'")
+    first, last = ([f"{reward:.3f}" for reward in stored[stored.step == step].reward] for step in (1, 20))
+    said = "{}, {} and {} in the first step, {}, {} and {} in the last".format(*first, *last)
+    assert said in " ".join((docs / "tables.md").read_text().split())
 
 
 @pytest.mark.parametrize("name", TABLES)

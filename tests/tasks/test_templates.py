@@ -3,6 +3,8 @@
 Not covered: whether the wording equals the papers' beyond the parts quoted here.
 """
 
+import hashlib
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -23,6 +25,12 @@ def test_step_by_step_by_hand():
         "role": "user",
         "content": "What is $\\frac{1}{2}+1$? Let's think step by step and output the final answer within \\boxed{}.",
     }
+
+
+def test_every_letter_is_as_it_was():
+    """Line ends and doubled blanks too: folding the lines of templates.yaml otherwise could lose them."""
+    wording = repr([(template.name, template.messages) for template in TEMPLATES.values()])
+    assert hashlib.sha256(wording.encode()).hexdigest()[:16] == "eae40c4267d96254"
 
 
 def test_r1_base_puts_the_problem_between_the_instruction_and_the_open_thinking():

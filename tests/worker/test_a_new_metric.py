@@ -1,8 +1,8 @@
 """A metric is added in one place: an entry in shared_metrics.py, in a copy of the package.
 
 Covers: it is logged, exact however the mini-batch is split over micro-batches and ranks, and it is in the list that
-docs/metrics.md is made of and in TensorBoard's charts. Not covered: metrics of a method's own
-(test_logged_metrics.py).
+docs/metrics.md is made of, in TensorBoard's charts and on the page of `clipx report`, with its meaning. Not covered:
+metrics of a method's own (test_logged_metrics.py).
 """
 
 import json
@@ -28,16 +28,28 @@ ENTRY = """
 SCRIPT = """
 import json, re, sys
 import torch
+from pathlib import Path
 from tests.composition import compose_once
+from tests.diagnostics.runs import write_run
 from tests.worker.test_logged_metrics import SPLITS, WHOLE, logged, random_batch
 from verl.utils.config import omega_conf_to_dataclass
+from verl_clipx.diagnostics.report import write_report
 from verl_clipx.loss.metric_listing import markdown_table, tensorboard_charts
 
 actor = lambda *overrides: omega_conf_to_dataclass(compose_once(overrides).copy().actor_rollout_ref.actor)
 key = "clipx/ratio_above_two"
 batch = random_batch(0)
 ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()
+run = write_run(Path("run"), "grpo", steps=3, traced=False)
+log = run / "metrics.jsonl"
+lines = [json.loads(line) for line in log.read_text().splitlines()]
+for line in lines:
+    line["data"]["actor/" + key] = 0.1 * line["step"]
+log.write_text("".join(json.dumps(line) + chr(10) for line in lines))
+write_report([run], Path("page"))
 print(json.dumps({
+    "page": Path("page/report.html").read_text(),
+    "numbers": Path("page/metrics.csv").read_text(),
     "expected": int(((ratio > 2) & batch["mask"]).sum()) / int(batch["mask"].sum()),
     "logged": [logged(actor, group, "default", cut)[key] for group in ("grpo", "acpo", "observe")
                for cut in (WHOLE, *SPLITS)],
@@ -66,4 +78,7 @@ def test_one_entry_is_logged_listed_and_charted(tmp_path):
     assert found["rows"] == [
         "| `clipx/ratio_above_two` | fraction of tokens with a ratio above 2 | fraction of tokens |"
     ]
+    assert "<h3>far ratios</h3>" in found["page"]
+    assert "ratio_above_two: fraction of tokens with a ratio above 2 (fraction of tokens)" in found["page"]
+    assert "actor/clipx/ratio_above_two" in found["numbers"].splitlines()[0]
     assert found["chart"] == ["Multiline", ["^actor/clipx/ratio_above_two$"]]

@@ -146,8 +146,8 @@ def test_vanilla_by_hand(observed):
         "clipx/gradient_mass/M": 2.2 / 6,
         "clipx/contribution/positive": 3.2 / 6,
         "clipx/contribution/negative": 1.5 / 6,
-        "clipx/sum/squared_ratio": (0.25 + 1.21 + 2.25 + 0.25 + 2.25 + 16) / 6,
-        "clipx/sum/weighted": (3.2 - 1.5) / 6,
+        "clipx_sum/squared_ratio": (0.25 + 1.21 + 2.25 + 0.25 + 2.25 + 16) / 6,
+        "clipx_sum/weighted": (3.2 - 1.5) / 6,
         # The old log-probability is -3.
         "clipx/gradient_mass_by_probability/quartile_1": 4.7 / 6,
     }

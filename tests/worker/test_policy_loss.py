@@ -225,6 +225,8 @@ MODIFIED = [
     ("grpo", ("+clipx/select=low_entropy",)),
     ("grpo", ("+clipx/select=high_entropy", "clipx.select.over=mini_batch")),
     ("cispo", ("+clipx/select=low_entropy", "clipx.select.over=mini_batch", "clipx.select.normaliser=all")),
+    # Without statistics, there is one graph to make.
+    ("grpo", ("+clipx/select=high_entropy", "clipx.compile=true")),
     pytest.param("acpo", ("+clipx/select=high_entropy", "clipx.compile=true"), marks=pytest.mark.matrix),
 ]
 

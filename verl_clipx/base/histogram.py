@@ -26,7 +26,6 @@ def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
     Args:
         bucket: int64 in [0, bucket_count), (sequences, length).
         mask: bool or 0/1, (sequences, length).
-        bucket_count: number of buckets.
 
     Returns:
         (bucket_count,), float64, whole numbers: their sums are exact in any order.
@@ -41,7 +40,6 @@ def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
     Args:
         bucket: int64 in [0, bucket_count), (sequences, length).
         values: (sequences, length), whole numbers of any dtype, or bool.
-        bucket_count: number of buckets.
 
     Returns:
         (bucket_count,), int64.

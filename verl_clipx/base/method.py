@@ -163,8 +163,12 @@ class Method:
         """Gradient weight F, (sequences, length), in the ratio's dtype."""
         raise NotImplementedError(f"{type(self).__name__}.gradient_weight: return the gradient weight F of every token")
 
+    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
+        """dJ/dlog_prob of each token, (sequences, length): F * A, but for a term that has a gradient where A is 0."""
+        return weight * t.advantages
+
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """What is logged as the loss, (sequences, length); the gradient is -F * A whatever it is."""
+        """What is logged as the loss, (sequences, length); minus `gradient` is its gradient whatever it is."""
         return -weight * t.advantages
 
 
@@ -204,8 +208,6 @@ def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
 
     Args:
         method: the method, with its `other_limits`.
-        described: its bounds, in words.
-        bounds: their values.
     """
     if any(bound is not None for bound in bounds):
         return Limit(described, "clipping")
@@ -265,7 +267,6 @@ def members(metric: Metric, value: Tensor) -> dict[str, Tensor]:
     """A metric's name, or those of a family's members, to 0-d tensors.
 
     Args:
-        metric: as declared.
         value: 0-d, or 1-d for a family.
     """
     if not metric.numbered:
@@ -275,10 +276,6 @@ def members(metric: Metric, value: Tensor) -> dict[str, Tensor]:
 
 def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
     """The declaration of each metric of a decision, with its members.
-
-    Args:
-        method: the method.
-        values: from its `metrics`.
 
     Raises:
         ValueError: a metric that is not declared as one of a decision, or a family where a number is declared.

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from typing import Any
 
@@ -91,20 +91,30 @@ def of_rollout_batch(name: str, meaning: str, unit: str, **further: Any) -> Metr
     return Metric(name, meaning, unit, Over.ROLLOUT_BATCH, **further)
 
 
-def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
-    """What is wrong with the names of a method's own metrics, a sentence each.
+def same_key(one: Metric, other: Metric) -> bool:
+    """Whether two metrics may be logged under one key: equal names, or one is a member of the other's family."""
+    members = [f"{metric.name}/{metric.numbered}_0" if metric.numbered else metric.name for metric in (one, other)]
+    families = [
+        re.escape(metric.name) + (rf"/{metric.numbered}_\d+" if metric.numbered else "") for metric in (one, other)
+    ]
+    return (
+        one.name == other.name
+        or re.fullmatch(families[0], members[1]) is not None
+        or re.fullmatch(families[1], members[0]) is not None
+    )
 
-    Args:
-        own: the method's.
-        shared: those that every run may log.
-    """
-    own, taken = list(own), {metric.name for metric in shared}
-    names = [metric.name for metric in own]
+
+def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
+    """What is wrong with the names of a method's own metrics, a sentence each."""
+    own, shared = list(own), list(shared)
     for metric in own:
         name = metric.name
+        others = [other for other in (*shared, *own) if other is not metric]
         if any(letters in f"{name}/{metric.numbered}" for letters in REDUCED_OTHERWISE):
             yield f"the metric {name!r}: verl reduces a name with {' or '.join(REDUCED_OTHERWISE)} in it otherwise"
-        if name in taken or names.count(name) > 1:
+        if any(same_key(metric, other) for other in others):
             yield f"the metric {name!r}: another metric has this name"
-        if (inner := PREFIXED.fullmatch(name)) and inner["name"] in {*taken, *names}:
-            yield f"the metric {name!r}: the plugin logs {inner['name']!r} under this name, too"
+        if inner := PREFIXED.fullmatch(name):
+            prefixed = replace(metric, name=inner["name"])
+            if any(same_key(prefixed, other) for other in others):
+                yield f"the metric {name!r}: the plugin logs {inner['name']!r} under this name, too"

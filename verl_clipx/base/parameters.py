@@ -23,7 +23,6 @@ class Allowed:
         ends: the smallest and the largest number that is allowed; None where it is no number.
         reason: why a number's ends are not the parameter's own; empty where they are, or where it is no number.
         choices: the words that are allowed; empty where it is no choice.
-        null: whether null is allowed.
     """
 
     description: str
@@ -41,7 +40,6 @@ def number(
 
     Args:
         above, at_least: one of them is the lower end, outside or inside the range.
-        at_most: the upper end.
         reason: in place of an end, why the parameter has none of its own; it then ends with float32.
 
     Raises:
@@ -110,7 +108,6 @@ def only(description: str, fits: Callable[[Any], bool]) -> Allowed:
 
     Args:
         description: the end of the sentence "must be ...".
-        fits: whether a value is allowed.
     """
 
     def convert(value: Any) -> Any:
@@ -169,7 +166,6 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
 
     Args:
         given: the keys that the user wrote.
-        known: the keys that exist.
         node: the configuration node that the keys are under.
         owner: what the parameters belong to, for the message.
 

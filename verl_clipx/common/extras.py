@@ -27,7 +27,6 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
 
     Args:
         user: what needs it, such as a command.
-        error: the failed import.
 
     Returns:
         The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.

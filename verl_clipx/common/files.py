@@ -1,6 +1,7 @@
 """A user's files: written whole or not at all, read up to a size, with errors that name them."""
 
 import contextlib
+import hashlib
 import io
 import json
 import os
@@ -86,11 +87,19 @@ def no_formula(cell: Any) -> Any:
     return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
 
 
+def hash_of_file(path: Path) -> str:
+    """SHA-256 of a file's bytes, in hexadecimal."""
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Read a file.
 
     Args:
-        path: the file.
         most: bytes that it may have; `MAX_BYTES` by default.
 
     Raises:
@@ -148,12 +157,7 @@ def file_names_in(folder: Path) -> list[str]:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log of any size, or fewer where they are long.
-
-    Args:
-        path: the log.
-        count: how many.
-    """
+    """The last lines of a log of any size, or fewer where they are long."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MAX_TAIL_BYTES))
         return file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
@@ -161,10 +165,6 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 def parse_json(content: str | bytes, where: str) -> Any:
     """A JSON text's value.
-
-    Args:
-        content: the text.
-        where: names it in the error.
 
     Raises:
         ValueError: it is no JSON, or nested too deeply.
@@ -188,7 +188,6 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
     """Read a JSON file that holds an object.
 
     Args:
-        path: the file.
         shape: what the object must have: by key a type, the shape of an object, or a list of the one shape that its
             entries have; under the key `str`, that of every value. Further keys are free.
 
@@ -205,8 +204,6 @@ def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
 
     Args:
         path: where the content is from.
-        content: a JSON value.
-        shape: what it must have.
 
     Raises:
         ValueError: it has not; names the file and the key.
@@ -279,7 +276,6 @@ def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["
     """An open Parquet file that is small enough to be read whole.
 
     Args:
-        path: the file.
         columns: those that will be read, None for all; they need not be there.
 
     Raises:
@@ -302,7 +298,6 @@ def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Tab
     """Read a Parquet file.
 
     Args:
-        path: the file.
         columns: those to read, None for all.
 
     Raises:

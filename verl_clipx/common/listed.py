@@ -14,11 +14,7 @@ def print_list(console: Console, title: str, headings: Sequence[str], rows: Sequ
     """Print rows as a table, or, where a word would not fit its column, one below the other, each cell on a line.
 
     Args:
-        console: where to.
-        title: what they are.
-        headings: of the columns.
         rows: cells by column, in rich's markup; the first names the row.
-        caption: what stands below.
     """
     columns = [[Text.from_markup(cell).plain for cell in column] for column in zip(headings, *rows, strict=True)]
     words = [max(len(word) for cell in column for word in ["", *cell.split()]) for column in columns]

@@ -2,15 +2,21 @@
 
 import re
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any
 
 REDACTED = "[redacted]"
 
 # In a key, in capitals and with hyphens too: OPENAI_API_KEY, hf-token; not tokens, of which texts are made.
-_NAME = r"(?:(?:api|access|secret|private)[_-]?key|(?:auth|access|hf|bearer)[_-]?token|passwd|password)"
+_NAME = r"(?:(?:api|access|secret|private)[_-]?keys?|(?:auth|access|hf|hub|bearer)[_-]?token|passwd|password)"
 _KEY = re.compile(rf"{_NAME}(?![a-z])", re.IGNORECASE)
-# In a text: an override or a part of a query, or a member of a JSON object.
-_ASSIGNED = re.compile(rf"({_NAME}[\"']?\s*[=:]\s*[\"']?)([^\s,&{{}}\"']+)", re.IGNORECASE)
+# In a text: an override or a part of a query, a member of a JSON object, or an option and its value; a list is a value.
+_ASSIGNED = re.compile(
+    rf"((?:{_NAME}[\"']?\s*[=:]|(?<![\w.-])--[\w.-]*{_NAME}\s(?!\s*-))\s*[\"']?)(\[[^\]]*\]?|[^\s,&{{}}\"']+)",
+    re.IGNORECASE,
+)
+# Whose value, in a list of words, is the next one.
+_OPTION = re.compile(r"--[\w.-]+")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
 
 
@@ -26,10 +32,15 @@ def redacted(value: Any) -> Any:
     if isinstance(value, Mapping):
         return {key: _of_key(str(key), part) for key, part in value.items()}
     if isinstance(value, list | tuple):
-        return [redacted(part) for part in value]
+        pairs = pairwise([None, *value])
+        return [_of_key(one, two) if _is_option(one) and not _is_option(two) else redacted(two) for one, two in pairs]
     if isinstance(value, str):
         return _ASSIGNED.sub(rf"\1{REDACTED}", _IN_ADDRESS.sub(REDACTED, value))
     return value
+
+
+def _is_option(part: Any) -> bool:
+    return isinstance(part, str) and _OPTION.fullmatch(part) is not None
 
 
 def _of_key(key: str, value: Any) -> Any:

@@ -53,9 +53,6 @@ def print_plain(text: str) -> None:
 def with_whole_output(command: Callable[[], None]) -> None:
     """Runs a command, and ends with a message and 1 where its output could not be written.
 
-    Args:
-        command: may raise SystemExit.
-
     Raises:
         SystemExit: of the command; or 1, where standard output is full, or was closed by its reader.
     """

@@ -57,8 +57,6 @@ def load_critic(
     """The critic, with its configuration's attention: verl's own loader demands flash attention, whatever that says.
 
     Args:
-        local_path: folder of the checkpoint.
-        torch_dtype: dtype of the parameters.
         model_config: configuration with one label, which is the value.
         trust_remote_code: whether the checkpoint's own code may run.
     """
@@ -72,9 +70,6 @@ def copied_shards(model: torch.nn.Module) -> tuple[dict[str, tuple[torch.Tensor,
 
     The trainers that generate apart keep so the weights that old_log_probs are recomputed with. Without a copy they are
     those of the update under way, and every ratio is 1.
-
-    Args:
-        model: wrapped by FSDP2.
 
     Returns:
         As verl's: a name's own shard and its layout, and the layout of them all.

@@ -13,9 +13,6 @@ def with_gloo(worker_class: type) -> type:
 
     Args:
         worker_class: ``verl.workers.engine_workers.TrainingWorker`` or a subclass of it.
-
-    Returns:
-        The subclass, to stand in the worker's place.
     """
 
     class GlooTrainingWorker(worker_class):

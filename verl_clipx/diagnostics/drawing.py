@@ -46,8 +46,6 @@ def figure(
 
     Args:
         height: in CSS pixels, like the margins.
-        rows, columns: of panels.
-        left, top, bottom: margins.
         shared: sharex, sharey.
     """
     drawing = Figure(figsize=(WIDTH / 72, height / 72))
@@ -102,9 +100,7 @@ def inline(path: Path, name: str, description: str) -> Markup:
     """An SVG file for the page: ids of its own, no metadata, the page's type, a text for those who can't see it.
 
     Args:
-        path: from `save`.
         name: unlike that of every other figure on the page.
-        description: what the figure shows.
     """
     text = read_text(path)
     text = text[text.index("<svg") :]

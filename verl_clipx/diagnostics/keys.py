@@ -1,5 +1,6 @@
 """The metrics that a report reads, as verl logs them."""
 
+import re
 from collections.abc import Iterable
 
 REWARD = "critic/score/mean"
@@ -37,9 +38,20 @@ FINITE = (
     HELD_OUT,
 )
 
-# What the figures show, and so the table of numbers: these, and those that begin with the names of adaptive bounds.
-SHOWN = (REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, RATIO, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values())
-ADAPTIVE = ("actor/clipx/epsilon", "actor/clipx/sigma", "actor/clipx/count", "actor/clipx/c_", "actor/clipx/positive_")
+# What the figures of reward, bounds, clipping and gradient mass draw; the other declared metrics are drawn by chart.
+DRAWN = (
+    *(REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
+    *(BOUND_LOW, BOUND_HIGH, BOUND_LOW_LAST, BOUND_HIGH_LAST, SHARE_BEFORE, SHARE_AFTER),
+)
+DRAWN_IN_BINS = re.compile(r"actor/clipx/epsilon(_last)?/bin_\d+")
+
+# All that the plugin logs by a name of its own, and so, with the above, the page's table of numbers.
+OWN = "actor/clipx/"
+
+
+def is_drawn(key: str) -> bool:
+    """Whether a figure of its own draws a metric."""
+    return key in DRAWN or DRAWN_IN_BINS.fullmatch(key) is not None
 
 
 def of_bins(name: str, columns: Iterable[str]) -> list[str]:
@@ -47,7 +59,6 @@ def of_bins(name: str, columns: Iterable[str]) -> list[str]:
 
     Args:
         name: epsilon, epsilon_last, sigma or count.
-        columns: of a log.
     """
     prefix = f"actor/clipx/{name}/bin_"
     found = [column for column in columns if column.startswith(prefix) and column.removeprefix(prefix).isdecimal()]

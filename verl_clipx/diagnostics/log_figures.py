@@ -35,14 +35,7 @@ MOST_BINS = 9
 
 @dataclass(frozen=True)
 class Panel:
-    """A figure of the page's width.
-
-    Args:
-        name: of its files.
-        title: above it.
-        description: for those who can't see it.
-        drawing: the figure.
-    """
+    """A figure of the page's width."""
 
     name: str
     title: str
@@ -56,8 +49,6 @@ class Plate:
 
     Args:
         heading: what the figures show of these runs.
-        look: what to look for.
-        note: on method.
         panels: at least one.
     """
 
@@ -133,7 +124,7 @@ def _lines(settings: list[Setting], key: str, *, with_rewards: bool) -> Figure:
         ends.append((mean.index[-1], mean.iloc[-1], setting.label, setting.colour))
     low, high = axes.get_ylim()
     axes.set_ylim(min(0, low), high)
-    _steps(axes)
+    step_axis(axes)
     if len(settings) > 1:
         longest = max(len(label) for _, _, label, _ in ends)
         drawing.subplots_adjust(right=1 - min(0.4, (12 + 6.6 * longest) / 348))
@@ -184,7 +175,7 @@ def _bin_bounds(setting: Setting, names: list[str]) -> Figure:
         axes.axis("off")
     for axes in panels[max(0, len(shown) - 3) : len(shown)]:
         axes.tick_params(labelbottom=True)
-        _steps(axes, label=False)
+        step_axis(axes, label=False)
     return drawing
 
 
@@ -202,7 +193,7 @@ def _searched_bounds(setting: Setting) -> Figure:
         axes.axhline(setting.parameter("target", 0.4), color=INK, lw=0.7)
         axes.set_title("positive share: before (dashed), after, target", fontsize=11)
         axes.set_ylim(0, 1)
-    _steps(panels[-1])
+    step_axis(panels[-1])
     return drawing
 
 
@@ -310,7 +301,7 @@ def entropy(settings: list[Setting]) -> Plate:
             marker = "o" if len(changes) <= MOST_BARS else None
             axes.plot(changes.index, changes[name], color=setting.colour, marker=marker, markersize=3)
             axes.set_title(title, fontsize=11, fontweight="normal")
-        _steps(change)
+        step_axis(change)
         description = f"The Entropy-Clip estimate of {label} over steps, above the change of entropy that happened."
         panels.append(Panel(f"entropy_change_{index}", label, description, drawing))
     return Plate(
@@ -339,10 +330,11 @@ def _share_axis(axes: Axes, lowest: float, highest: float) -> None:
     axes.axhline(0, color=HAIR, lw=0.7)
     axes.yaxis.set_major_locator(MaxNLocator(5))
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(100 * value):.3g}\u202f%" if value else "0"))
-    _steps(axes)
+    step_axis(axes)
 
 
-def _steps(axes: Axes, *, label: bool = True) -> None:
+def step_axis(axes: Axes, *, label: bool = True) -> None:
+    """Whole training steps on the horizontal axis, named where `label` is set."""
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     if label:
         axes.set_xlabel("training step")

@@ -1,7 +1,6 @@
 """`clipx report`: one page about the runs that it is given, its figures and its numbers."""
 
 from pathlib import Path
-from typing import Any
 
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -11,6 +10,7 @@ from pandas.api.types import is_numeric_dtype
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
+from verl_clipx.diagnostics.declared_figures import declared_plate
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style
 from verl_clipx.diagnostics.findings import Finding, findings, number
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
@@ -21,7 +21,8 @@ from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
-# In the folder of the figures: their names, so that the next report removes these and nothing else.
+# In the folder of the figures: their names, and that of the tokens' table beside the page where there is one, so that
+# the next report removes these and nothing else.
 WRITTEN = ".written"
 
 environment = Environment(
@@ -58,15 +59,15 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     compared_with = baseline_of(settings, baseline)
     told = findings(settings, compared_with)
     with style():
-        plates = [*log_plates(settings, compared_with), *trace_plates(updates)]
+        others = declared_plate(settings)
+        plates = [*log_plates(settings, compared_with), *trace_plates(updates), *([others] if others.panels else [])]
+        _remove_those_before([*_files_of(plates), *([TOKENS] if updates else [])], out)
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
     if updates:
         with replacing(out / TOKENS) as partial:
             # RFC 4180's ends of lines: with a bare line feed, Python leaves a carriage return in a cell unquoted.
             _without_formulas(_traced(updates)).to_csv(partial, index=False, lineterminator="\r\n")
-    else:
-        (out / TOKENS).unlink(missing_ok=True)
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or _title(settings),
@@ -83,7 +84,7 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
         sections=sections,
         data=[section.numbers for section in sections],
         palette=palette,
-        distance=_distance(),
+        distance=palette.CLOSEST,
         number=number,
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
@@ -91,29 +92,40 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     return told
 
 
-def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
-    """Saves every panel and returns it for the page, by name; the figures of the report before are removed.
+def _files_of(plates: list[Plate]) -> list[str]:
+    return [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
+
+
+def _remove_those_before(names: list[str], out: Path) -> None:
+    """Removes the figures and the tokens' table of the report before, and lists the names of this one's.
 
     Raises:
         ValueError: a file that no report wrote has the name of a figure.
     """
-    panels = [panel for plate in plates for panel in plate.panels]
-    names = [f"{panel.name}.{kind}" for panel in panels for kind in FORMATS]
-    before = _written_before(folder / WRITTEN)
-    if foreign := sorted(name for name in {*names} - before if (folder / name).exists()):
-        raise ValueError(f"{folder / foreign[0]}: no report wrote it, and this one would. Choose another --out.")
+
+    def path_of(name: str) -> Path:
+        return out / name if name == TOKENS else out / FIGURES / name
+
+    before = _written_before(path_of(WRITTEN))
+    if foreign := sorted(name for name in {*names} - before - {TOKENS} if path_of(name).exists()):
+        raise ValueError(f"{path_of(foreign[0])}: no report wrote it, and this one would. Choose another --out.")
     for name in before:
-        (folder / name).unlink(missing_ok=True)
-    write_text(folder / WRITTEN, "".join(f"{name}\n" for name in names))
+        path_of(name).unlink(missing_ok=True)
+    write_text(path_of(WRITTEN), "".join(f"{name}\n" for name in names))
+
+
+def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
+    """Saves every panel and returns it for the page, by name."""
     drawings = {}
-    for panel in panels:
-        save(panel.drawing, folder, panel.name)
-        drawings[panel.name] = inline(folder / f"{panel.name}.svg", panel.name, panel.description)
+    for plate in plates:
+        for panel in plate.panels:
+            save(panel.drawing, folder, panel.name)
+            drawings[panel.name] = inline(folder / f"{panel.name}.svg", panel.name, panel.description)
     return drawings
 
 
 def _written_before(path: Path) -> set[str]:
-    """The names of the figures that a report wrote beside this list of them."""
+    """The names that a report listed as those of its files."""
     return {name for name in read_text(path).splitlines() if name == Path(name).name} if path.exists() else set()
 
 
@@ -129,7 +141,7 @@ def _metrics(settings: list[Setting]) -> pandas.DataFrame:
 
 
 def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
-    columns = [name for name in run.log if name in keys.SHOWN or name.startswith(keys.ADAPTIVE)]
+    columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
     named = {"run": run.name, "setting": setting.label, "seed": run.seed}
     return run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]]
 
@@ -173,10 +185,3 @@ def _steps(run: Run) -> str:
     missing = trained[-1] - trained[0] + 1 - len(trained)
     text = f"{trained[0]} to {trained[-1]}" if len(trained) > 1 else str(trained[0])
     return f"{text}, {missing} missing" if missing else text
-
-
-def _distance() -> dict[str, Any]:
-    """The closest pair of the page's colours, under the vision that sees them closest."""
-    found = {vision: palette.smallest_distance(palette.COLOURS, vision) for vision in palette.VISIONS}
-    vision = min(found, key=found.get)
-    return {"vision": vision, "value": round(found[vision])}

@@ -40,7 +40,6 @@ class Run:
 
     Args:
         name: of its folder, or of its log.
-        log: from `read_run_log`.
         configuration: dotted key to value; empty where none was written down.
         versions: distribution to version; empty where none were written down.
         held_out: rewards of its validations, of those that have a finite score.

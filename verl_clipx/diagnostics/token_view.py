@@ -19,8 +19,6 @@ class Line:
 
     Args:
         sample: its number among those to the prompt, from 1.
-        score: its reward, or None.
-        advantage: of its first token.
         tokens: text, event under its own method and event under GRPO, a triple a token.
         left_out: number of tokens after those.
     """
@@ -50,7 +48,6 @@ class Section:
     """What is shown of one setting's update.
 
     Args:
-        update: the update.
         groups: its prompts, in the page's order.
         clipped, clipped_under_grpo: numbers of clipped tokens among those shown, by the setting's own rule and by
             GRPO's.

@@ -10,8 +10,9 @@ from pathlib import Path
 import numpy
 import pandas
 import psutil
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress
 
+from verl_clipx.common.command_line import progress_bar
 from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.diagnostics import keys
@@ -25,9 +26,6 @@ class Descendants:
 
     Ray's daemons start sessions of their own, and its workers overwrite their environment when they rename themselves,
     so neither a process group nor a mark in the environment finds them all: the tree is looked at while it stands.
-
-    Args:
-        root: process id of the command.
     """
 
     def __init__(self, root: int):
@@ -78,21 +76,10 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
         command: the program and its arguments.
         steps: training steps that it will make.
         metrics: verl's file log, which the progress is read from.
-        log: where its output goes.
-        label: what to call it.
 
     Returns:
         The command's exit code; 130 after an interrupt.
     """
-    console = TerminalConsole(stderr=True)
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-
     interrupted = False
 
     def interrupt(*_) -> None:
@@ -113,7 +100,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
         )
         descendants = Descendants(process.pid)
         try:
-            with Progress(*columns, console=console, refresh_per_second=2) as progress:
+            with progress_bar() as progress:
                 task = progress.add_task(f"{label}: starting Ray, verl and the policy", total=steps)
                 size = 0
                 while process.poll() is None:
@@ -125,7 +112,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
                 show(progress, task, metrics, label)
             return process.returncode
         except KeyboardInterrupt:
-            console.print(f"{label}: interrupted; ending its processes", markup=False)
+            TerminalConsole(stderr=True).print(f"{label}: interrupted; ending its processes", markup=False)
             return 130
         finally:
             descendants.end()

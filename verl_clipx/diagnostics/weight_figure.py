@@ -25,7 +25,6 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
 
     Args:
         method: its adaptive bounds are those without any statistics: where a search starts, a bin without spread.
-        advantage: of each token.
         probability: of each token under the old policy.
     """
     ratio = torch.linspace(1e-3, HIGHEST_RATIO, POINTS, dtype=torch.float64)[:, None]
@@ -48,7 +47,6 @@ def draw_weights(method: Method, path: Path) -> None:
     """Draws F over the ratio, a panel a sign of the advantage.
 
     Args:
-        method: with its parameters.
         path: of the figure; its ending chooses the format, such as .svg or .png.
 
     Raises:

@@ -16,7 +16,16 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from verl_clipx.base.method import NODE
 from verl_clipx.common.run_files import log_path, traces_path
 from verl_clipx.driver.announcement import announcement
-from verl_clipx.driver.clip_keys import ACTOR, MISPLACED, VERL_S_DEFAULTS, Taken, ignored_keys, taken_over
+from verl_clipx.driver.clip_keys import (
+    ACTOR,
+    DRO_BETA,
+    MISPLACED,
+    VERL_S_DEFAULTS,
+    Taken,
+    ignored_keys,
+    sources,
+    taken_over,
+)
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import another_loss
 from verl_clipx.driver.runnable import what_stops
@@ -109,6 +118,7 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         actor = OmegaConf.select(config, ACTOR)
         verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
         verl_s |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
+        verl_s[DRO_BETA] = OmegaConf.select(actor, DRO_BETA)
         refused += ignored_keys(settings.method, node)
         try:
             taken = taken_over(settings.method, verl_s, named)
@@ -125,7 +135,8 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
             # verl's PolicyLossConfig has no such keys, and what they say is the method's now.
             for key in MISPLACED:
                 node.pop(key, None)
-        node.run.group = group
+        # A start that asks again finds nothing left to take over.
+        node.run.group, node.run.taken = group, {**(node.run.get("taken") or {}), **sources(taken)}
     return Decision(announcement(instantiated(node)), taken)
 
 

@@ -2,11 +2,12 @@
 
 import re
 
+from verl_clipx.common.responses import braced, final_part
+
 MAX_ANSWER_LENGTH = 2000
 
 _BOXED = "\\boxed"
 _OPENING = re.compile(r"\s{0,8}\{")
-_THINK, _END_OF_THINK = "<think>", "</think>"
 
 
 def extract_answer(text: str) -> str | None:
@@ -16,16 +17,12 @@ def extract_answer(text: str) -> str | None:
     otherwise cut-off responses would vote. A box inside the tags is unwrapped. White space is removed, since "1, 2" and
     "1,2" are one vote. Nothing is evaluated: answers that are equal only mathematically are different votes.
 
-    Args:
-        text: a response.
-
     Returns:
         The answer, or None if there is none, or an empty one, or one longer than `MAX_ANSWER_LENGTH`.
     """
-    thought = text.rfind(_END_OF_THINK)
-    if text.rfind(_THINK) > thought:
+    text = final_part(text)
+    if text is None:
         return None
-    text = text[thought + len(_END_OF_THINK) :] if thought >= 0 else text
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     tagged = text[start + len("<answer>") : end] if start >= 0 else None
@@ -40,16 +37,4 @@ def _last_boxed(text: str) -> str | None:
     """Content of the last box whose braces are balanced within `MAX_ANSWER_LENGTH` characters."""
     start = text.rfind(_BOXED)
     opening = _OPENING.match(text, start + len(_BOXED)) if start >= 0 else None
-    if opening is None:
-        return None
-    content = text[opening.end() : opening.end() + MAX_ANSWER_LENGTH + 1]
-    depth, escaped = 1, False
-    for position, character in enumerate(content):
-        # In LaTeX \{ and \} are characters, not groups.
-        if escaped or character == "\\":
-            escaped = not escaped
-            continue
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return content[:position]
-    return None
+    return braced(text, opening.end(), MAX_ANSWER_LENGTH) if opening else None

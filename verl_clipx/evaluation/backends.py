@@ -57,11 +57,7 @@ class GenerateOnCPU(Protocol):
 
 
 def cpu_backend(generate: GenerateOnCPU) -> OpenBackend:
-    """A back end in this process, in float32.
-
-    Args:
-        generate: does the generation.
-    """
+    """A back end in this process, in float32."""
 
     @contextlib.contextmanager
     def opened(model: Model, settings: SamplingSettings) -> Iterator[GenerateShards]:

@@ -4,9 +4,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.common.files import read_table
+from verl_clipx.common.files import hash_of_file, read_table
 from verl_clipx.common.messages import fault_of_prompt
-from verl_clipx.evaluation.files import hash_of_file
 
 COLUMNS = ("data_source", "prompt", "reward_model")
 
@@ -85,13 +84,6 @@ def _fault(row: dict[str, Any]) -> str | None:
 
 def sources_of(benchmark: Benchmark, field: str) -> list[str]:
     """What each question came from, for clustered errors.
-
-    Args:
-        benchmark: the questions.
-        field: a key of the rows' extra_info.
-
-    Returns:
-        A label a question.
 
     Raises:
         ValueError: a row has no such field; names those that all rows have.

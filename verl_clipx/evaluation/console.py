@@ -4,8 +4,8 @@ import contextlib
 from collections.abc import Iterator
 
 import typer
-from rich.markup import escape
 
+from verl_clipx.common.command_line import fail
 from verl_clipx.common.terminal import TerminalConsole
 
 console = TerminalConsole()
@@ -17,8 +17,7 @@ def errors() -> Iterator[None]:
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:
-        console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-        raise typer.Exit(1) from None
+        fail(error)
     except KeyboardInterrupt:
         console.print("interrupted; finished shards are kept, the same command goes on from there")
         raise typer.Exit(130) from None

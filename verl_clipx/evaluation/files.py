@@ -13,15 +13,6 @@ def hash_of_json(value: Any) -> str:
     return hashlib.sha256(json.dumps(value, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
-def hash_of_file(path: Path) -> str:
-    """SHA-256 of a file's bytes, in hexadecimal."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    return digest.hexdigest()
-
-
 def fingerprint_of_folder(folder: Path) -> str:
     """SHA-256 over the name, size, first and last MiB of every file directly in a folder, hidden ones left out.
 

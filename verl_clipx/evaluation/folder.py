@@ -68,7 +68,6 @@ def claim(path: Path, origin: dict[str, Any]) -> None:
     """Write down what completions depend on, or check that it is still the same.
 
     Args:
-        path: the file.
         origin: by name, JSON values.
 
     Raises:

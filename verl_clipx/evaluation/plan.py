@@ -12,7 +12,7 @@ from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
 from verl_clipx.evaluation.files import fingerprint_of_folder
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
-from verl_clipx.evaluation.sampling import installed_version, sample_checkpoint
+from verl_clipx.evaluation.sampling import sample_checkpoint, versions_of
 from verl_clipx.evaluation.settings import SamplingSettings
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-verify")
@@ -22,41 +22,33 @@ PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray", "math-
 class Plan:
     """What to evaluate, and how.
 
+    Args:
+        model: as the user named it.
+        checkpoints: all that the name stands for; the protocol chooses among them.
+        limit: number of questions that each benchmark was cut to.
+        backend: its name: vllm or cpu.
+        reward: `package.module:function`.
+        answer: `package.module:function` from text to answer, or None for `extract_answer`.
+        correct: part of the reward that says what is right, or None for the first that exists.
+        correct_from: smallest value of a right response.
+        cluster: key of extra_info that questions of one source share, or None where each stands for itself.
+
     Raises:
         ValueError: two benchmarks have one name, or the protocol "greedy" is not.
     """
 
     model: str
-    """As the user named it."""
-
     checkpoints: list[Checkpoint]
-    """All that the name stands for; the protocol chooses among them."""
-
     protocol: Protocol
     benchmarks: list[Benchmark]
-
     limit: int | None
-    """Number of questions that each benchmark was cut to."""
-
     sampling: SamplingSettings
-
     backend: str
-    """Its name: vllm or cpu."""
-
     reward: str
-    """`package.module:function`."""
-
     answer: str | None
-    """`package.module:function` from text to answer, or None for `extract_answer`."""
-
     correct: str | None
-    """Part of the reward that says what is right, or None for the first that exists."""
-
     correct_from: float
-    """Smallest value of a right response."""
-
     cluster: str | None
-    """Key of extra_info that questions of one source share, or None where each stands for itself."""
 
     def __post_init__(self) -> None:
         names = [benchmark.name for benchmark in self.benchmarks]
@@ -93,8 +85,6 @@ def sample_plan(
     """Find or make the models, write the configuration down, and sample what is missing.
 
     Args:
-        folder: of the evaluation.
-        plan: what to do.
         open_backend: the back end that `plan.backend` names.
         shard_size: completions stored at a time.
         merged_models: where to keep merged checkpoints; None for inside each checkpoint.
@@ -159,5 +149,5 @@ def describe(plan: Plan, chosen: list[Checkpoint], models: dict[str, Path]) -> d
         "correct": plan.correct,
         "correct_from": plan.correct_from,
         "cluster": plan.cluster,
-        "versions": {package: installed_version(package) for package in PACKAGES},
+        "versions": versions_of(PACKAGES),
     }

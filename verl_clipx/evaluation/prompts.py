@@ -12,15 +12,10 @@ def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, tem
     """Token ids of every question's prompt.
 
     Args:
-        tokenizer: the model's.
-        benchmark: the questions.
         template: "chat" applies the tokenizer's chat template with the mark that opens the assistant's turn, as verl's
             data set does; "plain" encodes the messages' contents, one after the other, without special tokens: what
             verl trains on under a chat template that writes the contents alone; `package.module:NAME` applies the Jinja
             template of that name.
-
-    Returns:
-        A list a question.
 
     Raises:
         ValueError: "chat" with a tokenizer that has no chat template, a name without a text, a template that refuses
@@ -76,9 +71,6 @@ def check_context(benchmark: Benchmark, prompts: list[list[int]], max_tokens: in
     A response cut by the context would count as truncated by --max-tokens, which it was not.
 
     Args:
-        benchmark: the questions.
-        prompts: their token ids.
-        max_tokens: longest response.
         context: the model's max_position_embeddings; None if it has no limit.
 
     Raises:

@@ -40,10 +40,6 @@ PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_L
 def choose_checkpoints(protocol: Protocol, steps: list[int]) -> list[int]:
     """The training steps whose checkpoints count.
 
-    Args:
-        protocol: which.
-        steps: steps of all checkpoints that exist.
-
     Returns:
         Steps in ascending order.
 

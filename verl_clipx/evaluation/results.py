@@ -52,7 +52,6 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 
     Args:
         config: of the evaluation, or its keys reward, answer, correct, correct_from and cluster.
-        benchmarks: what it is about.
 
     Raises:
         ValueError: a function cannot be imported, the reward cannot use a ground truth or has no such part, questions
@@ -80,9 +79,6 @@ def score(
     Args:
         folder: of the evaluation; every completion must be there.
         on_progress: called with the completions scored and their number in all.
-
-    Returns:
-        The results, as written to `results.json`.
 
     Raises:
         ValueError: completions are missing, or a benchmark or function cannot be read.
@@ -140,7 +136,6 @@ def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionV
     """What the protocol reports.
 
     Args:
-        protocol: its name.
         values: by checkpoint in training order.
 
     Returns:

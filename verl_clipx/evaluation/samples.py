@@ -25,28 +25,25 @@ SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class Sample:
-    """One completion."""
+    """One completion.
+
+    Args:
+        question: row of the question in the benchmark, from 0.
+        sample: which of the question's samples, from 0.
+        seed: seed of its random numbers.
+        text: the response without special tokens, as verl's reward managers decode it.
+        tokens: the response's token ids, the stop token included.
+        length: number of tokens, the stop token included.
+        truncated: whether it reached the length limit before a stop token.
+    """
 
     question: int
-    """Row of the question in the benchmark, from 0."""
-
     sample: int
-    """Which of the question's samples, from 0."""
-
     seed: int
-    """Seed of its random numbers."""
-
     text: str
-    """The response without special tokens, as verl's reward managers decode it."""
-
     tokens: list[int]
-    """The response's token ids, the stop token included."""
-
     length: int
-    """Number of tokens, the stop token included."""
-
     truncated: bool
-    """Whether it reached the length limit before a stop token."""
 
 
 def write_shard(folder: Path, samples: list[Sample]) -> Path:
@@ -72,8 +69,6 @@ def pending_shards(
 
     Args:
         finished: (question, sample) pairs that exist.
-        questions: number of questions.
-        samples: samples a question.
         size: completions a shard, at least 1.
 
     Raises:
@@ -90,8 +85,6 @@ def read_samples(folder: Path, *, questions: int, samples: int) -> pandas.DataFr
     """All completions of a benchmark, ordered by question and sample.
 
     Args:
-        folder: holds the shards.
-        questions: number of questions of the benchmark.
         samples: samples a question that count; further ones are left out.
 
     Returns:

@@ -1,10 +1,10 @@
 """Samples what is missing of an evaluation, shard by shard."""
 
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from verl_clipx.common.command_line import installed_version
 from verl_clipx.evaluation.backends import Model, OpenBackend, SampleRequest, Tokens
 from verl_clipx.evaluation.benchmark import Benchmark
 from verl_clipx.evaluation.files import fingerprint_of_folder
@@ -36,11 +36,6 @@ def sample_checkpoint(
     """Sample every completion of a checkpoint that is not there yet, and store each shard as it finishes.
 
     Args:
-        folder: of the evaluation.
-        label: the checkpoint's name in it.
-        model_folder: the model in Hugging Face format.
-        benchmarks: the questions.
-        settings: how to sample.
         backend_name: key of `BACKEND_PACKAGES`.
         open_backend: the back end; opened only if something is missing.
         shard_size: completions a shard.
@@ -109,9 +104,7 @@ def to_samples(
 
     Args:
         pairs: (question, sample) of each.
-        requests: what was asked for.
         generated: tokens, a stop token included.
-        tokenizer: the model's.
         stops: tokens that end a response.
     """
     return [
@@ -140,13 +133,10 @@ def origin(fingerprint: str, benchmark: Benchmark, settings: SamplingSettings, b
         "top_k": settings.top_k,
         "seed": settings.seed,
         "backend": backend_name,
-        "versions": {package: installed_version(package) for package in BACKEND_PACKAGES[backend_name]},
+        "versions": versions_of(BACKEND_PACKAGES[backend_name]),
     }
 
 
-def installed_version(package: str) -> str:
-    """Version of an installed distribution, or "not installed"."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed"
+def versions_of(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of distributions, "not installed" where one is not."""
+    return {package: installed_version(package) or "not installed" for package in packages}

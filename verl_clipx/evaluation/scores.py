@@ -61,7 +61,6 @@ def check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> Non
     """Refuse a benchmark with a ground truth that the reward cannot use, where its module has `check_ground_truth`.
 
     Args:
-        benchmark: the questions.
         reward: the function; `check_ground_truth(data_source, ground_truth)` beside it raises ValueError.
 
     Raises:
@@ -85,12 +84,9 @@ def score_samples(
     """Score every completion as verl's reward manager would.
 
     Args:
-        samples: from `read_samples`.
-        benchmark: the questions.
         reward: called with data_source, solution_str, ground_truth, extra_info; returns a number or a dict with the key
             "score". Of a dict the numbers are kept; keys that not every completion has are left out.
         answer: the answer of a response, for the majority vote.
-        on_sample: called after each completion.
 
     Returns:
         A row a completion: question, sample, answer, and a float column `reward/<part>` for every part.

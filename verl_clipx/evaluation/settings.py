@@ -20,31 +20,27 @@ MOST = (1 << 63) - 1
 class SamplingSettings:
     """How responses are sampled.
 
+    Args:
+        samples: samples a question (k), 1 to `MOST_SAMPLES`.
+        max_tokens: longest response in tokens, 1 to `MOST_TOKENS`. A response that has not ended by then counts as
+            truncated.
+        temperature: divisor of the logits; 0 takes the most likely token.
+        top_p: keep the smallest set of most likely tokens whose probability reaches this; in (0, 1].
+        top_k: keep this many most likely tokens; 0 keeps all.
+        template: "chat": the tokenizer's chat template, as in verl's training; "plain": the messages' text and nothing
+            else; `package.module:NAME`: the Jinja chat template of that name, as a run's `custom_chat_template`.
+
     Raises:
         ValueError: a value is outside its range; the message names the option.
     """
 
     samples: int
-    """Samples a question (k), 1 to `MOST_SAMPLES`."""
-
     max_tokens: int
-    """Longest response in tokens, 1 to `MOST_TOKENS`. A response that has not ended by then counts as truncated."""
-
     temperature: float = 1.0
-    """Divisor of the logits; 0 takes the most likely token."""
-
     top_p: float = 1.0
-    """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
-
     top_k: int = 0
-    """Keep this many most likely tokens; 0 keeps all."""
-
     seed: int = 0
-    """Seed of the whole evaluation."""
-
     template: str = "chat"
-    """"chat": the tokenizer's chat template, as in verl's training; "plain": the messages' text and nothing else;
-    `package.module:NAME`: the Jinja chat template of that name, as a run's `custom_chat_template`."""
 
     def __post_init__(self) -> None:
         allowed = {
@@ -74,9 +70,7 @@ def sample_seed(seed: int, benchmark: str, question: int, sample: int) -> int:
 
     Args:
         seed: seed of the evaluation.
-        benchmark: its name.
         question: index of the question in it.
-        sample: index of the sample.
 
     Returns:
         An integer in [0, 2**63), which any back end can take.

@@ -43,13 +43,7 @@ class VLLMSettings:
 
 
 class VLLMEngine:
-    """One engine; lives in a Ray actor that owns its GPUs.
-
-    Args:
-        model: what to load.
-        sampling: how to sample.
-        settings: how vLLM runs.
-    """
+    """One engine; lives in a Ray actor that owns its GPUs."""
 
     def __init__(self, model: Model, sampling: SamplingSettings, settings: VLLMSettings):
         from vllm import LLM
@@ -97,8 +91,6 @@ def vllm_backend(settings: VLLMSettings, engine: type = VLLMEngine, device: str 
     """A back end on all GPUs of the Ray cluster that is there, or of this machine.
 
     Args:
-        settings: how vLLM runs.
-        engine: class of the engines.
         device: name of the Ray resource that an engine takes `tensor_parallel_size` of.
     """
 

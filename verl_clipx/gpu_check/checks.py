@@ -24,6 +24,11 @@ from verl_clipx.worker.tracer import TracedRows
 GRPO = ("+clipx=grpo",)
 PACKING = f"{MODEL}.use_remove_padding=True"
 HALF = precision("bf16")
+# What runs on GPUs use.
+FLASH = (PACKING, attention("flash_attention_2"), *HALF)
+# With one sequence at a time half of its tokens lie on each rank; in a packed micro-batch few would cross.
+SHARING = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
+FUSED = (f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch")
 
 # Of the same arithmetic in another order, float32.
 SAME = 1e-5
@@ -55,10 +60,7 @@ def against_float64(bench: Bench, *overrides: str, tolerance: float, tied: bool 
     """GRPO's update under overrides against the float64 one.
 
     Args:
-        bench: to update with.
-        overrides: what the check is about.
         tolerance: of the gradient's and the loss's relative difference.
-        tied: which of the two models.
     """
     sample = bench.sample(tied=tied)
     update = bench.update(*GRPO, *overrides, tied=tied)
@@ -98,36 +100,9 @@ def vanilla_and_grpo(bench: Bench) -> Measured:
     )
 
 
-def fsdp2(bench: Bench) -> Measured:
-    """FSDP2, padded."""
-    return against_float64(bench, tolerance=ROUNDING)
-
-
-def fsdp1(bench: Bench) -> Measured:
-    """FSDP1, padded."""
-    return against_float64(bench, f"{ACTOR}.strategy=fsdp", tolerance=ROUNDING)
-
-
-def packing(bench: Bench) -> Measured:
-    """Sequences packed without padding, torch's attention."""
-    return against_float64(bench, PACKING, tolerance=ROUNDING)
-
-
-def bfloat16(bench: Bench) -> Measured:
-    """Padded, torch's attention, computed in bfloat16."""
-    return against_float64(bench, *HALF, tolerance=ROUNDING_HALF)
-
-
-def flash_attention(bench: Bench) -> Measured:
-    """Packed, flash attention, bfloat16: what runs on GPUs use."""
-    return against_float64(bench, PACKING, attention("flash_attention_2"), *HALF, tolerance=ROUNDING_HALF)
-
-
-def ulysses(bench: Bench) -> Measured:
-    """Each sequence shared by two ranks, flash attention, bfloat16."""
-    # With one sequence at a time half of its tokens lie on each rank; in a packed micro-batch few would cross.
-    sharing = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
-    return against_float64(bench, PACKING, attention("flash_attention_2"), *HALF, *sharing, tolerance=ROUNDING_HALF)
+def under(*overrides: str, tolerance: float = ROUNDING, tied: bool = False) -> Callable[[Bench], Measured]:
+    """The check of `against_float64` under overrides."""
+    return lambda bench: against_float64(bench, *overrides, tolerance=tolerance, tied=tied)
 
 
 def offload(bench: Bench) -> Measured:
@@ -141,15 +116,6 @@ def offload(bench: Bench) -> Measured:
         f"two updates {difference:.1e} from those without, at most {SAME:g}; state afterwards on: {there}",
         {"change_difference": difference, "tolerance": SAME},
     )
-
-
-def fused_kernels(bench: Bench) -> Measured:
-    """verl's fused log-probabilities, torch's back end, with tied embeddings.
-
-    With an output embedding of its own, FSDP2 keeps that in parts, which verl 0.9.1's fused forward pass cannot use.
-    """
-    fused = (f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch")
-    return against_float64(bench, *fused, tolerance=ROUNDING, tied=True)
 
 
 def bounds_in_bfloat16(bench: Bench) -> Measured:
@@ -245,7 +211,6 @@ def traced(call: Callable[[], object], parts: list[Part]) -> Callable[[], object
     """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced.
 
     Args:
-        call: the loss call.
         parts: where what is traced goes.
     """
 
@@ -286,36 +251,31 @@ def needs_fsdp1(machine: Machine) -> str | None:
     return "FSDP1 cannot start from CPU parameters" if machine.device == "cpu" else None
 
 
-def needs_nothing(machine: Machine) -> str | None:
-    """None: the check runs everywhere."""
-    return None
-
-
 @dataclass(frozen=True)
 class Check:
     """A check on the ranks.
 
     Args:
-        name: in the report.
         run: what each rank does; the first rank's result counts.
         why_not: why it cannot run on a machine, or None if it can.
     """
 
     name: str
     run: Callable[[Bench], Measured]
-    why_not: Callable[[Machine], str | None] = needs_nothing
+    why_not: Callable[[Machine], str | None] = lambda machine: None
 
 
 CHECKS = (
     Check("vanilla and grpo", vanilla_and_grpo),
-    Check("FSDP2", fsdp2),
-    Check("FSDP1", fsdp1, needs_fsdp1),
-    Check("packing", packing),
-    Check("bfloat16", bfloat16),
-    Check("flash attention", flash_attention, needs_flash_attention),
-    Check("Ulysses 2", ulysses, needs_two_with_flash_attention),
+    Check("FSDP2", under()),
+    Check("FSDP1", under(f"{ACTOR}.strategy=fsdp"), needs_fsdp1),
+    Check("packing", under(PACKING)),
+    Check("bfloat16", under(*HALF, tolerance=ROUNDING_HALF)),
+    Check("flash attention", under(*FLASH, tolerance=ROUNDING_HALF), needs_flash_attention),
+    Check("Ulysses 2", under(*FLASH, *SHARING, tolerance=ROUNDING_HALF), needs_two_with_flash_attention),
     Check("offload", offload),
-    Check("fused kernels", fused_kernels),
+    # With an output embedding of its own, FSDP2 keeps that in parts, which verl 0.9.1's fused forward pass cannot use.
+    Check("fused kernels", under(*FUSED, tied=True)),
     Check("bounds in bfloat16", bounds_in_bfloat16),
     Check("packings in bfloat16", packings_in_bfloat16),
     Check("compiled", compiled),

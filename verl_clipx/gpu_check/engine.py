@@ -62,13 +62,7 @@ COMMON = (
 
 
 def rank_environment(machine: Machine, rank: int, folder: Path) -> dict[str, str]:
-    """Environment variables of a rank's process.
-
-    Args:
-        machine: what it runs on.
-        rank: number of the rank.
-        folder: where the ranks meet.
-    """
+    """Environment variables of a rank's process."""
     environment = {
         "RANK": str(rank),
         "WORLD_SIZE": str(machine.ranks),
@@ -117,7 +111,6 @@ class Bench:
     """What a check on the ranks works with.
 
     Args:
-        machine: what it runs on.
         folder: where the models and samples lie.
     """
 
@@ -137,7 +130,6 @@ class Bench:
         """verl's whole configuration under Hydra overrides after `COMMON`, as its driver composes it.
 
         Args:
-            overrides: what the check is about.
             model: the model's folder; None: the untied one of the checks.
         """
         found: list[Any] = [None]
@@ -157,7 +149,6 @@ class Bench:
         """Trains from the saved weights on the sample.
 
         Args:
-            overrides: as for `configuration`.
             updates: mini-batches that the rows are cut into.
             tied: which of the two models.
             recomputed: whether old_log_probs are computed beforehand, as verl's trainers have it; else the sample's.
@@ -173,8 +164,6 @@ def composed(machine: Machine, model: Path, overrides: Sequence[str]) -> Any:
 
     Args:
         machine: whose device and number of ranks it is for.
-        model: the model's folder.
-        overrides: after those of `COMMON`.
     """
     from hydra import compose, initialize_config_module
 
@@ -188,10 +177,8 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bo
     """Builds verl's worker and updates its actor on rows.
 
     Args:
-        config: verl's whole configuration.
         rows: of all ranks; each data-parallel rank takes its share.
         updates: mini-batches that they are cut into.
-        recomputed: as for `Bench.update`.
     """
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -235,8 +222,6 @@ def old_log_probs(worker: Any, data: Any, rows: Sequence[Row]) -> Tensor:
     """Log-probabilities of the responses as verl's trainers compute them before an update, jagged.
 
     Args:
-        worker: verl's.
-        data: from `rollout_batch`.
         rows: this rank's, of which it was made.
     """
     from verl.utils import tensordict_utils as tu
@@ -276,7 +261,6 @@ def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
     """Rows in verl's layout of a rollout batch.
 
     Args:
-        rows: of this rank.
         mini_batch: rows of an optimizer step, over all ranks.
     """
     from tensordict import TensorDict
@@ -314,7 +298,6 @@ def loss_call(actor: Any, tokens: dict[str, Tensor]) -> Callable[[], tuple[Tenso
     """A function that calls the registered loss of a configuration, forward and backward.
 
     Args:
-        actor: verl's ActorConfig.
         tokens: old_log_prob, log_prob, advantages and response_mask, (sequences, response length).
 
     Returns:

@@ -4,6 +4,8 @@ import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 
+from verl_clipx.common.command_line import installed_version
+
 # What the rows of the sample divide over.
 RANKS = (1, 2, 4)
 
@@ -15,8 +17,6 @@ class Machine:
     Args:
         device: cuda, or cpu with gloo in NCCL's place.
         ranks: processes that train together, a GPU each.
-        flash_attention: whether flash-attn is installed.
-        vllm: whether vLLM is installed.
 
     Raises:
         ValueError: the device or the number of ranks is none.
@@ -55,16 +55,9 @@ def this_machine(device: str, ranks: int) -> Machine:
 
 def described(machine: Machine) -> dict[str, object]:
     """What a report says of the machine."""
-    import importlib.metadata
-
     import torch
 
-    packages = {}
-    for name in ("torch", "verl", "transformers", "vllm", "flash-attn"):
-        try:
-            packages[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            packages[name] = None
+    packages = {name: installed_version(name) for name in ("torch", "verl", "transformers", "vllm", "flash-attn")}
     names = [torch.cuda.get_device_name(index) for index in range(machine.ranks)] if machine.device == "cuda" else []
     return {"device": machine.device, "ranks": machine.ranks, "gpus": names, "packages": packages}
 

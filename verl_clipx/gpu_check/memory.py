@@ -68,23 +68,14 @@ def overrides(machine: Machine) -> tuple[str, ...]:
 
 
 def planned_bytes(config: Any, gpu_bytes: float) -> float:
-    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server.
-
-    Args:
-        config: verl's whole configuration.
-        gpu_bytes: memory of the GPU.
-    """
+    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server."""
     from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions
     from verl_clipx.reproduction.cost.memory import memory_phases, rollout_of
-    from verl_clipx.reproduction.divisibility import layout_of
-    from verl_clipx.reproduction.models import shape_of
+    from verl_clipx.reproduction.cost.run import Run
 
-    shape = shape_of(config.actor_rollout_ref.model.path)
-    layout, assumptions = layout_of(config, shape), Assumptions()
     # Memory does not depend on speed.
-    gpu = GPU("this one", gpu_bytes, flops=math.inf, bandwidth=math.inf)
-    rollout = rollout_of(config, shape, layout, gpu, assumptions)
-    phases = memory_phases(config, shape, layout, gpu, rollout, assumptions)
+    run = Run(config, GPU("this one", gpu_bytes, flops=math.inf, bandwidth=math.inf), Assumptions())
+    phases = memory_phases(run, rollout_of(run))
     outside = ("process", "rollout server")
     tensors = {
         phase.name: sum(size for part, size in phase.parts.items() if not any(name in part for name in outside))

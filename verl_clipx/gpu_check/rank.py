@@ -22,9 +22,7 @@ def write_task(folder: Path, machine: Machine, models: Path, names: Sequence[str
 
     Args:
         folder: that the ranks are given.
-        machine: what they run on.
         models: folder of the models and samples.
-        names: checks, in order.
     """
     task = {"machine": asdict(machine), "models": str(models), "names": list(names)}
     write_json(folder / TASK, task)

@@ -26,7 +26,6 @@ class Ranks:
     """The ranks' processes, ended when the block ends.
 
     Args:
-        machine: what they run on.
         models: folder of the models and samples.
         names: checks that they are to run, in order.
     """
@@ -57,10 +56,6 @@ class Ranks:
 
     def result_of(self, name: str, seconds: float) -> tuple[Result, bool]:
         """Waits for a check.
-
-        Args:
-            name: the check.
-            seconds: how long to wait.
 
         Returns:
             Its result, and whether the ranks go on to the next.
@@ -98,13 +93,8 @@ def results_on_ranks(
     """Runs checks on the ranks, one after the other.
 
     Args:
-        machine: what they run on.
         models: folder of the models and samples.
-        names: the checks, in order.
         seconds: most for one of them.
-
-    Yields:
-        The result of each, as soon as it is there.
     """
     waiting = list(names)
     while waiting:

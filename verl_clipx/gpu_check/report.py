@@ -35,7 +35,6 @@ class Result:
     """The outcome of a check.
 
     Args:
-        name: the check.
         outcome: pass, fail, or skip where it could not run here.
         found: what was found, the error, or why it was skipped.
         numbers: what was measured, by name.
@@ -94,7 +93,6 @@ def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
     """The results and what they were found on, as indented JSON.
 
     Args:
-        results: of all checks.
         machine: what to say of the machine.
     """
     checks = [asdict(result) | {"numbers": finite(result.numbers)} for result in results]

@@ -53,8 +53,6 @@ def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
     """The run's Hydra overrides.
 
     Args:
-        machine: what it runs on.
-        model: the model's folder.
         folder: of the prompts, and where the run writes.
     """
     return [
@@ -96,9 +94,7 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, seconds:
     """Runs a command with all that it starts; returns its exit code, or None if it was ended after some time.
 
     Args:
-        command: the words.
         environment: variables besides those of this process.
-        log: file for its output.
         seconds: how long it may take.
     """
     with log.open("wb") as output:
@@ -115,11 +111,6 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, seconds:
 
 def vllm_rollout(machine: Machine, model: Path, folder: Path) -> Measured:
     """Trains for some steps with vLLM's rollouts and compares their log-probabilities with the actor's.
-
-    Args:
-        machine: what it runs on.
-        model: the model's folder.
-        folder: where the run writes.
 
     Raises:
         RuntimeError: the run failed or took too long; the message has the end of its output.

@@ -18,9 +18,6 @@ VLLM = "vLLM rollout"
 def results(machine: Machine) -> Iterator[Result]:
     """Runs every check that can run.
 
-    Args:
-        machine: what they run on.
-
     Yields:
         The result of each as soon as it is there, those first that are skipped.
     """

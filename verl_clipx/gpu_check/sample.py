@@ -27,7 +27,6 @@ class Row:
 
     Args:
         ids: int64, (length,).
-        prompt: tokens of the prompt.
         old_log_prob: float32, (response length,).
         mask: 0 or 1, int64, (response length,).
         advantage: of the response.
@@ -45,7 +44,6 @@ class Sample:
     """Rows, and what GRPO's update on all of them should be.
 
     Args:
-        rows: of one mini-batch.
         loss: mean over the tokens in the mask.
         loss_scale: mean of the tokens' absolute loss: what differences of the loss are measured against.
         gradients: by the parameter's name, float64.
@@ -63,9 +61,7 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
     """Saves a random Qwen2, sharp enough that its choices differ, and its tokenizer.
 
     Args:
-        folder: where to.
         hidden_size: width, a multiple of 128: two query heads of 64 share a key-value head.
-        layers: number of layers.
         vocabulary: rows of the embeddings; None: as many as the tokenizer has tokens.
         tied: whether input and output embedding are one matrix.
 
@@ -106,7 +102,6 @@ def make_sample(folder: Path, *, tied: bool) -> Sample:
     """Saves a model and, beside it, a sample for it.
 
     Args:
-        folder: where to.
         tied: whether the model's input and output embedding are one matrix.
     """
     model = save_model(folder, tied=tied).double()
@@ -137,12 +132,7 @@ def log_probs(model: torch.nn.Module, ids: Tensor, prompt: int) -> Tensor:
 
 
 def expected(model: torch.nn.Module, rows: tuple[Row, ...]) -> Sample:
-    """Loss and gradient of GRPO over all rows, by PPO's formula as printed.
-
-    Args:
-        model: in float64.
-        rows: of the mini-batch.
-    """
+    """Loss and gradient of GRPO over all rows, by PPO's formula as printed."""
     losses, weights = [], []
     for row in rows:
         log_prob = log_probs(model, row.ids, row.prompt)

@@ -172,7 +172,7 @@ SUMMED = {
 
 # The sums of which metrics are made once they are those of the whole mini-batch, by the keys under which verl adds
 # them up.
-SUM_KEYS = {f"clipx/sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in sums_of(metric)}
+SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in sums_of(metric)}
 
 # Keys of what is linear in |F * A|.
 OF_GRADIENT = frozenset(

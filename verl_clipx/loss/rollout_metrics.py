@@ -14,9 +14,9 @@ from verl_clipx.base.shared_metrics import AGE_FRACTION, AGE_IN_UPDATES, AGE_SPR
 
 MOMENTS = ("tokens", "log_ratio", "squared_log_ratio")
 
-# Sums over the tokens of each age, by the keys under which verl adds them up.
-SUM_OF = {(moment, age): f"clipx/sum/staleness/{moment}/{age}" for moment in MOMENTS for age in AGES}
-VERSIONS_SUM = "clipx/sum/staleness/versions"
+# Sums over the tokens of each age, by the keys under which verl adds them up; no metric's key begins like these.
+SUM_OF = {(moment, age): f"clipx_sum/staleness/{moment}/{age}" for moment in MOMENTS for age in AGES}
+VERSIONS_SUM = "clipx_sum/staleness/versions"
 SUM_KEYS = frozenset([VERSIONS_SUM, *SUM_OF.values()])
 
 

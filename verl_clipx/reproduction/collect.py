@@ -6,12 +6,12 @@ import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 from omegaconf.errors import OmegaConfBaseException
 
+from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
 from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure
@@ -41,29 +41,27 @@ PresetValues = Callable[[str], Mapping[str, Any]]
 
 @dataclass
 class Collected:
-    """What was found, run by run."""
+    """What was found, run by run.
+
+    Args:
+        runs: the runs that count: where, what, which seed, which versions.
+        refused: runs or evaluations that do not count, each with the reasons.
+        missing: what the table still needs, a line each.
+        by_seed: numbers in the table's unit, by cell and seed.
+        curves: row, column, seed, and the curve's steps and numbers.
+    """
 
     runs: list[dict[str, Any]] = field(default_factory=list)
-    """The runs that count: where, what, which seed, which versions."""
-
     refused: list[dict[str, Any]] = field(default_factory=list)
-    """Runs or evaluations that do not count, each with the reasons."""
-
     missing: list[str] = field(default_factory=list)
-    """What the table still needs, a line each."""
-
     by_seed: dict[CellKey, dict[int, Value]] = field(default_factory=dict)
-    """Numbers in the table's unit, by cell and seed."""
-
     curves: list[dict[str, Any]] = field(default_factory=list)
-    """Row, column, seed, and the curve's steps and numbers."""
 
 
 def collect(table: Table, runs: Path, preset_values: PresetValues | None = None) -> dict[str, Any]:
     """Read a table's numbers from its runs.
 
     Args:
-        table: the table.
         runs: folder of all runs, `<preset>-seed<seed>` in it.
         preset_values: for tests; by default the presets are composed.
 
@@ -281,14 +279,7 @@ def _versions_of_evaluation(table: Table, cells: list[tuple[Row, Column]], run: 
 
 def versions_here() -> dict[str, str | None]:
     """Versions of the packages that a number depends on, None where one is not installed."""
-
-    def of(package: str) -> str | None:
-        try:
-            return version(package)
-        except PackageNotFoundError:
-            return None
-
-    return {package: of(package) for package in PACKAGES}
+    return {package: installed_version(package) for package in PACKAGES}
 
 
 def commit_here() -> str | None:

@@ -148,11 +148,7 @@ def hash_of_values(values: Mapping[str, Any]) -> str:
 
 
 def filled_in(preset: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's values of the keys that the preset leaves open (`???`), such as measured clip bounds.
-
-    Args:
-        preset, run: from `significant_values`.
-    """
+    """The run's values of the keys that the preset leaves open (`???`), such as measured clip bounds."""
     return {key: run[key] for key, value in preset.items() if value == OPEN and run.get(key, OPEN) != OPEN}
 
 

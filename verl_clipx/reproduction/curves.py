@@ -37,11 +37,6 @@ STYLE = {
 def write_curves(table: Table, results: Mapping[str, Any], markup: str) -> bytes:
     """A figure's curves as the content of a file.
 
-    Args:
-        table: the figure.
-        results: from `collect`.
-        markup: svg, png or csv.
-
     Raises:
         ValueError: the table has no curves, or no run has been collected.
     """
@@ -65,7 +60,6 @@ def draw(table: Table, curves: list[Mapping[str, Any]]) -> Figure:
     """Panels in the order of the columns.
 
     Args:
-        table: the figure.
         curves: from `collect`. Faint: each seed, unsmoothed; strong: the mean over the seeds that have a step.
     """
     columns = [column for column in table.columns if any(curve["column"] == column.name for curve in curves)]

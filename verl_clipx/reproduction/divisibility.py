@@ -21,14 +21,7 @@ FSDP = ("fsdp", "fsdp2")
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot run.
-
-    Args:
-        key: the configuration key to look at.
-        value: its value.
-        problem: why that cannot work.
-        fix: what to do.
-    """
+    """A configuration that cannot run."""
 
     def __init__(self, key: str, value: object, problem: str, fix: str):
         super().__init__(f"{key}={value}: {problem}. {fix}")
@@ -40,7 +33,6 @@ class Layout:
     """A run's division over its GPUs.
 
     Args:
-        nodes: machines.
         gpus: training ranks, over all nodes.
         shards: ranks that share one copy of the parameters (FSDP).
         sequence_parallel: ranks that share each sequence (Ulysses).
@@ -75,10 +67,6 @@ def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
 
     Args:
         config: a run's whole configuration, composed on verl's main one.
-        shape: the model's shape.
-
-    Returns:
-        The division.
 
     Raises:
         ConfigurationError: something does not divide; the message names the key, the value and what to do.
@@ -146,11 +134,7 @@ def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
 
 
 def sequence_parallel_size(config: DictConfig) -> int:
-    """Ranks that share each sequence: verl lets the actor's key win over the engine's.
-
-    Args:
-        config: the run's configuration.
-    """
+    """Ranks that share each sequence: verl lets the actor's key win over the engine's."""
     actor = config.actor_rollout_ref.actor
     if actor.ulysses_sequence_parallel_size > 1:
         return actor.ulysses_sequence_parallel_size
@@ -158,11 +142,7 @@ def sequence_parallel_size(config: DictConfig) -> int:
 
 
 def needs_reference(config: DictConfig) -> bool:
-    """Whether the run keeps a reference model, by verl's own function.
-
-    Args:
-        config: the run's configuration.
-    """
+    """Whether the run keeps a reference model, by verl's own function."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     return bool(need_reference_policy(config))
@@ -170,9 +150,6 @@ def needs_reference(config: DictConfig) -> bool:
 
 def check_with_verl(config: DictConfig) -> None:
     """Runs the checks that verl's driver runs before it starts Ray, and with them those of the clipx node.
-
-    Args:
-        config: a run's whole configuration.
 
     Raises:
         ConfigurationError: verl, or the method's configuration, refuses it.

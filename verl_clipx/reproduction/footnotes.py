@@ -9,22 +9,15 @@ from string import ascii_lowercase
 from verl_clipx.reproduction.config_hash import is_left_out
 from verl_clipx.reproduction.origins import Origin, read_origins
 from verl_clipx.reproduction.presets import PAPERS, lopti_passes, values_of
-from verl_clipx.reproduction.reachability import Printed, printed_numbers
 from verl_clipx.reproduction.tables_definition import (
     BENCHMARK,
     CURVE,
     EVALUATED,
-    GAIN_OF,
-    MEAN_OF,
     VALIDATION,
     Column,
-    Row,
     Table,
     split_origin,
 )
-
-OFF_BY_A_DIGIT = 0.1
-"""Percentage points that a printed gain may differ from the recomputed one: one in its last digit."""
 
 LONGEST_VALUE = 24
 """Characters of a preset's value that a footnote repeats; a longer one is named by its key alone."""
@@ -40,11 +33,7 @@ class Footnote:
 
 
 def footnotes_of(table: Table) -> list[Footnote]:
-    """All footnotes of a table, those of the whole table last.
-
-    Args:
-        table: whose presets exist.
-    """
+    """All footnotes of a table, those of the whole table last."""
     merged: dict[str, Footnote] = {}
     for footnote in (footnote for cause in CAUSES for footnote in cause(table)):
         same = merged.get(footnote.text, Footnote(footnote.text))
@@ -129,62 +118,6 @@ def estimator(table: Table) -> Iterator[Footnote]:
         yield Footnote(text, columns=tuple(columns))
 
 
-def out_of_reach(table: Table) -> Iterator[Footnote]:
-    """Printed numbers that questions and samples cannot give."""
-
-    def counts(number: Printed) -> str:
-        text = f"Of {number.questions:,} questions with {number.samples} samples each"
-        if number.samples == 1:
-            text = f"Of {number.questions:,} questions"
-        return text + (f" as the mean of {number.checkpoints} checkpoints" if number.checkpoints > 1 else "")
-
-    doubtful = [number for number in printed_numbers(table) if not number.is_reachable]
-    for how, numbers in _grouped((counts(number), number) for number in doubtful):
-        cut = list(dict.fromkeys(number.text for number in numbers if number.is_cut_off))
-        rest = list(dict.fromkeys(number.text for number in numbers if not number.is_cut_off))
-        parts = []
-        if cut:
-            parts.append(f"{_listed(cut)} {'is cut' if len(cut) == 1 else 'are cut'} off, not rounded")
-        if rest:
-            parts.append(f"{_listed(rest)} cannot be reached")
-        columns = dict.fromkeys(number.column.name for number in numbers)
-        yield Footnote(f"{how}, {'; '.join(parts)}.", columns=tuple(columns))
-
-
-def other_gains(table: Table) -> Iterator[Footnote]:
-    """Printed gains that do not follow from the printed cells."""
-    for row in table.rows:
-        for column in table.columns:
-            printed, of = table.expected(row, column), table.measure_of(row, column).get(GAIN_OF)
-            if printed is None or not of or not row.baseline:
-                continue
-            gains = recomputed_gains(table, row, table.column(of))
-            # The gain of the cells is the one that `collect` computes; rounded averages cannot give it exactly.
-            if abs(gains["from the cells"] - printed) > OFF_BY_A_DIGIT:
-                wrong = [f"{gain:.3f} % {how}" for how, gain in gains.items() if abs(gain - printed) > OFF_BY_A_DIGIT]
-                text = f"The paper prints a gain of {printed} %. Recomputed: {_listed(wrong)}."
-                yield Footnote(text, rows=(row.name,))
-
-
-def recomputed_gains(table: Table, row: Row, average: Column) -> dict[str, float]:
-    """A row's gain over its baseline in percent, from the printed cells and from the printed averages.
-
-    Args:
-        table: the table.
-        row: one with a baseline.
-        average: the column that is a mean of others.
-    """
-    base = table.row(row.baseline)
-
-    def total(one: Row) -> float:
-        return sum(table.expected(one, table.column(name)) for name in table.measure_of(one, average)[MEAN_OF])
-
-    return {
-        "from the cells": 100 * (total(row) / total(base) - 1),
-        "from the rounded averages": 100 * (table.expected(row, average) / table.expected(base, average) - 1),
-    }
-
-
 def twice_the_steps(table: Table) -> Iterator[Footnote]:
     """Presets with Lopti's two passes."""
     rows = [
@@ -242,8 +175,6 @@ CAUSES = (
     best_validation,
     questions,
     estimator,
-    out_of_reach,
-    other_gains,
     twice_the_steps,
     moving_average,
     last_numbers,

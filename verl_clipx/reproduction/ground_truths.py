@@ -16,9 +16,6 @@ def check_ground_truths(config: DictConfig) -> None:
 
     Looked at are data files that are here, where the module of the configured reward has `check_ground_truth`.
 
-    Args:
-        config: a composed run.
-
     Raises:
         ValueError: names the file, the row and what is wrong.
     """

@@ -119,11 +119,6 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
     """The highest accuracy of all validations of a training.
 
-    Args:
-        run: its folder.
-        data_source: of the validation's rows.
-        samples: samples a problem.
-
     Raises:
         NotThere: there was no such validation.
     """
@@ -142,11 +137,6 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
 def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
     """Refuse a run whose validation file, where it is here, has another number of a data source's rows.
 
-    Args:
-        run: its folder.
-        data_source: of the validation's rows.
-        questions: what the table says.
-
     Raises:
         ValueError: the numbers differ.
     """
@@ -164,7 +154,6 @@ def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -
     """Mean seconds a step.
 
     Args:
-        run: its folder.
         timers: verl's timers, each with its weight in the sum.
         first, last: steps to average over, both included.
 
@@ -185,7 +174,6 @@ def curve_of(run: RunFolder, how: Mapping[str, Any]) -> Curve:
     """A metric over training steps.
 
     Args:
-        run: the training's folder.
         how: `curve`, the metric's key in metrics.jsonl, and, for an exponential moving average, `smooth`, the weight
             of the past in [0, 1).
 
@@ -226,7 +214,6 @@ def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) 
     """How a part of the reward goes with the score, over all responses of an evaluation.
 
     Args:
-        table, row, run: as for `measure`.
         how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
 
     Raises:

@@ -18,10 +18,6 @@ class ModelShape:
     Args:
         hidden_size: width of the residual stream.
         intermediate_size: width of the feed-forward network.
-        num_hidden_layers: layers.
-        num_attention_heads: query heads.
-        num_key_value_heads: key and value heads.
-        head_dim: width of a head.
         vocab_size: rows of the embedding, padding included.
         tie_word_embeddings: whether input and output embedding are one matrix.
         attention_bias: whether the query, key and value projections have a bias (Qwen2).
@@ -77,11 +73,7 @@ class ModelShape:
         return 2 * 2 * self.num_hidden_layers * self.key_value_size
 
     def forward_flops(self, length: int) -> float:
-        """Floating-point operations of a forward pass over one sequence, causal attention counted by half.
-
-        Args:
-            length: tokens of the sequence.
-        """
+        """Floating-point operations of a forward pass over one sequence, causal attention counted by half."""
         attention = 2 * self.num_hidden_layers * self.attention_size * length**2
         return 2.0 * self.matmul_parameters * length + attention
 
@@ -154,9 +146,6 @@ def shape_of(model: str) -> ModelShape:
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """The shape that a Hugging Face config.json states.
-
-    Args:
-        config: its content.
 
     Raises:
         ValueError: the family is not a dense Qwen2 or Llama.

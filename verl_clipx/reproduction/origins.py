@@ -29,22 +29,21 @@ _GLOBAL = "# @package _global_"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one value comes from."""
+    """Where one value comes from.
+
+    Args:
+        key: path of the value, such as data.train_batch_size.
+        value: the value as the file has it, interpolations unresolved; None for values that no file of the preset sets.
+        kind: a key of LABELS, or None for a value of a recipe's file whose comment has no label.
+        comment: what the comment says after its label.
+        file: the file or table that sets it, from the configs folder on; empty for verl's own.
+    """
 
     key: str
-    """Path of the value, such as data.train_batch_size."""
-
     value: Any
-    """The value as the file has it, interpolations unresolved; None for values that no file of the preset sets."""
-
     kind: str | None
-    """A key of LABELS, or None for a value of a recipe's file whose comment has no label."""
-
     comment: str
-    """What the comment says after its label."""
-
     file: str
-    """The file or table that sets it, from the configs folder on; empty for verl's own."""
 
 
 def read_origins(name: str) -> dict[str, Origin]:
@@ -67,21 +66,12 @@ def read_origins(name: str) -> dict[str, Origin]:
 
 
 def origin_of(key: str, origins: Mapping[str, Origin]) -> Origin:
-    """Returns a key's origin, verl's own default where the preset does not set it.
-
-    Args:
-        key: path of the value.
-        origins: as `read_origins` returns them.
-    """
+    """Returns a key's origin, verl's own default where the preset does not set it."""
     return origins.get(key, Origin(key, None, "verl", LABELS["verl"], ""))
 
 
 def is_wiring(origin: Origin) -> bool:
-    """Whether a value of a method's group trains nothing: a class, what is read off another key, a fact to be named.
-
-    Args:
-        origin: where the value comes from.
-    """
+    """Whether a value of a method's group trains nothing: a class, what is read off another key, a fact to be named."""
     if origin.key.endswith(".paper_loss_agg_mode"):
         return True
     is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
@@ -89,19 +79,12 @@ def is_wiring(origin: Origin) -> bool:
 
 
 def overridden(origin: Origin) -> Origin:
-    """Returns the origin of a value that the command line or another group set after the preset.
-
-    Args:
-        origin: what the preset says of it.
-    """
+    """Returns the origin of a value that the command line or another group set after the preset."""
     return replace(origin, kind="override", comment=f"the preset: {origin.value} ({origin.comment})")
 
 
 def groups_of(name: str) -> list[str]:
     """Lists the groups of configs/clipx that a preset chooses, the method first.
-
-    Args:
-        name: the preset.
 
     Returns:
         Such as ["clipx=grpo", "clipx/update=lopti"].
@@ -115,11 +98,7 @@ def groups_of(name: str) -> list[str]:
 
 
 def title_of(name: str) -> str:
-    """Returns the first line of the comment above a preset: the table's row that it trains.
-
-    Args:
-        name: the preset.
-    """
+    """Returns the first line of the comment above a preset: the table's row that it trains."""
     return _read(f"recipe/{name}").head
 
 

@@ -9,6 +9,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
+from verl_clipx.common.command_line import fail
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -43,7 +44,7 @@ def plan(
 
     gpu = GPUS.get(hardware.split("x")[0])
     if gpu is None:
-        _stop(f"--hardware={hardware}: of unknown speed. Use a100x4, a100x8 or h100x8.")
+        fail(f"--hardware={hardware}: of unknown speed. Use a100x4, a100x8 or h100x8.")
     assumptions = Assumptions()
     if mean_response is not None:
         assumptions = replace(assumptions, mean_response_share=mean_response)
@@ -53,36 +54,26 @@ def plan(
         check_ground_truths(config)
         result = estimate(config, gpu, assumptions, train_prompts)
     except (OSError, ValueError, HydraException, OmegaConfBaseException) as error:
-        _stop(str(error))
+        fail(error)
     print_estimate(f"{name} on {nodes} x {hardware}", result)
 
 
 def print_estimate(title: str, result: "Estimate") -> None:
-    """Prints an estimate with its assumptions.
-
-    Args:
-        title: what was estimated.
-        result: the estimate.
-    """
+    """Prints an estimate with its assumptions."""
     console.print(f"[bold]{escape(title)}[/]")
     console.print(_division(result))
     console.print(_memory(result))
     console.print(_work(result))
-    console.print(_assumptions(result.assumptions))
-
-
-def _stop(message: str) -> None:
-    console.print(f"[red]{escape(message)}[/]", soft_wrap=True)
-    raise typer.Exit(1)
+    console.print(_assumptions(result.run.assumptions))
 
 
 def _division(result: "Estimate") -> Table:
-    layout, rollout = result.layout, result.rollout
+    run, layout, rollout = result.run, result.run.layout, result.rollout
     return _facts(
         "division",
         {
-            "model": f"{result.shape.parameters / 1e9:.2f}B parameters",
-            "GPUs": f"{layout.gpus} x {result.gpu.name}, nodes: {layout.nodes}",
+            "model": f"{run.shape.parameters / 1e9:.2f}B parameters",
+            "GPUs": f"{layout.gpus} x {run.gpu.name}, nodes: {layout.nodes}",
             "training": f"parameters over {layout.shards}, {layout.data_parallel} data-parallel ranks of "
             f"{layout.sequence_parallel} GPUs",
             "rollout": f"{layout.replicas} servers of {layout.gpus_per_replica} GPUs, {rollout.concurrent} responses "
@@ -122,7 +113,7 @@ def _work(result: "Estimate") -> Table:
         rows["the run"] = (
             f"{steps} steps, {steps * work.updates} updates, "
             f"{steps * (work.prompt_tokens + work.response_tokens) / 1e9:.2f}G tokens, "
-            f"about {result.gpu_hours:.0f} GPU-hours ({result.gpu_hours / result.layout.gpus:.1f} hours)"
+            f"about {result.gpu_hours:.0f} GPU-hours ({result.gpu_hours / result.run.layout.gpus:.1f} hours)"
         )
     return _facts("work and time (rough)", rows)
 

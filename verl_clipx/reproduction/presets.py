@@ -1,7 +1,7 @@
 """The run presets, the rows of configs/recipe: which there are, what each is about, and composing one as verl's main
 would."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import PurePosixPath
@@ -44,10 +44,6 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     Groups among the overrides, such as +hardware=a100x8, are merged before the preset, so that where both set a key
     the preset's value stays. Values among them, such as clipx.alpha=2, win over everything.
 
-    Args:
-        name: the preset.
-        overrides: further overrides in Hydra's syntax.
-
     Returns:
         verl's whole configuration, interpolations unresolved.
 
@@ -64,9 +60,6 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 def check_method(config: DictConfig) -> None:
     """Refuses parameters of the method that a launch would refuse. Bounds that are left open are not looked at.
-
-    Args:
-        config: a composed preset.
 
     Raises:
         ValueError: names key, value and what is allowed.
@@ -104,49 +97,35 @@ def lopti_passes(config: DictConfig) -> int:
 
 @dataclass(frozen=True)
 class Summary:
-    """A preset in one line."""
-
-    name: str
-    """What `+recipe=` calls it."""
-
-    groups: tuple[str, ...]
-    """The groups of configs/clipx that it chooses, the method first."""
-
-    model: str
-    """Last part of the model's name; empty if the preset leaves it to verl."""
-
-    data: str
-    """Training set, as `clipx data list` calls it; empty if the preset leaves it to verl."""
-
-    updates: int | None
-    """Optimizer steps that a rollout batch gets; None if the preset leaves them to verl."""
-
-    row: str
-    """The table's row that it trains."""
-
-
-def summarise(names: Iterable[str]) -> list[Summary]:
-    """Summarises presets from their own parts, without verl.
+    """A preset in one line.
 
     Args:
-        names: presets.
+        name: what `+recipe=` calls it.
+        groups: the groups of configs/clipx that it chooses, the method first.
+        model: last part of the model's name; empty if the preset leaves it to verl.
+        data: training set, as `clipx data list` calls it; empty if the preset leaves it to verl.
+        updates: optimizer steps that a rollout batch gets; None if the preset leaves them to verl.
+        row: the table's row that it trains.
     """
-    return [_summary(name) for name in names]
+
+    name: str
+    groups: tuple[str, ...]
+    model: str
+    data: str
+    updates: int | None
+    row: str
 
 
 def values_of(name: str) -> DictConfig:
-    """What a preset's own parts set, without verl's defaults, interpolations unresolved.
-
-    Args:
-        name: the preset.
-    """
+    """What a preset's own parts set, without verl's defaults, interpolations unresolved."""
     values = OmegaConf.create()
     for origin in read_origins(name).values():
         OmegaConf.update(values, origin.key, origin.value, force_add=True)
     return values
 
 
-def _summary(name: str) -> Summary:
+def summary_of(name: str) -> Summary:
+    """A preset's summary from its own parts, without verl."""
     values = values_of(name)
     complete = all(
         OmegaConf.select(values, key) is not None

@@ -1,10 +1,11 @@
 """The command `clipx recipe`: list the run presets, show what one sets and why, plan a run."""
 
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
 
+from verl_clipx.common.command_line import fail
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 from verl_clipx.reproduction.plan_command import plan
@@ -21,13 +22,13 @@ def list_presets(
     part: Annotated[str, typer.Argument(help="Only presets with this in their name, such as bapo/ or _near.")] = "",
 ) -> None:
     """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
-    from verl_clipx.reproduction.presets import preset_names, summarise
+    from verl_clipx.reproduction.presets import preset_names, summary_of
 
     names = [name for name in preset_names() if part in name]
     if not names:
-        _fail(ValueError(f"no preset has {part!r} in its name; clipx recipe list names them all"))
+        fail(f"no preset has {part!r} in its name; clipx recipe list names them all")
     rows = []
-    for one in summarise(names):
+    for one in map(summary_of, names):
         updates = "" if one.updates is None else str(one.updates)
         method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in one.groups)
         rows.append(list(map(escape, (one.name, method, one.model, one.data, updates, one.row))))
@@ -69,14 +70,14 @@ def show(
             value = escape(_as_text(_value(config, origin.key, resolve=True)))
             rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
     except (ValueError, OmegaConfBaseException) as error:
-        _fail(error)
+        fail(error)
     except Exception as error:
         # Hydra's errors share no base class with a public name but HydraException, which is imported with hydra.
         from hydra.errors import HydraException
 
         if not isinstance(error, HydraException):
             raise
-        _fail(error)
+        fail(error)
     console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
     print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
@@ -97,8 +98,3 @@ def _as_text(value: Any) -> str:
     if isinstance(value, list):
         return "\n".join(map(str, value))
     return "null" if value is None else str(value)
-
-
-def _fail(error: Exception) -> NoReturn:
-    console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-    raise typer.Exit(1) from None

@@ -21,7 +21,6 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
     """Write a table.
 
     Args:
-        table: the table.
         results: from `collect`, or None for the expected numbers alone.
         markup: one of `FORMATS`.
 

@@ -76,9 +76,6 @@ def table_file(paper: str) -> str:
 def read_rows(paper: str) -> Rows:
     """Reads a paper's table of runs.
 
-    Args:
-        paper: a folder of configs/recipe.
-
     Raises:
         FileNotFoundError: the folder has no table.
         ValueError: the table has an entry that is none; the message names file and entry.
@@ -107,7 +104,6 @@ def comment_lines(lines: list[str], number: int) -> list[str]:
     """The comment lines directly above a line, without their marks.
 
     Args:
-        lines: of the file.
         number: of the line, from 0.
     """
     first = number

@@ -30,11 +30,7 @@ RESULTS = {
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run; every recipe makes them alike.
-
-    Args:
-        path: the folder.
-    """
+    """The files of a run; every recipe makes them alike."""
 
     path: Path
 
@@ -126,9 +122,7 @@ def run_path(runs: Path, source: str, seed: int) -> Path:
     """Where the recipes put a run.
 
     Args:
-        runs: folder of all runs.
         source: the preset, or what `Table.folder_of` says.
-        seed: of the training.
     """
     return runs / f"{source}-seed{seed}"
 

@@ -2,12 +2,12 @@
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
+from verl_clipx.common.command_line import fail, progress_bar
 from verl_clipx.common.files import check_shape, last_lines, read_json_object, replacing, write_json
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole
@@ -70,7 +70,7 @@ def plan(
     try:
         jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     waiting = [job for job in jobs if not job.done]
     _say(f"# {name}: {len(waiting)} of {len(jobs)} commands to do. {_cost(table, places, waiting)}")
     if run:
@@ -126,14 +126,7 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
 def _run_all(jobs: list["Job"], already: int, of: int) -> None:
     from verl_clipx.reproduction.table_plan import run_job
 
-    columns = (
-        SpinnerColumn(),
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-    )
-    with Progress(*columns, console=progress_console, refresh_per_second=2) as progress:
+    with progress_bar() as progress:
         task = progress.add_task("", total=of, completed=already)
         for job in jobs:
             label = f"{job.kind}: {job.label}"
@@ -168,19 +161,19 @@ def collect(
 
     table = _load(name)
     if not runs.is_dir():
-        _fail(FileNotFoundError(f"--runs {runs}: no such folder; give the one that `clipx table plan` trained in"))
+        fail(f"--runs {runs}: no such folder; give the one that `clipx table plan` trained in")
     # The runs' validation files are looked for there.
     os.environ.setdefault("CLIPX_DATA", table.data)
     try:
         with progress_console.status("composing presets, reading runs"):
             results = collect_table(table, runs)
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     out = out or default_results(runs, name)
     try:
         write_json(out, results)
     except OSError as error:
-        _fail(error)
+        fail(error)
     for entry in results["refused"]:
         console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
         for reason in entry["reasons"]:
@@ -214,7 +207,7 @@ def render(
     table = _load(name)
     path = results or default_results(runs, name)
     if results and not results.exists():
-        _fail(FileNotFoundError(f"--results {results}: no such file; make it with `clipx table collect {name}`"))
+        fail(f"--results {results}: no such file; make it with `clipx table collect {name}`")
     try:
         found = read_json_object(path, {"definition": str}) if path.exists() else None
         if found is not None and found["definition"] != hash_of_definition(table):
@@ -235,7 +228,7 @@ def render(
         else:
             typer.echo(content, nl=False)
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 def _curves(table: "Table", results: dict | None, markup: str, path: Path) -> bytes:
@@ -257,9 +250,4 @@ def _load(name: str) -> "Table":
     try:
         return load_table(name)
     except ValueError as error:
-        _fail(error)
-
-
-def _fail(error: Exception) -> NoReturn:
-    console.print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
-    raise typer.Exit(1) from None
+        fail(error)

@@ -25,22 +25,20 @@ SECONDS_BETWEEN_LOOKS = 2
 
 @dataclass(frozen=True)
 class Job:
-    """A command of a plan."""
+    """A command of a plan.
+
+    Args:
+        kind: PREPARE, TRAIN or EVALUATE.
+        command: a line for bash.
+        folder: where its log goes; of a training, the run's folder.
+        done: whether what it makes is there.
+    """
 
     kind: str
-    """PREPARE, TRAIN or EVALUATE."""
-
     label: str
-    """What it does, for people."""
-
     command: str
-    """A line for bash."""
-
     folder: Path
-    """Where its log goes; of a training, the run's folder."""
-
     done: bool
-    """Whether what it makes is there."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +61,6 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
     Seeds come outermost, so that a table that is only half done has all rows of the first seeds.
 
     Args:
-        table: the table.
-        places: folders and hardware.
-        seeds: of the trainings.
         rows: names of the rows to fill; empty for all.
 
     Raises:
@@ -138,10 +133,6 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     """The line that trains: the recipes' own `launch`, with the preset's name.
 
     Args:
-        places: folders and hardware.
-        preset: what to train.
-        seed: of the training.
-        run: the run's folder.
         bounds: a method group and the metrics that `clipx bounds` measures its open clip bounds on.
 
     Raises:
@@ -201,7 +192,6 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
     the commit, the versions and the seconds that it took.
 
     Args:
-        job: which.
         on_step: called with the last step of a training and the number of its steps, if known, whenever it has logged.
 
     Returns:

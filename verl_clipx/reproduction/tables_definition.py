@@ -31,70 +31,60 @@ _ORIGIN = re.compile(r"\[(paper|script|choice)\] (.+)")
 
 @dataclass(frozen=True)
 class Column:
-    """A column."""
+    """A column.
+
+    Args:
+        name: heading.
+        measure: how its numbers come about; a cell's measure has the column's keys and the row's.
+        run: which of a row's presets or models the column is of; None where a row has one.
+        preset: what trains every row of the column, where the rows are no runs.
+        digits: digits after the decimal point, None for the table's.
+        notes: names of footnotes.
+    """
 
     name: str
-    """Heading."""
-
     measure: Mapping[str, Any] = field(default_factory=dict)
-    """How its numbers come about; a cell's measure has the column's keys and the row's."""
-
     run: str | None = None
-    """Which of a row's presets or models the column is of; None where a row has one."""
-
     preset: str | None = None
-    """What trains every row of the column, where the rows are no runs."""
-
     digits: int | None = None
-    """Digits after the decimal point, None for the table's."""
-
     notes: tuple[str, ...] = ()
-    """Names of footnotes."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """A row. It names a preset or presets, or a model or models, or `minus`, or why it is only `quoted`."""
+    """A row. It names a preset or presets, or a model or models, or `minus`, or why it is only `quoted`.
+
+    Args:
+        name: heading.
+        preset: what trains it.
+        presets: the same by the columns' `run`; cells of other columns do not exist.
+        model: a model that is evaluated without training: an id of the hub or a folder.
+        models: the same by the columns' `run`.
+        minus: two rows: this one is the first minus the second.
+        quoted: why the row is never measured.
+        baseline: the row that `gain_of` and the table of differences compare with; for the latter the table's where it
+            is None.
+        measure: see `Column.measure`.
+        measured_bounds: where the preset leaves clip bounds open: `group`, the method group, and by the columns' `run`
+            the preset whose run of the same seed `clipx bounds` measures them on.
+        evaluation_options: more options of `clipx eval run` for this row.
+        expected: the paper's numbers by column, None where it has none; empty: it has none at all.
+        notes: names of footnotes.
+    """
 
     name: str
-    """Heading."""
-
     preset: str | None = None
-    """What trains it."""
-
     presets: Mapping[str, str] = field(default_factory=dict)
-    """The same by the columns' `run`; cells of other columns do not exist."""
-
     model: str | None = None
-    """A model that is evaluated without training: an id of the hub or a folder."""
-
     models: Mapping[str, str] = field(default_factory=dict)
-    """The same by the columns' `run`."""
-
     minus: tuple[str, str] | None = None
-    """Two rows: this one is the first minus the second."""
-
     quoted: str | None = None
-    """Why the row is never measured."""
-
     baseline: str | None = None
-    """The row that `gain_of` and the table of differences compare with; for the latter the table's where it is None."""
-
     measure: Mapping[str, Any] = field(default_factory=dict)
-    """See `Column.measure`."""
-
     measured_bounds: Mapping[str, str] = field(default_factory=dict)
-    """Where the preset leaves clip bounds open: `group`, the method group, and by the columns' `run` the preset whose
-    run of the same seed `clipx bounds` measures them on."""
-
     evaluation_options: str = ""
-    """More options of `clipx eval run` for this row."""
-
     expected: tuple[float | None, ...] = ()
-    """The paper's numbers by column, None where it has none; empty: it has none at all."""
-
     notes: tuple[str, ...] = ()
-    """Names of footnotes."""
 
 
 @dataclass(frozen=True)
@@ -109,6 +99,23 @@ class Source:
 class Table:
     """A table.
 
+    Args:
+        unit: one of `UNITS`; what is measured as a fraction is multiplied by 100 for percent. Curves have it as logged.
+        hardware: `+hardware` group of the training commands.
+        data: folder of the data sets, unless `clipx table plan --data` names another.
+        seconds_per_run: wall-clock time of a run with its evaluation, where a CPU can make it.
+        prepare: `makes`: a file below the data folder; `command`: what makes it.
+        benchmarks: by name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`,
+            their `origin`, unless the paper names the questions, and `cluster`, the field of extra_info that questions
+            of one source share.
+        origins: where the evaluation's settings come from, by `EVALUATED`, and the `estimator` where it is best@k:
+            [paper], [script] or [choice], and why.
+        evaluation_options: more options of every `clipx eval run`.
+        baseline: the row that the table of differences compares all others with, but for those that name one
+            themselves.
+        footnotes: by name, what no other field says (footnotes.py has the rest); without a row or column, about the
+            whole table.
+
     Raises:
         ValueError: a part does not fit the others; names the table and the part.
     """
@@ -118,43 +125,20 @@ class Table:
     source: str
     metric: str
     unit: str
-    """One of `UNITS`; what is measured as a fraction is multiplied by 100 for percent. Curves have it as logged."""
-
     digits: int
     hardware: str
-    """`+hardware` group of the training commands."""
-
     nodes: int
     seeds: tuple[int, ...]
-
     data: str
-    """Folder of the data sets, unless `clipx table plan --data` names another."""
-
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     seconds_per_run: int | None = None
-    """Wall-clock time of a run with its evaluation, where a CPU can make it."""
-
     prepare: tuple[Mapping[str, str], ...] = ()
-    """`makes`: a file below the data folder; `command`: what makes it."""
-
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    """By name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`, their
-    `origin`, unless the paper names the questions, and `cluster`, the field of extra_info that questions of one source
-    share."""
-
     origins: Mapping[str, str] = field(default_factory=dict)
-    """Where the evaluation's settings come from, by `EVALUATED`, and the `estimator` where it is best@k: [paper],
-    [script] or [choice], and why."""
-
     evaluation_options: str = ""
-    """More options of every `clipx eval run`."""
-
     baseline: str | None = None
-    """The row that the table of differences compares all others with, but for those that name one themselves."""
-
     footnotes: Mapping[str, str] = field(default_factory=dict)
-    """By name, what no other field says (footnotes.py has the rest); without a row or column, about the whole table."""
 
     def __post_init__(self) -> None:
         if self.unit not in UNITS:

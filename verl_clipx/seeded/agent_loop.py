@@ -18,7 +18,6 @@ def sampling_seed(
     """The seed of one sample, the same in every process and on every machine.
 
     Args:
-        seed: the run's seed.
         global_step: training step that the sample belongs to; validation counts as the step that it follows.
         index: the prompt's index in its data set.
         session: the sample's number among those of its prompt.
@@ -42,7 +41,6 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):
 
         Args:
             sampling_params: shared by the samples of a prompt, and therefore left as it is.
-            priority: passed on.
             kwargs: the prompt's fields from the data set, and what verl's v1 trainer adds (``global_steps``,
                 ``session_id``).
 

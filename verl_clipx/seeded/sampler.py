@@ -20,12 +20,7 @@ class SeededReplayBuffer(ReplayBuffer):
         """Wait for a batch and order its rows.
 
         Args:
-            global_steps: current training step.
             partition_id: ``train`` or ``val``.
-            batch_size: number of prompts.
-
-        Returns:
-            Keys and tags of the rows, and verl's metrics.
 
         Raises:
             ValueError: another agent loop than the seeded one generated a row.

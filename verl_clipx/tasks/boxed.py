@@ -2,6 +2,8 @@ r"""The last \boxed{…} of a text."""
 
 from typing import Any
 
+from verl_clipx.common.responses import braced
+
 _COMMAND = "\\boxed"
 
 
@@ -10,7 +12,7 @@ def last_boxed(text: Any, max_length: int) -> str | None:
 
     Args:
         text: a response; anything but a string has no answer.
-        max_length: longest content looked at, in characters: a bound on the work, whatever the text.
+        max_length: longest content looked at, in characters.
 
     Returns:
         The content between the braces; None if there is no \boxed, or the last one has no brace, is not closed, or is
@@ -21,21 +23,5 @@ def last_boxed(text: Any, max_length: int) -> str | None:
     start = text.rfind(_COMMAND)
     if start < 0:
         return None
-    tail = text[start + len(_COMMAND) : start + len(_COMMAND) + max_length + 2]
-    if not tail.startswith("{"):
-        return None
-    depth = 0
-    escaped = False
-    for index, character in enumerate(tail):
-        # In LaTeX \{ and \} are characters, not groups.
-        if escaped:
-            escaped = False
-        elif character == "\\":
-            escaped = True
-        elif character == "{":
-            depth += 1
-        elif character == "}":
-            depth -= 1
-            if depth == 0:
-                return tail[1:index]
-    return None
+    opening = start + len(_COMMAND)
+    return braced(text, opening + 1, max_length) if text.startswith("{", opening) else None

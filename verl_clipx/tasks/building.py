@@ -20,7 +20,7 @@ import psutil
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from verl_clipx.common.files import MAX_TABLE_ROWS, parse_json, replacing
+from verl_clipx.common.files import MAX_TABLE_ROWS, hash_of_file, parse_json, replacing
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 
 METADATA_KEY = b"verl_clipx.build"
@@ -32,45 +32,38 @@ _COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What decides a split's content."""
+    """What decides a split's content.
+
+    Args:
+        dataset: the definition's name.
+        source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
+        limit: most rows kept, None for all.
+        options: options of the definition's `rows`, as given.
+    """
 
     dataset: str
-    """The definition's name."""
-
     split: str
-    """Name of the split."""
-
     prompt: str
-    """Name of the prompt template."""
-
     source: str
-    """`hub:<repository>`, `generated`, or the local copy's name and fingerprint."""
-
     limit: int | None
-    """Most rows kept, None for all."""
-
     options: dict[str, Any] = field(default_factory=dict)
-    """Options of the definition's `rows`, as given."""
 
 
 @dataclass(frozen=True)
 class SplitRecord:
-    """A finished split."""
+    """A finished split.
+
+    Args:
+        duplicates: rows left out because an earlier one has the same prompt but for case, spaces and Unicode form.
+        conflicts: duplicates among them whose ground truth differs from that of the row kept.
+        sha256: hash of the rows, see `row_line`; it does not depend on Parquet's version or layout.
+    """
 
     request: BuildRequest
-    """What was asked for."""
-
     rows: int
-    """Rows in the file."""
-
     duplicates: int
-    """Rows left out because an earlier one has the same prompt but for case, spaces and Unicode form."""
-
     conflicts: int
-    """Duplicates among them whose ground truth differs from that of the row kept."""
-
     sha256: str
-    """Hash of the rows, see `row_line`; it does not depend on Parquet's version or layout."""
 
 
 def build_split(
@@ -87,14 +80,11 @@ def build_split(
     """Write one split to `<folder>/<split>.parquet`, unless the same request was finished there before.
 
     Args:
-        definition: the data set.
         folder: where to write, created if missing. The file appears whole or not at all; an interrupted build is
             started anew.
-        split: one of the definition's splits.
         prompt: one of the definition's templates, None for its default.
         source: the local copy, None for the hub or a generator.
         limit: most rows to keep, 1 to `files.MAX_TABLE_ROWS`, None for all.
-        options: options of the definition's `rows`.
         on_row: called with the number of rows kept, after each.
 
     Returns:
@@ -301,11 +291,7 @@ def _describe_source(definition: DatasetDefinition, source: Path | None) -> str:
 def _fingerprint(source: Path) -> str:
     # Of a folder the names and sizes: thousands of files would take longer to hash than to read.
     if source.is_file():
-        with source.open("rb") as file:
-            digest = hashlib.sha256()
-            while block := file.read(1 << 20):
-                digest.update(block)
-            return digest.hexdigest()
+        return hash_of_file(source)
     files = sorted(path for path in source.rglob("*") if path.is_file())
     listing = "\n".join(f"{path.relative_to(source).as_posix()} {path.stat().st_size}" for path in files)
     return hashlib.sha256(listing.encode()).hexdigest()

@@ -18,16 +18,15 @@ PLAIN_TEXT_HINT = (
 
 @dataclass(frozen=True)
 class DataCard:
-    """What one should know before using a folder of built splits."""
+    """What one should know before using a folder of built splits.
+
+    Args:
+        overlaps: reports by "<split> / <evaluation file>"; empty if none was asked for.
+    """
 
     definition: DatasetDefinition
-    """The data set."""
-
     splits: tuple[SplitRecord, ...]
-    """The splits in the folder."""
-
     overlaps: dict[str, OverlapReport] = field(default_factory=dict)
-    """Reports by "<split> / <evaluation file>"; empty if none was asked for."""
 
 
 def write_card(folder: Path, card: DataCard) -> None:

@@ -3,7 +3,7 @@
 import json
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
@@ -11,6 +11,7 @@ from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from verl_clipx.common.command_line import fail
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.messages import fault_of_prompt
 from verl_clipx.common.terminal import TerminalConsole
@@ -36,7 +37,7 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, f
     try:
         one = definition_named(name)
     except ValueError as error:
-        _fail(error)
+        fail(error)
     table = Table(show_header=False, title=one.name)
     for key, value in (
         ("what", one.summary),
@@ -106,7 +107,8 @@ def build(
         # The hub's client raises many kinds of OSError; what helps is the same. Wrong arguments are ValueErrors.
         reached_out = source is None and isinstance(error, OSError) and not isinstance(error, FileExistsError)
         from_hub = reached_out and name in definitions() and definitions()[name].hub
-        _fail(error, f"If the hub ({from_hub}) cannot be reached, give a local copy: --from PATH" if from_hub else "")
+        advice = f"\nIf the hub ({from_hub}) cannot be reached, give a local copy: --from PATH" if from_hub else ""
+        fail(f"{error}{advice}")
     for message in caught:
         console.print(f"[yellow]{escape(str(message.message))}[/]", soft_wrap=True)
     for record in records:
@@ -140,7 +142,7 @@ def show(
             total = parquet.metadata.num_rows
             first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
     record = read_record(file)
     if record is None:
@@ -168,11 +170,6 @@ def _show_row(number: int, row: dict[str, Any]) -> None:
             content = f"{content[:MAX_SHOWN]}… ({len(content)} characters)"
         console.print(Panel(escape(content), title=escape(f"row {number}: {message['role']}"), title_align="left"))
     console.print(escape(json.dumps(row, indent=2, ensure_ascii=False, default=str)))
-
-
-def _fail(error: Exception, advice: str = "") -> NoReturn:
-    console.print(f"[red]{escape(str(error))}[/]{chr(10) + escape(advice) if advice else ''}", soft_wrap=True)
-    raise typer.Exit(1) from None
 
 
 def _progress() -> Progress:

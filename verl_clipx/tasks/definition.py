@@ -15,39 +15,31 @@ RowBuilder = Callable[..., Iterator[Row]]
 class DatasetDefinition:
     """One data set that a task can build.
 
+    Args:
+        name: what `clipx data build` calls it, unique over all tasks.
+        task: the task's folder name; its reward scores the rows.
+        kind: whether rows are for training or for measuring.
+        hub: repository id on the Hugging Face hub, or None if the rows are generated or only a local copy can be read.
+        license: licence of the source as its owners state it, or "not stated".
+        prompts: names of the prompt templates that fit, the default first.
+        rows: yields the rows of one split.
+        splits: names of the splits that `rows` takes, in the order in which they are built.
+        repeats: whether problems that stand in it several times were drawn so on purpose, and stay.
+
     Raises:
         ValueError: if `kind` is unknown, or there is no prompt or no split; the message names the data set.
     """
 
     name: str
-    """What `clipx data build` calls it, unique over all tasks."""
-
     task: str
-    """The task's folder name; its reward scores the rows."""
-
     kind: Literal["train", "evaluation"]
-    """Whether rows are for training or for measuring."""
-
     summary: str
-    """One line for the list."""
-
     hub: str | None
-    """Repository id on the Hugging Face hub, or None if the rows are generated or only a local copy can be read."""
-
     license: str
-    """Licence of the source as its owners state it, or "not stated"."""
-
     prompts: tuple[str, ...]
-    """Names of the prompt templates that fit, the default first."""
-
     rows: RowBuilder
-    """Yields the rows of one split."""
-
     splits: tuple[str, ...]
-    """Names of the splits that `rows` takes, in the order in which they are built."""
-
     repeats: bool = False
-    """Whether problems that stand in it several times were drawn so on purpose, and stay."""
 
     def __post_init__(self) -> None:
         if self.kind not in ("train", "evaluation"):

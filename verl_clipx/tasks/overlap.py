@@ -36,32 +36,29 @@ class OverlapExample:
 
 @dataclass(frozen=True)
 class OverlapReport:
-    """What two sets share."""
+    """What two sets share.
+
+    Args:
+        ngram_size: words an n-gram; a problem with fewer words is compared whole.
+        train_rows: rows of the training set.
+        evaluation_rows: rows of the evaluation set.
+        train_rows_touched: training rows that share something with some evaluation row.
+        evaluation_rows_touched: evaluation rows that share something with some training row.
+        examples: the first pairs found, one an evaluation row, at most `MAX_EXAMPLES`.
+    """
 
     ngram_size: int
-    """Words an n-gram; a problem with fewer words is compared whole."""
-
     train_rows: int
-    """Rows of the training set."""
-
     evaluation_rows: int
-    """Rows of the evaluation set."""
-
     train_rows_touched: int
-    """Training rows that share something with some evaluation row."""
-
     evaluation_rows_touched: int
-    """Evaluation rows that share something with some training row."""
-
     examples: tuple[OverlapExample, ...]
-    """The first pairs found, one an evaluation row, at most `MAX_EXAMPLES`."""
 
 
 def word_ngrams(text: str, size: int = NGRAM_SIZE) -> list[str]:
     """Return the text's word n-grams in lower case, punctuation dropped; a shorter text as a whole.
 
     Args:
-        text: any text.
         size: words an n-gram, at least 1.
 
     Returns:

@@ -27,9 +27,7 @@ def compute_score(
 
     Args:
         data_source: the row's `data_source`: the name of a task or of a data set.
-        solution_str: the decoded response.
-        ground_truth: what the task's rows hold.
-        extra_info: what the task's rows hold.
+        ground_truth, extra_info: what the task's rows hold.
         **kwargs: passed on to the task's reward.
 
     Returns:
@@ -56,10 +54,6 @@ def compute_score_for_evaluation(
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: the row's.
-        ground_truth: the row's.
 
     Raises:
         ValueError: the task's reward cannot use it, or the data source is unknown.

@@ -333,7 +333,7 @@ def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Ten
         decision = method.decide(token_statistics(method, settings.shaping, inputs))
     tokens = tokens_in(method, settings.shaping, inputs)
     weight = torch.where(mask, method.gradient_weight(tokens, method.bounds(tokens, decision)), 0.0)
-    return weight, torch.where(mask, weight * tokens.advantages, 0.0), mask
+    return weight, torch.where(mask, method.gradient(tokens, weight), 0.0), mask
 
 
 def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:

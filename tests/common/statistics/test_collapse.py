@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pandas
 import pytest
+from simulation import LOGS, one_sided_collapse
 
 from verl_clipx.common.statistics.collapse import COVERAGE, caution, collapse
 from verl_clipx.common.statistics.comparison import compare_means
-from verl_clipx.common.statistics.simulation import LOGS, one_sided_collapse
 
 STORED = pandas.read_csv(Path(__file__).parents[3] / "docs" / "results" / "cpu_small_steps.csv")
 

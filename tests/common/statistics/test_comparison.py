@@ -7,6 +7,7 @@ Not covered: reading evaluations (tests/evaluation/test_compare.py), tables (tes
 import numpy as np
 import pytest
 from scipy import stats
+from simulation import World
 
 from verl_clipx.common.statistics.comparison import (
     ALIKE,
@@ -20,7 +21,6 @@ from verl_clipx.common.statistics.comparison import (
     compare_shares,
     corrected,
 )
-from verl_clipx.common.statistics.simulation import World
 
 # Mean 0.5 and 0.7 over seeds; over questions the difference is 0.1, 0.2, 0.3.
 FIRST = np.array([[0.4, 0.5, 0.3], [0.5, 0.6, 0.4], [0.6, 0.7, 0.5]])

@@ -5,18 +5,12 @@ all pairs of seeds of the stored logs; shares of collapses; the direction of ent
 found (test_power.py), settings whose spreads differ. benchmarks/no_difference.py counts more, for docs/evaluation.md.
 """
 
-import importlib.util
 from itertools import combinations
-from pathlib import Path
 
+import no_difference as counted
 import numpy as np
 import pytest
 from scipy import stats
-
-FILE = Path(__file__).parents[3] / "benchmarks" / "no_difference.py"
-SPEC = importlib.util.spec_from_file_location("no_difference", FILE)
-counted = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(counted)
 
 REPEATS = 400
 MOST = stats.binom.ppf(0.999, REPEATS, 0.05) / REPEATS

@@ -7,10 +7,10 @@ from functools import cache
 
 import numpy as np
 import pytest
+from simulation import World
 
 from verl_clipx.common.statistics.comparison import compare
 from verl_clipx.common.statistics.power import Design, Parts, assumed_parts, measured_parts, needed, power_of
-from verl_clipx.common.statistics.simulation import World
 
 
 def test_millers_example():

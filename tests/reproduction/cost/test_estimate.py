@@ -25,7 +25,7 @@ def test_32b_needs_more_than_a_node():
     assert all(phase.total < four.limit for phase in four.phases)
     # Responses of 64k tokens, which eight GPUs share.
     long = {"trainer.nnodes": 4, "data.max_response_length": 65536}
-    assert estimate(changed(long, one), H100).layout.longest == 66560
+    assert estimate(changed(long, one), H100).run.layout.longest == 66560
 
 
 def test_a_whole_gradient_on_each_gpu_does_not_fit_beside_7b_on_four():

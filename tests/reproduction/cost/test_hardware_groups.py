@@ -14,17 +14,17 @@ from verl_clipx.reproduction.cost.estimate import estimate
 @pytest.mark.parametrize("model", ["1.5b", "3b", "7b"])
 def test_machines_hold_models_up_to_8b(hardware, model):
     result = estimate(composed(MODELS[model], hardware=hardware), H100 if hardware == "h100x8" else A100)
-    assert result.layout.gpus == (4 if hardware == "a100x4" else 8)
+    assert result.run.layout.gpus == (4 if hardware == "a100x4" else 8)
     assert result.rollout.full_length_sequences > 20
 
 
 @pytest.mark.slow
 def test_size_groups():
-    assert estimate(composed(MODELS["14b"], "+hardware/model=14b"), A100).layout.sequence_parallel == 2
+    assert estimate(composed(MODELS["14b"], "+hardware/model=14b"), A100).run.layout.sequence_parallel == 2
     long = ["+hardware/response=64k", "data.max_response_length=65536"]
-    assert estimate(composed(MODELS["7b"], *long), H100).layout.data_parallel == 2
+    assert estimate(composed(MODELS["7b"], *long), H100).run.layout.data_parallel == 2
     two_nodes = ["+hardware/model=32b", "trainer.nnodes=2", "data.max_response_length=65536"]
-    assert estimate(composed(MODELS["32b"], *two_nodes), A100).layout.replicas == 4
+    assert estimate(composed(MODELS["32b"], *two_nodes), A100).run.layout.replicas == 4
 
 
 def test_keys_that_the_groups_set_change_no_mathematics():

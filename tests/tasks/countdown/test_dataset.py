@@ -12,17 +12,16 @@ import torch
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
-from verl_clipx.tasks.countdown import __main__ as command_line
+from tests.countdown_files import write_countdown
+from verl_clipx.tasks.commands import app
 from verl_clipx.tasks.countdown import reward
-from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.dataset import write_dataset
 from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 
 
 @pytest.fixture(scope="module")
 def files(tmp_path_factory):
-    return write_dataset(tmp_path_factory.mktemp("countdown"), CountdownConfig(), 40, 20, seed=3)
+    return write_countdown(tmp_path_factory.mktemp("countdown"), 40, 20, seed=3)
 
 
 def test_columns_and_sizes(files):
@@ -46,18 +45,12 @@ def test_prompt_and_response_by_hand():
 
 
 def test_same_seed_same_content_and_no_partial_file_left(files, tmp_path):
-    again = write_dataset(tmp_path, CountdownConfig(), 40, 20, seed=3)
-    other = write_dataset(tmp_path / "other", CountdownConfig(), 40, 20, seed=4)
+    again = write_countdown(tmp_path, 40, 20, seed=3)
+    other = write_countdown(tmp_path / "other", 40, 20, seed=4)
     for split in ("train", "test"):
         assert again[split].read_bytes() == files[split].read_bytes()
         assert pq.read_table(other[split]) != pq.read_table(files[split])
     assert sorted(path.name for path in tmp_path.iterdir()) == ["other", "test.parquet", "train.parquet"]
-
-
-@pytest.mark.parametrize("sizes", [(0, 5), (5, 0), (-1, 5)])
-def test_empty_split_is_refused(tmp_path, sizes):
-    with pytest.raises(ValueError, match=r"^(train|test)_size=(0|-1) is below 1"):
-        write_dataset(tmp_path, CountdownConfig(), *sizes, seed=0)
 
 
 def load_with_verl(path, max_prompt_length, cache):
@@ -119,23 +112,12 @@ def test_verl_loads_the_reward_by_path_and_its_manager_takes_the_dictionary(file
     assert result == {"reward_score": 1.0, "reward_extra_info": {"score": 1.0, "acc": 1.0, "format": 1.0}}
 
 
-@pytest.fixture
-def run_command_line():
-    import typer
-
-    app = typer.Typer()
-    app.command()(command_line.main)
-    return lambda *arguments: CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
-def test_command_line_writes_and_counts(run_command_line, tmp_path):
-    result = run_command_line(tmp_path, "--train-size", 12, "--test-size", 6, "--max-numbers", 4)
-    assert result.exit_code == 0
-    assert f"{tmp_path / 'train.parquet'}: 12 problems" in result.stdout.replace("\n", "") + result.stdout
-    assert pq.read_table(tmp_path / "test.parquet").num_rows == 6
-
-
-def test_command_line_names_the_bad_key(run_command_line, tmp_path):
-    result = run_command_line(tmp_path, "--max-value", 0)
-    assert result.exit_code == 2
-    assert "max_value=0" in result.output
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [("size=0", "verl cannot load an empty file"), ("size=-1", "count=-1 is negative"), ("max_value=0", "max_value=0")],
+)
+def test_command_line_names_the_bad_key(tmp_path, option, message):
+    result = CliRunner().invoke(app, ["build", "countdown", "--out", str(tmp_path), "--option", option])
+    assert result.exit_code == 1
+    assert message in result.output
+    assert not list(tmp_path.glob("*.parquet"))

@@ -18,7 +18,9 @@ from verl_clipx.tasks.knights_and_knaves.puzzle import solve, split_of
 from verl_clipx.tasks.knights_and_knaves.reward import compute_score
 from verl_clipx.tasks.knights_and_knaves.tokenizer import WORDS, build_puzzle_tokenizer
 from verl_clipx.tasks.knights_and_knaves.wording import word_solution
+from verl_clipx.tasks.tiny_policy import warm_start
 from verl_clipx.tasks.tiny_policy.model import ModelConfig
+from verl_clipx.tasks.tiny_policy.sampling import mean_scores
 from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
 
 SMALL = WarmStartConfig(
@@ -82,7 +84,8 @@ def test_saved_policy_loads_and_is_found_again(puzzles, tmp_path, monkeypatch):
     text = build_compact_response((True, False))
     assert tokenizer.encode(text) == build_puzzle_tokenizer().encode(text)
     assert model.config.vocab_size == len(tokenizer)
-    monkeypatch.setattr(policy, "fit", None)  # a call would raise
+    assert folder.name == "knights_and_knaves-4fa408b6ad03050e"
+    monkeypatch.setattr(warm_start, "fit", None)  # a call would raise
     assert policy.fit_policy(puzzles, 0.5, SMALL, tmp_path, num_threads=2) == folder
 
 
@@ -107,7 +110,7 @@ def test_interrupted_fit_leaves_nothing_behind(puzzles, tmp_path, monkeypatch):
 
 
 def test_no_puzzles_are_refused(tmp_path):
-    with pytest.raises(ValueError, match=r"^puzzles is empty"):
+    with pytest.raises(ValueError, match=r"^examples is empty"):
         policy.fit_policy([], 0.5, SMALL, tmp_path, 1)
 
 
@@ -117,9 +120,9 @@ def test_mean_scores_of_a_policy_that_knows_one_answer(puzzles, tmp_path):
     folder = policy.fit_policy([first] * 4, 0.0, config, tmp_path, 1)
     known = row_of(first)
     other = {**known, "reward_model": {"ground_truth": "(1) D is a knight"}}
-    means = policy.mean_scores(folder, [known] * 20, seed=0)
+    means = mean_scores(folder, [known] * 20, 0, compute_score)
     assert means["acc"] == pytest.approx(1.0, abs=0.1)
-    assert policy.mean_scores(folder, [known, other] * 20, seed=0)["acc"] == pytest.approx(0.5, abs=0.05)
+    assert mean_scores(folder, [known, other] * 20, 0, compute_score)["acc"] == pytest.approx(0.5, abs=0.05)
 
 
 def row_of(puzzle):

@@ -18,8 +18,6 @@ def holds(statement, kinds) -> bool:
     kind, *parts = statement
     if kind in ("knight", "knave"):
         return kinds[parts[0]] == (kind == "knight")
-    if kind == "same":
-        return kinds[parts[0]] == kinds[parts[1]]
     values = [holds(part, kinds) for part in parts]
     return {
         "not": lambda: not values[0],
@@ -33,9 +31,8 @@ def holds(statement, kinds) -> bool:
 def statements_about(people: int):
     person = st.integers(0, people - 1)
     leaf = st.tuples(st.sampled_from(["knight", "knave"]), person)
-    same = st.tuples(st.just("same"), person, person)
     return st.recursive(
-        leaf | same,
+        leaf,
         lambda inner: (
             st.tuples(st.just("not"), inner) | st.tuples(st.sampled_from(["and", "or", "if", "iff"]), inner, inner)
         ),
@@ -72,7 +69,6 @@ def test_truth_tables_by_hand():
         ("or", a, b): 0b1110,
         ("if", a, b): 0b1101,
         ("iff", a, b): 0b1001,
-        ("same", 0, 1): 0b1001,
     }.items():
         assert truth_table(statement, knights) == table
 
@@ -121,9 +117,6 @@ def reword(statement, rng):
     if kind in ("knight", "knave"):
         other = "knave" if kind == "knight" else "knight"
         return rng.choice([statement, ("not", (other, *parts))])
-    if kind == "same":
-        i, j = parts
-        return rng.choice([("same", j, i), ("iff", ("knave", i), ("knave", j))])
     parts = [reword(part, rng) for part in parts]
     if kind == "if":
         left, right = parts

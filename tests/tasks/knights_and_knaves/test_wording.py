@@ -10,7 +10,6 @@ import jinja2
 import pytest
 
 from verl_clipx.tasks.knights_and_knaves.compact import compact_puzzle
-from verl_clipx.tasks.knights_and_knaves.config import StatementConfig
 from verl_clipx.tasks.knights_and_knaves.generator import generate_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import (
     QWEN_CHAT_TEMPLATE_WITH_THINK,
@@ -19,6 +18,7 @@ from verl_clipx.tasks.knights_and_knaves.prompt import (
     build_compact_response,
 )
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
+from verl_clipx.tasks.knights_and_knaves.statement import OPERATORS
 from verl_clipx.tasks.knights_and_knaves.wording import NAMES, SAYINGS, word_puzzle, word_solution, word_statement
 
 A, B, NOT_C = ("knight", 0), ("knight", 1), ("knave", 2)
@@ -35,10 +35,6 @@ A, B, NOT_C = ("knight", 0), ("knight", 1), ("knave", 2)
         (("or", A, B), "Ann is a knight or Bob is a knight", "A|B"),
         (("if", A, B), "If Ann is a knight then Bob is a knight", "A>B"),
         (("iff", A, B), "Ann is a knight if and only if Bob is a knight", "A=B"),
-        (("same", 0, 2), "Ann and Cid are of the same kind", "A=C"),
-        (("not", ("and", A, B)), "it is not true that (Ann is a knight and Bob is a knight)", "!(A&B)"),
-        (("or", ("and", A, B), NOT_C), "(Ann is a knight and Bob is a knight) or Cid is a knave", "(A&B)|~C"),
-        (("and", ("not", A), B), "(Ann is not a knight) and Bob is a knight", "(!A)&B"),
     ],
 )
 def test_statement(statement, english, compact):
@@ -46,8 +42,20 @@ def test_statement(statement, english, compact):
     assert compact_puzzle([statement]) == f"A:{compact}"
 
 
+@pytest.mark.parametrize(
+    ("statement", "compact"),
+    [
+        (("not", ("and", A, B)), "!(A&B)"),
+        (("or", ("and", A, B), NOT_C), "(A&B)|~C"),
+        (("and", ("not", A), B), "(!A)&B"),
+    ],
+)
+def test_a_released_statement_may_be_deeper(statement, compact):
+    assert compact_puzzle([statement]) == f"A:{compact}"
+
+
 def test_puzzle_in_english_has_the_published_frame():
-    (puzzle,) = generate_puzzles(3, 1, 0, "train", StatementConfig())
+    (puzzle,) = generate_puzzles(3, 1, 0, "train", OPERATORS)
     worded = word_puzzle(puzzle, random.Random(5))
     first, second, third = worded.names
     opening = (

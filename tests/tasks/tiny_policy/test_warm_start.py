@@ -10,7 +10,7 @@ from verl_clipx.tasks.tiny_policy import warm_start as module
 from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.tasks.tiny_policy.sampling import sample_responses
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
-from verl_clipx.tasks.tiny_policy.warm_start import Example, SecondFit, WarmStartConfig, encode, fit, warm_start
+from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, encode, fit, warm_start
 
 SMALL = ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=32)
 CONFIG = WarmStartConfig(steps=3, batch_size=4, model=SMALL)
@@ -91,7 +91,7 @@ def test_fit_reads_the_prompt(tokenizer):
 
 
 def test_saved_policy_loads_with_its_tokenizer(tokenizer, tmp_path):
-    folder = warm_start(EXAMPLES, CONFIG, tmp_path, num_threads=1)
+    folder = warm_start([(EXAMPLES, CONFIG)], tmp_path, num_threads=1)
     model, loaded = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     assert model.dtype == torch.float32
     assert loaded.encode("<answer>13\n") == tokenizer.encode("<answer>13\n")
@@ -102,7 +102,7 @@ def test_saved_policy_loads_with_its_tokenizer(tokenizer, tmp_path):
 
 def test_same_seed_same_weights_on_one_thread(tmp_path):
     states = [
-        AutoModelForCausalLM.from_pretrained(warm_start(EXAMPLES, CONFIG, tmp_path / name, 1)).state_dict()
+        AutoModelForCausalLM.from_pretrained(warm_start([(EXAMPLES, CONFIG)], tmp_path / name, 1)).state_dict()
         for name in ("first", "second")
     ]
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
@@ -112,9 +112,9 @@ def test_same_seed_same_weights_on_one_thread(tmp_path):
 def test_second_fit_goes_on_from_the_first(tmp_path):
     learned = dataclasses.replace(CONFIG, steps=150, batch_size=7, learning_rate=1e-2)
     other = [Example(example.prompt, "<answer>9-9</answer>") for example in EXAMPLES]
-    first = warm_start(EXAMPLES, learned, tmp_path, 1)
-    unchanged = warm_start(EXAMPLES, learned, tmp_path, 1, SecondFit(other, dataclasses.replace(CONFIG, steps=1)))
-    changed = warm_start(EXAMPLES, learned, tmp_path, 1, SecondFit(other, dataclasses.replace(learned, steps=60)))
+    first = warm_start([(EXAMPLES, learned)], tmp_path, 1)
+    unchanged = warm_start([(EXAMPLES, learned), (other, dataclasses.replace(CONFIG, steps=1))], tmp_path, 1)
+    changed = warm_start([(EXAMPLES, learned), (other, dataclasses.replace(learned, steps=60))], tmp_path, 1)
     assert len({first, unchanged, changed}) == 3
     prompts = [example.prompt for example in EXAMPLES]
     answers = {}
@@ -126,9 +126,11 @@ def test_second_fit_goes_on_from_the_first(tmp_path):
 
 
 def test_second_call_fits_nothing(tmp_path, monkeypatch):
-    folder = warm_start(EXAMPLES, CONFIG, tmp_path, 1)
+    folder = warm_start([(EXAMPLES, CONFIG)], tmp_path, 1)
+    # A policy that was fitted before is found by this name.
+    assert folder.name == "tiny_policy-dbde5edde9e965d0"
     monkeypatch.setattr(module, "fit", None)  # a call would raise
-    assert warm_start(EXAMPLES, CONFIG, tmp_path, 2) == folder
+    assert warm_start([(EXAMPLES, CONFIG)], tmp_path, 2) == folder
 
 
 @pytest.mark.parametrize(
@@ -136,8 +138,8 @@ def test_second_call_fits_nothing(tmp_path, monkeypatch):
     [(EXAMPLES[:-1], {}), (EXAMPLES, {"seed": 1}), (EXAMPLES, {"model": dataclasses.replace(SMALL, num_layers=2)})],
 )
 def test_other_examples_or_settings_are_another_policy(tmp_path, examples, changes):
-    first = warm_start(EXAMPLES, CONFIG, tmp_path, 1)
-    assert warm_start(examples, dataclasses.replace(CONFIG, **changes), tmp_path, 1) != first
+    first = warm_start([(EXAMPLES, CONFIG)], tmp_path, 1)
+    assert warm_start([(examples, dataclasses.replace(CONFIG, **changes))], tmp_path, 1) != first
 
 
 @pytest.mark.parametrize("broken", ["fit", "save"])
@@ -151,22 +153,22 @@ def test_interrupted_fit_leaves_nothing_behind(tmp_path, monkeypatch, broken):
         else:
             patch.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            warm_start(EXAMPLES, CONFIG, tmp_path, 1)
+            warm_start([(EXAMPLES, CONFIG)], tmp_path, 1)
     assert list(tmp_path.iterdir()) == []
-    assert warm_start(EXAMPLES, CONFIG, tmp_path, 1).is_dir()
+    assert warm_start([(EXAMPLES, CONFIG)], tmp_path, 1).is_dir()
 
 
 def test_threads_are_given_back(tmp_path):
     before = torch.get_num_threads()
-    warm_start(EXAMPLES, CONFIG, tmp_path, num_threads=before + 1)
+    warm_start([(EXAMPLES, CONFIG)], tmp_path, num_threads=before + 1)
     assert torch.get_num_threads() == before
 
 
 def test_too_long_an_example_and_none_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"^max_length=32 is shorter than an example of"):
-        warm_start([Example(ask("9" * 80), "")], CONFIG, tmp_path, 1)
+        warm_start([([Example(ask("9" * 80), "")], CONFIG)], tmp_path, 1)
     with pytest.raises(ValueError, match=r"^examples is empty"):
-        warm_start([], CONFIG, tmp_path, 1)
+        warm_start([([], CONFIG)], tmp_path, 1)
 
 
 def test_samples_follow_their_seed_and_leave_the_global_one(tokenizer):

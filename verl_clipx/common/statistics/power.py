@@ -19,21 +19,20 @@ MOST = {"questions": 1_000_000, "samples": 4096, "seeds": 1000}
 class Parts:
     """What makes the difference of two methods vary, as variances of a 0/1 score.
 
+    Args:
+        method: between questions, of the true difference of the two methods.
+        seed: between trainings of one method, the mean over questions.
+        interaction: between trainings of one method on one question, beyond that.
+        sample: between samples of one training on one question.
+
     Raises:
         ValueError: one is negative or no number.
     """
 
     method: float
-    """Between questions: of the true difference of the two methods."""
-
     seed: float
-    """Between trainings of one method, the mean over questions."""
-
     interaction: float
-    """Between trainings of one method on one question, beyond that."""
-
     sample: float
-    """Between samples of one training on one question."""
 
     def __post_init__(self) -> None:
         for part, value in asdict(self).items():
@@ -142,7 +141,6 @@ def power_of(parts: Parts, difference: float, design: Design) -> float:
     sees are drawn, each a chi-squared number, and the chance is a mean over the draws, exact to about 0.01.
 
     Args:
-        parts: the variances.
         difference: of the two methods' accuracies.
         design: what is spent. With 1 seed the trainings are taken as they are: what they differ by is what is looked
             for, so that `seed` adds no error.
@@ -181,10 +179,8 @@ def needed(parts: Parts, difference: float, design: Design, what: str, power: fl
     """The smallest design with that power, all but one number as given.
 
     Args:
-        parts, difference: see `power_of`.
         design: gives the other two numbers.
         what: "questions", "samples" or "seeds".
-        power: to reach.
 
     Returns:
         The design; None where even `MOST` does not reach it.

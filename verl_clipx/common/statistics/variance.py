@@ -75,8 +75,6 @@ class Split:
         """What each part adds to the squared standard error of a mean over all three.
 
         Args:
-            questions: how many.
-            seeds: how many trainings.
             samples: of one training on one question.
         """
         counts = {

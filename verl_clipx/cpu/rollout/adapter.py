@@ -71,7 +71,6 @@ class CPUServerAdapter(BaseRollout):
         Args:
             weights: name and full tensor. Producing a tensor is a collective operation, so every rank reads the whole
                 generator; only the leader sends.
-            global_steps: version of the weights.
             wire_format: ``named_tensors``, the only one there is here.
             peft_config: must be None, adapters are merged by the trainer or not used.
 

@@ -20,25 +20,23 @@ ACCEPTED_KEYS = (
 
 @dataclass(frozen=True)
 class SamplingParameters:
-    """How to sample one response."""
+    """How to sample one response.
+
+    Args:
+        max_tokens: largest number of tokens to generate, at least 1.
+        temperature: divisor of the logits; 0 takes the most likely token.
+        top_p: keep the smallest set of most likely tokens whose probability reaches this; in (0, 1].
+        top_k: keep this many most likely tokens; 0 keeps all.
+        stop_token_ids: tokens that end the response; they belong to it.
+        seed: seed of this request's random numbers, or None to let the server choose.
+    """
 
     max_tokens: int
-    """Largest number of tokens to generate, at least 1."""
-
     temperature: float = 1.0
-    """Divisor of the logits; 0 takes the most likely token."""
-
     top_p: float = 1.0
-    """Keep the smallest set of most likely tokens whose probability reaches this; in (0, 1]."""
-
     top_k: int = 0
-    """Keep this many most likely tokens; 0 keeps all."""
-
     stop_token_ids: frozenset[int] = frozenset()
-    """Tokens that end the response; they belong to it."""
-
     seed: int | None = None
-    """Seed of this request's random numbers, or None to let the server choose."""
 
     def __post_init__(self):
         _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer of at least 1")
@@ -61,7 +59,6 @@ def read_sampling_parameters(
         given: the request's parameters; keys among `ACCEPTED_KEYS`, and any other key with the value None.
         default_max_tokens: length limit where the request names none.
         longest: largest number of tokens the model's context still has room for, at least 1; the limit is cut to it.
-        end_token_ids: the model's end-of-sequence tokens.
         ignore_eos: whether to generate past them, where the request does not say.
 
     Raises:

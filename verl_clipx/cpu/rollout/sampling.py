@@ -17,7 +17,6 @@ def uniform_stream(seed: int, start: int, count: int) -> np.ndarray:
     Args:
         seed: non-negative integer below 2**128.
         start: position of the first number, at least 0.
-        count: how many.
 
     Returns:
         ``[count]`` float64 in [0, 1).

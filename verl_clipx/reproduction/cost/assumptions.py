@@ -2,8 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from omegaconf import DictConfig
-
 GIB = 2**30
 
 
@@ -54,23 +52,3 @@ class Assumptions:
     other_share: float = _assumption(
         0.15, "share added to a step's time: rewards, weight transfer, offload, the driver; validation is not counted"
     )
-
-
-def mean_prompt(config: DictConfig, assumptions: Assumptions) -> int:
-    """Mean tokens of a prompt.
-
-    Args:
-        config: the run's configuration.
-        assumptions: the share of the longest.
-    """
-    return max(round(config.data.max_prompt_length * assumptions.mean_prompt_share), 1)
-
-
-def mean_response(config: DictConfig, assumptions: Assumptions) -> int:
-    """Mean tokens of a response.
-
-    Args:
-        config: the run's configuration.
-        assumptions: the share of the longest.
-    """
-    return max(round(config.data.max_response_length * assumptions.mean_response_share), 1)

@@ -6,9 +6,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.reproduction.cost.assumptions import GIB, GPU, Assumptions
 from verl_clipx.reproduction.cost.memory import Phase, Rollout, host_bytes, memory_phases, rollout_of
+from verl_clipx.reproduction.cost.run import Run
 from verl_clipx.reproduction.cost.work import Work, steps_of, work_of
-from verl_clipx.reproduction.divisibility import ROLLOUT, ConfigurationError, Layout, layout_of
-from verl_clipx.reproduction.models import ModelShape, shape_of
+from verl_clipx.reproduction.divisibility import ROLLOUT, ConfigurationError
 
 
 @dataclass(frozen=True)
@@ -16,33 +16,23 @@ class Estimate:
     """A run's estimate.
 
     Args:
-        shape: the model's.
-        gpu: the kind of GPU.
-        layout: the division over the GPUs.
-        phases: memory of one GPU.
         limit: bytes that a phase may take.
         host_bytes: memory of a node for what is offloaded, and for a whole copy of the model while loading.
-        rollout: the rollout server.
-        work: one step.
         steps: of the run, or None if the number of prompts is not known here.
-        assumptions: behind all of it.
     """
 
-    shape: ModelShape
-    gpu: GPU
-    layout: Layout
+    run: Run
     phases: tuple[Phase, ...]
     limit: float
     host_bytes: float
     rollout: Rollout
     work: Work
     steps: int | None
-    assumptions: Assumptions
 
     @property
     def gpu_hours_per_step(self) -> float:
         """GPU-hours of one step."""
-        return self.layout.gpus * self.work.seconds / 3600
+        return self.run.layout.gpus * self.work.seconds / 3600
 
     @property
     def gpu_hours(self) -> float | None:
@@ -57,23 +47,16 @@ def estimate(
 
     Args:
         config: a run's whole configuration, composed on verl's main one.
-        gpu: the kind of GPU.
-        assumptions: what neither fixes.
         train_prompts: prompts of the training set; None reads them from data.train_files where those exist.
-
-    Returns:
-        The estimate.
 
     Raises:
         ConfigurationError: batches do not divide, or a phase does not fit; the message names the key and what to do.
         ValueError: the model's shape is not known.
     """
-    assumptions = assumptions or Assumptions()
-    shape = shape_of(config.actor_rollout_ref.model.path)
-    layout = layout_of(config, shape)
-    limit = gpu.memory * (1 - assumptions.allocator_share)
-    rollout = rollout_of(config, shape, layout, gpu, assumptions)
-    phases = memory_phases(config, shape, layout, gpu, rollout, assumptions)
+    run = Run(config, gpu, assumptions or Assumptions())
+    limit = gpu.memory * (1 - run.assumptions.allocator_share)
+    rollout = rollout_of(run)
+    phases = memory_phases(run, rollout)
     for phase in phases:
         if phase.total > limit:
             raise ConfigurationError(
@@ -82,32 +65,20 @@ def estimate(
     if rollout.full_length_sequences < 1:
         raise ConfigurationError(
             f"{ROLLOUT}.gpu_memory_utilization",
-            config.actor_rollout_ref.rollout.gpu_memory_utilization,
+            run.rollout.gpu_memory_utilization,
             f"leaves {rollout.cache / GIB:.1f} GiB a GPU for the KV cache, which holds {max(rollout.cached_tokens, 0)} "
-            f"tokens; the longest sequence has {layout.longest}",
+            f"tokens; the longest sequence has {run.layout.longest}",
             f"Raise it, or {ROLLOUT}.tensor_model_parallel_size.",
         )
-    return Estimate(
-        shape=shape,
-        gpu=gpu,
-        layout=layout,
-        phases=phases,
-        limit=limit,
-        host_bytes=host_bytes(config, shape, layout),
-        rollout=rollout,
-        work=work_of(config, shape, layout, gpu, rollout, assumptions),
-        steps=steps_of(config, train_prompts),
-        assumptions=assumptions,
-    )
+    work, steps = work_of(run, rollout), steps_of(config, train_prompts)
+    return Estimate(run, phases, limit, host_bytes(run), rollout, work, steps)
 
 
 def too_much(phase: Phase, limit: float, gpu: GPU) -> str:
     """Why a phase does not fit, with its largest parts.
 
     Args:
-        phase: the phase.
         limit: bytes that it may take.
-        gpu: the kind of GPU.
     """
     largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)

@@ -7,10 +7,9 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_clipx.common.files import parquet_file
-from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions, mean_prompt, mean_response
 from verl_clipx.reproduction.cost.memory import Rollout
-from verl_clipx.reproduction.divisibility import Layout, needs_reference
-from verl_clipx.reproduction.models import ModelShape
+from verl_clipx.reproduction.cost.run import Run
+from verl_clipx.reproduction.divisibility import needs_reference
 from verl_clipx.reproduction.presets import lopti_passes
 
 
@@ -21,12 +20,8 @@ class Work:
     Args:
         prompt_tokens: of the rollout batch, counted once a response.
         response_tokens: of the rollout batch.
-        updates: optimizer steps.
         observations: of them, those that an extra forward pass for the statistics comes before.
-        generation_seconds: time to generate.
         scoring_seconds: time of the passes for old and reference log-probabilities.
-        observation_seconds: time of the passes for the statistics.
-        training_seconds: time of the forward and backward passes.
         seconds: all together, with what the assumptions add.
     """
 
@@ -41,92 +36,57 @@ class Work:
     seconds: float
 
 
-def work_of(
-    config: DictConfig, shape: ModelShape, layout: Layout, gpu: GPU, rollout: Rollout, assumptions: Assumptions
-) -> Work:
+def work_of(run: Run, rollout: Rollout) -> Work:
     """Tokens, optimizer steps and time of one step of the trainer.
 
     A forward pass takes 2 operations a parameter and token and the attention's own, a backward pass twice that, and
     gradient checkpointing one forward pass more.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-        layout: the division over the GPUs.
-        gpu: the kind of GPU.
-        rollout: the rollout server.
-        assumptions: mean lengths and speeds.
     """
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    prompt, response = mean_prompt(config, assumptions), mean_response(config, assumptions)
-    passes = actor.ppo_epochs * lopti_passes(config)
+    layout, model = run.layout, run.config.actor_rollout_ref.model
+    passes = run.actor.ppo_epochs * lopti_passes(run.config)
     updates = layout.updates_per_epoch * passes
-    observations = observed_updates(config, updates)
+    observations = observed_updates(run, updates)
 
-    forward = layout.rows * shape.forward_flops(prompt + response)
-    speed = layout.gpus * gpu.flops * assumptions.compute_utilisation
-    scoring = (0 if bypasses_old_log_prob(config) else 1) + needs_reference(config)
+    forward = layout.rows * run.shape.forward_flops(run.mean_prompt + run.mean_response)
+    speed = layout.gpus * run.gpu.flops * run.assumptions.compute_utilisation
+    scoring = (0 if run.bypasses_old_log_prob else 1) + needs_reference(run.config)
     scoring_seconds = scoring * forward / speed
     observation_seconds = forward * passes * observations / updates / speed
     training_seconds = forward * passes * (4 if model.enable_gradient_checkpointing else 3) / speed
-    generation_seconds = generation_seconds_of(config, shape, layout, gpu, rollout, assumptions)
+    generation_seconds = generation_seconds_of(run, rollout)
     known = generation_seconds + scoring_seconds + observation_seconds + training_seconds
     return Work(
-        prompt_tokens=layout.rows * prompt,
-        response_tokens=layout.rows * response,
+        prompt_tokens=layout.rows * run.mean_prompt,
+        response_tokens=layout.rows * run.mean_response,
         updates=updates,
         observations=observations,
         generation_seconds=generation_seconds,
         scoring_seconds=scoring_seconds,
         observation_seconds=observation_seconds,
         training_seconds=training_seconds,
-        seconds=known * (1 + assumptions.other_share),
+        seconds=known * (1 + run.assumptions.other_share),
     )
 
 
-def observed_updates(config: DictConfig, updates: int) -> int:
-    """Optimizer steps of a rollout batch that an extra forward pass for the statistics comes before.
-
-    Args:
-        config: the run's configuration.
-        updates: optimizer steps of a rollout batch.
-    """
-    if OmegaConf.select(config, "clipx.select.over") == "mini_batch":
+def observed_updates(run: Run, updates: int) -> int:
+    """Optimizer steps of a rollout batch that an extra forward pass for the statistics comes before."""
+    if OmegaConf.select(run.config, "clipx.select.over") == "mini_batch":
         return updates
-    if OmegaConf.select(config, "clipx.scope") != "mini_batch":
+    if OmegaConf.select(run.config, "clipx.scope") != "mini_batch":
         return 0
     # The first update's statistics follow without a pass where its ratio is 1 by definition.
-    return updates if bypasses_old_log_prob(config) else updates - 1
+    return updates if run.bypasses_old_log_prob else updates - 1
 
 
-def bypasses_old_log_prob(config: DictConfig) -> bool:
-    """Whether the rollout's log-probabilities serve as the old policy's.
-
-    Args:
-        config: the run's configuration.
-    """
-    return bool((config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False))
-
-
-def generation_seconds_of(
-    config: DictConfig, shape: ModelShape, layout: Layout, gpu: GPU, rollout: Rollout, assumptions: Assumptions
-) -> float:
+def generation_seconds_of(run: Run, rollout: Rollout) -> float:
     """Seconds to generate a rollout batch.
 
     A decoding step reads the weights and the cached tokens of every response in it; responses follow each other in the
     places of a replica, and the longest one runs on alone when the others are done.
-
-    Args:
-        config: the run's configuration.
-        shape: the model's shape.
-        layout: the division over the GPUs.
-        gpu: the kind of GPU.
-        rollout: the rollout server.
-        assumptions: mean lengths and speeds.
     """
-    settings = config.actor_rollout_ref.rollout
-    split = settings.tensor_model_parallel_size
-    prompt, response = mean_prompt(config, assumptions), mean_response(config, assumptions)
+    gpu, shape, layout, assumptions = run.gpu, run.shape, run.layout, run.assumptions
+    split = run.rollout.tensor_model_parallel_size
+    prompt, response = run.mean_prompt, run.mean_response
     cached = shape.key_value_bytes / min(split, shape.num_key_value_heads) * (prompt + response / 2)
 
     def step(concurrent: int) -> float:
@@ -135,10 +95,10 @@ def generation_seconds_of(
         return max(reading, computing) + assumptions.decode_step_seconds
 
     steps = math.ceil(layout.rows / layout.replicas / rollout.concurrent) * response
-    tail = max(config.data.max_response_length - steps, 0)
+    tail = max(run.config.data.max_response_length - steps, 0)
     # Each prompt once: its other responses find it in the cache.
     speed = layout.gpus * gpu.flops * assumptions.compute_utilisation
-    prefill = config.data.train_batch_size * shape.forward_flops(prompt) / speed
+    prefill = run.config.data.train_batch_size * shape.forward_flops(prompt) / speed
     return prefill + steps * step(rollout.concurrent) + tail * step(1)
 
 
@@ -146,7 +106,6 @@ def steps_of(config: DictConfig, train_prompts: int | None = None) -> int | None
     """Steps of the run: trainer.total_training_steps, or whole batches of the training set times the epochs.
 
     Args:
-        config: the run's configuration.
         train_prompts: prompts of the training set; None reads them from data.train_files.
 
     Returns:

@@ -2,6 +2,7 @@ r"""Countdown's rule reward for prompts that ask for \boxed{…} instead of `<an
 
 from typing import Any
 
+from verl_clipx.common.responses import final_part
 from verl_clipx.tasks.boxed import last_boxed
 from verl_clipx.tasks.countdown.reward import (
     MAX_ANSWER_LENGTH,
@@ -9,7 +10,6 @@ from verl_clipx.tasks.countdown.reward import (
     parse_expression,
     score_expression,
 )
-from verl_clipx.tasks.final_part import final_part
 
 __all__ = ["check_ground_truth", "compute_score"]
 
@@ -22,11 +22,7 @@ def compute_score(
     The rule is that of ACPO's boxed variant: LaTeX operators such as \times do not count.
 
     Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
         ground_truth: `{"numbers": integers, "target": number}`, as JSON or as such; anything else scores 0.
-        extra_info: unused; verl passes it.
-        **kwargs: unused; verl passes more for reward models.
 
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last box holds an arithmetic expression.

@@ -12,30 +12,26 @@ class CountdownConfig:
     The default is what a policy of about a million parameters learns in minutes; the papers' problems have 3 or 4
     numbers up to 99 and all four operators.
 
+    Args:
+        min_numbers: fewest numbers in a problem, 2 to 6.
+        max_numbers: most numbers in a problem, `min_numbers` to 6.
+        min_value: smallest number, at least 1.
+        max_value: largest number, `min_value` to 1000.
+        min_target: smallest target, at least 0.
+        max_target: largest target, `min_target` to 100000.
+        operators: operators that solutions are built from: distinct characters of "+-*/"; answers may use all four.
+
     Raises:
         ValueError: if a value is of the wrong type or outside its range; the message names the key.
     """
 
     min_numbers: int = 3
-    """Fewest numbers in a problem, 2 to 6."""
-
     max_numbers: int = 3
-    """Most numbers in a problem, `min_numbers` to 6."""
-
     min_value: int = 1
-    """Smallest number, at least 1."""
-
     max_value: int = 20
-    """Largest number, `min_value` to 1000."""
-
     min_target: int = 1
-    """Smallest target, at least 0."""
-
     max_target: int = 60
-    """Largest target, `min_target` to 100000."""
-
     operators: str = "+-"
-    """Operators that solutions are built from: distinct characters of "+-*/"; answers may use all four."""
 
     def __post_init__(self) -> None:
         ranges = {

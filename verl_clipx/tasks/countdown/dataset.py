@@ -5,10 +5,6 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
-import pyarrow.parquet as pq
-
-from verl_clipx.common.files import replacing
 from verl_clipx.tasks.countdown.config import CountdownConfig
 from verl_clipx.tasks.countdown.generator import SPLITS, Problem, Split, generate_problems
 from verl_clipx.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt
@@ -27,10 +23,7 @@ def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], p
     """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read.
 
     Args:
-        numbers: the given numbers.
-        target: the value to reach.
         extra_info: what to keep beside it, at least `index` and `split`.
-        prompt: one of the prompt templates.
     """
     truth = encode_ground_truth({"numbers": list(map(int, numbers)), "target": target})
     return {
@@ -75,9 +68,7 @@ def generated_rows(
     Args:
         source: must be None, nothing is read.
         split: "train" or "test".
-        prompt: one of the prompt templates.
         size: number of problems; 4096 for training and 256 for testing by default.
-        seed: same seed, same problems.
         min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators: see `CountdownConfig`.
 
     Raises:
@@ -104,9 +95,6 @@ def public_rows(
     Args:
         source: a local copy with the fields `target` and `nums`, or None for the hub.
         split: "train" or "test".
-        prompt: one of the prompt templates.
-        train_size: number of training problems.
-        test_size: number of test problems.
 
     Raises:
         ValueError: if the set is too short for the split, or a record is not a problem; the message names it.
@@ -153,34 +141,3 @@ DATASETS = (
         splits=SPLITS,
     ),
 )
-
-
-def write_dataset(
-    folder: Path, config: CountdownConfig, train_size: int, test_size: int, seed: int
-) -> dict[Split, Path]:
-    """Write train.parquet and test.parquet; they share no problem, and the same arguments give the same rows.
-
-    Args:
-        folder: where to write; created if missing. Each file appears whole or not at all.
-        config: difficulty.
-        train_size: number of training problems, at least 1.
-        test_size: number of held-out problems, at least 1.
-        seed: seed of both splits.
-
-    Returns:
-        The file of each split.
-
-    Raises:
-        ValueError: if a size is below 1, or larger than the configuration allows.
-    """
-    sizes: dict[Split, int] = {"train": train_size, "test": test_size}
-    for split, size in sizes.items():
-        if size < 1:
-            raise ValueError(f"{split}_size={size!r} is below 1; verl cannot load an empty file")
-    paths = {}
-    for split, size in sizes.items():
-        table = pa.Table.from_pylist(build_rows(generate_problems(config, size, seed, split), split))
-        paths[split] = folder / f"{split}.parquet"
-        with replacing(paths[split]) as partial:
-            pq.write_table(table, partial)
-    return paths

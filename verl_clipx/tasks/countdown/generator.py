@@ -60,7 +60,6 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
     """Draw distinct problems of one split.
 
     Args:
-        config: difficulty.
         count: number of problems, at least 0.
         seed: same seed, same problems; the first `n` of a longer list are the list of length `n`.
         split: "train" or "test".

@@ -8,15 +8,14 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_clipx.tasks.countdown import options
 from verl_clipx.tasks.countdown.config import CountdownConfig
+from verl_clipx.tasks.countdown.dataset import build_rows
 from verl_clipx.tasks.countdown.generator import Problem, draw_unfinished_attempt, generate_problems
 from verl_clipx.tasks.countdown.prompt import build_prompt, build_response
 from verl_clipx.tasks.countdown.reward import compute_score
-from verl_clipx.tasks.tiny_policy.sampling import sample_responses
-from verl_clipx.tasks.tiny_policy.warm_start import Example, SecondFit, WarmStartConfig, warm_start
+from verl_clipx.tasks.tiny_policy.sampling import mean_scores
+from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
 
 DEFAULT = CountdownConfig()
 DEFAULT_FIT = WarmStartConfig()
@@ -35,22 +34,15 @@ def fit_policy(
     has to undo first is the same for all problems.
 
     Args:
-        problems: solved problems to learn from.
         operators: what the mistakes combine the numbers by.
         mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
-        config: of the first fit.
         cache: folder that keeps finished policies.
-        num_threads: threads of the fits.
-
-    Returns:
-        The policy's folder.
     """
-    right = build_examples(problems, operators, 0.0, config.seed)
-    if mistakes == 0:
-        return warm_start(right, config, cache, num_threads)
-    habit = replace(config, steps=min(HABIT_STEPS, config.steps), learning_rate=HABIT_LEARNING_RATE)
-    second = SecondFit(build_examples(problems, operators, mistakes, config.seed), habit)
-    return warm_start(right, config, cache, num_threads, second)
+    fits = [(build_examples(problems, operators, 0.0, config.seed), config)]
+    if mistakes != 0:
+        habit = replace(config, steps=min(HABIT_STEPS, config.steps), learning_rate=HABIT_LEARNING_RATE)
+        fits.append((build_examples(problems, operators, mistakes, config.seed), habit))
+    return warm_start(fits, cache, num_threads)
 
 
 def build_examples(problems: Sequence[Problem], operators: str, mistakes: float, seed: int) -> list[Example]:
@@ -60,7 +52,6 @@ def build_examples(problems: Sequence[Problem], operators: str, mistakes: float,
     in reward, which is what reinforcement learning has to start from.
 
     Args:
-        problems: solved problems.
         operators: what the mistakes combine the numbers by.
         mistakes: share of demonstrations that leave out a number, 0 to 1.
         seed: seed of which ones and of the expressions.
@@ -81,24 +72,6 @@ def build_examples(problems: Sequence[Problem], operators: str, mistakes: float,
     ]
 
 
-def mean_reward(folder: Path, problems: Sequence[Problem], seed: int) -> float:
-    """Return the mean reward of one sampled response a problem, at temperature 1.
-
-    Args:
-        folder: a saved policy with its tokenizer.
-        problems: at least one.
-        seed: seed of the samples.
-    """
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    prompts = [build_prompt(problem.numbers, problem.target) for problem in problems]
-    truths = [{"numbers": problem.numbers, "target": problem.target} for problem in problems]
-    responses = sample_responses(model, tokenizer, prompts, seed)
-    scores = [
-        compute_score("countdown", response, truth)["score"] for response, truth in zip(responses, truths, strict=True)
-    ]
-    return sum(scores) / len(scores)
-
-
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
     examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 5000,
@@ -110,13 +83,13 @@ def main(
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = DEFAULT_FIT.learning_rate,
     seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
     num_threads: Annotated[int, typer.Option(help="Threads of the fit; no more than there are free cores.")] = 2,
-    min_numbers: options.MinNumbers = DEFAULT.min_numbers,
-    max_numbers: options.MaxNumbers = DEFAULT.max_numbers,
-    min_value: options.MinValue = DEFAULT.min_value,
-    max_value: options.MaxValue = DEFAULT.max_value,
-    min_target: options.MinTarget = DEFAULT.min_target,
-    max_target: options.MaxTarget = DEFAULT.max_target,
-    operators: options.Operators = DEFAULT.operators,
+    min_numbers: Annotated[int, typer.Option(help="Fewest numbers in a problem.")] = DEFAULT.min_numbers,
+    max_numbers: Annotated[int, typer.Option(help="Most numbers in a problem.")] = DEFAULT.max_numbers,
+    min_value: Annotated[int, typer.Option(help="Smallest number.")] = DEFAULT.min_value,
+    max_value: Annotated[int, typer.Option(help="Largest number.")] = DEFAULT.max_value,
+    min_target: Annotated[int, typer.Option(help="Smallest target.")] = DEFAULT.min_target,
+    max_target: Annotated[int, typer.Option(help="Largest target.")] = DEFAULT.max_target,
+    operators: Annotated[str, typer.Option(help="Operators that solutions are built from.")] = DEFAULT.operators,
 ) -> None:
     """Fit a policy of about a million parameters to solved problems and print its folder on standard output.
 
@@ -132,7 +105,7 @@ def main(
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     seconds = time.perf_counter() - started
-    reward = mean_reward(folder, held_out, seed)
+    reward = mean_scores(folder, build_rows(held_out, "test"), seed, compute_score)["score"]
     typer.echo(f"warm start: {seconds:.0f} s, held-out reward {reward:.3f} over {len(held_out)} problems", err=True)
     typer.echo(folder)
 

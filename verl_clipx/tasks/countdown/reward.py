@@ -17,7 +17,7 @@ from fractions import Fraction
 from numbers import Integral, Rational
 from typing import Any
 
-from verl_clipx.tasks.final_part import final_part
+from verl_clipx.common.responses import final_part
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 
 # Expressions of six numbers take about 30 characters. The cap bounds the parser's depth and the integers' size.
@@ -45,11 +45,7 @@ def compute_score(
     parentheses count; other operators do not.
 
     Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
         ground_truth: `{"numbers": integers, "target": number}`, as JSON or as such; anything else scores 0.
-        extra_info: unused; verl passes it.
-        **kwargs: unused; verl passes more for reward models.
 
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last answer is an arithmetic expression.
@@ -58,15 +54,7 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: unused; all of a task's rows have one form.
-        ground_truth: the row's.
-
-    Raises:
-        ValueError: it is not what `compute_score` wants; says what that is.
-    """
+    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
     decoded = decode_ground_truth(ground_truth)
     try:
         numbers, target = list(decoded["numbers"]), decoded["target"]

@@ -52,29 +52,27 @@ _PERCENT = re.compile(r"%|per ?cent(?:age)?(?: points?)?\b")
 
 @dataclass(frozen=True)
 class Number:
-    """A number as it is written."""
+    """A number as it is written.
+
+    Args:
+        value: its value; a percent sign does not change it.
+        decimals: digits after the point.
+        digits: significant digits written, 0 for a zero.
+        unit: what follows it, without percent; empty if nothing does.
+        percent: whether a percent sign, or the word, follows.
+    """
 
     value: Decimal
-    """Its value; a percent sign does not change it."""
-
     decimals: int
-    """Digits after the point."""
-
     digits: int
-    """Significant digits written, 0 for a zero."""
-
     unit: str
-    """What follows it, without percent; empty if nothing does."""
-
     percent: bool = False
-    """Whether a percent sign, or the word, follows."""
 
 
 def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, rounding: bool = False) -> bool:
     """Return whether a response's answer gives exactly the expected answers, in any order.
 
     Args:
-        answer: the answer as written.
         expected: the expected answers, at least one.
         ratio: whether the expected numbers may be shares of 1 that a response may give in percent.
         rounding: whether the expected numbers were computed, so that a number rounded to some decimals is right if

@@ -53,9 +53,6 @@ def build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt
 
     Args:
         sample: a line of the release's samples.
-        table: its table as text.
-        index: the sample's number in its split.
-        split: name of the split.
         prompt: one of `PROMPTS`.
     """
     aggregation = sample["aggregation"]

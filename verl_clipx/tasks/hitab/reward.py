@@ -7,8 +7,8 @@ and the comparison are this project's (answers.py).
 from collections.abc import Mapping
 from typing import Any
 
+from verl_clipx.common.responses import final_part
 from verl_clipx.tasks.boxed import last_boxed
-from verl_clipx.tasks.final_part import final_part
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 
@@ -22,12 +22,8 @@ def compute_score(
     r"""Score one response; never raises and holds no state, so any thread may call it.
 
     Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
         ground_truth: `{"answers": strings, "ratio": bool, "rounding": bool}` (see `answers_match`), as JSON or as
             such; anything else scores 0.
-        extra_info: unused; verl passes it.
-        **kwargs: unused; verl passes more for reward models.
 
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if there is a closed box that is not empty.
@@ -45,15 +41,7 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: unused; all of a task's rows have one form.
-        ground_truth: the row's.
-
-    Raises:
-        ValueError: it is not what `compute_score` wants; says what that is.
-    """
+    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
     decoded = decode_ground_truth(ground_truth)
     if not isinstance(decoded, Mapping) or not _strings(decoded.get("answers")):
         raise ValueError(

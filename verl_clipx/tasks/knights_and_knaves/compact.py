@@ -13,7 +13,7 @@ def compact_puzzle(statements: Sequence[Statement]) -> str:
     """Write what each person says, such as "A:B&~C B:A=C C:~A".
 
     A letter stands for "is a knight", ~ before it for "is a knave", ! for "not", & | > = for and, or, if … then, if and
-    only if; = also says that two people are of the same kind.
+    only if.
 
     Args:
         statements: what person i says, for each person; at most 8 people.
@@ -27,8 +27,6 @@ def _write(statement: Statement) -> str:
             return LETTERS[person]
         case ("knave", person):
             return f"~{LETTERS[person]}"
-        case ("same", first, second):
-            return f"{LETTERS[first]}={LETTERS[second]}"
         case ("not", inner):
             return f"!{_write_part(inner)}"
     operator, left, right = statement

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 from verl_clipx.tasks.knights_and_knaves.compact import LETTERS, compact_puzzle
-from verl_clipx.tasks.knights_and_knaves.config import StatementConfig
 from verl_clipx.tasks.knights_and_knaves.generator import generate_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import (
     CHAT_PROMPT,
@@ -16,6 +15,7 @@ from verl_clipx.tasks.knights_and_knaves.prompt import (
 )
 from verl_clipx.tasks.knights_and_knaves.puzzle import SPLITS, Puzzle, Split
 from verl_clipx.tasks.knights_and_knaves.release import released_puzzles
+from verl_clipx.tasks.knights_and_knaves.statement import OPERATORS
 from verl_clipx.tasks.knights_and_knaves.wording import word_puzzle, word_solution
 
 DATA_SOURCE = "knights_and_knaves"
@@ -26,7 +26,7 @@ PAPER_COUNT: dict[Split, int] = {"train": 900, "test": 100}
 
 # For the tiny policy. With these operators 21 and 1359 puzzles of two and three people are logically different in the
 # training split, 5 and 151 in the test split; drawing the last few of them would take long.
-TINY_STATEMENTS = StatementConfig(operators=("and", "or", "iff"))
+TINY_OPERATORS = ("and", "or", "iff")
 TINY_COUNTS: dict[Split, dict[int, int]] = {"train": {2: 20, 3: 1000}, "test": {2: 5, 3: 123}}
 
 
@@ -45,7 +45,6 @@ def rows(
         source: None to generate them, or the folder of AR-Lopti's release, see `released_puzzles`.
         split: "train" or "test"; the generated ones share no puzzle, whatever the seeds.
         prompt: "kk_chat".
-        seed: same seed, same rows.
         people: numbers of people, each 2 to 8.
         count: puzzles of each size, at least 1; None for the papers' 900 ("train") and 100 ("test").
 
@@ -63,7 +62,7 @@ def rows(
     if count < 1:
         raise ValueError(f"count={count!r} is below 1; verl cannot load an empty file")
     rng = random.Random(f"wording-{split}-{seed}")
-    for index, puzzle in enumerate(_mixed({size: count for size in people}, seed, split, StatementConfig())):
+    for index, puzzle in enumerate(_mixed({size: count for size in people}, seed, split, OPERATORS)):
         worded = word_puzzle(puzzle, rng)
         truth = word_solution(puzzle.solution, worded.names)
         yield _row(puzzle, build_chat_prompt(worded.problem), truth, split, index)
@@ -76,7 +75,6 @@ def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) ->
         source: must be None; the puzzles are generated.
         split: "train" or "test"; the two share no puzzle, whatever the seeds.
         prompt: "kk_compact".
-        seed: same seed, same rows.
 
     Raises:
         ValueError: if an argument is not one of those.
@@ -84,7 +82,7 @@ def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) ->
     if source is not None:
         raise ValueError(f"source={str(source)!r} is not read: these puzzles are generated; leave it out")
     _check(split, prompt, COMPACT_PROMPT)
-    for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_STATEMENTS)):
+    for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
         yield _row(puzzle, build_compact_prompt(puzzle.statements), truth, split, index)
 
@@ -122,9 +120,9 @@ def _check(split: str, prompt: str, only_prompt: str) -> None:
         raise ValueError(f"prompt={prompt!r} does not fit these puzzles; use {only_prompt!r}")
 
 
-def _mixed(counts: Mapping[int, int], seed: int, split: Split, config: StatementConfig) -> list[Puzzle]:
+def _mixed(counts: Mapping[int, int], seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:
     puzzles = [
-        puzzle for size, count in counts.items() for puzzle in generate_puzzles(size, count, seed, split, config)
+        puzzle for size, count in counts.items() for puzzle in generate_puzzles(size, count, seed, split, operators)
     ]
     # The first rows of a file should hold all sizes: people look at them, and limits cut there.
     random.Random(f"order-{split}-{seed}").shuffle(puzzles)

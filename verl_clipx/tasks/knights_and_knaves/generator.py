@@ -3,15 +3,16 @@
 import random
 from collections.abc import Iterator
 
-from verl_clipx.tasks.knights_and_knaves.config import MAX_PEOPLE, MIN_PEOPLE, StatementConfig
 from verl_clipx.tasks.knights_and_knaves.puzzle import SPLITS, Puzzle, Split, solve, split_of
 from verl_clipx.tasks.knights_and_knaves.statement import LEAVES, Statement
+
+MIN_PEOPLE, MAX_PEOPLE = 2, 8
 
 # Draws without a new puzzle after which the space counts as exhausted.
 MAX_FRUITLESS_DRAWS = 20_000
 
 
-def generate_puzzles(people: int, count: int, seed: int, split: Split, config: StatementConfig) -> list[Puzzle]:
+def generate_puzzles(people: int, count: int, seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:
     """Draw puzzles of one size and split, no two with the same key.
 
     Args:
@@ -19,10 +20,7 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, config: S
         count: number of puzzles, at least 0.
         seed: same seed, same puzzles; the first `n` of a longer list are the list of length `n`.
         split: "train" or "test".
-        config: what people may say.
-
-    Returns:
-        `count` puzzles.
+        operators: of `statement.OPERATORS`, those that people use.
 
     Raises:
         ValueError: if `people` or `count` is out of range, `split` is unknown, or there are fewer such puzzles.
@@ -31,7 +29,7 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, config: S
         raise ValueError(f"count={count!r} is negative; ask for 0 puzzles or more")
     puzzles: dict[tuple[int, ...], Puzzle] = {}
     fruitless = 0
-    draws = draw_puzzles(people, seed, split, config)
+    draws = draw_puzzles(people, seed, split, operators)
     while len(puzzles) < count:
         puzzle = next(draws)
         if puzzle.key not in puzzles:
@@ -41,20 +39,18 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, config: S
         fruitless += 1
         if fruitless == MAX_FRUITLESS_DRAWS:
             raise ValueError(
-                f"count={count} {split} puzzles of {people} people cannot be had from {config}: found {len(puzzles)}; "
-                "ask for fewer, or for more people, a larger max_depth or more operators"
+                f"count={count} {split} puzzles of {people} people cannot be had with {operators}: found "
+                f"{len(puzzles)}; ask for fewer, or for more people or more operators"
             )
     return list(puzzles.values())
 
 
-def draw_puzzles(people: int, seed: int, split: Split, config: StatementConfig) -> Iterator[Puzzle]:
+def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...]) -> Iterator[Puzzle]:
     """Draw puzzles of one size and split without end; the same one may come again, also in another wording.
 
     Args:
         people: number of people, 2 to 8.
-        seed: same seed, same puzzles.
         split: "train" or "test"; a puzzle's key decides which it belongs to.
-        config: what people may say.
 
     Raises:
         ValueError: if `people` is out of range or `split` is unknown, at the first draw; or if there are none.
@@ -66,7 +62,7 @@ def draw_puzzles(people: int, seed: int, split: Split, config: StatementConfig) 
     rng = random.Random(f"knights-and-knaves-{people}-{split}-{seed}")
     fruitless = 0
     while fruitless < MAX_FRUITLESS_DRAWS:
-        statements = tuple(_draw_statement(rng, person, people, config.max_depth, config) for person in range(people))
+        statements = tuple(_draw_statement(rng, person, people, operators) for person in range(people))
         solutions = solve(statements)
         if len(solutions) == 1:
             puzzle = Puzzle(statements, solutions[0])
@@ -76,22 +72,21 @@ def draw_puzzles(people: int, seed: int, split: Split, config: StatementConfig) 
                 continue
         fruitless += 1
     raise ValueError(
-        f"no {split} puzzle of {people} people came up in {MAX_FRUITLESS_DRAWS} draws from {config}; "
-        "ask for more people, a larger max_depth or more operators"
+        f"no {split} puzzle of {people} people came up in {MAX_FRUITLESS_DRAWS} draws with {operators}; "
+        "ask for more people or more operators"
     )
 
 
-def _draw_statement(rng: random.Random, speaker: int, people: int, depth: int, config: StatementConfig) -> Statement:
-    operator = rng.choice(("plain", *config.operators)) if depth > 1 else "plain"
+def _draw_statement(rng: random.Random, speaker: int, people: int, operators: tuple[str, ...]) -> Statement:
+    """A plain statement, or one of the operators, each as likely, on plain ones."""
+    operator = rng.choice(("plain", *operators)) if operators else "plain"
     if operator == "plain":
         # "I am a knave" can be said by nobody.
         leaves = [(kind, person) for person in range(people) for kind in LEAVES if (kind, person) != ("knave", speaker)]
         return rng.choice(leaves)
-    if operator == "same":
-        return ("same", *rng.sample(range(people), 2))
-    left = _draw_statement(rng, speaker, people, depth - 1, config)
+    left = _draw_statement(rng, speaker, people, ())
     if operator == "not":
         return ("not", left)
-    while (right := _draw_statement(rng, speaker, people, depth - 1, config)) == left:
+    while (right := _draw_statement(rng, speaker, people, ())) == left:
         pass
     return (operator, left, right)

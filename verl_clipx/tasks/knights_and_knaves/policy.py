@@ -2,30 +2,23 @@
 
 import hashlib
 import json
-import os
 import random
-import shutil
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated
 
-import torch
 import typer
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from verl_clipx.common.files import write_json
-from verl_clipx.tasks.definition import Row
-from verl_clipx.tasks.knights_and_knaves.dataset import TINY_STATEMENTS, tiny_rows
+from verl_clipx.tasks.knights_and_knaves.dataset import TINY_OPERATORS, tiny_rows
 from verl_clipx.tasks.knights_and_knaves.generator import draw_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import COMPACT_PROMPT, build_compact_prompt, build_compact_response
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.reward import compute_score
 from verl_clipx.tasks.knights_and_knaves.tokenizer import build_puzzle_tokenizer
-from verl_clipx.tasks.tiny_policy.model import build_model
-from verl_clipx.tasks.tiny_policy.sampling import sample_responses
-from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, fit
+from verl_clipx.tasks.tiny_policy.sampling import mean_scores
+from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
 
 # Part of the cache key: raise it when the code below changes what it trains.
 RECIPE_VERSION = 1
@@ -48,7 +41,7 @@ def draw_training_puzzles(count: int, seed: int) -> list[Puzzle]:
     small that is another example. None of the test split can come, whatever the seed.
     """
     rng = random.Random(f"sizes-{seed}")
-    draws = {people: draw_puzzles(people, seed, "train", TINY_STATEMENTS) for people in (2, 3)}
+    draws = {people: draw_puzzles(people, seed, "train", TINY_OPERATORS) for people in (2, 3)}
     return [next(draws[2 if rng.random() < SHARE_OF_TWO else 3]) for _ in range(count)]
 
 
@@ -56,9 +49,7 @@ def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> lis
     """Return one demonstration a puzzle, some of them without the last person.
 
     Args:
-        puzzles: what to demonstrate.
         mistakes: share of demonstrations that leave the last person out, 0 to 1; the reward cannot read those.
-        seed: seed of which ones.
 
     Raises:
         ValueError: if `mistakes` is outside 0 to 1.
@@ -86,67 +77,19 @@ def fit_policy(
     Args:
         puzzles: what to learn from, at least one.
         mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
-        config: of the first fit.
         cache: folder that keeps finished policies.
-        num_threads: threads of the fits; more than one can change the last digits of the weights.
-
-    Returns:
-        A folder that AutoModelForCausalLM and AutoTokenizer load. It appears whole or not at all.
 
     Raises:
         ValueError: if there are no puzzles, or `mistakes` is not a share.
     """
-    if not puzzles:
-        raise ValueError("puzzles is empty; give at least one")
     fits = [(build_examples(puzzles, 0.0, config.seed), config)]
     if mistakes != 0:
         habit = replace(config, steps=min(HABIT_STEPS, config.steps), learning_rate=HABIT_LEARNING_RATE)
         fits.append((build_examples(puzzles, mistakes, config.seed), habit))
     recipe = [[asdict(settings), [asdict(example) for example in examples]] for examples, settings in fits]
     digest = hashlib.sha256(json.dumps([RECIPE_VERSION, recipe]).encode()).hexdigest()
-    folder = cache / f"knights_and_knaves-{digest[:16]}"
-    if folder.is_dir():
-        return folder
-    tokenizer = build_puzzle_tokenizer()
-    model = build_model(config.model, tokenizer, config.seed)
-    threads_before = torch.get_num_threads()
-    torch.set_num_threads(num_threads)
-    try:
-        for examples, settings in fits:
-            fit(model, tokenizer, examples, settings)
-    finally:
-        torch.set_num_threads(threads_before)
-    partial = cache / f".{folder.name}.{os.getpid()}"
-    try:
-        model.save_pretrained(partial)
-        tokenizer.save_pretrained(partial)
-        write_json(partial / "warm_start.json", [settings for settings, _ in recipe])
-        try:
-            partial.rename(folder)
-        except OSError:
-            # Another process finished the same fit first; its folder is as good.
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-    return folder
-
-
-def mean_scores(folder: Path, rows: Sequence[Row], seed: int) -> dict[str, float]:
-    """Return the mean of each part of the reward over one sampled response a row, at temperature 1.
-
-    Args:
-        folder: a saved policy with its tokenizer.
-        rows: rows of the compact data set, at least one.
-        seed: seed of the samples.
-    """
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed)
-    scores = [
-        compute_score(row["data_source"], response, row["reward_model"]["ground_truth"])
-        for row, response in zip(rows, responses, strict=True)
-    ]
-    return {part: sum(score[part] for score in scores) / len(scores) for part in scores[0]}
+    name = f"knights_and_knaves-{digest[:16]}"
+    return warm_start(fits, cache, num_threads, build_puzzle_tokenizer(), name)
 
 
 def main(
@@ -174,7 +117,7 @@ def main(
         raise typer.BadParameter(str(error)) from error
     seconds, work = time.perf_counter() - started, time.process_time() - worked
     held_out = list(tiny_rows(None, split="test", prompt=COMPACT_PROMPT))
-    means = mean_scores(folder, held_out, seed)
+    means = mean_scores(folder, held_out, seed, compute_score)
     figures = ", ".join(f"{part} {mean:.3f}" for part, mean in means.items())
     typer.echo(
         f"warm start: {seconds:.0f} s ({work:.0f} s of processor time); held out, {len(held_out)} puzzles: {figures}",

@@ -51,13 +51,10 @@ def compute_score(
     wrong one, -2 for none that can be read. In a wrong form no answer counts, so the totals are 3, -0.5, -1, -3.
 
     Args:
-        data_source: unused; verl passes it.
         solution_str: the decoded response, or prompt and response.
         ground_truth: one line a person, "(1) Zoey is a knight"; or a mapping with that as `solution_text_format`, as
             in the released files. Of anything else no answer is right.
-        extra_info: unused; verl passes it.
         think_in_prompt: whether the prompt ends in `<think>`; None accepts responses to either kind of prompt.
-        **kwargs: unused; verl passes more for reward models.
 
     Returns:
         `score`: the total. `acc`: 1.0 if the total is 3, else 0.0, which is what the papers call accuracy. `format`:
@@ -77,15 +74,7 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: unused; all of a task's rows have one form.
-        ground_truth: the row's.
-
-    Raises:
-        ValueError: it is not what `compute_score` wants; says what that is.
-    """
+    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
     if not _parse_truth(ground_truth):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line a person, "

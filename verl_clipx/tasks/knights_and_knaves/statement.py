@@ -3,7 +3,6 @@
 A statement about people numbered from 0 is one of
 
 - `("knight", i)`, `("knave", i)`: person i is a knight, a knave;
-- `("same", i, j)`: persons i and j are of the same kind;
 - `("not", s)`, `("and", s, t)`, `("or", s, t)`, `("if", s, t)`, `("iff", s, t)`: of the statements s and t.
 
 With n people there are 2**n ways to assign kinds; in way number w, person i is a knight if bit i of w is set. A truth
@@ -17,8 +16,7 @@ from typing import Any
 Statement = tuple[Any, ...]
 
 LEAVES = ("knight", "knave")
-BINARY = ("and", "or", "if", "iff")
-OPERATORS = ("not", *BINARY, "same")
+OPERATORS = ("not", "and", "or", "if", "iff")
 
 
 @functools.cache
@@ -43,8 +41,6 @@ def truth_table(statement: Statement, knights: Sequence[int]) -> int:
             return knights[person]
         case ("knave", person):
             return everything ^ knights[person]
-        case ("same", first, second):
-            return everything ^ knights[first] ^ knights[second]
         case ("not", inner):
             return everything ^ truth_table(inner, knights)
         case ("and", left, right):

@@ -8,59 +8,13 @@ from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.statement import Statement
 from verl_clipx.tasks.templates import template_named
 
-NAMES = (
-    "Abigail",
-    "Aiden",
-    "Alexander",
-    "Amelia",
-    "Aria",
-    "Aurora",
-    "Ava",
-    "Avery",
-    "Benjamin",
-    "Charlotte",
-    "Chloe",
-    "Daniel",
-    "David",
-    "Elizabeth",
-    "Ella",
-    "Emily",
-    "Emma",
-    "Ethan",
-    "Evelyn",
-    "Grace",
-    "Harper",
-    "Henry",
-    "Isabella",
-    "Jack",
-    "Jackson",
-    "Jacob",
-    "James",
-    "Joseph",
-    "Liam",
-    "Lily",
-    "Logan",
-    "Lucas",
-    "Luke",
-    "Mason",
-    "Matthew",
-    "Mia",
-    "Michael",
-    "Noah",
-    "Oliver",
-    "Olivia",
-    "Owen",
-    "Penelope",
-    "Riley",
-    "Samuel",
-    "Scarlett",
-    "Sebastian",
-    "Sofia",
-    "Sophia",
-    "Victoria",
-    "William",
-    "Zoey",
-)
+_NAMES = """
+Abigail Aiden Alexander Amelia Aria Aurora Ava Avery Benjamin Charlotte Chloe Daniel David Elizabeth Ella Emily
+Emma Ethan Evelyn Grace Harper Henry Isabella Jack Jackson Jacob James Joseph Liam Lily Logan Lucas Luke Mason
+Matthew Mia Michael Noah Oliver Olivia Owen Penelope Riley Samuel Scarlett Sebastian Sofia Sophia Victoria
+William Zoey
+"""
+NAMES = tuple(_NAMES.split())
 
 SAYINGS = (
     "{name} said that {statement}.",
@@ -113,24 +67,16 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> WordedPuzzle:
 
 
 def word_statement(statement: Statement, names: Sequence[str]) -> str:
-    """Write a statement in English.
-
-    A statement inside another one that is larger than "Zoey is a knight" stands in parentheses; the published set has
-    none of those, and without a mark "A or B and C" could be read in two ways.
-    """
+    """Write a plain statement, the negation of one, or two of them joined, in English."""
     match statement:
         case ("knight", person):
             return f"{names[person]} is a knight"
         case ("knave", person):
             return f"{names[person]} is a knave"
-        case ("same", first, second):
-            return f"{names[first]} and {names[second]} are of the same kind"
-        case ("not", (("knight" | "knave") as kind, person)):
+        case ("not", (kind, person)):
             return f"{names[person]} is not a {kind}"
-        case ("not", inner):
-            return f"it is not true that {_part(inner, names)}"
     operator, left, right = statement
-    return _JOINED[operator].format(_part(left, names), _part(right, names))
+    return _JOINED[operator].format(word_statement(left, names), word_statement(right, names))
 
 
 def word_solution(solution: Sequence[bool], names: Sequence[str]) -> str:
@@ -139,8 +85,3 @@ def word_solution(solution: Sequence[bool], names: Sequence[str]) -> str:
         f"({number}) {name} is a {'knight' if is_knight else 'knave'}"
         for number, (name, is_knight) in enumerate(zip(names, solution, strict=True), start=1)
     )
-
-
-def _part(statement: Statement, names: Sequence[str]) -> str:
-    text = word_statement(statement, names)
-    return text if statement[0] in ("knight", "knave") else f"({text})"

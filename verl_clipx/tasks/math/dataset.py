@@ -27,7 +27,6 @@ def _rows_of(name: str, read: ProblemReader, alternatives: bool) -> RowBuilder:
 
     Args:
         name: the data set, which is also the rows' `data_source`.
-        read: yields its problems.
         alternatives: whether any of a problem's answers counts, and the ground truth is their list as JSON; otherwise
             all of them together are the answer, and it is that text.
     """
@@ -57,18 +56,8 @@ def _train(
     alternatives: bool = False,
     repeats: bool = False,
 ) -> DatasetDefinition:
-    return DatasetDefinition(
-        name=name,
-        task="math",
-        kind="train",
-        summary=summary,
-        hub=hub,
-        license=licence,
-        prompts=prompts,
-        rows=_rows_of(name, read, alternatives),
-        splits=("train",),
-        repeats=repeats,
-    )
+    rows = _rows_of(name, read, alternatives)
+    return DatasetDefinition(name, "math", "train", summary, hub, licence, prompts, rows, ("train",), repeats)
 
 
 def _evaluation(
@@ -80,17 +69,8 @@ def _evaluation(
     hub_config: str | None = None,
     alternatives: bool = False,
 ) -> DatasetDefinition:
-    return DatasetDefinition(
-        name=name,
-        task="math",
-        kind="evaluation",
-        summary=summary,
-        hub=hub,
-        license=licence,
-        prompts=BOXED_FIRST,
-        rows=_rows_of(name, reader_of_benchmark(hub, hub_split, hub_config), alternatives),
-        splits=("test",),
-    )
+    rows = _rows_of(name, reader_of_benchmark(hub, hub_split, hub_config), alternatives)
+    return DatasetDefinition(name, "math", "evaluation", summary, hub, licence, BOXED_FIRST, rows, ("test",))
 
 
 _UNVERIFIED = "not verified; see the hub"

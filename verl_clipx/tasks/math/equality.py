@@ -189,7 +189,6 @@ def _compare_bases(answer: str, gold: str, without_base: bool | None) -> bool | 
     """Compare numbers of which one has an index, which math-verify ignores.
 
     Args:
-        answer, gold: cleaned answers.
         without_base: the verdict on equal digits of which one has no base; the question must have asked for it.
     """
     given, right = _digits_and_base(answer), _digits_and_base(gold)

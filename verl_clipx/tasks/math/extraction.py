@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from verl_clipx.tasks.final_part import final_part
+from verl_clipx.common.responses import braced, final_part
 
 # The longest answer among the papers' data sets has about 300 characters.
 MAX_ANSWER_LENGTH = 2000
@@ -34,11 +34,7 @@ class Extraction:
 
 
 def extract_answer(response: str) -> Extraction:
-    """Read the last box of the final part (see `final_part`).
-
-    Args:
-        response: any text.
-    """
+    """Read the last box of the final part (see `final_part`)."""
     final = final_part(response)
     if final is None:
         return Extraction(None, finished=False, consistent=False)
@@ -70,15 +66,5 @@ def _content(text: str, start: int) -> str | None:
     opening = _BOX.match(text, start)
     if opening is None:
         return None
-    depth, position = 1, opening.end()
-    limit = min(len(text), position + MAX_ANSWER_LENGTH + 1)
-    while position < limit:
-        character = text[position]
-        if character == "\\":
-            position += 2
-            continue
-        depth += (character == "{") - (character == "}")
-        if depth == 0:
-            return text[opening.end() : position].strip()
-        position += 1
-    return None
+    content = braced(text, opening.end(), MAX_ANSWER_LENGTH)
+    return None if content is None else content.strip()

@@ -21,8 +21,6 @@ def compute_score(
     r"""Score one response 1.0 if its last `\boxed{…}` is right, else 0.0: the reward of ACPO's and AR-Lopti's runs.
 
     Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
         ground_truth: the right answer as text or number, or a list of accepted ones, as such or as JSON.
         extra_info: a mapping; a true `truncated` in it says that the response was cut off, which never scores.
 
@@ -44,12 +42,6 @@ def compute_score_strict(
     The format is right if the final part has a closed, non-empty box and no other box that says something else, so
     that guessing several answers never pays.
 
-    Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
-        ground_truth: as in `compute_score`.
-        extra_info: as in `compute_score`.
-
     Returns:
         The keys of `compute_score`; acc is 1.0 only if the format is right too.
     """
@@ -63,30 +55,13 @@ def compute_score_for_evaluation(
     r"""Score one response 1.0 if its last `\boxed{…}` is right beyond reasonable doubt (`equal_answers`), else 0.0.
 
     What `clipx eval` counts by default: a number to be reported should not owe anything to a lenient comparison.
-
-    Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response.
-        ground_truth: as in `compute_score`.
-        extra_info: as in `compute_score`.
-
-    Returns:
-        The keys of `compute_score`.
     """
     parts = _judge(solution_str, ground_truth, extra_info, strict=False, equal=equal_answers)
     return {"score": parts["acc"], **parts}
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: unused; all of a task's rows have one form.
-        ground_truth: the row's.
-
-    Raises:
-        ValueError: it is not what `compute_score` wants; says what that is.
-    """
+    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
     if not accepted_answers(ground_truth):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): mathematics needs the right answer as "

@@ -10,21 +10,19 @@ from transformers import PreTrainedTokenizerBase, Qwen2Config, Qwen2ForCausalLM
 class ModelConfig:
     """Shape of the tiny policy.
 
+    Args:
+        hidden_size: width, a multiple of 32.
+        intermediate_size: width inside the feed-forward layers.
+        max_length: longest prompt and response together, in tokens.
+
     Raises:
         ValueError: if a value is not a positive integer, or `hidden_size` is not a multiple of the head size.
     """
 
     hidden_size: int = 128
-    """Width, a multiple of 32."""
-
     intermediate_size: int = 384
-    """Width inside the feed-forward layers."""
-
     num_layers: int = 4
-    """Number of transformer layers."""
-
     max_length: int = 512
-    """Longest prompt and response together, in tokens."""
 
     def __post_init__(self) -> None:
         for key, value in vars(self).items():
@@ -44,7 +42,6 @@ def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: i
     """Build a randomly initialised policy in float32.
 
     Args:
-        config: shape.
         tokenizer: its length becomes the vocabulary's size exactly: verl masks what is beyond the tokenizer.
         seed: seed of the weights; torch's global generator is left as it was.
 

@@ -1,9 +1,12 @@
 """Sampled responses of a policy, for measuring it outside a training run."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 import torch
-from transformers import PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from verl_clipx.tasks.definition import Row
 
 Messages = list[dict[str, str]]
 
@@ -22,7 +25,6 @@ def sample_responses(
     Args:
         model: a causal language model; it is put into evaluation mode for the call.
         tokenizer: its tokenizer, with a chat template.
-        prompts: chat messages.
         seed: seed of the samples; torch's global generator is left as it was.
         temperature: above 0.
         max_new_tokens: longest response, in tokens.
@@ -47,3 +49,22 @@ def sample_responses(
         )
     model.train(was_training)
     return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def mean_scores(
+    folder: Path, rows: Sequence[Row], seed: int, reward: Callable[..., dict[str, float]]
+) -> dict[str, float]:
+    """Return the mean of each part of a reward over one sampled response a row, at temperature 1.
+
+    Args:
+        folder: a saved policy with its tokenizer.
+        rows: at least one.
+        reward: a task's `compute_score`.
+    """
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed)
+    scores = [
+        reward(row["data_source"], response, row["reward_model"]["ground_truth"])
+        for row, response in zip(rows, responses, strict=True)
+    ]
+    return {part: sum(score[part] for score in scores) / len(scores) for part in scores[0]}

@@ -35,24 +35,22 @@ class Example:
 class WarmStartConfig:
     """Length and settings of the supervised fit.
 
+    Args:
+        steps: optimizer steps, at least 1.
+        batch_size: examples a step, at least 1.
+        learning_rate: peak learning rate of AdamW, above 0; a linear warm-up of a tenth of the steps, then linear decay
+            to 0.
+        seed: seed of the weights and of the order of the examples.
+
     Raises:
         ValueError: if a value is of the wrong type or outside its range; the message names the key.
     """
 
     steps: int = 850
-    """Optimizer steps, at least 1."""
-
     batch_size: int = 32
-    """Examples a step, at least 1."""
-
     learning_rate: float = 3e-3
-    """Peak learning rate of AdamW, above 0; a linear warm-up of a tenth of the steps, then linear decay to 0."""
-
     seed: int = 0
-    """Seed of the weights and of the order of the examples."""
-
     model: ModelConfig = field(default_factory=ModelConfig)
-    """Shape of the policy."""
 
     def __post_init__(self) -> None:
         for key in ("steps", "batch_size"):
@@ -65,29 +63,25 @@ class WarmStartConfig:
             raise ValueError(f"seed={self.seed!r} is not an integer; give one")
 
 
-@dataclass(frozen=True)
-class SecondFit:
-    """A fit that continues the first one, on other demonstrations."""
-
-    examples: Sequence[Example]
-    config: WarmStartConfig
+Fit = tuple[Sequence[Example], WarmStartConfig]
+"""What a fit learns from, and how."""
 
 
 def warm_start(
-    examples: Sequence[Example],
-    config: WarmStartConfig,
+    fits: Sequence[Fit],
     cache: Path,
     num_threads: int = 2,
-    second: SecondFit | None = None,
+    tokenizer: PreTrainedTokenizerBase | None = None,
+    name: str | None = None,
 ) -> Path:
-    """Fit the tiny policy to demonstrations and save it, unless that was done before.
+    """Fit the tiny policy to demonstrations, one fit after the other, and save it, unless that was done before.
 
     Args:
-        examples: demonstrations, at least one.
-        config: length and settings of the fit.
-        cache: folder that holds finished policies, one a configuration and set of examples.
-        num_threads: threads of the fit; more than one can change the last digits of the weights.
-        second: what to go on with, or None; of its configuration the model is not used.
+        fits: at least one; the model's shape and its first weights are by the configuration of the first.
+        cache: folder that holds finished policies.
+        num_threads: threads of the fits; more than one can change the last digits of the weights.
+        tokenizer: None for the tiny policy's own.
+        name: of the policy's folder in the cache, None for one by the examples and the configurations.
 
     Returns:
         A folder that AutoModelForCausalLM and AutoTokenizer load. It appears whole or not at all.
@@ -95,30 +89,26 @@ def warm_start(
     Raises:
         ValueError: if there are no examples, or one is longer than the model's `max_length`.
     """
-    if not examples:
+    if not all(examples for examples, _ in fits):
         raise ValueError("examples is empty; give at least one demonstration")
-    fingerprint = _fingerprint(examples, config)
-    if second is not None:
-        fingerprint += f"-{_fingerprint(second.examples, second.config)}"
-    folder = cache / f"tiny_policy-{fingerprint}"
+    folder = cache / (name or "-".join(["tiny_policy", *(_fingerprint(*one) for one in fits)]))
     if folder.is_dir():
         return folder
-    tokenizer = build_tokenizer()
-    model = build_model(config.model, tokenizer, config.seed)
+    tokenizer = tokenizer or build_tokenizer()
+    first = fits[0][1]
+    model = build_model(first.model, tokenizer, first.seed)
     threads_before = torch.get_num_threads()
     torch.set_num_threads(num_threads)
     try:
-        fit(model, tokenizer, examples, config)
-        if second is not None:
-            fit(model, tokenizer, second.examples, second.config)
+        for examples, config in fits:
+            fit(model, tokenizer, examples, config)
     finally:
         torch.set_num_threads(threads_before)
     partial = cache / f".{folder.name}.{os.getpid()}"
     try:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
-        fits = [asdict(config)] + ([asdict(second.config)] if second is not None else [])
-        write_json(partial / "warm_start.json", fits)
+        write_json(partial / "warm_start.json", [asdict(config) for _, config in fits])
         try:
             partial.rename(folder)
         except OSError:
@@ -137,7 +127,6 @@ def fit(
 
     Args:
         model: the policy, changed in place.
-        tokenizer: its tokenizer.
         examples: demonstrations; each epoch shuffles them anew.
         config: steps, batch size, learning rate, seed.
 
@@ -177,8 +166,6 @@ def encode(
     """Turn demonstrations into right-padded token ids and labels.
 
     Args:
-        tokenizer: a tokenizer with a chat template.
-        examples: demonstrations.
         max_length: longest example allowed, in tokens.
 
     Returns:

@@ -9,28 +9,26 @@ _MANY = 2_000_000
 
 @dataclass(frozen=True)
 class World:
-    """Where scores come from. Effects are normal, in units of the log-odds of a right sample."""
+    """Where scores come from. Effects are normal, in units of the log-odds of a right sample.
+
+    Args:
+        difficulty: Beta distribution of a question's chance to be answered: below 1, most are easy or hard, as in
+            mathematics.
+        effect: how much better the second method is on every question.
+        method: standard deviation over questions of what the second method does beyond `effect`.
+        seeds: standard deviation over trainings, of each method.
+        interaction: standard deviation over trainings and questions beyond that.
+        cluster_size: mean number of questions that share a source; above 1 the sizes differ, geometrically distributed.
+        shared: share of the variance of `method` and `interaction` that a source's questions have in common.
+    """
 
     difficulty: tuple[float, float] = (0.6, 0.6)
-    """Beta distribution of a question's chance to be answered: below 1, most are easy or hard, as in mathematics."""
-
     effect: float = 0.2
-    """How much better the second method is on every question."""
-
     method: float = 0.3
-    """Standard deviation over questions of what the second method does beyond `effect`."""
-
     seeds: tuple[float, float] = (0.1, 0.1)
-    """Standard deviation over trainings, of each method."""
-
     interaction: float = 0.3
-    """Standard deviation over trainings and questions beyond that."""
-
     cluster_size: float = 1.0
-    """Mean number of questions that share a source; above 1 the sizes differ, geometrically distributed."""
-
     shared: float = 0.0
-    """Share of the variance of `method` and `interaction` that a source's questions have in common."""
 
     def draw(
         self, seeds: tuple[int, int], questions: int, samples: int, generator: np.random.Generator
@@ -38,10 +36,7 @@ class World:
         """One experiment.
 
         Args:
-            seeds: trainings of each method.
-            questions: how many.
             samples: of a training on a question.
-            generator: of the random numbers.
 
         Returns:
             Shares of right samples ``[seeds, questions]`` of either method, and the questions' source ``[questions]``.

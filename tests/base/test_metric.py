@@ -1,0 +1,37 @@
+"""Names of metrics: what may not stand beside what.
+
+Covers: families against their members, shared families, names of the worker's passes and updates, and that the keys
+under which sums travel are no metric's. Not covered: the refusal through configuration and check-loss
+(tests/worker/test_logged_metrics.py).
+"""
+
+import pytest
+
+from verl_clipx.base.metric import of_decision, wrong_names
+from verl_clipx.base.shared_metrics import METRICS
+from verl_clipx.loss import metrics, rollout_metrics
+
+COLLIDING = {
+    "a family and its member": [dict(name="width", numbered="bin"), dict(name="width/bin_3")],
+    "two families": [dict(name="width", numbered="bin"), dict(name="width", numbered="bin")],
+    "a shared family's members": [dict(name="gradient_mass_by_probability", numbered="quartile")],
+    "a member of a pass": [dict(name="width", numbered="bin"), dict(name="low/width/bin_0")],
+    "a member of an update": [dict(name="width"), dict(name="update_12/width")],
+}
+
+
+@pytest.mark.parametrize("names", COLLIDING.values(), ids=COLLIDING)
+def test_metrics_that_would_share_a_key_are_refused(names):
+    own = [of_decision(meaning="a number", unit="1", **name) for name in names]
+    assert list(wrong_names(own, METRICS))
+
+
+def test_metrics_with_keys_of_their_own_are_not():
+    free = ["sum/ratio", "sum/staleness/versions", "width/bin_left", "count", "low/width", "tokens"]
+    own = [of_decision(name, "a number", "1") for name in free] + [of_decision("count", "tokens", "1", numbered="bin")]
+    assert not [sentence for sentence in wrong_names(own[:-1], METRICS)]
+    assert not list(wrong_names(own[-1:], METRICS))
+
+
+def test_no_metric_can_have_the_key_of_a_sum():
+    assert not [key for key in (*metrics.SUM_KEYS, *rollout_metrics.SUM_KEYS) if key.startswith("clipx/")]

@@ -1,0 +1,40 @@
+"""Where in a response its answer can stand: after its thinking, in a group of LaTeX."""
+
+THINK, END_OF_THINK = "<think>", "</think>"
+
+
+def final_part(response: str) -> str | None:
+    """Return what follows the last `</think>`.
+
+    A response without these tags is its own final part: templates that end with `<think>` leave the opening tag in the
+    prompt, where it cannot be seen, so only an opening tag in the response proves that the thinking was never closed.
+
+    Returns:
+        The final part; None if the response ends inside a `<think>` that it opened.
+    """
+    end = response.rfind(END_OF_THINK)
+    if response.rfind(THINK) > end:
+        return None
+    return response if end < 0 else response[end + len(END_OF_THINK) :]
+
+
+def braced(text: str, start: int, max_length: int) -> str | None:
+    r"""Return the content of a LaTeX group, in which \{ and \} are characters.
+
+    Args:
+        start: where the content begins, behind the opening brace.
+        max_length: longest content looked at, in characters: a bound on the work, whatever the text.
+
+    Returns:
+        The content; None if the group is not closed, or is longer.
+    """
+    depth, escaped = 1, False
+    for position in range(start, min(len(text), start + max_length + 1)):
+        character = text[position]
+        if escaped or character == "\\":
+            escaped = not escaped
+            continue
+        depth += (character == "{") - (character == "}")
+        if depth == 0:
+            return text[start:position]
+    return None
