@@ -312,7 +312,7 @@ def replay(
         for line in replay_run(console, run, settings or [], step=step, match=match, json_path=json, tokens=tokens):
             console.print(line, markup=False, highlight=False, soft_wrap=True)
     except (OSError, ValueError) as error:
-        _fail(error)
+        fail(error)
 
 
 @app.command()

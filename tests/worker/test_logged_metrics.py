@@ -118,6 +118,7 @@ ELSEWHERE = {
         if metric.name.startswith("anatomy/")
     },
     "clipx/receipt": "tests/end_to_end/test_training.py",
+    "clipx/rejected_fraction": "tests/worker/test_rejection.py",
     "clipx/shadow/acpo/cosine": "tests/worker/test_shadow.py",
     "clipx/shadow/acpo/norm_ratio": "tests/worker/test_shadow.py",
     "clipx/skipped_updates": "tests/worker/test_training_worker.py",
