@@ -116,6 +116,8 @@ def anatomy_sums(
 
 def bucket_of(values: Tensor) -> Tensor:
     """The bucket of each value: int64 in [0, BUCKETS), the middle one for magnitudes below SMALLEST."""
+    # A bucket is far wider than what float32 leaves out, and the logarithm is most of the work.
+    values = values.to(torch.float32)
     magnitude = values.abs().nan_to_num(0.0)
     steps = (magnitude.clamp(min=SMALLEST).log() - math.log(SMALLEST)) / WIDTH
     number = where(magnitude < SMALLEST, 0.0, steps.floor().clamp(0, PER_SIDE - 1) + 1)
