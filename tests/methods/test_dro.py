@@ -1,13 +1,18 @@
 """DRO's gradient and value by hand, and against verl's own dro, uncompiled and compiled.
 
-Covers the gradient where A is 0, where F is not defined; that F times A is the gradient elsewhere; the receipt's
-announced gradient and the mapped key are in tests/worker/test_receipt.py and tests/driver/test_clip_keys.py.
+Covers the gradient where A is 0, where F is not defined, and the receipt there; verl's key beside ours. That F times A
+is the gradient elsewhere is part of the contract.
 """
+
+import copy
 
 import pytest
 import torch
 from torch.testing import assert_close
+from verl.trainer.ppo import core_algos
 
+from tests.golden.runs import built_once
+from tests.worker.test_receipt import Update
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.compiled import token_functions
 from verl_clipx.loss.contract import CHECKS
@@ -60,6 +65,26 @@ def test_compiled_it_is_verl_s_gradient():
     assert functions.compiled
     expected = batch["advantages"] - 0.3 * (batch["log_prob"] - batch["old_log_prob"])
     assert_close(weighted, torch.where(batch["response_mask"], expected, 0.0))
+
+
+def without_advantages(data):
+    data["advantages"] = data["advantages"] * 0
+
+
+def test_the_receipt_knows_the_pull_where_the_advantages_are_0(monkeypatch):
+    config = copy.deepcopy(built_once(OURS))
+    update = Update(config)
+    assert update.run(moved=0.5, change=without_advantages).any()
+    assert update.receipt.end_rollout_batch(4) < 1e-5
+    assert "in the first update's backward pass to" in str(update.receipt)
+    other = copy.deepcopy(built_once(("+clipx=dro", "clipx.beta=0.2")))
+    other.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
+    registered = core_algos.POLICY_LOSS_REGISTRY["clipx_dro"]
+    monkeypatch.setitem(
+        core_algos.POLICY_LOSS_REGISTRY, "clipx_dro", lambda **given: registered(**given | {"config": other})
+    )
+    with pytest.raises(RuntimeError, match="receipt: at ratios"):
+        Update(config).run(change=without_advantages)
 
 
 def test_micro_batches_of_whole_sequences_add_up():

@@ -36,7 +36,7 @@ VALUES: dict[str, tuple[Any, ...]] = {
     f"{POLICY_LOSS}.tau_pos": (2.0,),
     f"{POLICY_LOSS}.tau_neg": (1.05, 1.2),
     f"{POLICY_LOSS}.dro_beta": (0.3, None),
-    f"{POLICY_LOSS}.loss_mode": ("vanilla", "gspo"),
+    f"{POLICY_LOSS}.loss_mode": ("vanilla", "gspo", "dro"),
     f"{POLICY_LOSS}.clip_cov_ratio": (0.01,),
     f"{POLICY_LOSS}.clip_cov_lb": (2.0,),
     f"{POLICY_LOSS}.clip_cov_ub": (4.0,),

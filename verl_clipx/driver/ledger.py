@@ -67,7 +67,9 @@ OF_DISTILLATION = "distillation.distillation_loss"
 ON_THE_PATH = (
     *(Row(f"{ACTOR}.{key}", TAKEN, taken_over_as(key)) for key in ("clip_ratio", *MAPPED)),
     Row(
-        f"{ACTOR}.policy_loss.loss_mode", REFUSED, "but for that of the group, which sets it; +clipx=observe takes any"
+        f"{ACTOR}.policy_loss.loss_mode",
+        REFUSED,
+        "but for that of the group, which sets it; +clipx=observe takes any of verl's",
     ),
     *(
         Row(f"{ACTOR}.policy_loss.{key}", REFUSED, f"but for verl's default: only verl's own loss {loss} reads it")

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.common.files import read_json, write_text
+from verl_clipx.common.files import read_json, remove_partials, write_text
 from verl_clipx.methods import Method
 
 FILE = "clipx_state.json"
@@ -64,6 +64,7 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
         # Python prints the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
     }
+    remove_partials(folder, f"{FILE}*")
     write_text(folder / FILE, json.dumps(content))
     return folder / FILE
 
