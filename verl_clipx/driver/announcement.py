@@ -49,7 +49,7 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=lopti),
     ]
-    return f"{'; '.join(filter(None, parts))}{traced(settings)}"
+    return f"{'; '.join(filter(None, parts))}{shadowed(settings)}{traced(settings)}"
 
 
 # What limits verl's own loss is not known here.
@@ -97,6 +97,12 @@ def corrections(run: RunFacts, *, observed: bool) -> list[str]:
     if temperature in (None, 1):
         return corrected
     return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
+
+
+def shadowed(settings: Settings | Observe) -> str:
+    """The methods that are computed beside the one that trains, with a semicolon in front; empty without any."""
+    shadow = getattr(settings, "shadow", None)
+    return "" if shadow is None else f"; in the shadow {', '.join(shadow.methods)}"
 
 
 def traced(settings: Settings | Observe) -> str:
