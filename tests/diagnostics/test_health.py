@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import numpy
 import pytest
 import torch
+from tensordict import NonTensorData, NonTensorStack, TensorDict
 from verl import DataProto
 from verl.trainer.ppo import metric_utils
 from verl.trainer.ppo.v1 import trainer_base
@@ -105,11 +106,14 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, verdicts, sha
     fetched = []
 
     def kv_batch_get(**named):
-        fetched.append(named["select_fields"])
-        return {"extra_fields": numpy.array(extras, dtype=object)}
+        assert named["keys"] == ["a", "b"] and named["select_fields"] == ["extra_fields"]
+        fetched.append(named)
+        # As TransferQueue does.
+        return TensorDict({"extra_fields": NonTensorStack(*map(NonTensorData, extras))}, batch_size=[len(extras)])
 
     monkeypatch.setattr(trainer_base, "tq", SimpleNamespace(kv_batch_get=kv_batch_get))
-    trainer, step = SimpleNamespace(), SimpleNamespace(keys=["a", "b"], partition_id="train")
+    trainer, step = SimpleNamespace(), SimpleNamespace(keys=["a", "b", "b"], partition_id="train")
+    step.tags = [{}, {"is_padding": False}, {"is_padding": True}]
 
     def compute(batch, metrics, timing_raw, global_steps, epoch):
         metrics["of verl"] = 1

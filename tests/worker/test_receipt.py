@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.utils.losses import ppo_loss
@@ -674,6 +675,13 @@ def test_the_trainer_stops_at_the_first_step_without_a_receipt(of_worker):
         logged(metrics=[VALIDATED, OF_SYNC, trained(1, **of_worker)], node=ACPO)
     with_receipt = trained(1, **{"actor/clipx/receipt": 1e-7})
     assert logged(metrics=[VALIDATED, with_receipt, trained(2, **of_worker)], node=ACPO) == [1, 2, 3]
+
+
+def test_the_trainer_reads_the_options_of_the_composed_run(composed):
+    for strategy, due in (("fsdp2", "stop"), ("fsdp", "warn")):
+        given = (f"{ACTOR}.strategy={strategy}", "actor_rollout_ref.rollout.name=vllm", "algorithm.adv_estimator=grpo")
+        config = OmegaConf.to_container(composed("+clipx=acpo", *given), resolve=True)
+        assert of_trainer.expected(config) == due
 
 
 def test_the_trainer_expects_none_of_steps_that_train_the_critic_alone():

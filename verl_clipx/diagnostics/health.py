@@ -42,7 +42,7 @@ def install_limits(tracking: ModuleType) -> None:
 
 def install_verdicts(trainers: ModuleType) -> None:
     """Wraps how the v1 trainers make a step's metrics, which don't see what a reward returns besides its score."""
-    if hasattr(getattr(trainers, "PPOTrainer", None), "_compute_metrics"):
+    if hasattr(trainers, "tq") and hasattr(getattr(trainers, "PPOTrainer", None), "_compute_metrics"):
         wrap_function_wrapper(trainers, "PPOTrainer._compute_metrics", partial(_with_verdicts, trainers))
 
 
@@ -112,11 +112,13 @@ def _with_verdicts(trainers: ModuleType, wrapped: Any, trainer: Any, positional:
         return
     call = inspect.signature(wrapped).bind(*positional, **named).arguments
     batch = call["batch"]
-    fields = trainers.tq.kv_batch_get(keys=batch.keys, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    infos = [
-        extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {}
-        for extra in fields["extra_fields"].tolist()
-    ]
+    # verl fills a batch up with copies.
+    rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
+    fields = trainers.tq.kv_batch_get(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    # A field of tensordict's that holds no tensors: as a list, or as what makes one.
+    extras = fields["extra_fields"]
+    extras = extras if isinstance(extras, list) else extras.tolist()
+    infos = [extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {} for extra in extras]
     found = undecided_share([info.get("undecided") for info in infos])
     # A reward returns it always or never.
     trainer.clipx_without_verdicts = not found

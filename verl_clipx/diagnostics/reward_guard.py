@@ -23,7 +23,8 @@ PATIENCE = 60.0
 
 def install(reward: ModuleType) -> None:
     """Wraps `get_custom_reward_fn` of verl.trainer.ppo.reward, which loads the function."""
-    wrap_function_wrapper(reward, "get_custom_reward_fn", _guarded)
+    if hasattr(reward, "get_custom_reward_fn"):
+        wrap_function_wrapper(reward, "get_custom_reward_fn", _guarded)
 
 
 def _guarded(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> Callable | None:

@@ -247,7 +247,7 @@ class Tracer:
             write_shard(self.folder, shard, columns_of(parts, self.texts), facts)
 
         if parts:
-            self.writer.put(write)
+            self.writer.put(write, sum(part.values.size for part in parts))
 
     def _remove(self, step: int) -> None:
         def is_old(shard: Shard) -> bool:
