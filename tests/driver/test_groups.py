@@ -134,7 +134,9 @@ def test_group_spells_out_every_parameter_of_its_method(group):
     missing = set(parameters) - set(settings)
     # Modifiers have groups of their own, and fixed bounds have no statistics that scope could be about.
     adaptive = "scope" in settings
-    assert missing == {"shaping", "select", "update", "trace"} | (set() if adaptive else STATISTICS_PARAMETERS)
+    assert missing == {"shaping", "select", "update", "trace", "shadow"} | (
+        set() if adaptive else STATISTICS_PARAMETERS
+    )
     assert adaptive == (group.split("_")[0] in ("acpo", "bapo", "m2po"))
 
 

@@ -1,18 +1,22 @@
 """scripts/quickstart.sh, short: GRPO and ACPO by the real verl, one after the other, and their page.
 
-Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page; with `-m matrix`
-also `MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
+Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page; that a replay of
+each run's own setting has the bounds that it trained with and the clip fractions that it logged; with `-m matrix` also
+`MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
 Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/tasks), several
 seeds (tests/claims/test_quickstart.py), learning and times (docs/quickstart.md has measured runs).
 """
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards
 from verl_clipx.diagnostics.runs import read_run
 
@@ -69,6 +73,24 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert f"open the page                {page}" in done.stdout
     text = page.read_text()
     assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
+
+    for run in (grpo, acpo):
+        found = replayed(run.traces.parent, tmp_path / "replay.json")
+        (own,) = found["settings"]
+        assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
+        assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
+        for name in ("clip_fraction_low", "clip_fraction_high"):
+            logged = run.values(f"actor/clipx/{name}")[found["step"]]
+            assert own["numbers"][f"clipx/{name}"]["value"] == pytest.approx(logged, abs=1e-6)
+    # ACPO's bounds are of this run's spreads, not epsilon_base's.
+    assert own["bounds"]["high"]["greatest"] > 1.2001
+
+
+def replayed(run: Path, json_path: Path) -> dict:
+    """What `clipx replay` writes of a run's own setting."""
+    done = CliRunner().invoke(app, ["replay", str(run), "--json", str(json_path)])
+    assert done.exit_code == 0, done.output
+    return json.loads(json_path.read_text())
 
 
 @pytest.mark.matrix

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
 from verl_clipx.loss.loss import tokens_in
 from verl_clipx.methods import Method
@@ -149,7 +150,7 @@ class StepPlanner:
             # The rollout's log-probabilities stand in for the old policy's, or those of other weights do. One such
             # update stands for the run: to look again each time would mean to reduce twice.
             self.ratio_starts_at_one = False
-            step.assumed = None
+            step.assumed, step.decided_from = None, DecidedFrom.MINI_BATCH
             totals["statistics"] = self._all_reduce(self._extra_pass(data, step).statistics)
         self._decide(step, totals)
         return step
@@ -171,13 +172,13 @@ class StepPlanner:
         no_history = settings.adaptive and settings.scope == "lagged" and not self._remembers(step.position)
         entropy_known = "entropy" not in self.method.asks_for
         if closed_form or (no_history and entropy_known):
-            parts["statistics"] = self._at_ratio_one(data, step)
+            parts["statistics"], step.decided_from = self._at_ratio_one(data, step), DecidedFrom.RATIO_ONE
         wanted = settings.adaptive and settings.scope == "mini_batch"
         by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
         if settings.selects_over_mini_batch or by_extra_pass or self.counts_selected:
             found = self._extra_pass(data, step)
             if by_extra_pass:
-                parts["statistics"] = found.statistics
+                parts["statistics"], step.decided_from = found.statistics, DecidedFrom.MINI_BATCH
             if settings.selects_over_mini_batch:
                 parts["entropies"] = found.entropies
             if self.counts_selected:
@@ -195,7 +196,7 @@ class StepPlanner:
         lagged = self.settings.adaptive and self.settings.scope == "lagged"
         step.statistics = totals.get("statistics")
         if step.statistics is None and lagged:
-            step.statistics = self.state.statistics[step.position]
+            step.statistics, step.decided_from = self.state.statistics[step.position], DecidedFrom.LAGGED
         if step.statistics is not None:
             step.decision = self.method.decide(step.statistics)
         step.collect = lagged or step.assumed is not None
