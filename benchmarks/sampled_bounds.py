@@ -25,7 +25,16 @@ from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.methods.m2po import M2po
 from verl_clipx.worker.extra_pass import of_each_sequence
-from verl_clipx.worker.sampling import GROUPS, LEAST, by_group, drawn, next_share, standard_errors, without_end
+from verl_clipx.worker.sampling import (
+    GROUPS,
+    LEAST,
+    by_group,
+    drawn,
+    error_of_parts,
+    next_share,
+    standard_errors,
+    without_end,
+)
 
 # Of the advantages half is positive: BAPO's search ends at its start under the first target, and under the second a few
 # sequences decide whether it moves.
@@ -147,7 +156,8 @@ def cell(method: Method, every: Tensor, count: int, precision: float, updates: i
                 found.predicted.append(factor * float(errors.max()))
                 found.real.append(float(real.max()))
                 found.within.append(float((real <= QUANTILE * factor * errors).double().mean()))
-        share = next_share(float(errors.max()), sampled=len(sample.rows), sequences=count, precision=precision)
+        largest = max(float(errors.max()), error_of_parts(method, groups, scale=1 / passed))
+        share = next_share(largest, sampled=len(sample.rows), sequences=count, precision=precision)
     return found
 
 

@@ -110,6 +110,9 @@ def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics
 # What neither a loss nor a rollout batch logs, and the test that sees it logged.
 ELSEWHERE = {
     "clipx/closed_form_difference": "tests/end_to_end/test_engine.py",
+    "clipx/sampled_fraction": "tests/worker/test_sampling.py",
+    "clipx/bounds_error/predicted": "tests/worker/test_sampling.py",
+    "clipx/bounds_error/real": "tests/worker/test_sampling.py",
     "clipx/receipt": "tests/end_to_end/test_training.py",
     "clipx/skipped_updates": "tests/worker/test_training_worker.py",
     "critic/score/standard_error": "tests/diagnostics/test_reward_error.py",

@@ -15,7 +15,16 @@ from verl_clipx.modifiers.lopti import probability_quantile, probability_statist
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import Rejection
-from verl_clipx.worker.sampling import GROUPS, LEAST, Sample, drawn, next_share, standard_errors, without_end
+from verl_clipx.worker.sampling import (
+    GROUPS,
+    LEAST,
+    Sample,
+    drawn,
+    error_of_parts,
+    next_share,
+    standard_errors,
+    without_end,
+)
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
@@ -218,14 +227,16 @@ class StepPlanner:
             groups: over all ranks, (GROUPS * statistics_size,).
             numbers: of sequences in the sample and in the mini-batch, over all ranks.
         """
-        groups = groups.view(GROUPS, -1)
+        # On the host, where some thousand operations on few numbers take less time.
+        on_host = groups.view(GROUPS, -1).cpu()
         sampled, sequences = numbers.tolist()
         scale = sequences / sampled
-        error = float(standard_errors(self.method, groups, scale=scale).max())
+        error = float(standard_errors(self.method, on_host, scale=scale).max())
         step.passed = sampled / sequences
         step.predicted_error = without_end(error, step.passed)
-        step.next_share = next_share(error, sampled=sampled, sequences=sequences, precision=self.settings.precision)
-        return groups.sum(0) * scale
+        largest = max(error, error_of_parts(self.method, on_host, scale=scale))
+        step.next_share = next_share(largest, sampled=sampled, sequences=sequences, precision=self.settings.precision)
+        return groups.view(GROUPS, -1).sum(0) * scale
 
     def _decide(self, step: OptimizerStep, totals: dict[str, Tensor]) -> None:
         """Fills in the step what follows from the sums over all ranks."""

@@ -2,9 +2,10 @@
 
 The error comes from half-samples: the sample falls into groups at random, and the bounds of half of the groups are
 compared with those of the other half. As many halves as there are groups less one, each pair of groups apart as often
-as together, give for sums exactly the variance between groups (McCarthy 1969, balanced half-samples). Other than what
-leaving out one group would give, it also holds for bounds that move in steps, as BAPO's: a half moves them as far as
-the sample itself is off.
+as together, give for sums exactly the variance between groups (balanced half-samples, McCarthy 1969). A half moves the
+bounds as far as the sample itself is off, so that the error also holds for bounds that move in steps, as BAPO's, which
+leaving out one group would not move. The next sample is smaller than this one, and its bounds may take a step that
+no half takes: so small parts say how many sequences it needs.
 """
 
 import math
@@ -25,6 +26,9 @@ GROUPS = 32
 
 # Sequences of the smallest sample, over all ranks: two a group.
 LEAST = 2 * GROUPS
+
+# Small parts of the sample: off by the square root of 15 times its own error.
+PARTS = 16
 
 # The next sample is planned for the upper end of the variance's one-sided 95 % interval: 31 over the 5 % quantile of
 # chi-squared with 31 degrees of freedom.
@@ -94,14 +98,20 @@ def standard_errors(method: Method, groups: Tensor, *, scale: float) -> Tensor:
     Returns:
         Of the lower and the upper bound of every probe, (2, 2, PROBES).
     """
-    # On the host, where some thousand operations on few numbers take less time.
-    groups = groups.cpu() * scale
-    probes = Probes(method, groups.sum(0))
-    half = halves()
+    probes, groups = Probes(method, groups.sum(0) * scale), groups * scale
+    half = halves().to(groups.device)
     # Added up and not subtracted from the whole: what is 0 stays 0.
     pairs = zip(*((2 * (chosen.to(groups.dtype) @ groups)).unbind() for chosen in (half, ~half)), strict=True)
     squares = [(probes.apart(probes.bounds(one), probes.bounds(other)) / 2).square() for one, other in pairs]
     return torch.stack(squares).mean(0).sqrt()
+
+
+def error_of_parts(method: Method, groups: Tensor, *, scale: float) -> float:
+    """The largest standard error, as of `standard_errors`, by the bounds that small parts of the sample lead to."""
+    probes = Probes(method, groups.sum(0) * scale)
+    parts = groups.view(PARTS, GROUPS // PARTS, -1).sum(1) * (PARTS * scale)
+    squares = [probes.apart(probes.first, probes.bounds(part)).square() for part in parts.unbind()]
+    return float((torch.stack(squares).mean(0) / (PARTS - 1)).sqrt().max())
 
 
 def without_end(error: float, share: float) -> float:
@@ -118,7 +128,7 @@ def next_share(error: float, *, sampled: float, sequences: float, precision: flo
     """The share of the sequences that the next update at the same position takes.
 
     Args:
-        error: largest standard error of the last one's bounds, of a population without end.
+        error: largest standard error of the last one's bounds, of a population without end, by halves or by parts.
         sampled, sequences: of the last one, over all ranks.
         precision: largest standard error that is wanted.
 
