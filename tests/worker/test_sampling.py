@@ -251,7 +251,8 @@ def test_where_no_sample_suffices_all_are_passed():
 
 def test_few_sequences_are_passed_as_without_the_key():
     data = mini_batch(LEAST - 1)
-    run, without = settled(Rank(build("acpo", precision=0.03))), Rank(build("acpo"))
+    cut = CUTS[2]
+    run, without = settled(Rank(build("acpo", precision=0.03), cut=cut)), Rank(build("acpo"), cut=cut)
     step, other = run.step(data), without.step(data)
     assert torch.equal(step.statistics, other.statistics)
     assert (step.passed, step.predicted_error, step.next_share) == (1, 0, None)
