@@ -105,8 +105,12 @@ trap 'ended_by 1' HUP
 trap 'ended_by 2' INT
 trap 'ended_by 15' TERM
 
+# Where this script is killed, it can end nothing: then Linux sends the signal (util-linux).
+tied=()
+! command -v setpriv >/dev/null || tied=(setpriv --pdeathsig TERM)
+
 run() {
-    "$@" &
+    ${tied[@]+"${tied[@]}"} "$@" &
     child=$!
     local code=0
     wait "$child" || code=$?

@@ -3,8 +3,8 @@
     python scripts/verl_example_overrides.py GIT_DIRECTORY REVISION… > tests/claims/verl_examples/overrides.json
 
 GIT_DIRECTORY is a clone of https://github.com/verl-project/verl, bare or with its `.git`. Each script under examples/
-runs in bash, in an environment of its own without variables: programs that would act are replaced on PATH by one that
-writes down its arguments, so that bash itself expands the scripts' variables, arrays and "$@".
+runs in bash, in an environment of its own without variables, with the stand-ins of `clipx explain` on its PATH, so that
+bash itself expands the scripts' variables, arrays and "$@". Unlike there it may redirect and change folders.
 """
 
 import json
@@ -16,14 +16,11 @@ import tempfile
 from io import BytesIO
 from pathlib import Path
 
+from verl_clipx.driver.script import HARMLESS, put_programs, recorded
+
 MODULE = "verl.trainer.main_ppo"
-# Written down, with their arguments.
-RECORDED = ("python", "python3", "ray", "torchrun", "uv")
-# What scripts ask of a shell; whatever else they call does nothing.
-REAL = ("basename", "cat", "cut", "dirname", "env", "grep", "head", "realpath", "sed", "seq", "tr")
-NOTHING = ("curl", "date", "git", "hostname", "huggingface-cli", "mkdir", "nvidia-smi", "pip", "pip3", "pkill", "rm")
-NOTHING += ("sleep", "tee", "wget", "nproc", "cp", "mv", "npu-smi", "lsof", "hf", "ulimit", "sysctl", "touch", "chmod")
-ARGUMENT, COMMAND = "\x1f", "\x1e"
+# Scripts that may write may have these.
+REAL = (*HARMLESS, "env", "sed")
 SECONDS = 20
 
 
@@ -37,26 +34,12 @@ def unpacked(repository: Path, revision: str, folder: Path) -> str:
     return commit.stdout.strip()
 
 
-def programs(folder: Path) -> Path:
-    """A folder for PATH with the recorder and the few real programs."""
-    folder.mkdir()
-    record = f"{{ printf '%s{ARGUMENT}' \"$@\"; printf '{COMMAND}'; }} >>{folder.parent / 'record'}"
-    # A module that scripts ask for, torch_npu, is not there.
-    bodies = {name: f"[[ $1 != -c ]] || exit 1\n{record}" for name in RECORDED} | dict.fromkeys(NOTHING, "exit 0")
-    for name, body in bodies.items():
-        file = folder / name
-        file.write_text(f"#!{shutil.which('bash')}\n{body}\n")
-        file.chmod(0o755)
-    for name in REAL:
-        (folder / name).symlink_to(shutil.which(name))
-    return folder
-
-
 def commands_of(script: Path, root: Path) -> list[list[str]]:
     """The overrides of every start of verl's main that a script makes, in its order."""
     with tempfile.TemporaryDirectory() as elsewhere:
-        path, record = programs(Path(elsewhere) / "programs"), Path(elsewhere) / "record"
+        path, record = (Path(elsewhere) / name for name in ("programs", "record"))
         record.touch()
+        put_programs(path, record, REAL)
         try:
             subprocess.run(
                 [shutil.which("bash"), str(script)],
@@ -68,7 +51,7 @@ def commands_of(script: Path, root: Path) -> list[list[str]]:
             )
         except subprocess.TimeoutExpired:
             print(f"{script}: not done within {SECONDS} s", file=sys.stderr)
-        found = [command.split(ARGUMENT)[:-1] for command in record.read_text().split(COMMAND)]
+        found = recorded(record.read_text())
     return [words[words.index(MODULE) + 1 :] for words in found if MODULE in words]
 
 

@@ -53,8 +53,16 @@ def doctor(
     options: Annotated[
         bool, typer.Option("--options", help="Print docs/support.md's table of verl's options.")
     ] = False,
+    keys: Annotated[
+        bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that verl's losses read.")
+    ] = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
+    if keys:
+        from verl_clipx.driver.ledger import path_table
+
+        print_plain(path_table())
+        return
     if options:
         from verl_clipx.driver.support import support_table
 

@@ -17,6 +17,8 @@ DEVICE = "verl.utils.device"
 MAIN_PPO = "verl.trainer.main_ppo"
 TRACKING = "verl.utils.tracking"
 METRIC_UTILS = "verl.trainer.ppo.metric_utils"
+TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer")
+REWARD = "verl.trainer.ppo.reward"
 SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
@@ -55,10 +57,30 @@ def _expect_the_receipt(tracking: ModuleType) -> None:
     receipt.install(tracking)
 
 
-def _log_the_reward_s_error(metric_utils: ModuleType) -> None:
-    from verl_clipx.diagnostics import reward_error
+def _log_the_reward_s_error_and_health(metric_utils: ModuleType) -> None:
+    from verl_clipx.diagnostics import health, reward_error
 
     reward_error.install(metric_utils)
+    health.install(metric_utils)
+
+
+def _hold_the_limits_of_health(tracking: ModuleType) -> None:
+    from verl_clipx.diagnostics import health
+
+    health.install_limits(tracking)
+
+
+def _keep_validations_whole_and_count_verdicts(trainers: ModuleType) -> None:
+    from verl_clipx.diagnostics import health, validation_files
+
+    validation_files.install(trainers)
+    health.install_verdicts(trainers)
+
+
+def _watch_the_reward(reward: ModuleType) -> None:
+    from verl_clipx.diagnostics import reward_guard
+
+    reward_guard.install(reward)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -80,10 +102,14 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
 
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
+        from verl_clipx.common.run_lock import release
         from verl_clipx.driver.start import start_run
 
         start_run(config)
-        run(config, *arguments, **named)
+        try:
+            run(config, *arguments, **named)
+        finally:
+            release()
 
     main_ppo.run_ppo = run_ppo
 
@@ -112,7 +138,11 @@ def install() -> None:
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
     when_imported(TRACKING)(_loud(_keep_the_log))
     when_imported(TRACKING)(_loud(_expect_the_receipt))
-    when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error))
+    when_imported(TRACKING)(_loud(_hold_the_limits_of_health))
+    when_imported(METRIC_UTILS)(_loud(_log_the_reward_s_error_and_health))
+    when_imported(REWARD)(_loud(_watch_the_reward))
+    for trainers in TRAINERS:
+        when_imported(trainers)(_loud(_keep_validations_whole_and_count_verdicts))
     when_imported("omegaconf")(_loud(_register_resolvers))
     cpu.register()
 

@@ -105,7 +105,8 @@ step+=(
     bash -c "$prepare" bash "$ACTIVATE"
     ray symmetric-run --address "$HEAD_ADDRESS:$RAY_PORT" --min-nodes "${#nodes[@]}"
     --num-gpus="${SLURM_GPUS_ON_NODE:-8}" --num-cpus="${SLURM_CPUS_ON_NODE:-8}" --disable-usage-stats
-    -- bash -c 'touch "$1"; shift; exec "$@"' bash "$begun" env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
+    -- bash -c 'touch "$1"; shift; exec "$@"' bash "$begun" env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" \
+    CLIPX_JOB="slurm-$SLURM_JOB_ID" "${PAYLOAD[@]}"
 )
 
 # requeue REASON: ends this job, with its steps, and puts it back into the queue.
@@ -117,6 +118,8 @@ requeue() {
 signals=0
 trap 'signals=$((signals + 1)); requeue "time limit near"' USR1
 
+# Where this script is killed, it can end nothing: then Linux sends the signal (util-linux).
+! command -v setpriv >/dev/null || step=(setpriv --pdeathsig TERM "${step[@]}")
 "${step[@]}" &
 pid=$!
 # Somebody ends the job: without this bash would end at once, or wait, and the step would go on.

@@ -19,6 +19,8 @@ LOST_NODE = 75
 # Ray notices an ended node at once, an unreachable one after some health checks.
 SECONDS_TO_NOTICE = 30
 SECONDS_TO_END = 30
+# Where this process is killed, what it runs gets a SIGTERM.
+WITH_PARENT = (sys.executable, str(Path(__file__).parents[2] / "verl_clipx" / "common" / "with_parent.py"))
 
 
 def run(command: Sequence[str], watch: Sequence[str]) -> int:
@@ -31,8 +33,8 @@ def run(command: Sequence[str], watch: Sequence[str]) -> int:
     Returns:
         The exit code.
     """
-    watcher = subprocess.Popen(watch, stdin=subprocess.DEVNULL)
-    running = subprocess.Popen(command)
+    watcher = subprocess.Popen([*WITH_PARENT, *watch], stdin=subprocess.DEVNULL)
+    running = subprocess.Popen([*WITH_PARENT, *command])
     try:
         while running.poll() is None and watcher.poll() is None:
             time.sleep(0.2)

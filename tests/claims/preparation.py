@@ -92,11 +92,18 @@ def deepscaler_file(folder: Path) -> None:
     shutil.copy(TASKS / "math/fixtures/dsr_uniform.parquet", folder / "deepscaler_uniform_train.parquet")
 
 
+def run_script(folder: Path) -> None:
+    """A script that ends in a command of verl's."""
+    batches = "actor_rollout_ref.actor.use_dynamic_bsz=True algorithm.adv_estimator=grpo"
+    (folder / "run.sh").write_text(f'nvidia-smi\npython3 -m verl.trainer.main_ppo {batches} "$@"\n')
+
+
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
     "docs/report.md": [two_runs],
+    "docs/swap.md": [run_script],
     "docs/tasks/hitab.md": [hitab_release],
     "docs/tables.md": [finished_run],
     "docs/tasks/knights_and_knaves.md": [puzzle_policy, released_puzzles],

@@ -1,4 +1,4 @@
-"""README is short and shows two runs; the files beside it say the same version and licence as pyproject.toml.
+"""README shows two runs and both commands; the files beside it say the same version and licence as pyproject.toml.
 
 Not covered: what README says (test_documented_commands.py, test_links.py) and how its figures look.
 """
@@ -12,10 +12,6 @@ import yaml
 from .documents import PAGES, ROOT, blocks_of, commands_of, links_of
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-def test_readme_has_less_than_900_words():
-    assert len(README.split()) < 900, "a measurement belongs into docs/, and so does what only some readers need"
 
 
 def test_its_first_screen_has_a_figure_of_each_of_two_runs():

@@ -5,6 +5,7 @@ a path; a full disk and a kill at each point of the start; the record; TensorBoa
 verl's trainer (tests/end_to_end/test_resume.py), a machine that loses power.
 """
 
+import errno
 import json
 import os
 import re
@@ -155,6 +156,60 @@ def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatc
         log = read_run_log(folder / "metrics.jsonl")["start"].to_dict()
         assert log == dict.fromkeys(range(1, 51), 1) | {51: 2}
         assert {path.name for path in folder.iterdir()} == {"metrics.jsonl", "metrics.run.json", "checkpoints"}
+
+
+class Disk:
+    """In the place of a log's open file: a disk with room for so many bytes."""
+
+    def __init__(self, file, room):
+        self.file, self.room = file, room
+
+    def write(self, content):
+        taken = min(self.room, len(content))
+        if not taken:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        self.room -= taken
+        return self.file.write(bytes(content[:taken]))
+
+    def __getattr__(self, name):
+        return getattr(self.file, name)
+
+
+@pytest.mark.parametrize("room", range(0, 61, 4))
+def test_a_full_disk_holds_lines_back_whole_until_there_is_room(tmp_path, monkeypatch, caplog, room):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
+    tracking = Tracking("project", "run", ["file"], config={"trainer": {}})
+    log = tracking.logger["file"].fp
+    log._file = disk = Disk(log._file, room)
+    for step in (1, 2, 3):
+        tracking.log({"start": 1}, step)
+        # Of each step that is there the whole line is.
+        assert all(map(json.loads, (tmp_path / "metrics.jsonl").read_bytes().splitlines()))
+    assert caplog.text.count("a step could not be logged (No space left on device)") == 1
+    disk.room = 10**6
+    tracking.log({"start": 1}, 4)
+    assert list(read_run_log(tmp_path / "metrics.jsonl").index) == [1, 2, 3, 4]
+    assert "has room again" in caplog.text
+    disk.room = 0
+    tracking.log({"start": 1}, 5)
+    tracking.logger["file"].finish()
+    assert "lacks the last 1 lines" in caplog.text
+
+
+def test_what_a_start_leaves_out_is_said_and_kept(start, tmp_path, capsys):
+    start(1, range(1, 8))
+    old = (tmp_path / "metrics.jsonl").read_bytes()
+    validation = tmp_path / "validation"
+    validation.mkdir()
+    for step in (4, 6):
+        (validation / f"{step}.jsonl").write_text("x")
+    saved(tmp_path, 5)
+    start(2, [6], validation_data_dir=str(validation))
+    said = capsys.readouterr().out
+    assert f"left out and kept in {tmp_path}/left_out: 2 lines of steps 6 to 7, 1 files of traces and valid" in said
+    assert (tmp_path / "left_out" / "metrics.jsonl").read_bytes() == old
+    assert [path.name for path in validation.iterdir()] == ["4.jsonl"]
+    assert (tmp_path / "left_out" / "validation" / "6.jsonl").read_text() == "x"
 
 
 def test_a_log_that_is_no_file_is_verl_s(tmp_path, monkeypatch):

@@ -88,6 +88,19 @@ def test_an_interrupt_leaves_no_processes(tmp_path, sent):
 
 
 @pytest.mark.slow
+def test_a_killed_watcher_ends_its_command(tmp_path):
+    pid_file = tmp_path / "pid"
+    watcher = subprocess.Popen([*WATCH, str(tmp_path), *SLEEPS[:-1], SLOW_TO_END, str(pid_file)])
+    child = pid_in(pid_file)
+    watcher.kill()
+    watcher.wait()
+    deadline = time.monotonic() + 30
+    while lives(child):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+@pytest.mark.slow
 def test_a_closed_terminal_leaves_no_processes(tmp_path):
     """Its hang-up goes to the watcher; what it writes to then is gone as well."""
     pid_file, (terminal, side) = tmp_path / "pid", pty.openpty()

@@ -42,6 +42,7 @@ PUBLISHED = {
     "aspo_literal": dict(flip="both", weight_low=0.67, weight_high=4.0),
     "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
     "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
+    "dro": dict(beta=0.05, log_ratio_clamp=None),
     "gmpo": dict(clip_low=pytest.approx(math.exp(-0.4)), clip_high=pytest.approx(math.exp(0.4)), log_ratio_clamp=None),
     "gspo": dict(clip_low=0.9997, clip_high=1.0004, log_ratio_clamp=10.0),
     "sapo": dict(tau_positive=1.0, tau_negative=1.05, log_ratio_clamp=20.0),
@@ -307,7 +308,7 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         ),
         (
             ["+clipx=grpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
-            r"loss_scale_factor=null: seq-mean-token-sum-norm would divide",
+            r"loss_agg_mode=seq-mean-token-sum-norm with .*loss_scale_factor=null: it would divide",
         ),
     ],
 )

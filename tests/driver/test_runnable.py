@@ -92,9 +92,22 @@ def test_any_of_verl_s_losses_is_observed_and_no_other():
     own = [name for name in core_algos.POLICY_LOSS_REGISTRY if not name.startswith("clipx_")]
     assert {"vanilla", "gspo", "bypass_mode"} <= set(own)
     for name in own:
-        assert f"verl's own loss {name}, observed" in decided("observe", {key: name}).line
+        values = {key: name, f"{ACTOR}.policy_loss.dro_beta": 0.1}
+        assert f"verl's own loss {name}, observed" in decided("observe", values).line
     with pytest.raises(ValueError, match=rf"{key}=ppo with clipx\.method=observe: .*cispo.*vanilla.*EXTERNAL_MODULES"):
         decided("observe", {key: "ppo"})
+
+
+def test_what_verl_s_own_loss_lacks_is_said_when_it_is_observed():
+    key, loss_mode = f"{ACTOR}.policy_loss.dro_beta", f"{ACTOR}.policy_loss.loss_mode"
+    for beta in (None, 0):
+        with pytest.raises(
+            ValueError, match=rf"{loss_mode}=dro with {key}=(null|0): verl's dro needs a penalty above 0"
+        ):
+            decided("observe", {loss_mode: "dro", key: beta})
+    with pytest.raises(ValueError, match=r"policy_loss\.tau_neg=1\.2 with clipx\.method=observe: verl has no such key"):
+        decided("observe", {f"{ACTOR}.policy_loss.tau_neg": 1.2})
+    decided("observe", {loss_mode: "dro", key: 0.1, f"{ACTOR}.tau_neg": 1.2})
 
 
 def test_a_loss_that_somebody_registered_is_observed(monkeypatch):

@@ -1,12 +1,15 @@
 """`clipx explain -- bash run.sh`: what a script would train, without running it.
 
-Covers, from the command line: variables, arrays, `"$@"`, several commands, words with spaces; and what is refused with
-its line: redirection, cd, other programs, variables of the environment, endless scripts, no Python. Not covered: what
-explain says of a command (test_explain.py).
+Covers, from the command line: variables, arrays, `"$@"`, several commands, words with spaces, what prepares a run and
+what launches Python; and what is refused with its line: redirection, cd, other programs, a network, variables of the
+environment, endless scripts with all that they left in the background, no Python. Not covered: what explain says of a
+command (test_explain.py); that verl's examples expand as before (scripts/verl_example_overrides.py).
 """
 
 import os
+import time
 
+import psutil
 import pytest
 from typer.testing import CliRunner
 
@@ -66,8 +69,9 @@ def test_every_command_of_a_script_is_explained(script):
         (f"{TRAINS} >log.txt", "restricted: cannot redirect output"),
         ("cd /", "cd: restricted"),
         ("/bin/rm -rf x", "restricted: cannot specify"),
-        ("rm -rf x", "rm: command not found"),
-        ("curl example.org", "curl: command not found"),
+        ("docker run x", "docker: command not found"),
+        ("read x < /dev/tcp/127.0.0.1/9", "bash would reach a network"),
+        ("while read x; do :; done </dev/udp/127.0.0.1/9", "bash would reach a network"),
         ("PATH=/bin", "PATH: readonly variable"),
     ],
 )
@@ -89,9 +93,46 @@ def test_variables_of_the_environment_are_not_there(script, monkeypatch):
     assert words[-1] == "key=" and words[-2] != f"home={os.environ['HOME']}"
 
 
+def test_what_prepares_a_run_does_nothing(script, tmp_path):
+    prepares = "nvidia-smi\nray stop --force\nray start --head\npip install x\ngit pull\nhf download x\nrm -rf x\n"
+    tries = "curl x\nif python3 -c 'import torch_npu'; then exit 1; fi"
+    path = script(f"set -euo pipefail\n{prepares}{tries}\n{TRAINS} a=1")
+    assert commands_of(["bash", path]) == [["python3", "-m", "verl.trainer.main_ppo", "a=1"]]
+    assert sorted(os.listdir(tmp_path)) == ["run.sh"]
+
+
+def test_what_launches_python_is_explained(script):
+    (words,) = commands_of(["bash", script(f"ray start --head\nray job submit --no-wait -- {TRAINS} a=1\n")])
+    assert words[0] == "ray" and words[-3:] == ["-m", "verl.trainer.main_ppo", "a=1"]
+
+
+def test_an_argument_reaches_no_network_either(script):
+    with pytest.raises(ValueError, match=r"argument '/dev/tcp/h/80', .*bash would reach a network"):
+        commands_of(["bash", script(f'read x < "$1"\n{TRAINS}\n'), "/dev/tcp/h/80"])
+
+
 def test_an_endless_script_ends(script):
     with pytest.raises(ValueError, match=r"not done within 0\.5 s"):
         commands_of(["bash", script("while true; do :; done\n")], seconds=0.5)
+
+
+@pytest.mark.parametrize("before", ["", "set -m\n"], ids=["in its process group", "in a group of its own"])
+@pytest.mark.parametrize("after", [f"{TRAINS} a=1 2>&-", "while true; do :; done"], ids=["done", "timed out"])
+def test_nothing_is_left_in_the_background(script, before, after):
+    path = script(f"{before}while true; do :; done 2>&- >&- <&- &\n{after}\n")
+    try:
+        commands_of(["bash", path], seconds=0.5)
+    except ValueError as error:
+        assert "not done" in str(error)
+    time.sleep(0.1)
+    assert not [process for process in psutil.process_iter() if path in cmdline(process)]
+
+
+def cmdline(process):
+    try:
+        return [] if process.status() == psutil.STATUS_ZOMBIE else process.cmdline()
+    except psutil.Error:
+        return []
 
 
 @pytest.mark.parametrize(

@@ -2,10 +2,13 @@
 
 Covers: each entry module with a group that trains, with a loss_mode against its group, and with a loss_mode of the
 plugin's alone: what is printed, once, and that a run that stops does so before ray.init; a notebook's run_ppo; the
-machine is looked at where a run starts, and not where a configuration is composed. Not covered: what a worker prints
+machine is looked at where a run starts, and not where a configuration is composed; a second run in a folder, and one
+that cannot write to its folder, stop before Ray. Not covered: what a worker prints
 (test_announcement.py), what verl's clip keys mean (test_clip_keys.py).
 """
 
+import json
+import os
 import runpy
 import sys
 import warnings
@@ -17,6 +20,7 @@ from hydra.core.hydra_config import HydraConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from tests.claims.configuration import actor_of, merged
+from verl_clipx.common import run_lock
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.driver import start as starts
 from verl_clipx.driver.explain import ENTRIES
@@ -123,7 +127,8 @@ def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run,
     with pytest.raises(RayStarts):
         run(door, "+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.clip_ratio_c=null")
     (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:"))
-    assert line.startswith("clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, tau_positive=1.5 (group: 1); ")
+    said = f"tau_positive=1.5 (group: 1; from {ACTOR}.policy_loss.tau_pos=1.5); "
+    assert line.startswith(f"clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, {said}")
 
 
 def test_a_key_that_repeats_verl_s_default_counts_where_the_command_line_names_it(run):
@@ -193,3 +198,62 @@ def test_the_cpu_platform_without_its_group_is_refused(monkeypatch):
     with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu but trainer\.device=cuda: add \+hardware=cpu"):
         starts.start(merged(["+clipx=grpo"], {"trainer.device": "cuda"}))
     starts.start(merged(["+clipx=grpo"], {"trainer.device": "cpu"}))
+
+
+@pytest.fixture
+def in_use(monkeypatch, tmp_path):
+    """A run's folder in which a process that lives has the lock of a file."""
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "run" / "metrics.jsonl"))
+
+    def hold(name):
+        lock = tmp_path / "run" / name
+        lock.parent.mkdir(parents=True)
+        # The parent of this process; its own lock would be this run's.
+        owner = vars(run_lock.this_process()) | {"pid": os.getppid(), "started": run_lock.start_of(os.getppid())}
+        lock.write_text(json.dumps(owner))
+        return lock
+
+    return hold
+
+
+SAVES = ("trainer.logger=[file]", "trainer.save_freq=1", "trainer.default_local_dir={}/run/checkpoints")
+
+
+@pytest.mark.parametrize("name", ["metrics.lock", "checkpoints/run.lock"])
+@pytest.mark.parametrize("group", ["+clipx=grpo", "trainer.val_only=False"])
+def test_a_second_run_in_the_folder_stops_before_ray(run, in_use, tmp_path, name, group):
+    held = in_use(name)
+    with pytest.raises(run_lock.FolderInUse, match=rf"{name}: a run is going on here \(process {os.getppid()} on"):
+        run("v1", group, *(word.format(tmp_path) for word in SAVES))
+    assert json.loads(held.read_text())["pid"] == os.getppid()
+    run_lock.release()
+
+
+def test_a_run_has_its_folder_until_it_ends(run, in_use, tmp_path, composed, monkeypatch, capsys):
+    lock = in_use("metrics.lock")
+    lock.write_text(lock.read_text().replace(str(os.getppid()), str(2**22 - 1)))
+    seen = []
+    monkeypatch.setattr(ray, "is_initialized", lambda: seen.append(sorted(tmp_path.rglob("*.lock"))))
+    with pytest.raises(RayStarts):
+        run_ppo(composed("+clipx=grpo", *(word.format(tmp_path) for word in SAVES)), TaskRunnerV1)
+    assert [path.name for path in seen[-1]] == ["run.lock", "metrics.lock"]
+    assert list(tmp_path.rglob("*.lock")) == []
+    assert f"clipx: {lock} was left by process {2**22 - 1}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("logger", ["[console]", "[file]"])
+def test_nothing_is_locked_that_a_run_does_not_write(run, tmp_path, monkeypatch, logger):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/dev/null")
+    seen = []
+    monkeypatch.setattr(run_lock, "take", seen.append)
+    with pytest.raises(RayStarts):
+        run("v1", "+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/checkpoints")
+    assert seen == []
+
+
+def test_a_folder_that_cannot_be_written_to_stops_before_ray_with_its_key(run, tmp_path, monkeypatch):
+    # As root this process may write anywhere but below a file.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file" / "metrics.jsonl"))
+    with pytest.raises(OSError, match=r"the run writes there \(VERL_FILE_LOGGER_PATH, the file log\): choose another"):
+        run("v1", "+clipx=grpo", "trainer.logger=[file]")

@@ -1,8 +1,9 @@
 """Which of verl's options the driver refuses, and what of them only a worker can see.
 
-Covers: every refusal through a composed configuration, with the nearest run that is served; the attention of a real
-model under sequence parallelism; which rank writes the state; docs/support.md's table; that verl can resolve what the
-refusals read. Not covered: that what is said to run does (the tests that the table names).
+Covers: every refusal through a composed configuration, with the nearest run that is served; that each untested option
+is seen in one; the attention of a real model under sequence parallelism, FSDP-Turbo's own by verl's code; which rank
+writes the state; docs/support.md's table; that verl can resolve what the refusals read. Not covered: that what is said
+to run does (the tests that the table names).
 """
 
 import re
@@ -16,9 +17,11 @@ from hydra.utils import instantiate
 from omegaconf import OmegaConf
 from transformers import Qwen2Config, Qwen2ForCausalLM
 from typer.testing import CliRunner
+from verl.workers.engine import FSDPTurboEngineWithLMHead
 
 from verl_clipx.cli import app
-from verl_clipx.driver.support import REFUSALS, ROWS
+from verl_clipx.driver.receipt import stops
+from verl_clipx.driver.support import REFUSALS, ROWS, untested
 from verl_clipx.worker.extra_pass import refuse_attention_on_a_slice
 from verl_clipx.worker.training_worker import ClipxTraining
 
@@ -236,6 +239,45 @@ def test_every_refused_row_is_refused_above(composed):
     assert missing == []
 
 
+# A run of what tests ran, and what of it is another in a run with each untested option.
+RUN = ("+clipx=grpo", f"{ACTOR}.strategy=fsdp2", VLLM, "algorithm.adv_estimator=grpo", TIED)
+STRATEGY, NAME, ESTIMATOR = f"{ACTOR}.strategy", f"{ROLLOUT}.name", "algorithm.adv_estimator"
+UNTESTED = {
+    "FSDP1": {STRATEGY: "fsdp"},
+    "Megatron": {STRATEGY: "megatron"},
+    "Megatron, router replay R2 or R3": {STRATEGY: "megatron"},
+    "MindSpeed": {STRATEGY: "megatron"},
+    "VeOmni": {STRATEGY: "veomni"},
+    "VeOmni, router replay R3": {STRATEGY: "veomni"},
+    "TorchTitan": {STRATEGY: "torchtitan"},
+    "FSDP-Turbo": {STRATEGY: "fsdp_turbo"},
+    "Automodel": {STRATEGY: "automodel"},
+    "QAT": {f"{ACTOR}.qat.enable": True},
+    "multi-token prediction": {"actor_rollout_ref.model.mtp.enable": True},
+    "PrefixGrouper": {f"{ACTOR}.use_prefix_grouper": True},
+    "images and videos": {"actor_rollout_ref.model.path": str(MODELS / "of_images")},
+    "SGLang": {NAME: "sglang"},
+    "bypass mode, v0 trainer": {f"{CORRECTION}.bypass_mode": True, "trainer.use_v1": False},
+    "distillation beside task rewards": {"distillation.enabled": True},
+    "optimal token baseline": {ESTIMATOR: "optimal_token_baseline"},
+    "group filtering": {"algorithm.filter_groups.enable": True},
+}
+
+
+def test_a_run_is_known_to_have_options_that_no_test_ran(actor):
+    options = dict(actor(*RUN).policy_loss.run.options)
+    assert untested(options) == [] and stops("auto", options)
+    more = {f"{CORRECTION}.bypass_mode": True, NAME: "cpu", ESTIMATOR: "rloo"}
+    assert untested(options | more) == [] == untested(options | {"trainer.use_v1": False})
+    assert UNTESTED.keys() == {row.option for row in ROWS if row.state == "untested"}
+    for option, changes in UNTESTED.items():
+        # What the composed run has under these keys tells them apart from others.
+        assert all(options[key] not in (None, value) for key, value in changes.items()), option
+        found = untested(options | changes)
+        assert found in ([option], [f"{key}={value}" for key, value in changes.items()]), option
+        assert not stops("auto", options | changes) and stops("stop", options | changes), option
+
+
 @pytest.mark.parametrize("row", ROWS, ids=lambda row: row.option)
 def test_a_row_names_a_test_that_is_there_or_a_reason(row):
     files = re.findall(r"tests/[\w/]+\.py", f"{row.test} {row.remark}")
@@ -270,6 +312,20 @@ def test_a_model_s_attention_is_looked_at_in_the_worker(model):
             refuse_attention_on_a_slice(SimpleNamespace(module=module, ulysses_sequence_parallel_size=2))
     model.config._attn_implementation = "flash_attention_2"
     refuse_attention_on_a_slice(SimpleNamespace(module=model, ulysses_sequence_parallel_size=2))
+
+
+def test_fsdp_turbo_s_attention_is_its_own(model):
+    """verl's engine without its package: how it takes up its own parallelism."""
+    engine = object.__new__(FSDPTurboEngineWithLMHead)
+    engine.module, engine.engine_config = model, SimpleNamespace(strategy="fsdp_turbo")
+    engine.model_config, engine.ulysses_sequence_parallel_size = SimpleNamespace(hf_config=model.config), 1
+    engine._parallel_state = SimpleNamespace(get_ulysses_group_size=lambda: 2, get_ulysses_group=lambda: None)
+    engine._process_ulysses_config()
+    assert model.config._attn_implementation == "eager" and engine.ulysses_sequence_parallel_size == 2
+    refuse_attention_on_a_slice(engine)
+    engine.engine_config.strategy = "fsdp2"
+    with pytest.raises(RuntimeError, match="attention is eager"):
+        refuse_attention_on_a_slice(engine)
 
 
 @pytest.mark.parametrize(

@@ -91,6 +91,7 @@ CHECKS = {
     "bapo": check_bapo,
     "dcpo": check_masked,
     "dppo": check_masked,
+    "dro": check_sapo,
     "gmpo": check_grpo,
     "gspo": check_grpo,
     "m2po": check_m2po,

@@ -4,8 +4,9 @@ Covers, with `-m matrix` alone: packing, dynamic batch sizes, gradient checkpoin
 together on 2 ranks (test_vllm.py has them beside vLLM's rollout in every run of the tests); LoRA, merged for the
 rollout, with a KL loss; fused kernels (torch's back end, tied embeddings) under hybrid sharding on 4 ranks; bfloat16;
 Ulysses on 2 ranks, its attention's kernel in torch. In each ACPO's bounds adapt, metrics are of every token and finite,
-and the rollout has the weights that were trained. Not covered: that none of them changes bounds or gradients
-(test_invariance.py), GPUs, LoRA's adapters in a rollout (the CPU's takes merged ones alone).
+and the rollout has the weights that were trained. And a run whose worker is verl's own stops. Not covered: that no
+option changes bounds or gradients (test_invariance.py), GPUs, LoRA's adapters in a rollout (the CPU's takes merged ones
+alone).
 """
 
 import math
@@ -16,7 +17,7 @@ import pytest
 from transformers import AutoModelForCausalLM
 
 from .options_in_workers import options_of
-from .runs import REPOSITORY, Run, check_receipt
+from .runs import REPOSITORY, SECONDS, Run, check_receipt, launch, metrics_of, output_of
 from .test_trainers import check_adapted, check_all_tokens, train_acpo
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
@@ -114,3 +115,14 @@ def test_ulysses(task, tmp_path):
         },
     )
     check_run(run)
+
+
+def test_a_run_that_another_worker_trains_stops_before_its_first_step(task, tmp_path):
+    external = {"VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.verl_s_worker_in_workers", "PYTHONPATH": str(REPOSITORY)}
+    process = launch(task, tmp_path, "+clipx=grpo", steps=3, environment=external)
+    assert process.wait(timeout=SECONDS) != 0
+    # The registered loss refuses; what never calls it the trainer stops (tests/worker/test_receipt.py).
+    assert "RuntimeError: clipx_grpo is called by verl's ppo_loss in a worker without the plugin's" in output_of(
+        tmp_path
+    )
+    assert not metrics_of(tmp_path).read_text()

@@ -3,8 +3,9 @@
 Part of `-m matrix`: test_two_nodes.py loses a node in the middle of a step and resumes, test_engine.py has the worker's
 part of a checkpoint without a state. Covers: v1 sync with `+clipx/rollout=seeded`, where a run is a function of its
 seed: one that was killed in the middle of a checkpoint or a step goes on with the metrics, bounds and greedy answers of
-an uninterrupted one; saved and resumed in colocate_async on 2 ranks; a launch whose checkpoint lacks the state; that
-without the group two runs differ. Not covered: several nodes, vLLM, how often rounding changes a sampled token.
+an uninterrupted one; saved and resumed in colocate_async on 2 ranks; a launch whose checkpoint lacks the state; the
+receipt of the first resumed step; that without the group two runs differ. Not covered: several nodes, vLLM, how often
+rounding changes a sampled token.
 """
 
 import json
@@ -16,7 +17,7 @@ import torch
 
 from verl_clipx.methods import METHODS
 
-from .runs import SECONDS, launch, output_of, step_is_logged, train, train_and_kill
+from .runs import SECONDS, check_receipt, launch, output_of, step_is_logged, train, train_and_kill
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -90,7 +91,9 @@ def test_a_killed_run_goes_on_as_if_nothing_had_happened(task, uninterrupted, in
     shutil.copytree(checkpoints, tmp_path / "checkpoints")
     resumed = train(task, tmp_path, *SEEDED, "trainer.resume_mode=auto", "trainer.val_before_train=True", steps=3)
     assert "Resuming from" in resumed.output
+    # Step 2 is validated again; a process that goes on shows anew what it trains.
     assert list(resumed.log.index) == [2, 3]
+    check_receipt(resumed, 3)
     difference = differences(uninterrupted, resumed, [3])
     assert (difference < TOLERANCE).all(), difference
     (validated,) = [name for name in uninterrupted.log if name.startswith("val-core/")]
@@ -122,6 +125,7 @@ def test_an_asynchronous_run_loads_the_state_that_it_saved(task, tmp_path):
     resumed = train(task, tmp_path, *overrides, "trainer.resume_mode=auto", steps=3)
     # In one folder: the log goes on too.
     assert list(resumed.log.index) == [1, 2, 3]
+    check_receipt(resumed, 1, 3)
     check_bounds_follow_the_state(resumed, saved)
 
 

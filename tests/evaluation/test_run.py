@@ -18,7 +18,7 @@ from typer.testing import CliRunner
 
 from tests.evaluation.tiny import REWARD, save_model, save_questions
 from verl_clipx.cli import app
-from verl_clipx.evaluation import sampling
+from verl_clipx.common import command_line
 from verl_clipx.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.samples import read_samples
@@ -110,7 +110,7 @@ def test_a_build_of_torch_that_calls_itself_otherwise_than_its_distribution(inpu
     # As where torch comes from the default index: the distribution is 2.13.0 and torch.__version__ 2.13.0+cu130.
     distribution = version("torch").partition("+")[0]
     monkeypatch.setattr(torch, "__version__", f"{distribution}+cu130")
-    monkeypatch.setattr(sampling, "version", lambda name: distribution if name == "torch" else version(name))
+    monkeypatch.setattr(command_line, "version", lambda name: distribution if name == "torch" else version(name))
     out = tmp_path / "out"
     invoke(*options(inputs, out, samples=1))
     results = results_of(out)

@@ -44,7 +44,8 @@ def test_the_contract_passes(method):
 
 @every_method
 def test_the_weight_of_reweighted_advantages_is_positive_at_ratio_1_too(method):
-    assert not method.unconstrained_weight
+    # DRO's F depends on the size of A, and is 1 at ratio 1 all the same.
+    assert not method.unconstrained_weight or method.name == "dro"
     tensors = example()
     tensors["log_prob"] = tensors["rollout_log_prob"] = tensors["old_log_prob"]
     for shaping in (AdvantageReweighting(alpha=alpha, probability=of) for alpha in (0.3, 1.0) for of in SHAPED_BY):

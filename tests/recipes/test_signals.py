@@ -1,6 +1,7 @@
 """A signal to a recipe or launcher reaches what it has started, which is a stand-in that notes the signal and ends.
 
-Covers: every recipe, the launchers by SSH and Slurm, the quick start; SIGHUP (a terminal is closed), SIGINT, SIGTERM.
+Covers: every recipe, the launchers by SSH and Slurm, the quick start; SIGHUP (a terminal is closed), SIGINT, SIGTERM;
+SIGKILL to the launcher by Slurm, the quick start, `clipx table plan --run` and while_all_nodes_live.py.
 Not covered: verl itself, what `clipx watch` and while_all_nodes_live.py do with
 a signal (tests/diagnostics/test_watch.py, test_while_all_nodes_live.py), SSH and Slurm themselves.
 """
@@ -71,6 +72,19 @@ class Started:
             time.sleep(0.01)
         self.training = psutil.Process(int((self.home / "running").read_text()))
 
+    def kill(self):
+        """Kills the script alone, which can end nothing then, and waits for the training's end: what it noted."""
+        try:
+            self.process.kill()
+            self.process.wait(timeout=30)
+            with suppress(psutil.NoSuchProcess):
+                self.training.wait(timeout=30)
+            return (self.home / "ended").read_text()
+        finally:
+            with suppress(psutil.NoSuchProcess):
+                self.training.kill()
+            self.process.stdout.close()
+
     def send(self, name):
         """Sends a signal to the script alone, and waits for its end: exit code, and the signals that were noted."""
         try:
@@ -134,3 +148,41 @@ def test_the_quick_start_ends_what_it_runs(tmp_path, name, stage):
     started = Started(machine, QUICKSTART, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs"))
     assert started.send(name) == (128 + signal.Signals[name], "SIGTERM")
     assert [call for call in machine.calls if call[1:2] == ["report"]] == []
+
+
+@pytest.mark.parametrize("stage", ["policy", "training"])
+def test_a_killed_quick_start_leaves_no_training(tmp_path, stage):
+    python = f"[[ $* != *.policy* ]] || {TRAINING}" if stage == "policy" else "echo policy"
+    machine = Machine(tmp_path / "venv", python=python, clipx=TRAINING if stage == "training" else "")
+    assert Started(machine, QUICKSTART, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs")).kill() == "SIGTERM"
+
+
+def test_a_killed_slurm_job_leaves_no_step(tmp_path):
+    srun = f'[[ $* != *"hostname -I"* ]] || {{ echo 10.0.0.7; exit; }}\n{TRAINING}'
+    cluster = Machine(tmp_path / "machine", sbatch=SBATCH, scontrol=SCONTROL, srun=srun)
+    assert Started(cluster, cluster.commands / "sbatch", str(SLURM), RECIPE).kill() == "SIGTERM"
+
+
+# A table's command under `clipx table plan --run`, and a recipe under the guard against lost nodes, each in a script.
+PYTHON_LAUNCHERS = {
+    "table": """
+import sys
+from pathlib import Path
+from verl_clipx.reproduction.table_plan import EVALUATE, Job, run_job
+run_job(Job(EVALUATE, "b", "exec training", Path(sys.argv[1]), False), print)
+""",
+    "guard": f"""
+import runpy, sys
+guard = runpy.run_path({str(RECIPES / "cluster" / "while_all_nodes_live.py")!r})
+guard["run"](["training"], [sys.executable, "-c", "import time; time.sleep(60)"])
+""",
+}
+
+
+@pytest.mark.parametrize("launcher", PYTHON_LAUNCHERS)
+def test_a_killed_launcher_in_python_leaves_no_training(tmp_path, launcher):
+    machine = Machine(tmp_path / "machine", training=TRAINING)
+    script = tmp_path / "launch.sh"
+    (tmp_path / "launch.py").write_text(PYTHON_LAUNCHERS[launcher])
+    script.write_text(f"exec {sys.executable} {tmp_path / 'launch.py'} {tmp_path / 'job'}")
+    assert Started(machine, script, PYTHONPATH=str(ROOT)).kill() == "SIGTERM"

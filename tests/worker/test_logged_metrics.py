@@ -115,7 +115,16 @@ ELSEWHERE = {
     "clipx/bounds_error/real": "tests/worker/test_sampling.py",
     "clipx/receipt": "tests/end_to_end/test_training.py",
     "clipx/skipped_updates": "tests/worker/test_training_worker.py",
+    "clipx/not_finite/log_probs": "tests/worker/test_training_worker.py",
+    "clipx/not_finite/rank": "tests/worker/test_training_worker.py",
     "critic/score/standard_error": "tests/diagnostics/test_reward_error.py",
+    **{
+        f"health/{name}": "tests/diagnostics/test_health.py"
+        for name in (
+            *("not_finite/rewards", "not_finite/advantages", "not_finite/log_probs"),
+            *("alike_prompts", "undecided", "cut_responses"),
+        )
+    },
 }
 
 

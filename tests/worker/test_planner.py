@@ -293,6 +293,27 @@ def test_rejected_tokens_are_not_counted_and_counting_costs_no_reduction_more(me
     assert Run(method).step(data).counted_tokens is None
 
 
+def spread(deviation):
+    """A mini-batch at probability 0.5 whose ratios deviate from 1 by as much, up and down."""
+    ratio = 1 + deviation * torch.tensor([1.0, -1.0], dtype=torch.float64).repeat(6, 5)
+    data = {key: value.clone() for key, value in batch(drift=0).items()}
+    data |= {key: torch.full((6, 10), 0.5, dtype=torch.float64).log() for key in ("old_log_probs", "log_prob")}
+    data["log_prob"] += ratio.log()
+    data["rollout_log_probs"] = data["old_log_probs"] - 1e-3
+    return data | {"advantages": torch.ones(6, 10), "response_mask": torch.ones(6, 10, dtype=torch.bool)}
+
+
+@pytest.mark.parametrize(("difference", "alarms"), [(0.59, False), (1.35, True)], ids=["rounding", "epsilon of 0.47"])
+def test_in_half_precision_rounding_is_no_alarm_and_ratios_that_spread_are_one(difference, alarms):
+    run = Run("acpo")
+    run.planner.tolerated = tolerated_difference(SimpleNamespace(mixed_precision={"param_dtype": "bf16"}))
+    run.step(spread(0.2 * difference / 3))
+    assert run.difference == pytest.approx(difference, rel=1e-6) and run.observations == 0
+    second = run.step(spread(0.09))
+    assert (run.observations == 1) == alarms
+    assert float(epsilons(second).max()) == pytest.approx(0.47 if alarms else 0.2)
+
+
 @pytest.mark.parametrize(
     ("precision", "expected"),
     [

@@ -1,19 +1,23 @@
 """The receipt: the gradient that verl's loss really has on log_prob, against the announced one.
 
 Covers, through verl's own ppo_loss: every method, aggregation, modifier, KL and entropy terms, correction weights and
-jagged micro-batches pass, and rejection in bypass mode; planted faults are found in the policy's term, in what is
-rejected, in corrections of verl's trainer, in the backward pass, in the updates' number; what is off or only warns;
-nothing is done once it is complete; the trainer's process without a receipt. Not covered: real engines
-(tests/end_to_end).
+jagged micro-batches pass, and rejection in bypass mode; every planted fault (`PLANTED`) is found, or passes where it is
+listed as invisible; the gap to the rollout; what is off or only warns; nothing is done once it is complete; the
+trainer's process without a receipt. Not covered: real engines (tests/end_to_end).
 """
 
 import logging
 import math
+import re
 import types
+from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 from verl.workers.utils.losses import ppo_loss
@@ -26,8 +30,10 @@ from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep, in_micro_batch
 
+REPOSITORY = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
 # Updates of a rollout batch by verl's own defaults.
 ANNOUNCED = 4
@@ -51,7 +57,7 @@ class Update:
         self.receipt = Receipt(settings, run, loss_fn, partial(call_of, settings), lambda part: part, stops=stops)
         self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
 
-    def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None):
+    def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None, factor=0.5):
         """One update.
 
         Args:
@@ -60,6 +66,7 @@ class Update:
             weights: of verl's rollout correction.
             besides: what an engine adds to the loss, of the log-probabilities.
             change: what is done to verl's micro-batch.
+            factor: on the whole loss, as an engine's.
         """
         batch = example()
         batch["log_prob"] = batch["old_log_prob"] + moved * torch.linspace(-1, 1, batch["mask"].numel()).view(
@@ -77,8 +84,9 @@ class Update:
         nested = torch.nested.nested_tensor_from_jagged(leaf * 1, offsets=output["log_probs"].offsets())
         loss, _ = self.loss_function(model_output={**output, "log_probs": nested}, data=data)
         if backward:
-            (loss * 0.5 + (0 if besides is None else besides(nested.values()))).backward()
-        self.receipt.end_update(self.step)
+            (loss * factor + (0 if besides is None else besides(nested.values()))).backward()
+        if self.receipt.open:
+            self.receipt.end_update(self.step)
         return leaf.grad
 
 
@@ -205,7 +213,7 @@ def first_rows(arguments, number=1):
     return (rows >= number).expand_as(arguments["log_prob"])
 
 
-FAULTS = {
+LOSSES = {
     "the sign": scaled(-1.0),
     "twice as much": scaled(2.0),
     "one per cent more": scaled(1.01),
@@ -254,18 +262,17 @@ FAULTS = {
 OTHER_CONFIGS = {}
 
 
-@pytest.mark.parametrize("fault", FAULTS)
-def test_another_loss_under_the_announced_name_is_found(actor, monkeypatch, fault):
+def with_another_loss(loss, actor, monkeypatch, _):
+    """Trains ACPO with another loss under its name."""
     for name in ("grpo", "dgpo", "cispo", "aspo"):
         OTHER_CONFIGS[name] = actor(f"+clipx={name}")
         OTHER_CONFIGS[name].global_batch_info.update(dp_size=1, batch_num_tokens=30, global_batch_size=6)
     config = actor("+clipx=acpo")
-    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", FAULTS[fault])
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", loss)
     method = config.policy_loss.clipx.method
     statistics = torch.arange(method.statistics_size, dtype=torch.float64) + 5
     update = Update(config, OptimizerStep(statistics=statistics, decision=method.decide(statistics)))
-    with pytest.raises(RuntimeError, match=r"receipt: at ratios .* the gradient differs.*receipt=warn"):
-        update.run(weights=0.25)
+    update.run(weights=0.25)
 
 
 CORRECTION = "algorithm.rollout_correction"
@@ -306,7 +313,7 @@ class Spoilt:
         return self.wrong(self.right, mask, log_prob.detach(), old_log_prob)
 
 
-REJECTION_FAULTS = {
+REJECTIONS = {
     "a dropped rejection": lambda right, mask, new, old: mask.clone(),
     "everything rejected": lambda right, mask, new, old: torch.zeros_like(mask),
     "what should remain rejected": lambda right, mask, new, old: mask & ~right.remaining(mask, new, old),
@@ -320,15 +327,10 @@ REJECTION_FAULTS = {
 }
 
 
-@pytest.mark.parametrize("criterion", CRITERIA)
-@pytest.mark.parametrize("fault", REJECTION_FAULTS)
-def test_another_rejection_than_the_announced_one_is_found(actor, monkeypatch, fault, criterion):
+def with_another_rejection(wrong, actor, monkeypatch, criterion):
     original = policy_loss_module.rejection_of
-    monkeypatch.setattr(
-        policy_loss_module, "rejection_of", lambda policy_loss: Spoilt(original(policy_loss), REJECTION_FAULTS[fault])
-    )
-    with pytest.raises(RuntimeError, match=r"receipt: at ratios .* the gradient differs"):
-        Update(actor("+clipx=grpo", *rejecting(criterion))).run()
+    monkeypatch.setattr(policy_loss_module, "rejection_of", lambda policy_loss: Spoilt(original(policy_loss), wrong))
+    Update(actor("+clipx=grpo", *rejecting(criterion))).run()
 
 
 def whole_mask(data):
@@ -347,40 +349,41 @@ def rejected_mask(data):
     assert 0 < data["response_mask"].sum() < mask.sum()
 
 
-def test_a_correction_that_verl_s_trainer_dropped_is_found(actor):
-    with pytest.raises(RuntimeError, match=r"receipt: the samples came without the weights of .*rollout_is=token"):
-        Update(actor("+clipx=grpo", CALCULATED, f"{CORRECTION}.rollout_is=token")).run()
-    Update(actor("+clipx=grpo", CALCULATED, f"{CORRECTION}.rollout_is=token")).run(weights=0.25)
-    decoupled = actor("+clipx=grpo", *rejecting("token_k3", bypass=False))
-    with pytest.raises(RuntimeError, match=r"receipt: \d+ tokens that .*rollout_rs=token_k3 rejects came as if it did"):
-        Update(decoupled).run(change=whole_mask)
-    Update(decoupled).run(change=rejected_mask)
+WEIGHTS = (CALCULATED, f"{CORRECTION}.rollout_is=token")
 
 
-def test_verl_s_own_loss_in_its_place_is_found(actor):
+def test_corrections_of_verl_s_trainer_are_part_of_it(actor):
+    Update(actor("+clipx=grpo", *WEIGHTS)).run(weights=0.25)
+    Update(actor("+clipx=grpo", *rejecting("token_k3", bypass=False))).run(change=rejected_mask)
+
+
+def without_weights(actor, monkeypatch, _):
+    Update(actor("+clipx=grpo", *WEIGHTS)).run()
+
+
+def without_rejection(actor, monkeypatch, _):
+    Update(actor("+clipx=grpo", *rejecting("token_k3", bypass=False))).run(change=whole_mask)
+
+
+def with_verl_s_loss(actor, monkeypatch, _):
     config = actor("+clipx=acpo")
     object.__setattr__(config.policy_loss, "loss_mode", "vanilla")
-    with pytest.raises(RuntimeError, match="receipt: at ratios"):
-        Update(config).run()
+    Update(config).run()
 
 
-def test_a_term_that_an_engine_adds_is_found(actor):
-    with pytest.raises(RuntimeError, match="receipt: in the backward pass the gradient differs"):
-        Update(actor("+clipx=grpo")).run(besides=lambda log_probs: log_probs.square().sum())
+def with_a_term_of_the_engine(actor, monkeypatch, _):
+    Update(actor("+clipx=grpo")).run(besides=lambda log_probs: log_probs.square().sum())
 
 
-def test_an_engine_that_leaves_the_loss_aside_is_found(actor):
-    with pytest.raises(RuntimeError, match="receipt: no backward pass came from the loss"):
-        Update(actor("+clipx=grpo")).run(backward=False)
+def without_a_backward_pass(actor, monkeypatch, _):
+    Update(actor("+clipx=grpo")).run(backward=False)
 
 
-@pytest.mark.parametrize("made", [1, 4], ids=["one skipped", "a second epoch"])
-def test_another_number_of_updates_is_found(actor, made):
-    overrides = ("data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4")
-    update = Update(actor("+clipx=grpo", *overrides))
+def with_updates(made, actor, monkeypatch, _):
+    """Two updates are announced."""
+    update = Update(actor("+clipx=grpo", "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4"))
     update.run()
-    with pytest.raises(RuntimeError, match=f"{made} updates on the first rollout batch, not 2 as announced"):
-        update.receipt.end_rollout_batch(made)
+    update.receipt.end_rollout_batch(made)
 
 
 MODIFIERS = {
@@ -390,15 +393,13 @@ MODIFIERS = {
 }
 
 
-@pytest.mark.parametrize("fault", MODIFIERS)
-def test_an_announced_modifier_that_does_not_act_is_found(actor, monkeypatch, fault):
-    other = actor("+clipx=grpo", *(MODIFIERS["selection"] if "half" in fault else ()))
+def without_modifier(announced, actor, monkeypatch, _):
+    other = actor("+clipx=grpo", *(MODIFIERS["selection"] if "clipx.select.ratio=0.6" in announced else ()))
     other.global_batch_info.update(dp_size=1, batch_num_tokens=30, global_batch_size=6)
     monkeypatch.setitem(
         core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", lambda **given: ORIGINAL("grpo", **given | {"config": other})
     )
-    with pytest.raises(RuntimeError, match="receipt: at ratios"):
-        Update(actor("+clipx=grpo", *MODIFIERS[fault])).run()
+    Update(actor("+clipx=grpo", *announced)).run()
 
 
 def updated_with(actor, statistics_of):
@@ -422,18 +423,135 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("fault", PARTS)
-def test_bounds_of_other_tokens_than_the_mini_batch_s_are_found(actor, fault):
+def test_statistics_of_other_passes_may_differ_by_rounding(actor):
     updated_with(actor, lambda whole: whole * (1 + 1e-3))
-    with pytest.raises(RuntimeError, match=r"receipt: the statistics behind the bounds sum to .* the run does not"):
-        updated_with(actor, PARTS[fault])
-
-
-def test_bounds_that_nobody_decided_are_found(actor):
-    receipt = Update(actor("+clipx=acpo")).receipt
-    with pytest.raises(RuntimeError, match=r"no bounds were decided for the mini-batch under clipx\.scope=mini_batch"):
-        receipt.begin_update(OptimizerStep())
     Update(actor("+clipx=acpo", "clipx.scope=micro_batch")).receipt.begin_update(OptimizerStep())
+
+
+def with_statistics_of_a_part(part, actor, monkeypatch, _):
+    updated_with(actor, part)
+
+
+def without_bounds(actor, monkeypatch, _):
+    Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep())
+
+
+def by_another_worker(actor, monkeypatch, _):
+    logged(metrics=[trained(1, **{"actor/pg_loss": 0.1})], node=ACPO)
+
+
+def gradient_and_receipt(config, **run):
+    """An update's gradient, and what the receipt says of it in the end."""
+    update = Update(config)
+    return update.run(**run), update.receipt.end_rollout_batch(ANNOUNCED)
+
+
+def trained_otherwise(faulty, right):
+    """What the receipt says of a fault under which the gradient is another one."""
+    (gradient, largest), (expected, _) = faulty, right
+    assert not torch.allclose(gradient, expected)
+    return largest
+
+
+def with_advantages_of_verl_s(actor, monkeypatch, _):
+    config = actor("+clipx=grpo")
+
+    def change(data):
+        data["advantages"] = -data["advantages"]
+
+    return trained_otherwise(gradient_and_receipt(config, change=change), gradient_and_receipt(config))
+
+
+def with_another_kl_coefficient(actor, monkeypatch, _):
+    announced, other = (actor("+clipx=grpo", *OPTIONS["KL"]) for _ in range(2))
+    object.__setattr__(other, "kl_loss_coef", 1.0)
+    return trained_otherwise(gradient_and_receipt(other), gradient_and_receipt(announced))
+
+
+def with_a_factor_on_the_loss(actor, monkeypatch, _):
+    config = actor("+clipx=grpo")
+    return trained_otherwise(gradient_and_receipt(config, factor=3.0), gradient_and_receipt(config))
+
+
+def with_another_loss_from_the_second_rollout_batch_on(actor, monkeypatch, _):
+    update = Update(actor("+clipx=acpo"))
+    first, largest = update.run(), update.receipt.end_rollout_batch(ANNOUNCED)
+    monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
+    return trained_otherwise((update.run(), largest), (first, largest))
+
+
+class Fault(NamedTuple):
+    """A fault that is planted.
+
+    Args:
+        run: (actor, monkeypatch, variant) plants it and trains; if it gets through, the largest difference.
+        said: the receipt's message, a regular expression; None: it is invisible to the receipt.
+        variants: in each of which it is planted.
+    """
+
+    run: Callable
+    said: str | None
+    variants: Sequence[str] = ("",)
+
+
+DIFFERS = r"receipt: at ratios .* the gradient differs.*receipt=warn"
+OF_OTHER_TOKENS = r"receipt: the statistics behind the bounds sum to .* the run does not"
+# Every fault that these tests plant; docs/swap.md has the number of those that are found, and the kinds that are not.
+PLANTED = (
+    {f"loss: {name}": Fault(partial(with_another_loss, loss), DIFFERS) for name, loss in LOSSES.items()}
+    | {
+        f"rejection: {name}": Fault(partial(with_another_rejection, wrong), DIFFERS, tuple(CRITERIA))
+        for name, wrong in REJECTIONS.items()
+    }
+    | {
+        f"without: {name}": Fault(partial(without_modifier, announced), DIFFERS)
+        for name, announced in MODIFIERS.items()
+    }
+    | {
+        f"statistics: {name}": Fault(partial(with_statistics_of_a_part, part), OF_OTHER_TOKENS)
+        for name, part in PARTS.items()
+    }
+    | {
+        "verl's loss under its own name": Fault(with_verl_s_loss, DIFFERS),
+        "no weights of verl's trainer": Fault(without_weights, r"came without the weights of .*rollout_is=token"),
+        "no rejection of verl's trainer": Fault(
+            without_rejection, r"receipt: \d+ tokens that .*rollout_rs=token_k3 rejects came as if it did"
+        ),
+        "a term that the engine adds": Fault(
+            with_a_term_of_the_engine, "receipt: in the backward pass the gradient differs"
+        ),
+        "an engine that leaves the loss aside": Fault(
+            without_a_backward_pass, "receipt: no backward pass came from the loss"
+        ),
+        "a skipped update": Fault(partial(with_updates, 1), "1 updates on the first rollout batch, not 2 as announced"),
+        "a second epoch": Fault(partial(with_updates, 4), "4 updates on the first rollout batch, not 2 as announced"),
+        "bounds that nobody decided": Fault(
+            without_bounds, r"no bounds were decided for the mini-batch under clipx\.scope=mini_batch"
+        ),
+        "another worker": Fault(by_another_worker, r"clipx/receipt.*clipx\.receipt=off"),
+        "other advantages from verl's trainer": Fault(with_advantages_of_verl_s, None),
+        "another coefficient of verl's KL term": Fault(with_another_kl_coefficient, None),
+        "a factor on the whole loss": Fault(with_a_factor_on_the_loss, None),
+        "another loss after the first rollout batch": Fault(with_another_loss_from_the_second_rollout_batch_on, None),
+    }
+)
+FOUND = [name for name, fault in PLANTED.items() if fault.said is not None]
+
+
+@pytest.mark.parametrize(("name", "variant"), [(name, variant) for name in FOUND for variant in PLANTED[name].variants])
+def test_a_planted_fault_is_found(actor, monkeypatch, name, variant):
+    with pytest.raises(RuntimeError, match=PLANTED[name].said):
+        PLANTED[name].run(actor, monkeypatch, variant)
+
+
+@pytest.mark.parametrize("name", sorted(PLANTED.keys() - set(FOUND)))
+def test_what_is_listed_as_invisible_is(actor, monkeypatch, name):
+    assert PLANTED[name].run(actor, monkeypatch, "") < 1e-5
+
+
+def test_the_page_says_how_many_are_found():
+    (number,) = re.findall(r"The tests plant (\d+) faults", (REPOSITORY / "docs/swap.md").read_text())
+    assert int(number) == len(FOUND) >= 50
 
 
 def test_it_warns_where_it_is_told_to(actor, monkeypatch, caplog):
@@ -457,6 +575,50 @@ def test_a_complete_receipt_costs_nothing(actor, monkeypatch):
     assert len(calls) == 1
 
 
+def gap_of(actor, caplog, change=None, overrides=(), moved=0.0):
+    """What the line and the log say of the rollout's log-probabilities after an update."""
+    update = Update(actor("+clipx=grpo", CALCULATED, *overrides))
+    with caplog.at_level(logging.WARNING):
+        update.run(moved=moved, change=change)
+    return str(update.receipt).rpartition("; ")[2], caplog.text
+
+
+def rollout_moved(by, ages=None):
+    """The rollout's log-probabilities away from the model's by some nats for each sequence, whose ages may be known."""
+
+    def change(data):
+        rows = [old - nats for old, nats in zip(data["old_log_probs"].unbind(), by, strict=True)]
+        data["rollout_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+        if ages is not None:
+            data[AGE] = torch.tensor(ages)
+
+    return change
+
+
+def test_the_gap_to_the_rollout_is_that_of_fresh_tokens(actor, caplog):
+    # The sequences have 9, 7, 5, 3, 1 and no tokens.
+    line, said = gap_of(actor, caplog, rollout_moved([0.02, 0.04, 5, 5, 5, 5], [0, 0, 1, 1, 2, 1]))
+    mean = (9 * 0.02 + 7 * 0.04) / 16
+    assert line == f"actor and rollout differ by {mean:.2g} nats a token on 16 tokens of the same weights" and not said
+    line, said = gap_of(actor, caplog, rollout_moved([0.18] * 6))
+    assert "differ by 0.18 nats a token on 25 tokens" in line
+    assert "differ by 0.18 nats on average of 25, though of the same weights" in said
+
+
+def test_the_gap_to_the_rollout_is_the_actor_s_in_bypass_mode_too(actor, caplog):
+    bypass = (f"{CORRECTION}.bypass_mode=True",)
+    line, said = gap_of(actor, caplog, overrides=bypass, moved=1.0)
+    # The old policy's log-probabilities are the rollout's.
+    assert "differ by 0.5" in line and "differ by 0.5" in said
+
+
+def test_it_says_when_there_is_nothing_to_compare_with_the_rollout(actor, caplog):
+    line, said = gap_of(actor, caplog, rollout_moved([5] * 6, [1] * 6))
+    assert line.startswith("no token is of the actor's own weights") and not said
+    line, said = gap_of(actor, caplog, lambda data: data.pop("rollout_log_probs"))
+    assert line == "the rollout returns no log-probabilities to compare the actor's with" and not said
+
+
 def test_it_changes_no_gradient_no_statistics_and_no_data(actor):
     config = actor("+clipx=acpo")
     plain = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx)
@@ -474,8 +636,12 @@ def test_it_changes_no_gradient_no_statistics_and_no_data(actor):
     assert torch.equal(*gradients)
 
 
-def logged(*, metrics, node):
-    """What a trainer's Tracking does with a first step's metrics under a clipx node."""
+OF_RUN = {"actor_rollout_ref.actor.strategy": "fsdp2", "actor_rollout_ref.rollout.name": "vllm"}
+OF_RUN |= {"algorithm.adv_estimator": "grpo"}
+
+
+def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
+    """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
     module = types.ModuleType("tracking")
 
     class Tracking:
@@ -487,31 +653,61 @@ def logged(*, metrics, node):
 
     module.Tracking = Tracking
     of_trainer.install(module)
-    actor_node = {"strategy": "fsdp2", "policy_loss": {"clipx": node}}
-    tracking = module.Tracking("p", "e", config={"actor_rollout_ref": {"actor": actor_node}})
-    for step, data in enumerate(metrics, 1):
-        tracking.log(data=data, step=step)
+    policy_loss = {"clipx": node, "run": {"options": options}}
+    config = {"actor_rollout_ref": {"actor": {"policy_loss": policy_loss}}, "trainer": {"critic_warmup": critic_warmup}}
+    tracking = module.Tracking("p", "e", config=config)
+    for number, data in enumerate(metrics, 1):
+        tracking.log(data=data, step=number)
     return tracking.seen
 
 
-UPDATED = {"actor/pg_loss": 0.1}
+VALIDATED, OF_SYNC, ACPO = {"val/score": 1.0}, {"timing_s/param_sync": 0.1}, {"method": "acpo"}
 
 
-def test_the_trainer_stops_at_the_first_update_without_a_receipt():
+def trained(step, **of_worker):
+    """What a trainer logs of a step, with what a worker gave it."""
+    return {"training/global_step": step, "training/epoch": 0} | of_worker
+
+
+@pytest.mark.parametrize("of_worker", [{}, {"actor/loss": 0.1}, {"actor/pg_loss": 0.1}], ids=str)
+def test_the_trainer_stops_at_the_first_step_without_a_receipt(of_worker):
     with pytest.raises(RuntimeError, match=r"clipx/receipt.*clipx\.receipt=off"):
-        logged(metrics=[{"val/score": 1.0}, UPDATED], node={"method": "acpo"})
-    with_receipt = UPDATED | {"actor/clipx/receipt": 1e-7}
-    assert logged(metrics=[{"val/score": 1.0}, with_receipt, UPDATED], node={"method": "acpo"}) == [1, 2, 3]
+        logged(metrics=[VALIDATED, OF_SYNC, trained(1, **of_worker)], node=ACPO)
+    with_receipt = trained(1, **{"actor/clipx/receipt": 1e-7})
+    assert logged(metrics=[VALIDATED, with_receipt, trained(2, **of_worker)], node=ACPO) == [1, 2, 3]
+
+
+def test_the_trainer_reads_the_options_of_the_composed_run(composed):
+    for strategy, due in (("fsdp2", "stop"), ("fsdp", "warn")):
+        given = (f"{ACTOR}.strategy={strategy}", "actor_rollout_ref.rollout.name=vllm", "algorithm.adv_estimator=grpo")
+        config = OmegaConf.to_container(composed("+clipx=acpo", *given), resolve=True)
+        assert of_trainer.expected(config) == due
+
+
+def test_the_trainer_expects_none_of_steps_that_train_the_critic_alone():
+    before = [trained(1), trained(2)]
+    assert logged(metrics=before, node=ACPO, critic_warmup=3) == [1, 2]
+    with pytest.raises(RuntimeError, match="clipx/receipt"):
+        logged(metrics=[*before, trained(3)], node=ACPO, critic_warmup=3)
+
+
+def test_where_no_test_covers_the_run_the_trainer_warns(caplog):
+    options = OF_RUN | {"actor_rollout_ref.actor.strategy": "megatron"}
+    assert logged(metrics=[trained(1)], node=ACPO, options=options) == [1]
+    assert "has no clipx/receipt" in caplog.text
 
 
 @pytest.mark.parametrize("node", [None, {"method": "observe"}, {"method": "acpo", "receipt": "off"}])
 def test_the_trainer_expects_none_where_none_is_due(node):
-    assert logged(metrics=[UPDATED], node=node) == [1]
+    assert logged(metrics=[trained(1)], node=node) == [1]
 
 
 @pytest.mark.parametrize(
     ("receipt", "strategy", "expected"),
-    [("auto", "fsdp2", True), ("auto", "megatron", False), ("stop", "megatron", True), ("warn", "fsdp", False)],
+    [
+        *(("auto", "fsdp2", True), ("auto", "fsdp", False), ("auto", "megatron", False)),
+        *(("stop", "megatron", True), ("warn", "fsdp2", False)),
+    ],
 )
 def test_where_a_difference_stops_the_run(receipt, strategy, expected):
-    assert of_trainer.stops(receipt, strategy) is expected
+    assert of_trainer.stops(receipt, OF_RUN | {"actor_rollout_ref.actor.strategy": strategy}) is expected

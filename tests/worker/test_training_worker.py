@@ -4,7 +4,7 @@ Covers: metrics aggregated by verl's own Metric class over unequal micro-batches
 mini-batch; a run without a clipx node keeps verl's loss function; one host sync a micro-batch with everything switched
 on; a loss call outside an optimizer step or a rollout batch; that samples' ages and traces count a critic's warm-up;
 skipped updates, and the warning of what was not finite; distillation's loss of the logits, and its sum with the
-method's loss; dropout is refused. Not covered: the real engine (tests/end_to_end).
+method's loss; dropout is refused; what a closed receipt costs. Not covered: the real engine (tests/end_to_end).
 """
 
 import logging
@@ -16,6 +16,7 @@ import pytest
 import torch
 from verl.trainer.distillation import distillation_ppo_loss
 from verl.trainer.distillation.losses import distillation_loss
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 from verl.utils import tensordict_utils as tu
 from verl.utils.metric import Metric
 from verl.workers.config import DistillationConfig, DistillationLossConfig
@@ -346,8 +347,22 @@ def test_skipped_updates_are_counted_and_what_is_not_finite_is_named_once(
     assert skipped() == skips and skipped() == skips
     (message,) = caplog.messages
     assert named in message and "verl skips an update whose gradient's norm is nan" in message
+    assert worker.logged["clipx/not_finite/rank"] == [0.0]
+    # The current policy's follow from the model, which this worker's mini-batches don't spoil.
+    assert worker.logged["clipx/not_finite/log_probs"] == [float(spoil is INFINITE_LOG_PROB)]
     worker.spoil = lambda data: None
-    assert skipped() == 0
+    assert skipped() == 0 and not any("not_finite" in key for key in worker.logged)
+
+
+def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker, monkeypatch):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)
+    # Rank 2's share of the sum; this rank, 0, has nothing.
+    theirs = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
+    monkeypatch.setattr(worker, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
+    worker.gradient_scale = torch.inf
+    skipped()
+    assert (worker.logged["clipx/not_finite/rank"], worker.logged["clipx/not_finite/log_probs"]) == ([2.0], [3.0])
 
 
 @pytest.mark.parametrize("group", ["grpo", "observe"])
@@ -355,6 +370,7 @@ def test_a_gradient_that_is_not_finite_by_itself_is_named_once_too(stepping_work
     worker, skipped = stepping_worker(f"+clipx={group}")
     worker.gradient_scale = torch.inf
     assert skipped() == 3 and skipped() == 3
+    assert worker.logged["clipx/not_finite/rank"] == [-1.0]
     (message,) = caplog.messages
     assert "verl skips an update whose gradient's norm is inf, though all that the loss is computed from" in message
 
@@ -372,13 +388,45 @@ def stepping_worker(actor, monkeypatch, caplog):
         worker = SteppingWorker(actor(*THREE_UPDATES, *overrides), output)
 
         def skipped():
-            (number,) = tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/skipped_updates"]
+            worker.logged = tu.get(worker.train_mini_batch(data.clone()), "metrics")
+            (number,) = worker.logged["clipx/skipped_updates"]
             return number
 
         return worker, skipped
 
     caplog.set_level(logging.WARNING, "verl_clipx")
     return build
+
+
+def at_ratio_one():
+    """The model's log-probabilities where they are the old policy's."""
+    batch = example()
+    _, output = micro_batch(batch | {"log_prob": batch["old_log_prob"]}, [0, 1, 2, 3, 4])
+    return output["log_probs"].requires_grad_(True)
+
+
+def costs_of(train, worker, name):
+    """What a call costs: host syncs, calls of a registered loss, hooks, and reductions over the ranks."""
+    made, loss, register = [], POLICY_LOSS_REGISTRY[name], torch.Tensor.register_hook
+    with pytest.MonkeyPatch.context() as patched, counted_host_syncs() as syncs:
+        patched.setitem(POLICY_LOSS_REGISTRY, name, lambda **given: made.append("loss") or loss(**given))
+        patched.setattr(torch.Tensor, "register_hook", lambda *given: made.append("hook") or register(*given))
+        patched.setattr(worker, "_all_reduce", lambda vector: made.append("reduction") or vector)
+        train()
+    return sorted(syncs.calls), sorted(made)
+
+
+@pytest.mark.parametrize("group", [["+clipx=grpo"], LAGGED], ids=["grpo", "acpo"])
+def test_after_the_first_rollout_batch_the_receipt_costs_nothing(stepping_worker, group):
+    costs = {}
+    for receipt in ("stop", "off"):
+        worker, train = stepping_worker(*group, f"clipx.receipt={receipt}")
+        # At ratio 1 throughout, so that the receipt never has all that it looks for.
+        worker.output["log_probs"] = at_ratio_one()
+        costs[receipt] = [costs_of(train, worker, group[0].replace("+clipx=", "clipx_")) for _ in range(2)]
+    assert costs["stop"][1] == costs["off"][1]
+    # The first one does cost something, so they can be told apart.
+    assert all(len(with_it) > len(without) for with_it, without in zip(costs["stop"][0], costs["off"][0], strict=True))
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])

@@ -1,7 +1,8 @@
 """What the plugin relies on in verl, so that another verl version fails here, by name.
 
-Covers: the extension points and internal names that verl_clipx/driver and verl_clipx/worker use. Not covered: those of
-verl_clipx/cpu (tests/cpu has them).
+Covers: the extension points and internal names that verl_clipx/driver and verl_clipx/worker use; that each key of the
+configuration that verl's losses read is in the plugin's ledger, and which these are in each version. Not covered: those
+of verl_clipx/cpu (tests/cpu has them).
 
 `PYTHONPATH=<a checkout of verl> python -m pytest tests/worker/test_verl_contract.py` asks that checkout instead of
 the installed verl, and says whether it is older or newer than 0.9.1.
@@ -9,7 +10,9 @@ the installed verl, and says whether it is older or newer than 0.9.1.
 
 import inspect
 import pickle
+import runpy
 import warnings
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -27,6 +30,10 @@ from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
 
 from verl_clipx.driver.doctor import VERL_RANGE
+from verl_clipx.driver.ledger import row_of
+
+LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verl_loss_keys.py"))
+STORED = {path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()}
 
 
 def parameters(function):
@@ -144,3 +151,56 @@ def test_bypass_mode_names_verl_s_loss_on_the_driver_alone(composed):
     assert rollout.batch["old_log_probs"] == "the sampler's"
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == "bypass_mode"
     assert omega_conf_to_dataclass(of_worker.actor).policy_loss.loss_mode == "clipx_grpo"
+
+
+def unknown_keys(package):
+    """What to say of each key that verl's losses read, by their source, and that the ledger doesn't know."""
+    return [
+        f"verl's {', '.join(places)} reads {key}: say in verl_clipx/driver/ledger.py what becomes of it under a method "
+        "of the plugin; if a loss of verl's own reads it, in verl_clipx/driver/clip_keys.py as well"
+        for key, places in LOSS_KEYS["keys_of"](package).items()
+        if row_of(key) is None
+    ]
+
+
+def test_the_ledger_knows_every_key_that_verl_s_losses_read():
+    assert unknown_keys(Path(verl.__path__[0])) == []
+
+
+def test_verl_s_losses_read_the_keys_that_are_written_down_for_the_version():
+    found = list(LOSS_KEYS["keys_of"](Path(verl.__path__[0])))
+    # Of what calls itself 0.10.0.dev nothing is.
+    again = (
+        "once each difference is understood: python scripts/verl_loss_keys.py > tests/worker/fixtures/verl_loss_keys/"
+    )
+    assert found == STORED.get(verl.__version__, found), f"{again}{verl.__version__}.txt"
+    if compared_with_0_9_1() == "the same":
+        assert verl.__version__ in STORED
+
+
+@pytest.mark.parametrize("version", STORED)
+def test_the_ledger_knows_every_key_that_was_written_down(version):
+    assert {f"{LOSS_KEYS['ACTOR']}.clip_ratio_c", "algorithm.rollout_correction.bypass_mode"} <= set(STORED[version])
+    assert [key for key in STORED[version] if row_of(key) is None] == []
+
+
+NEW = """
+
+@register_policy_loss("new")
+def compute_policy_loss_new(log_prob, config: Optional[ActorConfig] = None, **others):
+    node, correction = config.policy_loss, config.get("rollout_correction", None) if config else None
+    width = node.get("new_width", 0.2) + getattr(config, "new_scale", 1.0) + config["new_shift"]
+    return width * log_prob + config.clip_ratio, {"new": correction.new_veto, **config.global_batch_info}
+"""
+
+
+def test_a_new_key_is_named(tmp_path):
+    package = Path(verl.__path__[0])
+    for module in LOSS_KEYS["MODULES"]:
+        (tmp_path / module).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / module).write_text((package / module).read_text() + NEW * module.endswith("core_algos.py"))
+    said = unknown_keys(tmp_path)
+    expected = {"policy_loss.new_width", "new_scale", "new_shift", "rollout_correction.new_veto"}
+    assert all("trainer/ppo/core_algos.py:" in one and "verl_clipx/driver/ledger.py" in one for one in said)
+    assert {key for key in expected if any(f"reads actor_rollout_ref.actor.{key}:" in one for one in said)} == expected
+    assert len(said) == len(expected)

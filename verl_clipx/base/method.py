@@ -163,8 +163,12 @@ class Method:
         """Gradient weight F, (sequences, length), in the ratio's dtype."""
         raise NotImplementedError(f"{type(self).__name__}.gradient_weight: return the gradient weight F of every token")
 
+    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
+        """dJ/dlog_prob of each token, (sequences, length): F * A, but for a term that has a gradient where A is 0."""
+        return weight * t.advantages
+
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """What is logged as the loss, (sequences, length); the gradient is -F * A whatever it is."""
+        """What is logged as the loss, (sequences, length); minus `gradient` is its gradient whatever it is."""
         return -weight * t.advantages
 
 

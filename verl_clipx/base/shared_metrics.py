@@ -234,8 +234,61 @@ AGE_SPREAD = {
     for age in AGES
 }
 
+HEALTH: Entry = partial(of_rollout_batch, section="Health")
+# What the trainer's process sees of every run, so also of verl's own losses; by what is not finite.
+NOT_FINITE = {
+    name: HEALTH(
+        f"health/not_finite/{name}",
+        f"responses of the step with {meaning} that is not finite (NaN or infinite)",
+        "responses",
+        verl_s=f"health/not_finite/{name}",
+    )
+    for name, meaning in {
+        "rewards": "a reward",
+        "advantages": "an advantage",
+        "log_probs": "a log-probability of the old policy or the rollout, in trainers that hand them to verl's metrics",
+    }.items()
+}
+ALIKE_PROMPTS = HEALTH(
+    "health/alike_prompts",
+    "share of the prompts with several samples whose samples all score alike: without another term of the loss they "
+    "teach nothing",
+    "fraction of prompts",
+    verl_s="health/alike_prompts",
+)
+UNDECIDED = HEALTH(
+    "health/undecided",
+    "share of the responses on which the verifier has no verdict, where the reward returns `undecided`",
+    "fraction of responses",
+    verl_s="health/undecided",
+)
+CUT_RESPONSES = HEALTH(
+    "health/cut_responses",
+    "share of the responses with `data.max_response_length` tokens. verl's `response_length/clip_ratio` is the share "
+    "with as many as the batch's longest",
+    "fraction of responses",
+    verl_s="health/cut_responses",
+)
+NOT_FINITE_LOG_PROBS = HEALTH(
+    "not_finite/log_probs",
+    "sequences of the skipped updates with a log-probability or entropy that is not finite; only in such steps",
+    "sequences",
+)
+NOT_FINITE_RANK = HEALTH(
+    "not_finite/rank",
+    "the first data-parallel rank that had something not finite in a skipped update, -1 where it came up on the way "
+    "back through the model; its output names field and prompt",
+    "rank",
+)
+
 METRICS = (
     *OF_TOKENS,
+    *NOT_FINITE.values(),
+    NOT_FINITE_LOG_PROBS,
+    NOT_FINITE_RANK,
+    ALIKE_PROMPTS,
+    UNDECIDED,
+    CUT_RESPONSES,
     CLOSED_FORM_DIFFERENCE,
     SAMPLED,
     PREDICTED_ERROR,

@@ -5,6 +5,7 @@ import hashlib
 import io
 import json
 import os
+import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -52,8 +53,27 @@ def replacing(path: Path) -> Iterator[Path]:
         _reach_the_disk(partial)
         os.replace(partial, path)
         _reach_the_disk(path.parent)
+    except OSError as error:
+        # Writing names no file where the disk is full.
+        if error.filename is None and error.errno is not None:
+            error.filename = str(path)
+        raise
     finally:
         partial.unlink(missing_ok=True)
+
+
+def remove_partials(folder: Path, pattern: str = "*") -> None:
+    """Removes what killed processes left of files that `replacing` was to make; nothing else may be writing them.
+
+    Args:
+        folder: where they are, or nothing is.
+        pattern: of the files' names.
+    """
+    for partial in folder.glob(f".{pattern}.partial"):
+        if partial.is_dir():
+            shutil.rmtree(partial, ignore_errors=True)
+        else:
+            partial.unlink(missing_ok=True)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -78,9 +98,6 @@ def write_json(path: Path, value: Any) -> None:
 
 def no_formula(cell: Any) -> Any:
     """A cell of a CSV file: a text that a spreadsheet would take for a formula begins with an apostrophe then.
-
-    Args:
-        cell: a value; a number stays as it is.
 
     Source: OWASP, CSV Injection.
     """
@@ -201,9 +218,6 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
 
 def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
     """Refuse what is not of a shape; see `read_json_object`.
-
-    Args:
-        path: where the content is from.
 
     Raises:
         ValueError: it has not; names the file and the key.

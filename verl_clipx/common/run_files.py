@@ -6,6 +6,8 @@ from pathlib import Path
 
 METRICS = "metrics.jsonl"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
+# In the folder of a run's checkpoints, the lock of who writes them.
+CHECKPOINTS_LOCK = "run.lock"
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
 
@@ -22,9 +24,19 @@ def record_path(log: Path) -> Path:
     return log.with_suffix(".run.json")
 
 
+def lock_path(log: Path) -> Path:
+    """The lock of a log's run: beside it."""
+    return log.with_suffix(".lock")
+
+
 def traces_path(log: Path) -> Path:
     """The folder of the traces of a log's run: `traces` beside metrics.jsonl, `NAME.traces` beside NAME.jsonl."""
     return log.with_name("traces") if log.name == METRICS else log.with_suffix(".traces")
+
+
+def left_out_path(log: Path) -> Path:
+    """The folder of what a start of a run left out: lines, traces and validations of steps that it makes again."""
+    return log.with_name("left_out") if log.name == METRICS else log.with_suffix(".left_out")
 
 
 def checkpoint_step(path: str | Path | None) -> int:

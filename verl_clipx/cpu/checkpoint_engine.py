@@ -24,7 +24,6 @@ class GlooCheckpointEngine(CheckpointEngine):
 
     Args:
         bucket_size: bytes that a message may reach; a larger tensor travels alone.
-        is_master: whether this is the trainer's first rank.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False):

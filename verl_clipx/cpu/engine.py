@@ -58,7 +58,6 @@ def load_critic(
 
     Args:
         model_config: configuration with one label, which is the value.
-        trust_remote_code: whether the checkpoint's own code may run.
     """
     return AutoModelForTokenClassification.from_pretrained(
         local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code

@@ -464,6 +464,40 @@ def not_finite(setting: Setting) -> list[Finding]:
     return found
 
 
+def health(setting: Setting) -> list[Finding]:
+    """For each run that logs its health how it was: what was not finite and where, then shares of its steps."""
+    return [finding for run in setting.runs if (finding := _health(run))]
+
+
+def _health(run: Run) -> Finding | None:
+    counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
+    shares = {of: values for key, of in keys.HEALTH_SHARES.items() if len(values := run.values(key))}
+    wrong = {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
+    skipped = run.skipped_updates
+    if not shares and not any(map(len, counts.values())):
+        return None
+    texts = [
+        f"{of} not finite in {int(values.sum())} responses of {len(values)} steps, first in step {values.index[0]}"
+        for of, values in wrong.items()
+    ]
+    ranks = run.values(keys.NOT_FINITE_RANK)
+    if len(ranks):
+        # -1: the gradient only.
+        first = int(ranks.iloc[0])
+        where = f"first on rank {first}" if first >= 0 else "in the gradient only"
+        texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
+    texts += [
+        f"{percent(values.mean())} of the {of}, most in step {values.idxmax()} with {percent(values.max())}"
+        if values.max() > 0
+        else f"no {of}"
+        for of, values in shares.items()
+    ]
+    updates = 0 if skipped is None else skipped.updates if skipped.updates is not None else skipped.steps
+    well = not wrong and not updates
+    head = f"{run.name} was numerically sound." if well else f"{run.name} had values that are not finite."
+    return Finding(head, f"{updates} updates skipped; {'; '.join(texts)}.")
+
+
 def unequal_starts(settings: list[Setting]) -> Finding | None:
     """A warning where runs of one seed were not fed the same samples: the first batch is drawn before any update."""
     runs = [run for setting in settings for run in setting.runs if run.seed is not None]
@@ -479,14 +513,14 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 
 
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: first what casts doubt on the others, then those on tokens, then rewards.
+    """All sentences: first the runs' health and what casts doubt on the others, then those on tokens, then rewards.
 
     Args:
         settings: at least one.
         baseline: see `rewards`.
     """
     found: list[Finding | None] = []
-    for doubts_about in (skipped_updates, not_finite):
+    for doubts_about in (health, skipped_updates, not_finite):
         found += [finding for setting in settings for finding in doubts_about(setting)]
     for setting in settings:
         found += [what_clipping_did(setting), what_bounds_did(setting), small_bins(setting)]

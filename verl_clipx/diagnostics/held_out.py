@@ -18,7 +18,6 @@ class HeldOutReward:
     """Mean reward on held-out problems, over the samples whose scores are finite.
 
     Args:
-        step: training step of the validation.
         reward: mean over problems of the mean over a problem's samples, with its interval over problems.
         by_problem: the mean over the samples of each problem, by its prompt.
         samples: number of samples with a finite score.

@@ -13,6 +13,19 @@ ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 GRADIENT_NORM = "actor/grad_norm"
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
+NOT_FINITE_RANK = "actor/clipx/not_finite/rank"
+# Of a run's health: what each number is, as a page says it; shares of a step, then counts.
+HEALTH_SHARES = {
+    "health/alike_prompts": "prompts whose samples all scored alike",
+    "health/undecided": "answers on which the verifier had no verdict",
+    "health/cut_responses": "responses cut at their greatest length",
+}
+HEALTH_COUNTS = {
+    "health/not_finite/rewards": "rewards",
+    "health/not_finite/advantages": "advantages",
+    "health/not_finite/log_probs": "log-probabilities",
+    "actor/clipx/not_finite/log_probs": "log-probabilities in skipped updates",
+}
 RATIO = "actor/clipx/ratio_mean"
 CLIPPED_LOW = "actor/clipx/clip_fraction_low"
 CLIPPED_HIGH = "actor/clipx/clip_fraction_high"

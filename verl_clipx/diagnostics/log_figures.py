@@ -48,7 +48,6 @@ class Plate:
     """What stands under one heading.
 
     Args:
-        heading: what the figures show of these runs.
         panels: at least one.
     """
 

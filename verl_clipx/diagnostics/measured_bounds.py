@@ -13,7 +13,6 @@ class MeasuredBounds(NamedTuple):
     Args:
         highest: the largest epsilon of any bin with tokens in any update.
         average: epsilon averaged over all tokens of the run.
-        steps: training steps that were read.
     """
 
     highest: float

@@ -1,12 +1,15 @@
-"""What the plugin does when verl opens its logs: keep the lines that a resumed run builds on, write down the run, and
-group its keys in TensorBoard.
+"""What the plugin does when verl opens its logs: keep the lines that a resumed run builds on and what it leaves out,
+write down the run, append whole lines only, and group its keys in TensorBoard.
 
 verl's file logger starts an empty file, so that a run that was killed at step 7 and resumed would show step 8 alone.
 """
 
+import fcntl
 import json
 import logging
 import os
+import re
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -16,14 +19,15 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
-from verl_clipx.common.files import parse_json, read_lines, read_whole_number, write_private_text
-from verl_clipx.common.run_files import LOG_VARIABLE, checkpoint_step, log_path, record_path
+from verl_clipx.common.checkpoints import resumed_step, step_of_line
+from verl_clipx.common.files import file_names_in, read_lines, remove_partials, replacing, write_private_text
+from verl_clipx.common.run_files import LOG_VARIABLE, left_out_path, log_path, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.loss.metric_listing import tensorboard_charts
 
 logger = logging.getLogger(__name__)
 
-LATEST = "latest_checkpointed_iteration.txt"
+VALIDATION = re.compile(r"[0-9]{1,18}\.jsonl")
 
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
@@ -39,15 +43,31 @@ def _with_ours(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> N
     to_file = "file" in ([backends] if isinstance(backends, str) else backends)
     # A pipe or a device keeps no lines, and must not be replaced.
     if to_file and (path.is_file() or not path.exists()):
-        open_log(path, kept_lines(path, resumed_step(config.get("trainer", {}))), tracking, wrapped, positional, named)
+        trainer = config.get("trainer", {})
+        step = resumed_step(trainer)
+        moved = leave_out_later_files(path, step, trainer.get("validation_data_dir"))
+        kept, left_out = kept_lines(path, step)
+        open_log(path, kept, tracking, wrapped, positional, named, keep_old=bool(left_out))
         write_record(path, config)
+        print(f"clipx: {_told(path, step, len(kept), left_out, moved)}", flush=True)
     else:
         wrapped(*positional, **named)
     if "tensorboard" in tracking.logger:
         tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": tensorboard_charts()})
 
 
-def open_log(path: Path, kept: list[bytes], tracking: Any, wrapped: Any, positional: tuple, named: dict) -> None:
+def _told(path: Path, step: int, kept: int, left_out: list[str], moved: int) -> str:
+    told = f"the file log is {path}, with {kept} lines of the run that goes on"
+    if left_out or moved:
+        after = f"after step {step}, from which it goes on" if step else "of the run that was here"
+        told += f"; left out and kept in {left_out_path(path)}: {', '.join(left_out) or 'no line'}"
+        told += f", {moved} files of traces and validations {after}" if moved else f" {after}"
+    return told
+
+
+def open_log(
+    path: Path, kept: list[bytes], tracking: Any, wrapped: Any, positional: tuple, named: dict, *, keep_old: bool
+) -> None:
     """Has verl open its logs; its file log takes the place of the old one only when it has the kept lines.
 
     verl empties the file that it opens. So it opens one beside the log, whose name it gets from the variable that it
@@ -58,6 +78,7 @@ def open_log(path: Path, kept: list[bytes], tracking: Any, wrapped: Any, positio
         path: of the log; its folder is made if missing.
         kept: lines that it begins with.
         tracking: verl's `Tracking`, of which `wrapped` is the constructor, with `positional` and `named` arguments.
+        keep_old: whether the old log stays, in the folder of what is left out.
 
     Raises:
         OSError: the disk is full, for instance; names the log, which is as it was.
@@ -72,15 +93,70 @@ def open_log(path: Path, kept: list[bytes], tracking: Any, wrapped: Any, positio
         try:
             _write_all(file_logger.fp, b"".join(kept))
             os.fsync(file_logger.fp.fileno())
+            if keep_old:
+                with replacing(left_out_path(path) / log.name) as old:
+                    shutil.copyfile(log, old)
         except OSError as error:
             file_logger.finish()
             message = f"{path}: the steps before could not be copied ({error.strerror}); nothing of it is lost"
             raise OSError(error.errno, f"{message}. Make room and start the run again") from error
         os.replace(beside, log)
         file_logger.filepath = str(path)
+        file_logger.fp = WholeLines(file_logger.fp, path)
     finally:
         beside.unlink(missing_ok=True)
-    print(f"clipx: the file log is {path}, with {len(kept)} lines of the run that goes on", flush=True)
+
+
+class WholeLines:
+    """The file of a log, to which lines are appended whole, or later where the disk has no room now.
+
+    Args:
+        file: opened without a buffer, at its end.
+        path: of the log, for messages.
+    """
+
+    def __init__(self, file: Any, path: Path):
+        self._file, self._path = file, path
+        self._waiting: list[bytes] = []
+        fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
+
+    def write(self, line: bytes) -> int:
+        """Appends a line, after those that still wait."""
+        waited, error = bool(self._waiting), None
+        self._waiting.append(line)
+        end = os.fstat(self._file.fileno()).st_size
+        try:
+            while self._waiting:
+                _write_all(self._file, self._waiting[0])
+                end += len(self._waiting.pop(0))
+        except OSError as caught:
+            error = caught
+            # What of the line got there goes: the next reader would take it for a line with an end.
+            os.ftruncate(self._file.fileno(), end)
+        if error is not None and not waited:
+            logger.warning(NO_ROOM, self._path, error.strerror)
+        elif waited and error is None:
+            logger.warning("%s: has room again; every step is in it", self._path)
+        return len(line)
+
+    def fileno(self) -> int:
+        """As of the file."""
+        return self._file.fileno()
+
+    def close(self) -> None:
+        """Closes the file; says what could not be written. verl does so more than once."""
+        if self._waiting:
+            self.write(b"")
+        if lost := list(filter(None, self._waiting)):
+            logger.error("%s: lacks the last %d lines, for which there was no room", self._path, len(lost))
+        self._waiting = []
+        self._file.close()
+
+
+NO_ROOM = (
+    "%s: a step could not be logged (%s). The training goes on, and its lines wait in memory until there is room; "
+    "those that wait when the run ends are lost."
+)
 
 
 def _write_all(file: Any, content: bytes) -> None:
@@ -107,38 +183,56 @@ def _arguments(project_name, experiment_name, default_backend="console", config=
     return project_name, experiment_name, default_backend, config
 
 
-def resumed_step(trainer: dict[str, Any]) -> int:
-    """The step of the checkpoint that a run goes on from, 0 for none, as verl finds it.
-
-    Args:
-        trainer: verl's node of that name.
-    """
-    mode = trainer.get("resume_mode", "disable")
-    if mode == "resume_path":
-        return checkpoint_step(trainer.get("resume_from_path"))
-    folder = Path(str(trainer.get("default_local_dir")))
-    if mode != "auto" or not (folder / LATEST).exists():
-        return 0
-    step = read_whole_number(folder / LATEST)
-    # Without the folder verl trains from scratch.
-    return step if (folder / f"global_step_{step}").exists() else 0
-
-
-def kept_lines(path: Path, step: int) -> list[bytes]:
-    """The lines of a log up to a step, each with its end; what else stands in the file is left out.
+def kept_lines(path: Path, step: int) -> tuple[list[bytes], list[str]]:
+    """The lines of a log up to a step, each with its end, and in words what else stands in the file.
 
     Args:
         path: of the log; need not exist.
         step: the last one to keep; 0: none, as there is no run to go on with.
     """
-    kept = []
-    for number, line in enumerate(read_lines(path) if step and path.exists() else [], 1):
-        try:
-            if parse_json(line, "")["step"] <= step:
-                kept.append(line.removesuffix(b"\n") + b"\n")
-        except (ValueError, TypeError, KeyError):
-            logger.warning("%s, line %d: cut off, or not one of verl's; the resumed run leaves it out", path, number)
-    return kept
+    kept, later, cut_off = [], [], 0
+    for number, line in enumerate(read_lines(path) if path.exists() else [], 1):
+        of_line = step_of_line(line)
+        if of_line is None:
+            cut_off += 1
+            logger.warning("%s, line %d: cut off, or not one of verl's; this run leaves it out", path, number)
+        elif step and of_line <= step:
+            kept.append(line.removesuffix(b"\n") + b"\n")
+        else:
+            later.append(of_line)
+    left_out = [f"{len(later)} lines of steps {min(later)} to {max(later)}"] if later else []
+    return kept, left_out + [f"{cut_off} lines that are cut off"] * bool(cut_off)
+
+
+def leave_out_later_files(log: Path, step: int, validations: str | None) -> int:
+    """Moves the traces and validations of later steps, which a run makes again, out of its way; returns their number.
+
+    Args:
+        log: of the run; what killed processes left half-written of its record and traces is removed.
+        step: the one from which the run goes on; 0: it goes on from none.
+        validations: trainer.validation_data_dir, or None.
+    """
+    remove_partials(log.parent, f"{record_path(log).name}*")
+    traces, moved = traces_path(log), 0
+    remove_partials(traces)
+    later = []
+    if traces.is_dir():
+        # Imports pyarrow.
+        from verl_clipx.common.traces import shards_in
+
+        later = [shard.path_in(traces) for shard in shards_in(traces) if shard.step > step]
+    if validations:
+        folder = Path(validations)
+        remove_partials(folder)
+        names = [name for name in file_names_in(folder) if VALIDATION.fullmatch(name)]
+        # A start may validate the step that it goes on from once more, and then writes it anew.
+        later += [folder / name for name in names if int(name.removesuffix(".jsonl")) > step or not step]
+    for path in later:
+        target = left_out_path(log) / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(path, target)
+        moved += 1
+    return moved
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:

@@ -20,7 +20,6 @@ class Line:
     Args:
         sample: its number among those to the prompt, from 1.
         tokens: text, event under its own method and event under GRPO, a triple a token.
-        left_out: number of tokens after those.
     """
 
     sample: int
@@ -51,7 +50,6 @@ class Section:
         groups: its prompts, in the page's order.
         clipped, clipped_under_grpo: numbers of clipped tokens among those shown, by the setting's own rule and by
             GRPO's.
-        total: number of tokens that are shown.
         numbers: for the page's script: a list a field, a value a token in the page's order.
     """
 

@@ -1,10 +1,12 @@
 """Runs a command in the background of a progress display: its noise goes to a log, its children end with it."""
 
 import contextlib
+import os
 import signal
 import subprocess
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import numpy
@@ -15,6 +17,7 @@ from rich.progress import Progress
 from verl_clipx.common.command_line import progress_bar
 from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.terminal import TerminalConsole
+from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_steps, read_growing_log, skipped_updates
 
@@ -70,11 +73,10 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path, label: str) -> int:
     """Runs a training command under a progress bar.
 
-    Whatever way it ends, an interrupt included, none of its processes is left.
+    Whatever way it ends, an interrupt included, none of its processes is left; where this process is killed, the
+    command gets a SIGTERM.
 
     Args:
-        command: the program and its arguments.
-        steps: training steps that it will make.
         metrics: verl's file log, which the progress is read from.
 
     Returns:
@@ -97,6 +99,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
             stdout=output,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         descendants = Descendants(process.pid)
         try:

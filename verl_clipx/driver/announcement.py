@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from verl_clipx.base.method import Limit
-from verl_clipx.driver.clip_keys import ACTOR, given, meanings, written
+from verl_clipx.driver.clip_keys import ACTOR
 from verl_clipx.driver.config import Observe, Settings
 from verl_clipx.driver.hydra_nodes import ClipxPolicyLossConfig, RunFacts
 from verl_clipx.driver.listing import group_settings
@@ -115,7 +115,7 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
     for name, value, default in values_of(settings):
         usual = group.get(name, default)
         if value != usual:
-            source = verl_s_key(settings, run, name, value) or verl_s_switch(run, name, value)
+            source = f"; from {ACTOR}.{run.taken[name]}" if name in run.taken else switched_off(run, name, value)
             found.append(f"{name}={shown(value)} (group: {shown(usual)}{source})")
     return found
 
@@ -138,20 +138,7 @@ def parameters_of_group(group: str) -> dict[str, Any]:
         return {}
 
 
-def verl_s_key(settings: Settings, run: RunFacts, name: str, value: Any) -> str:
-    """Of which of verl's clip keys a parameter has its value, for `differences`; empty if of none."""
-    for key, meaning in meanings(settings.method).items():
-        source, verl_s = given(key, run.clip_keys, ()) or (None, None)
-        if (
-            meaning.parameter == name
-            and source is not None
-            and (verl_s if verl_s is None else meaning.value(verl_s)) == value
-        ):
-            return f"; from {ACTOR}.{source}={written(verl_s)}"
-    return ""
-
-
-def verl_s_switch(run: RunFacts, name: str, value: Any) -> str:
+def switched_off(run: RunFacts, name: str, value: Any) -> str:
     """Which of verl's switches of torch.compile has set clipx.compile, for `differences`; empty if none has."""
     if name != "compile" or value is not False or not run.uncompiled_by:
         return ""

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 from verl_clipx.base.method import NODE, FixedBounds, Method
 from verl_clipx.methods.dppo import Dppo
+from verl_clipx.methods.dro import Dro
 from verl_clipx.methods.gmpo import Gmpo
 from verl_clipx.methods.gspo import Gspo
 from verl_clipx.methods.sapo import Sapo
@@ -30,14 +31,18 @@ VERL_S_DEFAULTS = {
 # verl's SAPO reads the actor's temperatures; its scripts write them under policy_loss, where verl has no such key.
 MISPLACED = ("tau_pos", "tau_neg")
 
+# Has no default in verl: its dro stops without it.
+DRO_BETA = "policy_loss.dro_beta"
+
 # Keys that a method may take over; clip_ratio stands in for the first two.
 MAPPED = (
     *("clip_ratio_low", "clip_ratio_high", "clip_ratio_c", "tau_pos", "tau_neg"),
     *(f"policy_loss.{key}" for key in MISPLACED),
+    DRO_BETA,
 )
 
 # null leaves the decision to another key; of every other key it is a value.
-NULL_IS_SILENT = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+NULL_IS_SILENT = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", DRO_BETA)
 
 # Keys under policy_loss that one of verl's losses reads and no method of the plugin: their default, and that loss.
 OF_OTHER_LOSSES = {
@@ -46,7 +51,6 @@ OF_OTHER_LOSSES = {
     "clip_cov_ub": (5.0, "clip_cov"),
     "kl_cov_ratio": (0.0002, "kl_cov"),
     "ppo_kl_coef": (0.1, "kl_cov"),
-    "dro_beta": (None, "dro"),
 }
 
 # GSPO's scripts set widths of 3e-4 for the ratio of a sequence, others 0.2 for that of a token: nobody means one of
@@ -85,7 +89,7 @@ class Taken(NamedTuple):
 
 
 def as_it_is(value: float) -> float:
-    """Thresholds, temperatures and the dual clip are the same number in both."""
+    """Thresholds, temperatures, the dual clip and the penalty are the same number in both."""
     return value
 
 
@@ -126,6 +130,8 @@ def meanings(method: Method) -> dict[str, Meaning]:
             "policy_loss.tau_pos": positive,
             "policy_loss.tau_neg": negative,
         }
+    if isinstance(method, Dro):
+        return {DRO_BETA: Meaning("beta", as_it_is)}
     if isinstance(method, Gmpo):
         # verl's geo_mean clips the log-ratio.
         return {"clip_ratio_low": Meaning("clip_low", below_zero), "clip_ratio_high": Meaning("clip_high", above_zero)}
@@ -156,9 +162,9 @@ def given(key: str, verl_s: Mapping[str, Any], named: Collection[str]) -> tuple[
     return None
 
 
-def default_of(source: str) -> float:
+def default_of(source: str) -> float | None:
     """What verl's key says when nobody sets it."""
-    return VERL_S_DEFAULTS[source.removeprefix("policy_loss.")]
+    return None if source == DRO_BETA else VERL_S_DEFAULTS[source.removeprefix("policy_loss.")]
 
 
 def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, Taken]:
@@ -202,6 +208,11 @@ def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str]
     if refused:
         raise ValueError("\n".join(refused))
     return taken
+
+
+def sources(taken: Mapping[str, Taken]) -> dict[str, str]:
+    """Each parameter's key of verl's with its value, as the command line writes it; argument from `taken_over`."""
+    return {parameter: f"{of.key}={written(of.verl_s)}" for parameter, of in taken.items()}
 
 
 def means_nothing_anyway(source: str, value: Any) -> bool:
@@ -270,7 +281,8 @@ def misplaced_correction(method: Method, key: str, value: Any) -> str:
 
 def would_be_ignored(method: Method, source: str, value: Any) -> str:
     """What to say of one of verl's keys that means nothing to a method."""
-    what = "temperature" if "tau_" in source else "dual clip" if source == "clip_ratio_c" else "fixed bound"
+    what = {"clip_ratio_c": "dual clip", DRO_BETA: "penalty"}.get(source, "fixed bound")
+    what = "temperature" if "tau_" in source else what
     return (
         f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}, which has no {what} and would "
         f"ignore it: remove {ACTOR}.{source}. `clipx methods {method.name}` lists what it takes."

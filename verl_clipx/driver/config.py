@@ -9,6 +9,7 @@ import torch
 
 from verl_clipx.base.method import NODE, Bounds
 from verl_clipx.base.parameters import Allowed, choice, number, only, optional, parameter, reject_unknown, validate
+from verl_clipx.driver.health import HealthLimits
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
 from verl_clipx.loss.user_method import load_method
@@ -36,6 +37,15 @@ def metrics_parameter() -> Any:
     """Which metrics are logged."""
     return parameter(
         "default", choice("default", "all"), "default: the metrics that most runs need; all: those behind them too"
+    )
+
+
+def health_parameter() -> Any:
+    """What a run does beyond a limit of its health."""
+    return parameter(
+        "warn",
+        choice("warn", "stop"),
+        "where a step is beyond a limit of clipx.health_limits: warn, once for each limit, or stop the run",
     )
 
 
@@ -79,10 +89,14 @@ class Settings:
         "auto",
         choice("auto", "stop", "warn", "off"),
         "where the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
-        "warn, or off, which does not look; auto: stop under FSDP, warn under other engines",
+        "warn, or off, which does not look; auto: stop where tests ran all of the run's options, else warn",
     )
     compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
     metrics: str = metrics_parameter()
+    health: str = health_parameter()
+    health_limits: HealthLimits | None = parameter(
+        None, optional(instance(HealthLimits)), "the most that a step may have; null: the defaults"
+    )
     shaping: AdvantageReweighting | None = parameter(
         None, optional(instance(AdvantageReweighting)), "+clipx/shaping=advantage_reweighting"
     )
@@ -154,7 +168,7 @@ class Settings:
 
 
 # Key under the clipx node to what a group of its own fills.
-NODES = {**MODIFIERS, "trace": Trace}
+NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits}
 
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"
@@ -173,6 +187,10 @@ class Observe:
     )
     compile: str | bool = compile_parameter("the metrics into one graph")
     metrics: str = metrics_parameter()
+    health: str = health_parameter()
+    health_limits: HealthLimits | None = parameter(
+        None, optional(instance(HealthLimits)), "the most that a step may have; null: the defaults"
+    )
     trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.base.method import NODE
-from verl_clipx.driver.clip_keys import VERL_S_DEFAULTS, ignored_keys, taken_over
+from verl_clipx.driver.clip_keys import DRO_BETA, VERL_S_DEFAULTS, ignored_keys, sources, taken_over
 from verl_clipx.driver.config import NODES, OBSERVE, Observe, Settings, build
 from verl_clipx.driver.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
 
@@ -20,8 +20,10 @@ class RunFacts:
 
     Args:
         group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
+        taken: parameters of the method to the key of verl's, with its value, that they come from; likewise.
         clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
         tau_pos, tau_neg: the temperatures of verl's own SAPO.
+        dro_beta: the penalty of verl's own DRO.
         loss_agg_mode: verl's aggregation mode.
         paper_loss_agg_mode: the mode in which the method's paper averages, or None if its group does not say so.
         loss_scale_factor: verl's constant for seq-mean-token-sum-norm, or None.
@@ -41,12 +43,14 @@ class RunFacts:
     """
 
     group: str | None = None
+    taken: dict[str, str] = field(default_factory=dict)
     clip_ratio: Any = VERL_S_DEFAULTS["clip_ratio"]
     clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
     clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
     clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
     tau_pos: Any = VERL_S_DEFAULTS["tau_pos"]
     tau_neg: Any = VERL_S_DEFAULTS["tau_neg"]
+    dro_beta: Any = None
     loss_agg_mode: str = "token-mean"
     paper_loss_agg_mode: str | None = None
     loss_scale_factor: Any = None
@@ -66,8 +70,8 @@ class RunFacts:
 
     @property
     def clip_keys(self) -> dict[str, Any]:
-        """The keys of `VERL_S_DEFAULTS` and their values."""
-        return {key: getattr(self, key) for key in VERL_S_DEFAULTS}
+        """The keys that methods may take over, and their values."""
+        return {key: getattr(self, key) for key in VERL_S_DEFAULTS} | {DRO_BETA: self.dro_beta}
 
     @property
     def uses_v1(self) -> bool:
@@ -144,8 +148,11 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             raise ValueError("\n".join(ignored))
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
-        bounds = {name: taken.value for name, taken in taken_over(self.clipx.method, self.run.clip_keys).items()}
+        # Nothing is left to take over where the driver has decided.
+        taken = taken_over(self.clipx.method, self.run.clip_keys)
+        bounds = {name: of.value for name, of in taken.items()}
         object.__setattr__(self, "clipx", replace(self.clipx, method=replace(self.clipx.method, **bounds)))
+        object.__setattr__(self, "run", replace(self.run, taken={**self.run.taken, **sources(taken)}))
 
 
 def another_loss(loss_mode: str, settings: Settings) -> str | None:
@@ -202,10 +209,11 @@ def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> None:
         loss_agg_mode, loss_scale_factor: verl's.
 
     Raises:
-        ValueError: names the key and what to do.
+        ValueError: names both keys and what to do.
     """
     if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
         raise ValueError(
-            "actor_rollout_ref.actor.loss_scale_factor=null: seq-mean-token-sum-norm would divide by the padded length "
-            "of each micro-batch; set it to a constant, for example ${data.max_response_length}."
+            f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode} with actor_rollout_ref.actor.loss_scale_factor="
+            "null: it would divide by the padded length of each micro-batch. Set loss_scale_factor to a constant, for "
+            "example ${data.max_response_length}."
         )

@@ -1,4 +1,4 @@
-"""The receipt in the trainer's process: a run whose first logged update has none was trained by another worker."""
+"""The receipt in the trainer's process: a run whose first logged step has none was trained by another worker."""
 
 import logging
 from types import ModuleType
@@ -9,24 +9,22 @@ from wrapt import wrap_function_wrapper
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.driver.config import OBSERVE
+from verl_clipx.driver.support import Options, untested
 
 logger = logging.getLogger(__name__)
 
-# Engines on which a test compares the gradients; on others a difference only warns, unless the run asks for more.
-TESTED = ("fsdp", "fsdp2")
-
-# What verl logs only of a step that updated the actor.
-OF_AN_UPDATE = ("actor/pg_loss", "actor/grad_norm")
+# What each of verl's trainers, and no worker, logs of every training step.
+STEP = "training/global_step"
 
 
-def stops(receipt: str, strategy: Any) -> bool:
-    """Whether a run that trains something else than announced stops.
+def stops(receipt: str, options: Options) -> bool:
+    """Whether a run that trains something else than announced stops: where tests ran all that it is made of.
 
     Args:
         receipt: clipx.receipt.
-        strategy: verl's name of the actor's engine.
+        options: the keys of `support.READ` with their values.
     """
-    return receipt == "stop" or (receipt == "auto" and strategy in TESTED)
+    return receipt == "stop" or (receipt == "auto" and not untested(options))
 
 
 def install(tracking: ModuleType) -> None:
@@ -39,6 +37,7 @@ def _with_expectation(wrapped, tracking, positional: tuple, named: dict[str, Any
     wrapped(*positional, **named)
     config = named.get("config") or (positional[3] if len(positional) > 3 else None) or {}
     tracking.clipx_receipt = expected(config)
+    tracking.clipx_critic_warmup = (config.get("trainer") or {}).get("critic_warmup") or 0
 
 
 def expected(config: dict[str, Any]) -> str | None:
@@ -48,17 +47,19 @@ def expected(config: dict[str, Any]) -> str | None:
         config: as verl resolved it.
     """
     actor = config.get("actor_rollout_ref", {}).get("actor") or {}
-    node = (actor.get("policy_loss") or {}).get(NODE)
+    policy_loss = actor.get("policy_loss") or {}
+    node = policy_loss.get(NODE)
     if not node or node.get("method") == OBSERVE or node.get("receipt", "auto") == "off":
         return None
-    return "stop" if stops(node.get("receipt", "auto"), actor.get("strategy")) else "warn"
+    return "stop" if stops(node.get("receipt", "auto"), policy_loss["run"]["options"]) else "warn"
 
 
 def _with_receipt(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
     wrapped(*positional, **named)
     data = named.get("data", positional[0] if positional else {})
     due = getattr(tracking, "clipx_receipt", None)
-    if due is None or not any(key in data for key in OF_AN_UPDATE):
+    # Before, verl trains the critic alone.
+    if due is None or data.get(STEP, -1) < tracking.clipx_critic_warmup:
         return
     tracking.clipx_receipt = None
     if any(str(key).endswith(RECEIPT.key) for key in data):
@@ -69,6 +70,6 @@ def _with_receipt(wrapped, tracking, positional: tuple, named: dict[str, Any]) -
 
 
 MISSING = (
-    f"the first logged update has no {RECEIPT.key}: it was not made by the plugin's training worker, so that nothing "
-    "says which loss it trained."
+    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so that "
+    "nothing says which loss it trained."
 )

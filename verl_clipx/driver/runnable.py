@@ -12,12 +12,12 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.base.method import NODE
-from verl_clipx.driver.clip_keys import ACTOR
+from verl_clipx.driver.clip_keys import ACTOR, DRO_BETA, MISPLACED, written
 from verl_clipx.driver.config import OBSERVE, Observe, Settings
-from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
+from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
 
 CALCULATE_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
-USE_V1, TRAINER_MODE = "trainer.use_v1", "trainer.v1.trainer_mode"
+TRAINER_MODE = "trainer.v1.trainer_mode"
 # In the configurations of verl's experimental trainers, which read nothing of trainer.v1.
 OF_EXPERIMENTAL = ("rollout", "async_training")
 
@@ -41,7 +41,7 @@ def what_stops(config: DictConfig, node: Settings | Observe) -> list[str]:
     )
     found = [check(config) for check in checks]
     if isinstance(node, Observe):
-        found.append(unknown_loss(config))
+        found += [unknown_loss(config), without_penalty(config), *misplaced_temperatures(config)]
     return [message for message in found if message is not None]
 
 
@@ -67,6 +67,26 @@ def unknown_loss(config: DictConfig) -> str | None:
         f"{key}={loss_mode} with {NODE}.method={OBSERVE}: verl has no such loss to observe. Set {key} to one of "
         f"{known}, or name the module that registers it in VERL_USE_EXTERNAL_MODULES."
     )
+
+
+def without_penalty(config: DictConfig) -> str | None:
+    """verl's own DRO without the penalty, at which it stops in its first loss."""
+    keys = [f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.{DRO_BETA}"]
+    loss_mode, beta = (OmegaConf.select(config, key) for key in keys)
+    if loss_mode != "dro" or (isinstance(beta, int | float) and beta > 0):
+        return None
+    return f"{keys[0]}=dro with {keys[1]}={written(beta)}: verl's dro needs a penalty above 0. Set {keys[1]}=0.05."
+
+
+def misplaced_temperatures(config: DictConfig) -> list[str]:
+    """SAPO's temperatures where verl's scripts write them, and verl's own configuration has no such keys."""
+    node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
+    return [
+        f"{ACTOR}.policy_loss.{key}={written(node[key])} with {NODE}.method={OBSERVE}: verl has no such key and would "
+        f"stop. Set {ACTOR}.{key}, which its sapo reads."
+        for key in MISPLACED
+        if key in node
+    ]
 
 
 def unknown_trainer(config: DictConfig) -> str | None:

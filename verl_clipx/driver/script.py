@@ -1,10 +1,12 @@
 """Which commands of verl's a shell script would run, without running them.
 
 The script runs in a restricted bash (no redirection of output, no cd, no program by its path), in an empty folder, with
-an environment of its own. The only programs on its PATH are some that change nothing, and stand-ins for Python that
-write down their arguments. What needs more is refused with its line.
+an environment of its own. The only programs on its PATH are some that change nothing, stand-ins that do nothing, and
+stand-ins for Python that write down their arguments. What needs more is refused with its line.
 """
 
+import contextlib
+import os
 import re
 import shutil
 import subprocess
@@ -12,14 +14,23 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+import psutil
+
 from verl_clipx.common.files import read_text, write_text
 
 SHELLS = ("bash", "sh")
 PYTHONS = ("python", "python3")
+# They start Python, too: their arguments are written down, and count where -m is among them.
+LAUNCHERS = ("ray", "torchrun", "uv")
 # They read, or print; none writes a file, starts a program of a script's choice or reaches a network.
-HARMLESS = ("basename", "cat", "cut", "date", "dirname", "grep", "head", "hostname", "nproc", "realpath", "seq", "tr")
-# Common in scripts, and of no account here: they do nothing, or pass on what they read.
-STAND_INS = {"mkdir": ":", "sleep": ":", "tee": f"exec {shutil.which('cat')}"}
+HARMLESS = ("basename", "cat", "cut", "dirname", "grep", "head", "realpath", "seq", "tr")
+# As harmless, but what they print is the machine's.
+OF_THE_MACHINE = ("date", "hostname", "nproc")
+# What scripts prepare a run by, and end others by: here it does nothing and prints nothing.
+WITHOUT_EFFECT = ("chmod", "cp", "curl", "git", "hf", "huggingface-cli", "lsof", "mkdir", "mv")
+WITHOUT_EFFECT += ("npu-smi", "nvidia-smi", "pip", "pip3", "pkill", "rm", "sleep", "sysctl", "touch", "wget")
+# Bash itself opens a connection where it reads from these.
+NETWORK = ("/dev/tcp", "/dev/udp")
 SECONDS = 10.0
 
 
@@ -38,29 +49,66 @@ def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[
     script = Path(words[1])
     if not script.is_file():
         raise ValueError(f"{script}: no such script.")
+    refuse_network(script, words[2:])
     with tempfile.TemporaryDirectory() as folder:
         programs, record, empty = (Path(folder) / name for name in ("programs", "record", "empty"))
         empty.mkdir()
         record.touch()
         put_programs(programs, record)
+        bash = subprocess.Popen(
+            [shutil.which("bash"), "--restricted", str(script.resolve()), *words[2:]],
+            cwd=empty,
+            env={"PATH": str(programs), "HOME": str(empty)},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
         try:
-            done = subprocess.run(
-                [shutil.which("bash"), "--restricted", str(script.resolve()), *words[2:]],
-                cwd=empty,
-                env={"PATH": str(programs), "HOME": str(empty)},
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=seconds,
-            )
+            _, errors = bash.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
             raise ValueError(f"{script}: not done within {seconds:g} s, though nothing in it was trained.") from None
-        found = recorded(read_text(record))
-    refuse_what_failed(script, done.stderr)
+        finally:
+            end_session(bash.pid)
+            bash.wait()
+        found = [command for command in recorded(read_text(record)) if command[0] in PYTHONS or "-m" in command]
+    refuse_what_failed(script, errors)
     if not found:
-        raise ValueError(f"{script}: it starts no Python (exit code {done.returncode}).")
+        raise ValueError(f"{script}: it starts no Python (exit code {bash.returncode}).")
     return found
+
+
+def end_session(leader: int) -> None:
+    """Kills every process of a session, those in the background and in process groups of their own too.
+
+    Args:
+        leader: the process that the session began with, whether it still runs or not.
+    """
+    for process in psutil.process_iter():
+        with contextlib.suppress(OSError, psutil.Error):
+            if os.getsid(process.pid) == leader:
+                process.kill()
+
+
+def refuse_network(script: Path, arguments: Sequence[str]) -> None:
+    """Raises where a script, or an argument of its, names what bash would open a connection for.
+
+    Args:
+        script: its path.
+        arguments: which it gets.
+
+    Raises:
+        ValueError: names the line or the argument.
+    """
+    lines = {f"line {number}": line for number, line in enumerate(read_text(script).splitlines(), 1)}
+    for where, text in (lines | {f"argument {argument!r}": argument for argument in arguments}).items():
+        if any(name in text for name in NETWORK):
+            raise ValueError(
+                f"{script}, {where}, {text.strip()!r}: bash would reach a network. A script is explained without: "
+                "give the command that it ends in instead."
+            )
 
 
 def recorded(text: str) -> list[list[str]]:
@@ -71,21 +119,25 @@ def recorded(text: str) -> list[list[str]]:
     return commands
 
 
-def put_programs(folder: Path, record: Path) -> None:
+def put_programs(folder: Path, record: Path, real: Sequence[str] = (*HARMLESS, *OF_THE_MACHINE)) -> None:
     """Fills a folder for PATH.
 
     Args:
         folder: made here.
-        record: file that the stand-ins for Python append their arguments to.
+        record: file that the stand-ins for Python and for what starts it append their arguments to.
+        real: programs that are themselves there; what else scripts commonly call does nothing.
     """
     folder.mkdir()
-    # With null bytes, which no argument can hold: how many words follow, then they.
-    writes = 'printf \'%s\\0\' $(($# + 1)) "${0##*/}" "$@"'
-    bodies = dict.fromkeys(PYTHONS, f"{writes} >>'{record}'") | STAND_INS
-    for name, body in bodies.items():
-        write_text(folder / name, f"#!{shutil.which('bash')}\n{body}\n")
-        (folder / name).chmod(0o755)
-    for name in HARMLESS:
+    # With null bytes, which no argument can hold: how many words follow, then they. A script that has Python try out
+    # something learns that it is not there.
+    writes = f"""[[ ${{1:-}} != -c ]] || exit 1
+printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
+    bodies = dict.fromkeys((*WITHOUT_EFFECT, *OF_THE_MACHINE), ":") | {"tee": f"exec {shutil.which('cat')}"}
+    for name, body in (bodies | dict.fromkeys((*PYTHONS, *LAUNCHERS), writes)).items():
+        if name not in real:
+            write_text(folder / name, f"#!{shutil.which('bash')}\n{body}\n")
+            (folder / name).chmod(0o755)
+    for name in real:
         if (program := shutil.which(name)) is not None:
             (folder / name).symlink_to(program)
 

@@ -14,9 +14,20 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.base.method import NODE
-from verl_clipx.common.run_files import log_path, traces_path
+from verl_clipx.common.checkpoints import choose_checkpoint
+from verl_clipx.common.run_files import CHECKPOINTS_LOCK, LOG_VARIABLE, lock_path, log_path, traces_path
+from verl_clipx.common.run_lock import take
 from verl_clipx.driver.announcement import announcement
-from verl_clipx.driver.clip_keys import ACTOR, MISPLACED, VERL_S_DEFAULTS, Taken, ignored_keys, taken_over
+from verl_clipx.driver.clip_keys import (
+    ACTOR,
+    DRO_BETA,
+    MISPLACED,
+    VERL_S_DEFAULTS,
+    Taken,
+    ignored_keys,
+    sources,
+    taken_over,
+)
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import another_loss
 from verl_clipx.driver.runnable import what_stops
@@ -64,7 +75,8 @@ def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
 
     Raises:
         ValueError: as `decide`.
-        RuntimeError: as `require_accelerator`.
+        RuntimeError: as `require_accelerator` and `own_folder`.
+        OSError: as `own_folder`.
     """
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     decision = decide(
@@ -73,12 +85,56 @@ def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
         group=hydra.runtime.choices.get(NODE) if hydra else None,
     )
     if decision is None:
+        own_folder(config)
         return []
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     require_accelerator(address, OmegaConf.select(config, "trainer.device"))
+    own_folder(config)
     if decision.line not in printed:
         print(decision.line, flush=True)
     return [decision.line]
+
+
+def own_folder(config: DictConfig) -> None:
+    """Makes this process the owner of the run's log and checkpoints, and chooses the checkpoint that it goes on from.
+
+    Args:
+        config: as for `start`.
+
+    Raises:
+        RuntimeError: another run has them (`run_lock.FolderInUse`).
+        ValueError: no checkpoint can be gone on from (`choose_checkpoint`).
+        OSError: a folder cannot be written to; says which key names it.
+    """
+    trainer = OmegaConf.select(config, "trainer")
+    # Ranks of supervised training come here too, all of them.
+    if trainer is None or OmegaConf.select(config, ACTOR) is None:
+        return
+    locks: dict[Path, str] = {}
+    loggers, log = trainer.get("logger") or (), None
+    if "file" in ([loggers] if isinstance(loggers, str) else loggers):
+        log = log_path(trainer.get("project_name"), trainer.get("experiment_name")).absolute()
+        # A pipe or a device belongs to nobody.
+        if log.is_file() or not log.exists():
+            locks[lock_path(log)] = f"{LOG_VARIABLE}, the file log"
+    if (trainer.get("save_freq") or 0) > 0 and trainer.get("default_local_dir"):
+        folder = Path(trainer.default_local_dir).absolute()
+        locks[folder / CHECKPOINTS_LOCK] = "trainer.default_local_dir, the checkpoints"
+    for lock, key in locks.items():
+        try:
+            said = take(lock)
+        except OSError as error:
+            raise type(error)(
+                error.errno, f"{error.strerror}; the run writes there ({key}): choose another", str(lock)
+            ) from None
+        if said:
+            print(f"clipx: {said}; this run takes its place", flush=True)
+    if trainer.get("resume_mode") == "auto" and trainer.get("default_local_dir"):
+        log = log if log is not None and log.is_file() else None
+        nodes, ranks = int(trainer.get("nnodes") or 1), int(trainer.get("n_gpus_per_node") or 1)
+        told = choose_checkpoint(Path(trainer.default_local_dir).absolute(), log, nodes=nodes, ranks_a_node=ranks)
+        if told:
+            print(f"clipx: {'; '.join(told)}", flush=True)
 
 
 def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
@@ -109,6 +165,7 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         actor = OmegaConf.select(config, ACTOR)
         verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
         verl_s |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
+        verl_s[DRO_BETA] = OmegaConf.select(actor, DRO_BETA)
         refused += ignored_keys(settings.method, node)
         try:
             taken = taken_over(settings.method, verl_s, named)
@@ -125,7 +182,8 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
             # verl's PolicyLossConfig has no such keys, and what they say is the method's now.
             for key in MISPLACED:
                 node.pop(key, None)
-        node.run.group = group
+        # A start that asks again finds nothing left to take over.
+        node.run.group, node.run.taken = group, {**(node.run.get("taken") or {}), **sources(taken)}
     return Decision(announcement(instantiated(node)), taken)
 
 

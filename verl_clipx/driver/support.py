@@ -5,7 +5,7 @@ from it.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from verl_clipx.base.method import NODE, Method
@@ -38,6 +38,12 @@ TRUNCATING: dict[str, tuple[Callable[[float], bool], float]] = {
     f"{ROLLOUT}.min_p": (lambda value: value > 0, 0),
 }
 STRATEGY = f"{ACTOR}.strategy"
+ESTIMATOR = "algorithm.adv_estimator"
+USE_V1 = "trainer.use_v1"
+QAT = f"{ACTOR}.qat.enable"
+MTP = "actor_rollout_ref.model.mtp.enable"
+PREFIX_GROUPER = f"{ACTOR}.use_prefix_grouper"
+GROUP_FILTERING = "algorithm.filter_groups.enable"
 ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
 FUSED_KERNELS = "actor_rollout_ref.model.use_fused_kernels"
@@ -55,8 +61,9 @@ SEQUENCE_PARALLEL = {
     **{f"{model}.veomni.ulysses_parallel_size": f"{model}.veomni.attn_implementation" for model in (ACTOR, REFERENCE)},
 }
 
-# Keys of the run's configuration that refusals depend on, or what the run says of itself.
+# Keys of the run's configuration that refusals depend on, or the receipt, or what the run says of itself.
 READ = (
+    *(ESTIMATOR, USE_V1, QAT, MTP, PREFIX_GROUPER, GROUP_FILTERING),
     *(*TORCH_COMPILE, *WITH_ROLLOUT_IS, *WITH_ROLLOUT_RS),
     *(BYPASS, ROLLOUT_IS, ROLLOUT_RS, LOSS_TYPE, STRATEGY, ROUTER_REPLAY, DYNAMIC_CONTEXT, FUSED_KERNELS, MODEL_PATH),
     *(DISTILLATION, DISTILLATION_LOSS, DISTILLATION_COEFFICIENT, TASK_REWARDS),
@@ -250,14 +257,26 @@ WRAPPED_HEAD = (
 )
 
 
-def has_tied_embeddings(path: str | None) -> bool | None:
-    """Whether a model's input and output embedding are one; None where its configuration is not on this machine."""
+def model_config(path: str | None) -> Any:
+    """A model's configuration in transformers; None where it is not on this machine."""
     from transformers import AutoConfig
 
     try:
-        return AutoConfig.from_pretrained(path, local_files_only=True).get_text_config().tie_word_embeddings
+        return AutoConfig.from_pretrained(path, local_files_only=True)
     except (OSError, ValueError):
         return None
+
+
+def has_tied_embeddings(path: str | None) -> bool | None:
+    """Whether a model's input and output embedding are one; None where its configuration is not on this machine."""
+    config = model_config(path)
+    return None if config is None else config.get_text_config().tie_word_embeddings
+
+
+def takes_images(path: str | None) -> bool:
+    """Whether a model takes more than text, as far as its configuration is on this machine."""
+    config = model_config(path)
+    return config is not None and config.get_text_config() is not config
 
 
 def asking_for_rollout_log_probs(method: Method) -> str:
@@ -303,6 +322,7 @@ class Row:
         test: the file of the tests that run it on the CPU; None if none does.
         remark: why no test runs it, why it is refused, or what else is to be known.
         refusal: what the driver refuses it by, or None.
+        on: of a run that has it, keys of `READ` with their values, or what tells of a value whether it is one.
     """
 
     option: str
@@ -310,6 +330,7 @@ class Row:
     test: str | None = None
     remark: str = ""
     refusal: Refusal | None = None
+    on: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def state(self) -> str:
@@ -317,6 +338,11 @@ class Row:
         if self.refusal is not None:
             return "refused"
         return "run" if self.test else "untested"
+
+    def is_on(self, options: Options) -> bool:
+        """Whether a run has it, as far as `on` tells."""
+        found = ((options.get(key), value) for key, value in self.on.items())
+        return bool(self.on) and all(value(of) if callable(value) else of == value for of, value in found)
 
 
 RANKS = "tests/end_to_end/test_invariance.py"
@@ -331,7 +357,7 @@ BOTH = f"the same through Ray: {OPTIONS}"
 BESIDE_VLLM = f"the same through Ray, beside vLLM: {VLLM}"
 
 ROWS = (
-    Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo"),
+    Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo", on={STRATEGY: "fsdp2"}),
     Row("FSDP1", "strategy=fsdp", remark="cannot start from a CPU's parameters"),
     Row("Megatron", "model_engine=megatron", remark="needs GPUs; a rank of the last pipeline stage keeps the state"),
     Row(
@@ -340,14 +366,39 @@ ROWS = (
         remark="each rank is its own data-parallel group",
         refusal=dynamic_context,
     ),
+    Row(
+        "Megatron, router replay R2 or R3",
+        "megatron.router_replay.mode=R3",
+        remark="needs GPUs; the extra pass replays the routes that the samples bring",
+    ),
+    Row("MindSpeed", "model_engine=megatron trainer.device=npu", remark="verl's Megatron on an NPU; needs one"),
     Row("VeOmni", "model_engine=veomni", remark="needs GPUs"),
     Row("VeOmni, router replay R3", "veomni.router_replay.mode=R3", remark="needs GPUs"),
     Row("TorchTitan", "model_engine=torchtitan", remark="needs GPUs"),
-    Row("QAT", "qat.enable=True", remark="needs GPUs"),
-    Row("multi-token prediction", "actor_rollout_ref.model.mtp.enable=True", remark="its loss is the engine's own"),
-    Row("PrefixGrouper", "use_prefix_grouper=True", remark="needs its package and flash-attention"),
-    Row("images and videos", "data.image_key=images", remark="no model of the tests takes any"),
-    Row("SGLang", f"{ROLLOUT}.name=sglang", remark="needs GPUs"),
+    Row(
+        "FSDP-Turbo",
+        "strategy=fsdp_turbo",
+        remark="needs GPUs; it shares sequences among ranks by itself, with eager attention: "
+        "tests/driver/test_support.py",
+    ),
+    Row("Automodel", "strategy=automodel", remark="needs GPUs; verl 0.9.1 has no actor's configuration of it"),
+    Row("QAT", "qat.enable=True", remark="needs GPUs", on={QAT: True}),
+    Row("multi-token prediction", f"{MTP}=True", remark="its loss is the engine's own", on={MTP: True}),
+    Row(
+        "PrefixGrouper",
+        "use_prefix_grouper=True",
+        remark="needs its package and flash-attention",
+        on={PREFIX_GROUPER: True},
+    ),
+    Row(
+        "images and videos",
+        "data.image_key=images",
+        remark="no model of the tests takes any",
+        on={MODEL_PATH: takes_images},
+    ),
+    Row("vLLM", f"{ENGINE_NAME}=vllm", VLLM, "its build for CPUs", on={ENGINE_NAME: "vllm"}),
+    Row("the CPU's rollout", f"{ENGINE_NAME}=cpu", TRAINING, "of +hardware=cpu", on={ENGINE_NAME: "cpu"}),
+    Row("SGLang", f"{ENGINE_NAME}=sglang", remark="needs GPUs"),
     Row(
         "VeOmni, router replay R2",
         "veomni.router_replay.mode=R2",
@@ -412,6 +463,7 @@ ROWS = (
         f"{BYPASS}=True trainer.use_v1=False",
         remark="verl names its own loss in the driver only, after the workers were built, so the composed one trains: "
         "tests/worker/test_verl_contract.py",
+        on={BYPASS: True, USE_V1: False},
     ),
     Row(
         "weights in bypass mode",
@@ -442,6 +494,7 @@ ROWS = (
         "distillation beside task rewards",
         f"{DISTILLATION}=True",
         remark="verl's distillation loss is added to the method's: tests/worker/test_training_worker.py",
+        on={DISTILLATION: True},
     ),
     Row(
         "distillation without task rewards",
@@ -466,20 +519,43 @@ ROWS = (
         ENGINE,
         "fixed bounds; scope=mini_batch and lagged, selection and Lopti stop at the first loss",
     ),
-    Row("GRPO's advantages", "algorithm.adv_estimator=grpo", TRAINING),
-    Row("RLOO, REINFORCE++, GAE with a critic", "algorithm.adv_estimator=rloo", TRAINERS),
+    Row("GRPO's advantages", f"{ESTIMATOR}=grpo", TRAINING, on={ESTIMATOR: "grpo"}),
+    Row(
+        "RLOO, REINFORCE++, GAE with a critic",
+        f"{ESTIMATOR}=rloo",
+        TRAINERS,
+        on={ESTIMATOR: ("rloo", "reinforce_plus_plus", "gae").__contains__},
+    ),
     Row(
         "optimal token baseline",
-        "algorithm.adv_estimator=optimal_token_baseline",
+        f"{ESTIMATOR}=optimal_token_baseline",
         remark="its advantages differ within a sequence, as methods allow",
     ),
     Row(
         "group filtering",
-        "algorithm.filter_groups.enable=True",
+        f"{GROUP_FILTERING}=True",
         remark="the worker gets refilled batches: tests/cpu/test_replay_buffer.py",
+        on={GROUP_FILTERING: True},
     ),
     Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", TRAINERS),
 )
+
+# Of each of these keys a run has one value, which a test has run or not.
+ONE_OF = (STRATEGY, ENGINE_NAME, ESTIMATOR)
+
+
+def untested(options: Options) -> list[str]:
+    """What a run has that no test ran: options by name, and keys with values that are in no row.
+
+    Args:
+        options: the keys of `READ` with their values.
+    """
+    run = [row for row in ROWS if row.state == "run"]
+    others = [
+        f"{key}={options.get(key)}" for key in ONE_OF if not any(row.is_on(options) for row in run if key in row.on)
+    ]
+    return others + [row.option for row in ROWS if row.state == "untested" and row.is_on(options)]
+
 
 REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal is not None)
 

@@ -86,7 +86,6 @@ def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
     anew when the shards have changed. verl's merger writes bfloat16.
 
     Args:
-        checkpoint: what to find the model of.
         cache: where to keep merged models instead, `<cache>/<label>`.
 
     Raises:

@@ -131,7 +131,7 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
                     template=template,
                 ),
                 backend=backend,
-                **rules,
+                rules=rules,
             )
             check_scoring(rules, plan.benchmarks)
             folder = EvaluationFolder(out)

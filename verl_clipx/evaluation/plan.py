@@ -23,15 +23,13 @@ class Plan:
     """What to evaluate, and how.
 
     Args:
-        model: as the user named it.
         checkpoints: all that the name stands for; the protocol chooses among them.
         limit: number of questions that each benchmark was cut to.
         backend: its name: vllm or cpu.
-        reward: `package.module:function`.
-        answer: `package.module:function` from text to answer, or None for `extract_answer`.
-        correct: part of the reward that says what is right, or None for the first that exists.
-        correct_from: smallest value of a right response.
-        cluster: key of extra_info that questions of one source share, or None where each stands for itself.
+        rules: how completions are scored: the names of `reward` and `answer`, from a text to its answer, or None for
+            `extract_answer`; `correct`, the part of the reward that says what is right, or None for the first that
+            exists; `correct_from`, its smallest value of a right response; `cluster`, the key of extra_info that
+            questions of one source share, or None.
 
     Raises:
         ValueError: two benchmarks have one name, or the protocol "greedy" is not.
@@ -44,11 +42,7 @@ class Plan:
     limit: int | None
     sampling: SamplingSettings
     backend: str
-    reward: str
-    answer: str | None
-    correct: str | None
-    correct_from: float
-    cluster: str | None
+    rules: dict[str, Any]
 
     def __post_init__(self) -> None:
         names = [benchmark.name for benchmark in self.benchmarks]
@@ -86,7 +80,6 @@ def sample_plan(
 
     Args:
         open_backend: the back end that `plan.backend` names.
-        shard_size: completions stored at a time.
         merged_models: where to keep merged checkpoints; None for inside each checkpoint.
         on_stage: from a stage's name to a callback of (done, total).
 
@@ -102,17 +95,7 @@ def sample_plan(
     preparing(len(chosen), len(chosen))
     config = describe(plan, chosen, models)
     for label, model in models.items():
-        sample_checkpoint(
-            folder,
-            label,
-            model,
-            plan.benchmarks,
-            plan.sampling,
-            plan.backend,
-            open_backend,
-            shard_size,
-            on_stage(f"sampling {label}"),
-        )
+        sample_checkpoint(folder, label, model, plan, open_backend, shard_size, on_stage(f"sampling {label}"))
     # The results of an earlier configuration, if any, do not belong to this one.
     folder.results.unlink(missing_ok=True)
     write_json(folder.config, config)
@@ -140,14 +123,10 @@ def describe(plan: Plan, chosen: list[Checkpoint], models: dict[str, Path]) -> d
                 "sha256": benchmark.sha256,
                 "questions": len(benchmark.questions),
                 "limit": plan.limit,
-                "clusters": sources_of(benchmark, plan.cluster) if plan.cluster else None,
+                "clusters": sources_of(benchmark, plan.rules["cluster"]) if plan.rules["cluster"] else None,
             }
             for benchmark in plan.benchmarks
         },
-        "reward": plan.reward,
-        "answer": plan.answer,
-        "correct": plan.correct,
-        "correct_from": plan.correct_from,
-        "cluster": plan.cluster,
+        **plan.rules,
         "versions": versions_of(PACKAGES),
     }

@@ -30,7 +30,6 @@ class Sample:
     Args:
         question: row of the question in the benchmark, from 0.
         sample: which of the question's samples, from 0.
-        seed: seed of its random numbers.
         text: the response without special tokens, as verl's reward managers decode it.
         tokens: the response's token ids, the stop token included.
         length: number of tokens, the stop token included.

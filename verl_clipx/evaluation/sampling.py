@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from verl_clipx.common.command_line import installed_version
 from verl_clipx.evaluation.backends import Model, OpenBackend, SampleRequest, Tokens
@@ -19,6 +19,9 @@ from verl_clipx.evaluation.samples import (
 )
 from verl_clipx.evaluation.settings import SamplingSettings, sample_seed
 
+if TYPE_CHECKING:
+    from verl_clipx.evaluation.plan import Plan
+
 BACKEND_PACKAGES = {"vllm": ("torch", "transformers", "vllm"), "cpu": ("torch", "transformers", "verl-clipx")}
 
 
@@ -26,9 +29,7 @@ def sample_checkpoint(
     folder: EvaluationFolder,
     label: str,
     model_folder: Path,
-    benchmarks: list[Benchmark],
-    settings: SamplingSettings,
-    backend_name: str,
+    plan: "Plan",
     open_backend: OpenBackend,
     shard_size: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
@@ -36,9 +37,7 @@ def sample_checkpoint(
     """Sample every completion of a checkpoint that is not there yet, and store each shard as it finishes.
 
     Args:
-        backend_name: key of `BACKEND_PACKAGES`.
         open_backend: the back end; opened only if something is missing.
-        shard_size: completions a shard.
         on_progress: called with the completions that are there and their number in all.
 
     Raises:
@@ -47,6 +46,7 @@ def sample_checkpoint(
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
+    benchmarks, settings = plan.benchmarks, plan.sampling
     tokenizer = AutoTokenizer.from_pretrained(model_folder)
     context = getattr(AutoConfig.from_pretrained(model_folder).get_text_config(), "max_position_embeddings", None)
     has_generation_config = (model_folder / "generation_config.json").is_file()
@@ -64,7 +64,7 @@ def sample_checkpoint(
         if not finished:
             # A run stopped before its first shard binds nobody to its settings.
             folder.origin(label, benchmark.name).unlink(missing_ok=True)
-        claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, backend_name))
+        claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, plan.backend))
         pending = pending_shards(finished, len(benchmark.questions), settings.samples, shard_size)
         shards += [(benchmark, pairs) for pairs in pending]
         total += len(benchmark.questions) * settings.samples

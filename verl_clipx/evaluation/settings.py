@@ -68,10 +68,6 @@ class SamplingSettings:
 def sample_seed(seed: int, benchmark: str, question: int, sample: int) -> int:
     """The seed of one sample. It depends on these four only, so any part of an evaluation can be done alone or again.
 
-    Args:
-        seed: seed of the evaluation.
-        question: index of the question in it.
-
     Returns:
         An integer in [0, 2**63), which any back end can take.
     """

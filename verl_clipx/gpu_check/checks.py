@@ -12,10 +12,11 @@ import torch
 from torch import Tensor
 
 from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, ROLLOUT, Bench, attention, loss_call, precision
-from verl_clipx.gpu_check.losses import counted_kernels, counted_syncs
+from verl_clipx.gpu_check.losses import counted_kernels, counted_syncs, example
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.memory import memory
 from verl_clipx.gpu_check.report import Measured
+from verl_clipx.methods import METHODS
 from verl_clipx.worker.planner import TOLERATED_IN_HALF
 from verl_clipx.worker.step import MicroBatch, in_micro_batch
 from verl_clipx.worker.traced_columns import Part
@@ -147,16 +148,10 @@ def packings_in_bfloat16(bench: Bench) -> Measured:
 
 
 def example_tokens(device: str) -> dict[str, Tensor]:
-    """A micro-batch by the names of verl's policy-loss signature, (16, 96)."""
-    generator = torch.Generator().manual_seed(0)
-    old = -4 * torch.rand(16, 96, generator=generator)
-    tokens = {
-        "old_log_prob": old,
-        "log_prob": old + 0.3 * torch.randn(16, 96, generator=generator),
-        "advantages": torch.randn(16, 1, generator=generator).expand(-1, 96).contiguous(),
-        "response_mask": torch.rand(16, 96, generator=generator) > 0.1,
-    }
-    return {name: values.to(device) for name, values in tokens.items()}
+    """The micro-batch of `losses.example` by the names of verl's policy-loss signature."""
+    inputs = example(METHODS["grpo"](), device, torch.float32)
+    tokens = {name: getattr(inputs, name) for name in ("old_log_prob", "log_prob", "advantages")}
+    return {**tokens, "response_mask": inputs.mask}
 
 
 def compiled(bench: Bench) -> Measured:
@@ -208,11 +203,7 @@ def syncs_and_kernels(bench: Bench) -> Measured:
 
 
 def traced(call: Callable[[], object], parts: list[Part]) -> Callable[[], object]:
-    """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced.
-
-    Args:
-        parts: where what is traced goes.
-    """
+    """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced."""
 
     def with_traces() -> object:
         with in_micro_batch(MicroBatch(traced=TracedRows(TRACED, [], parts, None))):

@@ -108,11 +108,7 @@ class Update:
 
 
 class Bench:
-    """What a check on the ranks works with.
-
-    Args:
-        folder: where the models and samples lie.
-    """
+    """What a check on the ranks works with."""
 
     def __init__(self, machine: Machine, folder: Path):
         import verl  # noqa: F401  (loads the plugin)
@@ -149,8 +145,6 @@ class Bench:
         """Trains from the saved weights on the sample.
 
         Args:
-            updates: mini-batches that the rows are cut into.
-            tied: which of the two models.
             recomputed: whether old_log_probs are computed beforehand, as verl's trainers have it; else the sample's.
         """
         # What the run announces, and the worker's receipt compares.
@@ -178,7 +172,6 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bo
 
     Args:
         rows: of all ranks; each data-parallel rank takes its share.
-        updates: mini-batches that they are cut into.
     """
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -291,6 +284,8 @@ def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
         epochs=1,
         seed=1,
     )
+    # Of other weights than the model's: the receipt is not to compare them with its log-probabilities.
+    tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": -1}] * len(rows))
     return data
 
 

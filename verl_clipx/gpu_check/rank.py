@@ -18,12 +18,7 @@ TASK = "task.json"
 
 
 def write_task(folder: Path, machine: Machine, models: Path, names: Sequence[str]) -> None:
-    """Writes what the ranks are to do.
-
-    Args:
-        folder: that the ranks are given.
-        models: folder of the models and samples.
-    """
+    """Writes what the ranks are to do."""
     task = {"machine": asdict(machine), "models": str(models), "names": list(names)}
     write_json(folder / TASK, task)
 

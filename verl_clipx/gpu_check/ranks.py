@@ -23,12 +23,7 @@ LOG_LINES = 30
 
 
 class Ranks:
-    """The ranks' processes, ended when the block ends.
-
-    Args:
-        models: folder of the models and samples.
-        names: checks that they are to run, in order.
-    """
+    """The ranks' processes, ended when the block ends."""
 
     def __init__(self, machine: Machine, models: Path, names: Sequence[str]):
         self._folder = tempfile.TemporaryDirectory(prefix="clipx-gpu-check-")
@@ -93,7 +88,6 @@ def results_on_ranks(
     """Runs checks on the ranks, one after the other.
 
     Args:
-        models: folder of the models and samples.
         seconds: most for one of them.
     """
     waiting = list(names)

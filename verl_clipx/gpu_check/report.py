@@ -20,9 +20,7 @@ class Measured:
     """What a check that ran has found.
 
     Args:
-        passed: whether it is as it should be.
         found: in a sentence, with the tolerance.
-        numbers: what was measured, by name.
     """
 
     passed: bool
@@ -37,7 +35,6 @@ class Result:
     Args:
         outcome: pass, fail, or skip where it could not run here.
         found: what was found, the error, or why it was skipped.
-        numbers: what was measured, by name.
         seconds: how long it took, the start of its processes included.
         log: the last lines of its processes, where they failed.
     """
@@ -90,11 +87,7 @@ def table_of(results: Sequence[Result], title: str) -> Table:
 
 
 def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
-    """The results and what they were found on, as indented JSON.
-
-    Args:
-        machine: what to say of the machine.
-    """
+    """The results and what they were found on, as indented JSON."""
     checks = [asdict(result) | {"numbers": finite(result.numbers)} for result in results]
     return json.dumps({"machine": machine, "counts": counts(results), "checks": checks}, indent=2) + "\n"
 

@@ -91,12 +91,7 @@ def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
 
 
 def run(command: Sequence[str], environment: dict[str, str], log: Path, seconds: float) -> int | None:
-    """Runs a command with all that it starts; returns its exit code, or None if it was ended after some time.
-
-    Args:
-        environment: variables besides those of this process.
-        seconds: how long it may take.
-    """
+    """Runs a command with all that it starts; returns its exit code, or None if it was ended after some time."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=os.environ | environment

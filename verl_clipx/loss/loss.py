@@ -18,7 +18,8 @@ class TokenLoss(NamedTuple):
 
     Args:
         value: what is logged as the loss, (sequences, length), 0 outside the mask.
-        weighted: F * A, minus the gradient of the loss with respect to log_prob, (sequences, length), 0 outside it.
+        weighted: F * A or, by `Method.gradient`, another one: minus the gradient of the loss with respect to log_prob,
+            (sequences, length), 0 outside it.
         sums: from `metrics.token_sums`.
     """
 
@@ -64,7 +65,7 @@ def token_loss(
     bounds = method.bounds(t, decision)
     weight = method.gradient_weight(t, bounds)
     value = where(t.mask, method.loss_value(t, bounds, weight), 0.0)
-    weighted = where(t.mask, weight * t.advantages, 0.0)
+    weighted = where(t.mask, method.gradient(t, weight), 0.0)
     del weight
     known = finite(t)
     value, weighted = where(known, value, math.nan), where(known, weighted, math.nan)

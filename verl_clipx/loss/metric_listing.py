@@ -10,6 +10,7 @@ from verl_clipx.methods import BUILT_IN, METHODS
 
 # The order of the document.
 SECTIONS = (
+    "Health",
     "What was clipped",
     "How far the policy moved",
     "Where the gradient comes from",

@@ -86,6 +86,8 @@ LEFT_OUT = (
     "*.clipx.metrics",
     "clipx.receipt",
     "*.clipx.receipt",
+    "clipx.health*",
+    "*.clipx.health*",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # read off other keys

@@ -91,36 +91,19 @@ QWEN_32B = _qwen2(5120, 27648, 64, 40, 8, 152064, tied=False)
 LLAMA_3B = ModelShape(3072, 8192, 28, 24, 8, 128, 128256, tie_word_embeddings=True, attention_bias=False)
 
 # By the last part of a path or hub name, in lower case.
-KNOWN_SHAPES = {
-    "qwen2.5-1.5b": QWEN_1_5B,
-    "qwen2.5-1.5b-instruct": QWEN_1_5B,
-    "qwen2.5-math-1.5b": QWEN_1_5B,
-    "deepseek-r1-distill-qwen-1.5b": QWEN_1_5B_UNTIED,
-    "qwen2.5-3b": QWEN_3B,
-    "qwen2.5-3b-instruct": QWEN_3B,
-    "qwen2.5-7b": QWEN_7B,
-    "qwen2.5-7b-instruct": QWEN_7B,
-    "qwen2.5-7b-instruct-1m": QWEN_7B,
-    "qwen2.5-math-7b": QWEN_7B,
-    "deepseek-r1-distill-qwen-7b": QWEN_7B,
-    "qwen2.5-14b": QWEN_14B,
-    "qwen2.5-14b-instruct": QWEN_14B,
-    "deepseek-r1-distill-qwen-14b": QWEN_14B,
-    "qwen2.5-32b": QWEN_32B,
-    "qwen2.5-32b-instruct": QWEN_32B,
-    "deepseek-r1-distill-qwen-32b": QWEN_32B,
-    # Never published; derived from Qwen2.5-Math (arXiv 2510.18927), so of Qwen2.5's sizes.
-    "bp-math-7b": QWEN_7B,
-    "bp-math-32b": QWEN_32B,
-    "llama-3.2-3b": LLAMA_3B,
-    "llama-3.2-3b-instruct": LLAMA_3B,
-    "octothinker-3b-hybrid-base": LLAMA_3B,
-    "octothinker-3b-hybrid-zero": LLAMA_3B,
-    "octothinker-3b-long-base": LLAMA_3B,
-    "octothinker-3b-long-zero": LLAMA_3B,
-    "octothinker-3b-short-base": LLAMA_3B,
-    "octothinker-3b-short-zero": LLAMA_3B,
+_NAMES = {
+    QWEN_1_5B: "qwen2.5-1.5b qwen2.5-1.5b-instruct qwen2.5-math-1.5b",
+    QWEN_1_5B_UNTIED: "deepseek-r1-distill-qwen-1.5b",
+    QWEN_3B: "qwen2.5-3b qwen2.5-3b-instruct",
+    # bp-math was never published; derived from Qwen2.5-Math (arXiv 2510.18927), so of Qwen2.5's sizes.
+    QWEN_7B: "qwen2.5-7b qwen2.5-7b-instruct qwen2.5-7b-instruct-1m qwen2.5-math-7b deepseek-r1-distill-qwen-7b "
+    "bp-math-7b",
+    QWEN_14B: "qwen2.5-14b qwen2.5-14b-instruct deepseek-r1-distill-qwen-14b",
+    QWEN_32B: "qwen2.5-32b qwen2.5-32b-instruct deepseek-r1-distill-qwen-32b bp-math-32b",
+    LLAMA_3B: "llama-3.2-3b llama-3.2-3b-instruct octothinker-3b-hybrid-base octothinker-3b-hybrid-zero "
+    "octothinker-3b-long-base octothinker-3b-long-zero octothinker-3b-short-base octothinker-3b-short-zero",
 }
+KNOWN_SHAPES = {name: shape for shape, names in _NAMES.items() for name in names.split()}
 
 
 def shape_of(model: str) -> ModelShape:

@@ -1,7 +1,7 @@
 """Where each value of a preset comes from: the comment above it in the file or table that sets it last."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.reproduction.rows import SELF, comment_lines, entry_at, table_file
+from verl_clipx.reproduction.rows import SELF, Setting, entry_at, settings_of, table_file
 
 LABELS = {
     "paper": "the paper",
@@ -35,7 +35,6 @@ class Origin:
         key: path of the value, such as data.train_batch_size.
         value: the value as the file has it, interpolations unresolved; None for values that no file of the preset sets.
         kind: a key of LABELS, or None for a value of a recipe's file whose comment has no label.
-        comment: what the comment says after its label.
         file: the file or table that sets it, from the configs folder on; empty for verl's own.
     """
 
@@ -134,8 +133,7 @@ def _read(path: str) -> _Part:
     if entry is None:
         return _read_file(f"{path}.yaml")
     file = table_file(path.split("/")[1])
-    leaves = (Origin(one.key, one.value, *_label(one.comment, file), file) for one in entry.settings)
-    return _Part(entry.title, entry.defaults, tuple(leaves))
+    return _Part(entry.title, entry.defaults, _leaves(entry.settings, file))
 
 
 def _read_file(file: str) -> _Part:
@@ -145,29 +143,17 @@ def _read_file(file: str) -> _Part:
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0] != _GLOBAL:
         raise ValueError(f"{file}: its first line has to be {_GLOBAL!r}.")
-    # Hydra reads the values; plain YAML would take 1e-6 for text. The tree of nodes only tells the lines.
     values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
     defaults = tuple(values.pop("defaults", [SELF]))
     if SELF not in defaults:
         raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is plain.")
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
-    leaves = tuple(_leaves(root, values, "", lines, file)) if values else ()
     head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
-    return _Part(head, defaults, leaves)
+    return _Part(head, defaults, _leaves(settings_of(root, values, lines) if values else (), file))
 
 
-def _leaves(
-    node: yaml.MappingNode, values: Mapping[str, Any], prefix: str, lines: list[str], file: str
-) -> Iterator[Origin]:
-    for key_node, value_node in node.value:
-        name = key_node.value
-        if name not in values:
-            continue
-        if isinstance(value_node, yaml.MappingNode) and value_node.value:
-            yield from _leaves(value_node, values[name], f"{prefix}{name}.", lines, file)
-        else:
-            kind, comment = _label(" ".join(comment_lines(lines, key_node.start_mark.line)), file)
-            yield Origin(f"{prefix}{name}", values[name], kind, comment, file)
+def _leaves(settings: Iterable[Setting], file: str) -> tuple[Origin, ...]:
+    return tuple(Origin(one.key, one.value, *_label(one.comment, file), file) for one in settings)
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:

@@ -105,7 +105,6 @@ class Summary:
         model: last part of the model's name; empty if the preset leaves it to verl.
         data: training set, as `clipx data list` calls it; empty if the preset leaves it to verl.
         updates: optimizer steps that a rollout batch gets; None if the preset leaves them to verl.
-        row: the table's row that it trains.
     """
 
     name: str

@@ -47,6 +47,7 @@ def show(
     ] = False,
 ) -> None:
     """Show what a preset sets and where each value comes from; all other values are verl's own defaults."""
+    from hydra.errors import HydraException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -69,14 +70,7 @@ def show(
             kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
             value = escape(_as_text(_value(config, origin.key, resolve=True)))
             rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
-    except (ValueError, OmegaConfBaseException) as error:
-        fail(error)
-    except Exception as error:
-        # Hydra's errors share no base class with a public name but HydraException, which is imported with hydra.
-        from hydra.errors import HydraException
-
-        if not isinstance(error, HydraException):
-            raise
+    except (ValueError, HydraException, OmegaConfBaseException) as error:
         fail(error)
     console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)

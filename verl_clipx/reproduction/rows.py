@@ -100,13 +100,28 @@ def entry_at(path: str) -> Entry | None:
     return table.rows.get(name) or table.parts.get(name)
 
 
-def comment_lines(lines: list[str], number: int) -> list[str]:
-    """The comment lines directly above a line, without their marks.
+def settings_of(
+    node: yaml.MappingNode, values: Mapping[str, Any], lines: list[str], prefix: str = ""
+) -> Iterator[Setting]:
+    """The values of a part of a YAML file, each with the comment above it.
 
     Args:
-        number: of the line, from 0.
+        values: the same as Hydra's loader reads it; plain YAML would take 1e-6 for text. Other keys are left out.
+        lines: of the file.
     """
-    first = number
+    for key, value in node.value:
+        if key.value not in values:
+            continue
+        path, found = f"{prefix}{key.value}", values[key.value]
+        if isinstance(value, yaml.MappingNode) and value.value:
+            yield from settings_of(value, found, lines, f"{path}.")
+        else:
+            yield Setting(path, found, " ".join(_comment_lines(lines, key)))
+
+
+def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
+    """The comment lines directly above a key, without their marks."""
+    first = number = key.start_mark.line
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1
     return [line.strip().removeprefix("#").strip() for line in lines[first:number]]
@@ -115,7 +130,6 @@ def comment_lines(lines: list[str], number: int) -> list[str]:
 @lru_cache(maxsize=32)
 def _read(path: Path, paper: str) -> Rows:
     text = path.read_text(encoding="utf-8")
-    # Hydra's loader reads the values; plain YAML would take 1e-6 for text. The tree of nodes only tells the lines.
     values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     sections = {key.value: node for key, node in yaml.compose(text, Loader=yaml.CSafeLoader).value}
     if unknown := set(values) - {_EVERY_ROW, _PARTS, _ROWS}:
@@ -124,13 +138,8 @@ def _read(path: Path, paper: str) -> Rows:
         raise ValueError(f"{path}: it has no {_ROWS}.")
     lines = text.splitlines()
 
-    def settings(node: yaml.MappingNode, found: Mapping[str, Any]) -> Iterator[Setting]:
-        for key, _ in node.value:
-            comment = " ".join(comment_lines(lines, key.start_mark.line))
-            yield Setting(key.value, found[key.value], comment)
-
     def title(key: yaml.ScalarNode) -> str:
-        return next(iter(comment_lines(lines, key.start_mark.line)), "")
+        return next(iter(_comment_lines(lines, key)), "")
 
     def part(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
         found = values[_PARTS][key.value]
@@ -138,7 +147,7 @@ def _read(path: Path, paper: str) -> Rows:
             raise ValueError(f"{path}: {_PARTS}: {key.value}: has to be values, a line each.")
         if (path.parent / f"{key.value}.yaml").is_file():
             raise ValueError(f"{path}: {_PARTS}: {key.value}: is a file of this folder too; keep one of them.")
-        return Entry(title(key), (SELF,), tuple(settings(node, found)))
+        return Entry(title(key), (SELF,), tuple(settings_of(node, found, lines)))
 
     def row(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
         found = values[_ROWS][key.value]
@@ -148,7 +157,7 @@ def _read(path: Path, paper: str) -> Rows:
         own = (
             [
                 Setting(one.key, key.value if one.value == _NAME else one.value, one.comment)
-                for one in settings(sections[_EVERY_ROW], values[_EVERY_ROW])
+                for one in settings_of(sections[_EVERY_ROW], values[_EVERY_ROW], lines)
             ]
             if _EVERY_ROW in values
             else []
@@ -156,7 +165,7 @@ def _read(path: Path, paper: str) -> Rows:
         defaults: list[str | dict[str, str]] = []
         for item, item_node in zip(found, node.value, strict=True):
             if isinstance(item, dict):
-                own += settings(item_node, item)
+                own += settings_of(item_node, item, lines)
             elif not isinstance(item, str):
                 raise ValueError(f"{where}: {item}: has to be a part or a value.")
             elif len(own) > len(values.get(_EVERY_ROW, {})):

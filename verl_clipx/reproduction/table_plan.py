@@ -9,11 +9,13 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.files import write_json
+from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.reproduction.collect import commit_here, versions_here
 from verl_clipx.reproduction.measures import protocol_of
 from verl_clipx.reproduction.run_folder import RunFolder, run_path
@@ -31,7 +33,6 @@ class Job:
         kind: PREPARE, TRAIN or EVALUATE.
         command: a line for bash.
         folder: where its log goes; of a training, the run's folder.
-        done: whether what it makes is there.
     """
 
     kind: str
@@ -195,7 +196,7 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
         on_step: called with the last step of a training and the number of its steps, if known, whenever it has logged.
 
     Returns:
-        The exit code; 130 after an interrupt.
+        The exit code; 130 after an interrupt. Where this process is killed, the command gets a SIGTERM.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     # `clipx` and `python` in the commands are this environment's.
@@ -208,7 +209,13 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
     with (job.folder / f"{job.kind}.log").open("ab") as log, _interruptible():
         # A session of its own: the terminal's Ctrl-C must not reach it a second time while it cleans up.
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         try:
             # What an earlier start left is not this one's.

@@ -34,12 +34,10 @@ class Column:
     """A column.
 
     Args:
-        name: heading.
         measure: how its numbers come about; a cell's measure has the column's keys and the row's.
         run: which of a row's presets or models the column is of; None where a row has one.
         preset: what trains every row of the column, where the rows are no runs.
         digits: digits after the decimal point, None for the table's.
-        notes: names of footnotes.
     """
 
     name: str
@@ -55,13 +53,11 @@ class Row:
     """A row. It names a preset or presets, or a model or models, or `minus`, or why it is only `quoted`.
 
     Args:
-        name: heading.
         preset: what trains it.
         presets: the same by the columns' `run`; cells of other columns do not exist.
         model: a model that is evaluated without training: an id of the hub or a folder.
         models: the same by the columns' `run`.
         minus: two rows: this one is the first minus the second.
-        quoted: why the row is never measured.
         baseline: the row that `gain_of` and the table of differences compare with; for the latter the table's where it
             is None.
         measure: see `Column.measure`.
@@ -69,7 +65,6 @@ class Row:
             the preset whose run of the same seed `clipx bounds` measures them on.
         evaluation_options: more options of `clipx eval run` for this row.
         expected: the paper's numbers by column, None where it has none; empty: it has none at all.
-        notes: names of footnotes.
     """
 
     name: str

@@ -35,7 +35,6 @@ class BuildRequest:
     """What decides a split's content.
 
     Args:
-        dataset: the definition's name.
         source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
         limit: most rows kept, None for all.
         options: options of the definition's `rows`, as given.

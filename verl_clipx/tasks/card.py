@@ -42,14 +42,9 @@ def is_plain_text(prompt: str) -> bool:
 
 def card_content(card: DataCard) -> dict[str, Any]:
     """Return the card as JSON holds it."""
-    definition = card.definition
+    shown = ("name", "task", "kind", "summary", "hub", "license")
     return {
-        "name": definition.name,
-        "task": definition.task,
-        "kind": definition.kind,
-        "summary": definition.summary,
-        "hub": definition.hub,
-        "license": definition.license,
+        **{key: getattr(card.definition, key) for key in shown},
         "splits": {record.request.split: asdict(record) for record in card.splits},
         "overlaps": {name: asdict(report) for name, report in card.overlaps.items()},
     }

@@ -22,7 +22,6 @@ class DatasetDefinition:
         hub: repository id on the Hugging Face hub, or None if the rows are generated or only a local copy can be read.
         license: licence of the source as its owners state it, or "not stated".
         prompts: names of the prompt templates that fit, the default first.
-        rows: yields the rows of one split.
         splits: names of the splits that `rows` takes, in the order in which they are built.
         repeats: whether problems that stand in it several times were drawn so on purpose, and stay.
 

@@ -40,8 +40,6 @@ class OverlapReport:
 
     Args:
         ngram_size: words an n-gram; a problem with fewer words is compared whole.
-        train_rows: rows of the training set.
-        evaluation_rows: rows of the evaluation set.
         train_rows_touched: training rows that share something with some evaluation row.
         evaluation_rows_touched: evaluation rows that share something with some training row.
         examples: the first pairs found, one an evaluation row, at most `MAX_EXAMPLES`.

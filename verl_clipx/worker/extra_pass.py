@@ -133,6 +133,9 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
         RuntimeError: names the attention and what to do.
     """
     size = getattr(engine, "ulysses_sequence_parallel_size", 1)
+    if getattr(getattr(engine, "engine_config", None), "strategy", None) == "fsdp_turbo":
+        # It cuts sequences by a patch of the model of its own, under which the attention is eager by name.
+        return
     for model in engine.module if isinstance(engine.module, list | tuple) else [engine.module]:
         config = getattr(model, "config", None)
         text = getattr(config, "get_text_config", lambda config=config: config)()

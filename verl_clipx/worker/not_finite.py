@@ -23,6 +23,9 @@ FIELDS = {
     "entropy": "entropies of the current policy",
 }
 
+# Those that a model computes.
+OF_LOG_PROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob", "log_probs", "entropy")
+
 
 class NotFinite(NamedTuple):
     """How much of a field is not finite.

@@ -13,7 +13,7 @@ from verl_clipx.base.method import NODE, Method, declared
 from verl_clipx.base.shared_metrics import REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings, settings_without_group
-from verl_clipx.driver.hydra_nodes import refuse_padded_length
+from verl_clipx.driver.hydra_nodes import another_loss, refuse_padded_length
 from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.loss.metrics import TOKENS, to_host, token_metrics, with_ratios_of_sums
@@ -34,11 +34,8 @@ def settings_for(registered: str, actor: Any) -> Settings:
     """
     node = actor.policy_loss.get("clipx", None) if hasattr(actor, "policy_loss") else None
     if isinstance(node, Settings):
-        if registered not in ("custom", node.method.name):
-            raise ValueError(
-                f"actor_rollout_ref.actor.policy_loss.loss_mode=clipx_{registered} but clipx.method={node.method.name}:"
-                f" choose the method by its group alone (+clipx={node.method.name})."
-            )
+        if other := another_loss(f"clipx_{registered}", node):
+            raise ValueError(other)
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")

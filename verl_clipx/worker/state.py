@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.common.files import read_json, write_text
+from verl_clipx.common.files import read_json, remove_partials, write_text
 from verl_clipx.methods import Method
 
 FILE = "clipx_state.json"
@@ -68,6 +68,7 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
     }
     if state.shares:
         content["shares"] = state.shares
+    remove_partials(folder, f"{FILE}*")
     write_text(folder / FILE, json.dumps(content))
     return folder / FILE
 

@@ -80,6 +80,7 @@ class RolloutBatch:
         update: which update of the pass is next.
         updates_before_pass: how many updates earlier passes made.
         skipped: how many updates verl has skipped.
+        not_finite: of those, by name what was not finite in this rank's mini-batches.
     """
 
     token_pass: TokenPass | None = None
@@ -87,6 +88,7 @@ class RolloutBatch:
     update: int = 0
     updates_before_pass: int = 0
     skipped: int = 0
+    not_finite: dict[str, NotFinite] = field(default_factory=dict)
 
     def begin(self, token_pass: TokenPass | None, *, last: bool) -> None:
         """The next pass over its tokens begins.

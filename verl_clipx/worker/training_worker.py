@@ -18,6 +18,8 @@ from verl.utils.device import get_device_id
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import (
     CLOSED_FORM_DIFFERENCE,
+    NOT_FINITE_LOG_PROBS,
+    NOT_FINITE_RANK,
     PREDICTED_ERROR,
     REAL_ERROR,
     RECEIPT,
@@ -37,7 +39,7 @@ from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
-from verl_clipx.worker.not_finite import NotFiniteLog, not_finite_in
+from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFiniteLog, not_finite_in, together
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner, tolerated_difference
 from verl_clipx.worker.receipt import Receipt
@@ -143,7 +145,7 @@ class ClipxTraining:
                     loss_fn,
                     partial(call_of, settings),
                     self._all_reduce,
-                    stops=stops(settings.receipt, config.strategy),
+                    stops=stops(settings.receipt, run.options),
                 )
         super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer, self.receipt))
 
@@ -294,11 +296,23 @@ class ClipxTraining:
             # Not the policy's loss: perhaps verl's KL term.
             found = not_finite_in(data)
         self.not_finite.say(found, taken=taken, norm=norm)
+        if self.batch is not None and not taken:
+            self.batch.not_finite = together(self.batch.not_finite, found)
         return taken
 
     def _skipped(self) -> dict[str, list[float]]:
-        """The number of updates of this rollout batch that verl skipped."""
-        return {SKIPPED_UPDATES.key: [float(self.batch.skipped)]}
+        """The number of updates of this rollout batch that verl skipped, and of those what was not finite and where."""
+        logged = {SKIPPED_UPDATES.key: [float(self.batch.skipped)]}
+        if self.batch.skipped:
+            # The gradient's norm is that of all ranks, so that all of them are here.
+            found = self.batch.not_finite
+            of_ranks = torch.zeros(self.engine.get_data_parallel_size() + 1, dtype=torch.float64)
+            of_ranks[self.engine.get_data_parallel_rank()] = float(bool(found))
+            of_ranks[-1] = max((found[name].sequences for name in OF_LOG_PROBS if name in found), default=0)
+            *wrong, sequences = self._all_reduce(of_ranks).tolist()
+            first = next((rank for rank, number in enumerate(wrong) if number), -1)
+            logged |= {NOT_FINITE_RANK.key: [float(first)], NOT_FINITE_LOG_PROBS.key: [sequences]}
+        return logged
 
     def _receipt(self) -> dict[str, list[float]]:
         """What the receipt found, after the first rollout batch only."""

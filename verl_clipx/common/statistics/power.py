@@ -141,7 +141,6 @@ def power_of(parts: Parts, difference: float, design: Design) -> float:
     sees are drawn, each a chi-squared number, and the chance is a mean over the draws, exact to about 0.01.
 
     Args:
-        difference: of the two methods' accuracies.
         design: what is spent. With 1 seed the trainings are taken as they are: what they differ by is what is looked
             for, so that `seed` adds no error.
     """

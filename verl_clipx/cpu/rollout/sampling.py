@@ -27,11 +27,7 @@ def uniform_stream(seed: int, start: int, count: int) -> np.ndarray:
 
 
 def derive_seed(*parts: object) -> int:
-    """A 128-bit seed from anything printable, the same in every process.
-
-    Args:
-        parts: what the seed depends on.
-    """
+    """A 128-bit seed from anything printable, the same in every process."""
     digest = hashlib.sha256("\x1f".join(map(repr, parts)).encode()).digest()
     return int.from_bytes(digest[:16], "little")
 

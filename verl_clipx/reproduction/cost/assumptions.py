@@ -10,7 +10,6 @@ class GPU:
     """A kind of GPU, by its data sheet.
 
     Args:
-        name: as on the data sheet.
         memory: bytes that a process can use.
         flops: dense bfloat16 operations a second.
         bandwidth: bytes a second from its memory.

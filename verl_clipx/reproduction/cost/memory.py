@@ -25,7 +25,6 @@ class Phase:
     Args:
         parts: bytes by what takes them.
         key: the configuration key that shrinks it best.
-        fix: what to do if it does not fit.
     """
 
     name: str

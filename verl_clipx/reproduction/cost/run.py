@@ -11,11 +11,7 @@ from verl_clipx.reproduction.models import ModelShape, shape_of
 
 
 def model_bytes(dtype: str) -> int:
-    """Bytes of a parameter in the type that verl's engine keeps it in.
-
-    Args:
-        dtype: the engine's model_dtype.
-    """
+    """Bytes of a parameter in the type that verl's engine keeps it in."""
     from verl.utils.torch_dtypes import PrecisionType
 
     return PrecisionType.to_dtype(dtype).itemsize

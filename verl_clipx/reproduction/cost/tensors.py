@@ -10,11 +10,7 @@ FULL = 4
 
 
 def gathered_bytes(run: Run, *, training: bool) -> float:
-    """Bytes of parameters, and in training gradients, that FSDP holds whole on a GPU.
-
-    Args:
-        training: whether there is a backward pass.
-    """
+    """Bytes of parameters, and in training gradients, that FSDP holds whole on a GPU."""
     engine, shape = run.engine, run.shape
     precision = engine.get("mixed_precision") or {}
     parameter = model_bytes(precision.get("param_dtype", "bf16"))
@@ -70,9 +66,6 @@ def logits_copies(run: Run, *, training: bool) -> float:
     its own, and the forward pass keeps the softmax, in chunks as float32 beside a float32 copy of the logits, unless it
     is recomputed: until the backward pass where entropy is a part of verl's loss (two more for its own gradient) or of
     verl's metrics; entropy selection alone lets go of it before.
-
-    Args:
-        training: whether there is a backward pass.
     """
     actor = run.actor
     if run.config.actor_rollout_ref.model.use_fused_kernels:

@@ -123,11 +123,7 @@ def steps_of(config: DictConfig, train_prompts: int | None = None) -> int | None
 
 
 def rows_of(files: str | ListConfig | list[str]) -> int | None:
-    """Rows of Parquet files, or None if one is not here.
-
-    Args:
-        files: one path, or several.
-    """
+    """Rows of Parquet files, or None if one is not here."""
     paths = [Path(name).expanduser() for name in ([files] if isinstance(files, str) else files)]
     if not all(path.is_file() for path in paths):
         return None

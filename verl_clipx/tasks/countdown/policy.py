@@ -36,7 +36,6 @@ def fit_policy(
     Args:
         operators: what the mistakes combine the numbers by.
         mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
-        cache: folder that keeps finished policies.
     """
     fits = [(build_examples(problems, operators, 0.0, config.seed), config)]
     if mistakes != 0:

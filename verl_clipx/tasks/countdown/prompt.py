@@ -17,7 +17,6 @@ def build_prompt(numbers: Sequence[int], target: int, template: str = COMPACT) -
 
     Args:
         numbers: the given numbers, in the order to show.
-        target: the value to reach.
 
     Returns:
         The messages: `[{"role": ..., "content": ...}, ...]`.

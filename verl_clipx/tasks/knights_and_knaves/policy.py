@@ -77,7 +77,6 @@ def fit_policy(
     Args:
         puzzles: what to learn from, at least one.
         mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
-        cache: folder that keeps finished policies.
 
     Raises:
         ValueError: if there are no puzzles, or `mistakes` is not a share.

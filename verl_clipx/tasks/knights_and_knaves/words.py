@@ -26,9 +26,6 @@ check_ground_truth = reward.check_ground_truth
 def compute_score(data_source: str, solution_str: str, ground_truth: Any, **kwargs: Any) -> dict[str, float]:
     """Score one response, and count its words.
 
-    Args:
-        data_source, solution_str, ground_truth, **kwargs: as for the reward.
-
     Returns:
         The reward's parts, and for each of `CATEGORIES` how often its words stand in the response.
 

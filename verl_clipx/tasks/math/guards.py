@@ -32,9 +32,6 @@ def is_safe(text: str) -> bool:
     Refused: more than MAX_LENGTH characters, anything outside printable ASCII (look-alikes are compared as text),
     unbalanced braces, nesting beyond MAX_DEPTH, numbers beyond MAX_DIGITS digits, powers whose exponents multiply to
     more than MAX_EXPONENT or form a tower, factorials of large numbers, and operators that iterate.
-
-    Args:
-        text: an answer.
     """
     if len(text) > MAX_LENGTH or not text.isascii() or not text.isprintable():
         return False

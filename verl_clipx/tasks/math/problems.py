@@ -117,7 +117,6 @@ def reader_of_benchmark(hub: str, hub_split: str, hub_config: str | None = None)
     an `answer` or `final_answer`, or with a `solution` whose last `\boxed{}` holds it; and verl's own schema.
 
     Args:
-        hub: repository id on the hub.
         hub_split: split to load from the hub.
         hub_config: configuration to load from the hub, if it has several.
     """

@@ -12,7 +12,6 @@ class ModelConfig:
 
     Args:
         hidden_size: width, a multiple of 32.
-        intermediate_size: width inside the feed-forward layers.
         max_length: longest prompt and response together, in tokens.
 
     Raises:

@@ -78,7 +78,6 @@ def warm_start(
 
     Args:
         fits: at least one; the model's shape and its first weights are by the configuration of the first.
-        cache: folder that holds finished policies.
         num_threads: threads of the fits; more than one can change the last digits of the weights.
         tokenizer: None for the tiny policy's own.
         name: of the policy's folder in the cache, None for one by the examples and the configurations.
@@ -128,7 +127,6 @@ def fit(
     Args:
         model: the policy, changed in place.
         examples: demonstrations; each epoch shuffles them anew.
-        config: steps, batch size, learning rate, seed.
 
     Raises:
         ValueError: if an example is longer than the model's `max_length`.

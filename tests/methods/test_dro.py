@@ -1,0 +1,97 @@
+"""DRO's gradient and value by hand, and against verl's own dro, uncompiled and compiled.
+
+Covers the gradient where A is 0, where F is not defined, and the receipt there; verl's key beside ours. That F times A
+is the gradient elsewhere is part of the contract.
+"""
+
+import copy
+
+import pytest
+import torch
+from torch.testing import assert_close
+from verl.trainer.ppo import core_algos
+
+from tests.golden.runs import built_once
+from tests.worker.test_receipt import Update
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.loss.compiled import token_functions
+from verl_clipx.loss.contract import CHECKS
+from verl_clipx.methods.dro import Dro
+
+from .against_verl import ACTOR, AGGREGATIONS, assert_parts_add_up, assert_same_as_verl, ragged
+from .at import row, tokens_at
+
+OURS = ("+clipx=dro", "clipx.beta=0.3")
+VERLS = (f"{ACTOR}.policy_loss.loss_mode=dro", f"{ACTOR}.policy_loss.dro_beta=0.3")
+MAPPED = ("+clipx=dro", f"{ACTOR}.policy_loss.dro_beta=0.3")
+
+
+def with_zeros(seed, spread):
+    batch = ragged(seed, spread=spread)
+    batch["advantages"][::2] = 0.0
+    return batch
+
+
+def test_weight_gradient_and_value_by_hand():
+    method = Dro(beta=0.5)
+    t = tokens_at(row(1.0, 2.0, 2.0, 0.5), row(2.0, -1.0, 0.0, 4.0))
+    log_2 = torch.tensor(2.0, dtype=torch.float64).log()
+    weight = method.gradient_weight(t, method.bounds(t, None))
+    assert_close(weight, row(1.0, 1 + 0.5 * log_2, 0.0, 1 + 0.125 * log_2))
+    assert_close(method.gradient(t, weight), row(2.0, -1 - 0.5 * log_2, -0.5 * log_2, 4 + 0.5 * log_2))
+    assert_close(
+        method.loss_value(t, None, weight),
+        row(0.0, 0.25 * log_2**2 + log_2, 0.25 * log_2**2, 0.25 * log_2**2 + 4 * log_2),
+    )
+
+
+@pytest.mark.parametrize("mode", AGGREGATIONS)
+@pytest.mark.parametrize("spread", [1e-2, 0.7, 15.0])
+def test_same_as_verl_s_own(spread, mode):
+    for seed in (0, 1):
+        assert_same_as_verl(OURS, VERLS, with_zeros(seed, spread), mode, ("actor/ppo_kl",))
+
+
+def test_verl_s_key_is_its_penalty():
+    assert_same_as_verl(MAPPED, VERLS, with_zeros(2, 0.7), "token-mean", ())
+
+
+@pytest.mark.slow
+def test_compiled_it_is_verl_s_gradient():
+    batch = {name: of.float() if of.is_floating_point() else of for name, of in with_zeros(3, 0.7).items()}
+    functions = token_functions(Dro(beta=0.3, log_ratio_clamp=None), None, compiled=True)
+    inputs = Inputs(*(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")))
+    _, weighted, _ = functions.loss(inputs, torch.zeros(0, dtype=torch.float64))
+    assert functions.compiled
+    expected = batch["advantages"] - 0.3 * (batch["log_prob"] - batch["old_log_prob"])
+    assert_close(weighted, torch.where(batch["response_mask"], expected, 0.0))
+
+
+def without_advantages(data):
+    data["advantages"] = data["advantages"] * 0
+
+
+def test_the_receipt_knows_the_pull_where_the_advantages_are_0(monkeypatch):
+    config = copy.deepcopy(built_once(OURS))
+    update = Update(config)
+    assert update.run(moved=0.5, change=without_advantages).any()
+    assert update.receipt.end_rollout_batch(4) < 1e-5
+    assert "in the first update's backward pass to" in str(update.receipt)
+    other = copy.deepcopy(built_once(("+clipx=dro", "clipx.beta=0.2")))
+    other.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
+    registered = core_algos.POLICY_LOSS_REGISTRY["clipx_dro"]
+    monkeypatch.setitem(
+        core_algos.POLICY_LOSS_REGISTRY, "clipx_dro", lambda **given: registered(**given | {"config": other})
+    )
+    with pytest.raises(RuntimeError, match="receipt: at ratios"):
+        Update(config).run(change=without_advantages)
+
+
+def test_micro_batches_of_whole_sequences_add_up():
+    assert_parts_add_up(OURS, with_zeros(1, 0.7))
+
+
+@pytest.mark.parametrize("method", [Dro(), Dro(beta=1e3, log_ratio_clamp=None)])
+def test_the_contract_passes(method):
+    for check in CHECKS:
+        check(method)

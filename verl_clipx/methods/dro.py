@@ -1,0 +1,38 @@
+"""DRO (arXiv 2405.19107): the advantage and a pull back to the old policy, in the place of a ratio and its bounds."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.base.method import Bounds, Limit, Method
+from verl_clipx.base.parameters import number, parameter
+from verl_clipx.base.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), per token as verl's dro"):
+    """A penalty on the squared log-ratio in the place of bounds; it also pulls where A is 0.
+
+    The objective of a token is A log pi - beta/2 (log r)^2, its gradient A - beta log r. F is that over A and so
+    depends on the size of A. Where A is 0 there is no F; traces show 0, and the gradient is -beta log r all the same.
+    """
+
+    unconstrained_weight = True
+
+    beta: float = parameter(
+        0.05, number(above=0, at_most=1e6), "how strongly the gradient pulls back, per nat of the log-ratio"
+    )
+
+    @property
+    def what_limits(self) -> Limit:
+        return Limit("a penalty on the log-ratio and no bounds", "the penalty")
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        A = t.advantages
+        return where(A == 0, 0.0, 1 - self.beta * t.log_ratio / where(A == 0, 1.0, A))
+
+    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
+        return t.advantages - self.beta * t.log_ratio
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        return self.beta / 2 * t.log_ratio.square() - t.advantages * t.log_prob
