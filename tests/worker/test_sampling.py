@@ -27,7 +27,7 @@ from verl_clipx.driver.config import Settings, build
 from verl_clipx.loss.bounds import PROBES, bounds_difference
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.planner import StepPlanner
-from verl_clipx.worker.sampling import GROUPS, LEAST, MARGIN, drawn, next_share, standard_errors
+from verl_clipx.worker.sampling import GROUPS, LEAST, MARGIN, drawn, error_of_parts, next_share, standard_errors
 from verl_clipx.worker.state import description, read_state, write_state
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.training_worker import ClipxTraining
@@ -199,10 +199,13 @@ def test_every_rank_takes_an_equal_share_and_all_decide_alike(count):
     taken = [rank.passed for rank in ranks.ranks]
     assert [len(rows) for rows in taken] == [72 // count] * count
     together = torch.tensor(sorted(row for rows in taken for row in rows))
-    of_the_sample = settings.method.decide(exact(settings, part_of(data, together)) * (120 / 72))
+    # The sample's sums, as many times as the mini-batch has its sequences.
+    expected = exact(settings, part_of(data, together)) * (120 / 72)
+    of_the_sample = settings.method.decide(expected)
     for step in first:
         assert torch.equal(step.decision, first[0].decision) and step.next_share == first[0].next_share
         assert step.decision.tolist() == pytest.approx(of_the_sample.tolist(), rel=1e-12)
+        assert step.statistics.tolist() == pytest.approx(expected.tolist(), rel=1e-9, abs=1e-12)
     # Shares, and what the training pass found, go with the next numbers.
     second = ranks.step(data)
     expected = bounds_difference(settings.method, first[0].statistics, exact(settings, data))
@@ -330,15 +333,21 @@ def test_an_own_class_is_sampled():
 
 
 def test_bounds_that_move_in_steps_have_an_error_where_they_are_about_to_move():
-    # Below the upper start, so that only the sums' share decides: 0.5 of 32 groups with and against the target.
     bapo = build("bapo", target=0.5, weight="none").method
-    groups = torch.zeros(GROUPS, bapo.statistics_size, dtype=torch.float64)
-    candidates = bapo._count("upper") + 1
-    groups[:, candidates] = 1.0
-    groups[:, -1] = torch.linspace(0.5, 1.49, GROUPS, dtype=torch.float64)
-    on_the_edge = float(standard_errors(bapo, groups, scale=1.0).max())
-    groups[:, -1] /= 4
-    assert on_the_edge > 0.1 and float(standard_errors(bapo, groups, scale=1.0).max()) == 0
+    positive, negative = bapo._count("upper") + 1, -1
+
+    def errors(scale):
+        """By halves and by parts of groups whose negative contributions are 0.5 to 1.5 times scale, positive ones 1."""
+        groups = torch.zeros(GROUPS, bapo.statistics_size, dtype=torch.float64)
+        groups[:, positive] = 1.0
+        groups[:, negative] = scale * torch.linspace(0.5, 1.49, GROUPS, dtype=torch.float64)
+        return float(standard_errors(bapo, groups, scale=1.0).max()), error_of_parts(bapo, groups, scale=1.0)
+
+    on_the_edge, near, far = errors(1.0), errors(0.75), errors(0.25)
+    assert min(on_the_edge) > 0.1
+    # No half of the groups moves the bounds, but a smaller sample might.
+    assert near[0] == 0 and near[1] > 0.1
+    assert far == (0, 0)
 
 
 def test_a_skipped_step_says_nothing_of_the_next():
