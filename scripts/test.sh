@@ -56,6 +56,11 @@ if [[ -n $selection && $END_TO_END_VLLM != 0 ]]; then
     trap 'kill "$vllm" 2>/dev/null || true' EXIT
 fi
 
+if [[ -n $selection ]]; then
+    say "Triton, for tests of the GPU code"
+    bash scripts/setup_triton.sh
+fi
+
 say "lint: ruff"
 ruff check .
 ruff format --check .

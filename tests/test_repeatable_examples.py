@@ -23,7 +23,8 @@ def options_of_pytest(folder: Path, *words: str) -> set[tuple[str, ...]]:
     """What scripts/test.sh tells hypothesis, for each of its calls of pytest; all that it runs is a stand-in."""
     for name in ("scripts", "recipes", ".ci", "docker"):
         (folder / name).mkdir(parents=True)
-    (folder / "scripts/environment.sh").touch()
+    for name in ("environment.sh", "setup_triton.sh"):
+        (folder / "scripts" / name).touch()
     script = Path(shutil.copy(ROOT / "scripts/test.sh", folder / "scripts"))
     machine = Machine(folder / "machine", python="", **dict.fromkeys(TOOLS, ""))
     done = machine.run(script, *words, END_TO_END_VLLM="0")

@@ -101,19 +101,14 @@ def learning(inputs: Inputs) -> Inputs:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [name for name in BUILT_IN if METHODS[name]().statistics_size])
-def test_statistics_hold_no_scattered_sum_of_floats(name, recorded):
-    # Such sums add in the order in which threads come, and so differ in the last bit.
-    method = METHODS[name]()
-    functions = TokenFunctions(method, None, compiled=True)
-    functions.statistics(micro_batch(method, 4, 9))
+def test_acpo_s_statistics_hold_no_scattered_sum(recorded):
+    # Such sums add in the order in which threads come. Those of the other methods are of whole numbers.
+    functions = TokenFunctions(METHODS["acpo"](), None, compiled=True)
+    functions.statistics(micro_batch(functions.method, 4, 9))
     (graph,) = recorded.graphs
-    scattering = [
-        node
-        for node in graph.graph.nodes
-        if any(word in str(node.target) for word in ("scatter", "index_add", "index_put"))
-    ]
-    assert not [node for node in scattering if node.meta["example_value"].is_floating_point()]
+    called = [str(node.target) for node in graph.graph.nodes]
+    assert "sum" in called
+    assert not [name for name in called if any(word in name for word in ("scatter", "index_add", "index_put"))]
 
 
 @pytest.mark.slow

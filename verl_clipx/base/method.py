@@ -79,6 +79,9 @@ class Method:
     # Whether F may be 0 or less at ratio 1, or change with the size of A: the contract then asks neither, and the line
     # that says what a run trains names it.
     unconstrained_weight: ClassVar[bool] = False
+    # Whether a token's weight depends on the others of its sequence: on an accelerator its sums are then compiled over
+    # whole sequences, else over parts of them. The result is the same.
+    by_sequence: ClassVar[bool] = False
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
 

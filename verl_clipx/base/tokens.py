@@ -5,10 +5,15 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, where
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.nn.functional import pad
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
 SATURATION = 0.48
+
+# Tokens of a sequence that an accelerator adds up by one block of threads.
+PART = 1024
 
 
 class Inputs(NamedTuple):
@@ -72,6 +77,38 @@ OPTIONAL = ("rollout_log_prob", "entropy", "group")
 def compute_dtype(dtype: torch.dtype) -> torch.dtype:
     """The dtype that losses are computed in: float64 stays float64, everything else becomes float32."""
     return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def parts(values: Tensor) -> Tensor:
+    """What is added up by one block of threads: sequences or, on an accelerator, where they are whole ones, parts.
+
+    The grid of threads then follows from the number of tokens, however they are divided into sequences.
+
+    Args:
+        values: (sequences, length).
+
+    Returns:
+        (sequences, length), or (sequences * length / PART, PART).
+    """
+    # Asked of the graph and not of the numbers: it would be another one where they happen to be whole.
+    whole = values.device.type != "cpu" and statically_known_true(values.shape[-1] % PART == 0)
+    return values.reshape(-1, PART) if whole else values
+
+
+def number_in(members: Tensor) -> Tensor:
+    """The number of members in each of `parts`, float32: `members` is bool, (sequences, length)."""
+    if members.device.type == "cpu":
+        return members.sum(-1, dtype=torch.float32)
+    # Numbers instead of a mask, which would be stored and added up by a launch of its own.
+    return parts(where(members, 1.0, 0.0)).sum(-1)
+
+
+def padded_parts(values: Tensor, outside: float) -> Tensor:
+    """As `parts`, but on an accelerator always whole ones; `outside` is what they are padded with."""
+    if values.device.type == "cpu":
+        return values
+    columns = values.shape[-1]
+    return pad(values, (0, (columns + PART - 1) // PART * PART - columns), value=outside).reshape(-1, PART)
 
 
 def saturation_limit(dtype: torch.dtype) -> float:

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from verl_clipx.base.method import Bounds, Method
-from verl_clipx.base.tokens import Inputs, compute_dtype
+from verl_clipx.base.tokens import PART, Inputs, compute_dtype
 from verl_clipx.loss.loss import TokenLoss, token_loss, token_statistics
 from verl_clipx.loss.observed import ObservedTokens, observed_sums
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
@@ -21,8 +21,9 @@ logger = logging.getLogger(__name__)
 
 TokenTensors = TypeVar("TokenTensors", bound=tuple)
 
-# Sizes that are no others': equal ones would become one symbol of the graph.
-EXAMPLE_SEQUENCES, EXAMPLE_LENGTH = 37, 41
+# Sizes that are no others': equal ones would become one symbol of the graph. The compiler chooses the tiles of sums
+# over a whole sequence by the example, so that on an accelerator it is as long as a real one.
+EXAMPLE_SEQUENCES, EXAMPLE_LENGTH, EXAMPLE_LENGTH_ON_CPU = 37, 4099, 41
 
 # Numbers in the widest vector of a CPU, of float32 and so of float64 too.
 VECTOR = 16
@@ -81,8 +82,12 @@ class TokenFunctions(Functions):
         if not self.compiled:
             return self.call(token_loss, inputs, decision, self.detailed)
         rows, columns = inputs.mask.shape
-        both, sums = self.call(token_loss_in_one, inputs, decision, self.detailed)
-        return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
+        if inputs.mask.device.type == "cpu":
+            both, sums = self.call(token_loss_in_one, inputs, decision, self.detailed)
+            return TokenLoss(*both[:rows, :, :columns].unbind(1), sums)
+        function = token_loss if self.method.by_sequence else token_loss_in_parts
+        value, weighted, sums = self.call(function, inputs, decision, self.detailed)
+        return TokenLoss(value[:rows, :columns], weighted[:rows, :columns], sums)
 
     def statistics(self, inputs: Inputs) -> Tensor:
         """As `token_statistics`."""
@@ -115,6 +120,32 @@ def token_loss_in_one(
     return torch.stack((value, weighted), 1), sums
 
 
+def token_loss_in_parts(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool
+) -> TokenLoss:
+    """As `token_loss`, of sequences padded to whole ones of `tokens.parts`.
+
+    Padded in the graph, where it is a condition of reading, no copy. Value and weighted stay padded.
+    """
+    return token_loss(method, shaping, in_parts(inputs), decision, detailed)
+
+
+def observed_sums_in_parts(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, detailed: bool) -> Tensor:
+    """As `observed_sums`, likewise."""
+    return observed_sums(in_parts(tokens), bounds, by_sequence, detailed)
+
+
+def in_parts(inputs: TokenTensors) -> TokenTensors:
+    """The inputs, their sequences padded to a multiple of `PART`."""
+    columns = inputs.mask.shape[1]
+    missing = (columns + PART - 1) // PART * PART - columns
+
+    def one(values: Tensor | None) -> Tensor | None:
+        return values if values is None or values.ndim == 1 else pad(values, (0, missing))
+
+    return type(inputs)(*map(one, inputs))
+
+
 class ObservedFunctions(Functions):
     """`observed_sums`, for +clipx=observe.
 
@@ -129,7 +160,9 @@ class ObservedFunctions(Functions):
 
     def sums(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool) -> Tensor:
         """As `observed_sums`."""
-        return self.call(observed_sums, tokens, bounds, by_sequence, self.detailed)
+        on_cpu = tokens.mask.device.type == "cpu"
+        function = observed_sums if on_cpu else observed_sums_in_parts
+        return self.call(function, tokens, bounds, by_sequence, self.detailed)
 
     def prepare(self, device: torch.device | str, bounds: Bounds, by_sequence: bool) -> None:
         """Compiles now, so that no step waits for it.
@@ -139,7 +172,7 @@ class ObservedFunctions(Functions):
             bounds, by_sequence: as for `observed_sums`.
         """
         if self.compiled:
-            one = torch.full((EXAMPLE_SEQUENCES, EXAMPLE_LENGTH), -1.0, device=device)
+            one = torch.full(example_size(device), -1.0, device=device)
             tokens = ObservedTokens(one, one.clone(), one.clone(), one.bool(), one.clone())
             self.sums(tokens, bounds, by_sequence)
 
@@ -183,9 +216,15 @@ def alike(inputs: TokenTensors) -> TokenTensors:
     return type(inputs)(*map(one, inputs))
 
 
+def example_size(device: torch.device | str) -> tuple[int, int]:
+    """The size of a micro-batch to compile with: sequences, length."""
+    on_cpu = torch.device(device).type == "cpu"
+    return EXAMPLE_SEQUENCES, EXAMPLE_LENGTH_ON_CPU if on_cpu else EXAMPLE_LENGTH
+
+
 def example_inputs(method: Method, device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
     """A micro-batch to compile with; arguments as for `TokenFunctions.prepare`."""
-    size = EXAMPLE_SEQUENCES, EXAMPLE_LENGTH
+    size = example_size(device)
     log_prob = torch.full(size, -1.0, dtype=dtype, device=device)
     mask = torch.ones(size, dtype=torch.bool, device=device)
     optional = {

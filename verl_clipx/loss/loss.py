@@ -98,11 +98,31 @@ class _PerTokenLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None]:
         (weighted,) = ctx.saved_tensors
-        gradient = (weighted * grad_output).neg_()
-        largest = torch.finfo(ctx.log_prob_dtype).max
-        if largest < torch.finfo(gradient.dtype).max:
-            gradient = gradient.clamp(-largest, largest)
-        return gradient.to(ctx.log_prob_dtype), None, None
+        return minus_product(weighted, grad_output, ctx.log_prob_dtype), None, None
+
+
+class _SummedLoss(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: FunctionCtx, log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tensor | float) -> Tensor:
+        of_rows = isinstance(weight, Tensor) and weight.ndim > 0
+        ctx.save_for_backward(weighted)
+        ctx.log_prob_dtype, ctx.weight = log_prob.dtype, weight
+        return (value.sum(-1, keepdim=True) * weight).sum() if of_rows else value.sum() * weight
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
+        (weighted,) = ctx.saved_tensors
+        return minus_product(weighted, ctx.weight * grad_output, ctx.log_prob_dtype), None, None, None
+
+
+def minus_product(weighted: Tensor, grad_output: Tensor, dtype: torch.dtype) -> Tensor:
+    """-weighted * grad_output in a dtype, what it cannot hold but is finite as its largest number."""
+    gradient = weighted * -grad_output
+    largest = torch.finfo(dtype).max
+    if largest < torch.finfo(gradient.dtype).max:
+        gradient.clamp_(-largest, largest)
+    return gradient.to(dtype)
 
 
 def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
@@ -124,3 +144,16 @@ def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
     Source: DGPO, Eq. 1 (every method is a gradient weight on A times the gradient of log_prob).
     """
     return _PerTokenLoss.apply(log_prob, value, weighted)
+
+
+def summed_loss(log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tensor | float) -> Tensor:
+    """As the sum of `per_token_loss`, its tokens weighted, in one pass forward and one backward.
+
+    Args:
+        log_prob, value, weighted: as for `per_token_loss`.
+        weight: of every token: a number or 0-d; or of each sequence's, (sequences, 1).
+
+    Returns:
+        0-d.
+    """
+    return _SummedLoss.apply(log_prob, value, weighted, weight)

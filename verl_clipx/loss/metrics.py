@@ -11,7 +11,7 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.metric import Metric, Over
 from verl_clipx.base.mini_batch_metrics import SPREAD_BINS
 from verl_clipx.base.shared_metrics import OF_TOKENS, QUARTILES
-from verl_clipx.base.tokens import Tokens
+from verl_clipx.base.tokens import Tokens, number_in, parts
 
 TOKENS = "tokens"
 
@@ -66,9 +66,10 @@ class Seen:
 
     @property
     def above_dual_clip(self) -> Tensor:
-        """Bool: the dual clip acts, (sequences, length); (sequences, 0) without one."""
+        """Bool: the dual clip acts, (sequences, length); nowhere without one."""
         if self.dual_clip is None:
-            return self.counted[:, :0]
+            # No constant: a sum of zeros would be a launch of its own.
+            return self.counted & (self.t.ratio < 0)
         return self.counted & (self.t.advantages < 0) & (self.t.ratio > self.dual_clip)
 
     @property
@@ -81,8 +82,8 @@ class Seen:
         """As `quartile`, of more parts."""
         return self.once("bin", lambda: self._part(SPREAD_BINS))
 
-    def _part(self, parts: int) -> Tensor:
-        return where(self.counted, (self.t.old_log_prob.exp() * parts).floor().clamp(0, parts - 1), OUTSIDE)
+    def _part(self, count: int) -> Tensor:
+        return where(self.counted, (self.t.old_log_prob.exp() * count).floor().clamp(0, count - 1), OUTSIDE)
 
     @property
     def deviation(self) -> Tensor:
@@ -209,13 +210,11 @@ def token_sums(
 
 
 def summed(values: Tensor | None, members: Tensor) -> Tensor:
-    """The sum over each sequence's members, or their number: (sequences,).
+    """The sum over each part's members, or their number: (parts,).
 
-    A sequence in its own precision, the sequences in float64: no copy of all tokens in float64.
+    A part in its own precision, the parts in float64: no copy of all tokens in float64.
     """
-    if values is None:
-        return members.sum(-1, dtype=torch.float32)
-    return where(members, values, 0.0).sum(-1)
+    return number_in(members) if values is None else parts(where(members, values, 0.0)).sum(-1)
 
 
 def named_sums(sums: Tensor, *, detailed: bool) -> dict[str, Tensor]:

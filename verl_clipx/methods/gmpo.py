@@ -19,6 +19,8 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), as verl's 
     seq-mean-token-mean this is then the gradient of A s, averaged over sequences.
     """
 
+    by_sequence = True
+
     clip_low: float | None = parameter(
         math.exp(-0.4), optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
     )

@@ -18,6 +18,8 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
     and where log s > log_ratio_clamp. Averaged by seq-mean-token-mean this is the gradient of Eq. 5.
     """
 
+    by_sequence = True
+
     clip_low: float | None = parameter(
         0.9997, optional(number(at_least=0, at_most=1)), "lower clip bound on the sequence's ratio; null: none"
     )

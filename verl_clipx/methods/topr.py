@@ -21,6 +21,8 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
     The paper's A is the reward, 1 or -1, without a baseline.
     """
 
+    by_sequence = True
+
     level: str = parameter(
         "sequence",
         choice("sequence", "token"),

@@ -15,9 +15,9 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings, settings_without_group
 from verl_clipx.driver.hydra_nodes import another_loss, refuse_padded_length
 from verl_clipx.loss.compiled import TokenFunctions
-from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.loss.metrics import TOKENS, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
+from verl_clipx.worker.aggregation import aggregated
 from verl_clipx.worker.rejection import rejection_of, remaining
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
 
@@ -95,8 +95,6 @@ def policy_loss(
             without loss_scale_factor, which verl would replace by the padded length of the micro-batch.
         RuntimeError: verl calls it in a worker that is not the plugin's.
     """
-    from verl.trainer.ppo.core_algos import agg_loss
-
     settings = checked_settings(registered, config, loss_agg_mode)
     micro_batch = current_micro_batch()
     if micro_batch is None:
@@ -112,7 +110,7 @@ def policy_loss(
     factor = None
     if rollout_is_weights is not None:
         factor = torch.where(mask, rollout_is_weights.detach().to(value.dtype), 0.0)
-        # NaN, since per_token_loss would make a finite number of infinity in half precision.
+        # NaN, since the loss's gradient would make a finite number of infinity in half precision.
         value, weighted = (torch.where(factor.isfinite(), of * factor, math.nan) for of in (value, weighted))
     selected = None
     if settings.select is not None:
@@ -128,8 +126,7 @@ def policy_loss(
         averaged = selected
         if known.step.selected_tokens is not None:
             normalisers["batch_num_tokens"] = known.step.selected_tokens
-    matrix = per_token_loss(log_prob, value, weighted)
-    loss = agg_loss(loss_mat=matrix, loss_mask=averaged, loss_agg_mode=loss_agg_mode, **normalisers)
+    loss = aggregated(log_prob, value, weighted, averaged, loss_agg_mode, **normalisers)
 
     metrics = sums_to_log(settings, known, inputs, sums, selected)
     if micro_batch is not None and mask is not whole:

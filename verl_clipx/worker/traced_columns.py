@@ -52,6 +52,11 @@ class HostCopy:
             self._arrived = torch.get_device_module(values.device).Event()
             self._arrived.record()
 
+    @property
+    def size(self) -> int:
+        """Bytes on the host."""
+        return self._values.nbytes
+
     def numpy(self) -> numpy.ndarray:
         """The values, as soon as they are there."""
         if self._arrived is not None:

@@ -217,7 +217,8 @@ class Tracer:
         shard = Shard(self._step, self._update, self.rank)
         self._update += 1
         if parts:
-            self.writer.put(lambda: write_shard(self.folder, shard, columns_of(parts, self.texts)))
+            size = sum(part.values.size for part in parts)
+            self.writer.put(lambda: write_shard(self.folder, shard, columns_of(parts, self.texts)), size)
 
     def _remove(self, step: int) -> None:
         def is_old(shard: Shard) -> bool:

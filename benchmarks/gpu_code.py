@@ -1,0 +1,326 @@
+"""The losses' GPU code, counted on a machine without a GPU: compiled, never run. docs/performance.md has the table.
+
+Run: bash scripts/setup_triton.sh    (Triton beside the environment: installed in it, it would change what torch does)
+     PYTHONPATH=.venv/triton python benchmarks/gpu_code.py    (every method; some minutes)
+
+Each method's graphs are compiled as a training worker does before its first step, by `TokenFunctions.prepare`, with
+Dynamo, Inductor, Triton and its ptxas, for tensors that only have a shape. What Inductor emits is then called with such
+tensors of a micro-batch's shape, so that its launches, their thread blocks and buffers are counted, not guessed.
+"""
+
+import dataclasses
+import json
+import logging
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import torch._inductor.config
+import triton.backends.nvidia
+import typer
+from absent_gpu import MULTIPROCESSORS, pretend
+from torch import Tensor
+from torch._inductor.async_compile import AsyncCompile
+from torch._inductor.codecache import PyCodeCache
+from torch._inductor.compile_fx import compile_fx
+from torch._inductor.graph import GraphLowering
+from torch._inductor.runtime.triton_heuristics import GridExpr
+from torch._subclasses.fake_tensor import FakeTensorMode
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+
+from verl_clipx.loss.compiled import EXAMPLE_LENGTH, EXAMPLE_SEQUENCES, TokenFunctions
+from verl_clipx.methods import METHODS
+
+SHAPES = ((64, 4096), (8, 16384), (256, 1024))
+TOOLS = Path(triton.backends.nvidia.__file__).parent / "bin"
+
+# A float64 operation in the machine code, as against a conversion.
+FLOAT64 = ("DADD", "DMUL", "DFMA", "DSETP", "DMNMX")
+
+
+@dataclass
+class Kernel:
+    """A kernel of Triton's, and each launch's arguments."""
+
+    name: str
+    source: str
+    launches: list[tuple[Any, ...]] = field(default_factory=list)
+
+    def run(self, *arguments: Any, stream: int) -> None:
+        """What Inductor's wrapper calls to launch it."""
+        self.launches.append(arguments)
+
+    @property
+    def tuner(self) -> Any:
+        """Inductor's, with the configurations that it would try."""
+        return getattr(PyCodeCache.load(self.source), self.name)
+
+
+@dataclass
+class Graph:
+    """What Inductor made of a function.
+
+    Args:
+        run: calls the wrapper.
+        examples: the graph's inputs, of the example's sizes.
+        wrapper: its source.
+        kernels: by name.
+    """
+
+    run: Callable[..., Any]
+    examples: list[Any]
+    wrapper: str
+    kernels: dict[str, Kernel]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What ptxas says of a kernel in one configuration, and where the grid comes from.
+
+    Args:
+        registers: of a thread.
+        spilled: bytes a thread, stores and loads.
+        float64: float64 instructions for each element of the block's tile.
+        grid: from the launch's sizes to the number of thread blocks.
+    """
+
+    registers: int
+    spilled: int
+    float64: float
+    grid: Callable[[dict[str, int]], int]
+
+
+@dataclass(frozen=True)
+class Row:
+    """What a graph does with a micro-batch of one shape.
+
+    Args:
+        architecture: of the machine code.
+        method, part: the loss or the statistics of which method.
+        sequences, length: the micro-batch.
+        launches: of kernels.
+        fallbacks: operators that run as kernels of torch's own, by name.
+        buffers: of a number a token or more that are neither inputs nor outputs.
+        traffic: bytes read and written, over those of reading each input and writing each output once.
+        registers, spilled, float64: the most of a kernel, as in `Machine`; float64 of kernels that touch every token.
+        blocks: of threads, the least of a kernel that touches every token.
+    """
+
+    architecture: int
+    method: str
+    part: str
+    sequences: int
+    length: int
+    launches: int
+    fallbacks: list[str]
+    buffers: int
+    traffic: float
+    registers: int
+    spilled: int
+    float64: float
+    blocks: int
+
+
+class Compiler:
+    """torch.compile's backend that keeps what Inductor emits, and runs the graph as it is."""
+
+    def __init__(self) -> None:
+        self.graphs: list[Graph] = []
+        self.allocated: list[Tensor] = []
+        self._kernels: dict[str, Kernel] = {}
+        self._wrapper = ""
+        lower = GraphLowering.codegen
+
+        def codegen(graph: GraphLowering) -> Any:
+            emitted = lower(graph)
+            self._wrapper = emitted[0].value
+            return emitted
+
+        def kernel(_: AsyncCompile, name: str, source: str, device_str: str = "cuda") -> Kernel:
+            return self._kernels.setdefault(name, Kernel(name, source))
+
+        GraphLowering.codegen, AsyncCompile.triton = codegen, kernel
+        torch._C._dynamo.guards._empty_strided_cuda = self._allocate
+        torch._C._dynamo.guards.copy_if_misaligned = lambda tensor: tensor
+        torch._inductor.config.force_disable_caches = True
+        torch._inductor.config.compile_threads = 1
+
+    def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+        self._kernels = {}
+        run = compile_fx(module, examples)
+        self.graphs.append(Graph(run, examples, self._wrapper, self._kernels))
+        return module.forward
+
+    def _allocate(self, size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        self.allocated.append(torch.empty_strided(size, stride, dtype=dtype, device="meta"))
+        return self.allocated[-1]
+
+
+def graphs_of(name: str, compiler: Compiler) -> dict[str, Graph]:
+    """A method's graphs, by what they compute."""
+    torch._dynamo.reset()
+    compiler.graphs = []
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        functions = TokenFunctions(METHODS[name](), None, compiled=True)
+        functions.prepare("cuda", counted=False)
+    if not functions.compiled:
+        sys.exit(f"{name}: the compiler failed.")
+    parts = ("statistics", "loss") if functions.method.statistics_size else ("loss",)
+    return dict(zip(parts, compiler.graphs, strict=True))
+
+
+def of_shape(example: Any, sequences: int, length: int) -> Any:
+    """A graph's input, of other sizes."""
+    sizes = {EXAMPLE_SEQUENCES: sequences, EXAMPLE_LENGTH: length}
+    if not isinstance(example, Tensor):
+        return sizes.get(int(example), int(example))
+    if example.device.type == "cpu":
+        return torch.ones(example.shape, dtype=example.dtype)
+    size = [sizes.get(int(one), int(one)) for one in example.shape]
+    return torch.empty(size, dtype=example.dtype, device="meta")
+
+
+def machine_code(kernel: Kernel, architecture: int) -> list[Machine]:
+    """Of each configuration that Inductor would try."""
+    tuner, found = kernel.tuner, []
+    for config in tuner.configs:
+        meta = tuner._create_compile_meta(config)
+        source = ASTSource(tuner.fn, meta["signature"], meta["constants"], meta["configs"][0])
+        target = GPUTarget("cuda", architecture, 32)
+        binary = triton.compile(source, target=target, options=tuner._create_compile_options(config, meta))
+        with tempfile.TemporaryDirectory() as folder:
+            ptx, cubin = Path(folder, "kernel.ptx"), Path(folder, "kernel.cubin")
+            ptx.write_text(binary.asm["ptx"])
+            machine = "sm_90a" if architecture == 90 else f"sm_{architecture}"
+            said = output(TOOLS / "ptxas", "-v", "-arch", machine, ptx, "-o", cubin)
+            listing = output(TOOLS / "nvdisasm", "-c", cubin)
+        operations = re.findall(r"^\s+/\*[0-9a-f]+\*/\s+(?:@!?U?P\d+\s+)?([A-Z0-9_.]+)", listing, re.M)
+        tile = config.kwargs.get("XBLOCK", 1) * config.kwargs.get("R0_BLOCK", tile_of(kernel))
+        threads = 32 * config.num_warps
+        found.append(
+            Machine(
+                registers=int(re.search(r"Used (\d+) registers", said)[1]),
+                spilled=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
+                float64=sum(one.startswith(FLOAT64) for one in operations) * threads / max(tile, threads),
+                grid=lambda sizes, config=config: product(
+                    GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(sizes)
+                ),
+            )
+        )
+    return found
+
+
+def tile_of(kernel: Kernel) -> int:
+    """The elements that a kernel without R0_BLOCK reduces at once: its source says it."""
+    stated = re.search(r"R0_BLOCK: tl.constexpr = (\d+)", kernel.source)
+    return int(stated[1]) if stated else 1
+
+
+def product(numbers: tuple[int, ...]) -> int:
+    """Of three numbers."""
+    first, second, third = numbers
+    return first * second * third
+
+
+def output(*command: Any) -> str:
+    """What a command writes."""
+    done = subprocess.run([str(one) for one in command], capture_output=True, text=True, check=True)
+    return done.stdout + done.stderr
+
+
+def accesses(kernel: Kernel, parameter: str) -> int:
+    """How often each element behind a pointer is read or written: once for each load and store in the source."""
+    return len(re.findall(rf"tl\.(?:load|store|atomic_add)\({parameter} ", kernel.source))
+
+
+def counted(graph: Graph, compiler: Compiler, machines: dict[str, list[Machine]], sequences: int, length: int) -> dict:
+    """A row's numbers."""
+    tokens = sequences * length
+    compiler.allocated = []
+    for kernel in graph.kernels.values():
+        kernel.launches = []
+    inputs = [of_shape(example, sequences, length) for example in graph.examples]
+    with torch.no_grad():
+        outputs = [one for one in graph.run(*inputs) if isinstance(one, Tensor)]
+    floor = sum(one.nbytes for one in [*inputs, *outputs] if isinstance(one, Tensor))
+    kept = {one.untyped_storage()._cdata for one in outputs}
+    large = [one for one in compiler.allocated if one.numel() >= tokens]
+    launches = traffic = 0
+    blocks, float64 = [], [0.0]
+    for kernel in graph.kernels.values():
+        names = list(kernel.tuner.triton_meta["signature"])
+        for arguments in kernel.launches:
+            given = dict(zip(names, arguments, strict=False))
+            launches += 1
+            tensors = {name: one for name, one in given.items() if isinstance(one, Tensor)}
+            traffic += sum(one.nbytes * accesses(kernel, name) for name, one in tensors.items())
+            if any(one.numel() >= tokens for one in tensors.values()):
+                sizes = {name: one for name, one in given.items() if name.endswith("numel")}
+                blocks.append(min(machine.grid(sizes) for machine in machines[kernel.name]))
+                float64.append(max(machine.float64 for machine in machines[kernel.name]))
+    every = [machine for kernel in graph.kernels for machine in machines[kernel]]
+    call = graph.wrapper[graph.wrapper.index("def call") :]
+    return {
+        "launches": launches,
+        "fallbacks": re.findall(r"((?:aten|torch\.ops|extern_kernels)\.[\w.]+)\(", call),
+        "buffers": sum(one.untyped_storage()._cdata not in kept for one in large),
+        "traffic": round(traffic / floor, 3),
+        "registers": max(machine.registers for machine in every),
+        "spilled": max(machine.spilled for machine in every),
+        "float64": round(max(float64), 2),
+        "blocks": min(blocks),
+    }
+
+
+def rows_of(architecture: int, names: list[str], sources: Path | None) -> list[Row]:
+    """Every method's graphs with a micro-batch of each of `SHAPES`; what Inductor emits goes to the folder."""
+    pretend(architecture)
+    compiler, compile = Compiler(), torch.compile
+    torch.compile = lambda function, **options: compile(function, backend=compiler, **options)
+    rows = []
+    for name in names:
+        for part, graph in graphs_of(name, compiler).items():
+            if sources is not None:
+                sources.mkdir(parents=True, exist_ok=True)
+                (sources / f"{name}_{part}_sm_{architecture}.py").write_text(graph.wrapper)
+            machines = {kernel: machine_code(one, architecture) for kernel, one in graph.kernels.items()}
+            for shape in SHAPES:
+                rows.append(Row(architecture, name, part, *shape, **counted(graph, compiler, machines, *shape)))
+            print(f"{name}, {part}: {rows[-1]}", file=sys.stderr)
+    return rows
+
+
+def table(rows: list[Row]) -> str:
+    """A line a row, in Markdown."""
+    keys = [one.name for one in dataclasses.fields(Row)]
+    lines = [keys, ["---"] * len(keys)]
+    for row in rows:
+        values = {**dataclasses.asdict(row), "fallbacks": ", ".join(row.fallbacks) or "none"}
+        lines.append([str(values[key]) for key in keys])
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def main(
+    names: Annotated[list[str] | None, typer.Argument(help="Methods; all by default.")] = None,
+    architecture: Annotated[int, typer.Option(help=f"One of {', '.join(map(str, MULTIPROCESSORS))}.")] = 90,
+    sources: Annotated[Path | None, typer.Option(help="Folder for the source code that Inductor emits.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
+) -> None:
+    """Print what the compiler emits for a GPU: a row a graph and shape of a micro-batch."""
+    logging.basicConfig()
+    # Nothing is launched, so the check for an accelerator has to look elsewhere.
+    os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
+    rows = rows_of(architecture, names or list(METHODS), sources)
+    print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else table(rows))
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,104 @@
+"""The loss and its gradient are those of verl's agg_loss, in every mode, and what verl alone knows is left to it.
+
+Covers normalisers of the mini-batch and without, several ranks, sequences without tokens, half precision, NaN. Does not
+cover the padded length as normaliser, which policy_loss refuses.
+"""
+
+import inspect
+import math
+
+import pytest
+import torch
+from torch.testing import assert_close
+from verl.trainer.ppo import core_algos
+from verl.trainer.ppo.core_algos import agg_loss
+
+from verl_clipx.loss.loss import per_token_loss
+from verl_clipx.worker import aggregation
+from verl_clipx.worker.aggregation import aggregated, sequence_weight
+
+MODES = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-sum-norm", "seq-mean-token-mean")
+NORMALISERS = (
+    {"dp_size": 1},
+    {"dp_size": 1, "batch_num_tokens": 37, "global_batch_size": 11, "loss_scale_factor": 9},
+    {"dp_size": 4, "batch_num_tokens": 37, "global_batch_size": 11, "loss_scale_factor": 9},
+    {"dp_size": 2, "batch_num_tokens": torch.tensor(37.0), "global_batch_size": torch.tensor(11.0)},
+)
+
+
+def micro_batch(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, ...]:
+    """log_prob, value, weighted, mask; the second sequence has no tokens."""
+    generator = torch.Generator().manual_seed(0)
+    mask = torch.arange(7) < torch.tensor([[7], [0], [1], [4], [6]])
+    log_prob, value, weighted = torch.randn(3, 5, 7, generator=generator)
+    return log_prob.to(dtype), value * mask, weighted * mask, mask
+
+
+def both(mode: str, normalisers: dict, tensors: tuple[torch.Tensor, ...], factor: float = 1.0) -> list[torch.Tensor]:
+    """Ours and verl's loss and gradient."""
+    log_prob, value, weighted, mask = tensors
+    found = []
+    for of in (
+        lambda leaf: aggregated(leaf, value, weighted, mask, mode, **normalisers),
+        lambda leaf: agg_loss(per_token_loss(leaf, value, weighted), mask, mode, **normalisers),
+    ):
+        leaf = log_prob.clone().requires_grad_(True)
+        loss = of(leaf)
+        (loss * factor).backward()
+        found += [loss.detach(), leaf.grad]
+    return found
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("normalisers", NORMALISERS, ids=["none", "one rank", "four ranks", "tensors"])
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_and_gradient_are_verl_s(mode, normalisers, dtype, monkeypatch):
+    assert sequence_weight(micro_batch()[-1], mode, torch.float32, **normalisers) is not None
+    for factor in (1.0, 0.3):
+        loss, gradient, expected, expected_gradient = both(mode, normalisers, micro_batch(dtype), factor)
+        assert_close(loss, expected, rtol=1e-6, atol=0)
+        # To a rounding, in the gradient's own dtype.
+        assert_close(gradient, expected_gradient, rtol=2 * torch.finfo(dtype).eps, atol=0)
+        assert gradient.any() and not gradient[1].any()
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_what_is_not_finite_reaches_loss_and_gradient(mode):
+    log_prob, value, weighted, mask = micro_batch()
+    value[2, 0] = weighted[2, 0] = math.nan
+    loss, gradient, *_ = both(mode, NORMALISERS[1], (log_prob, value, weighted, mask))
+    assert loss.isnan() and gradient[2, 0].isnan() and gradient[0].isfinite().all()
+
+
+@pytest.mark.parametrize("mode", MODES[::2])
+def test_a_mini_batch_without_tokens_is_no_error(mode):
+    nothing = {"dp_size": 1, "batch_num_tokens": 0, "global_batch_size": 0}
+    loss, _, expected, _ = both(mode, nothing, [part * 0 for part in micro_batch()])
+    assert_close(loss, expected, equal_nan=True)
+
+
+def test_every_mode_of_verl_s_is_known():
+    source = inspect.getsource(agg_loss)
+    assert all(f'"{mode}"' in source for mode in MODES)
+    assert source.count("loss_agg_mode ==") + source.count("loss_agg_mode in") == len(MODES)
+
+
+def test_what_is_verl_s_alone_is_asked_of_it(monkeypatch):
+    asked = []
+
+    def verl_s(loss_mat, loss_mask, loss_agg_mode, **normalisers):
+        asked.append((loss_agg_mode, normalisers))
+        return loss_mat.sum()
+
+    monkeypatch.setattr(core_algos, "agg_loss", verl_s)
+    log_prob, value, weighted, mask = micro_batch()
+    for mode, normalisers in (("token-median", {"dp_size": 1}), ("token-mean", {"dp_size": 1, "new": 3})):
+        aggregated(log_prob, value, weighted, mask, mode, **normalisers)
+        assert asked.pop() == (mode, normalisers)
+
+
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+def test_what_verl_refuses_is_refused(mode):
+    log_prob, value, weighted, mask = micro_batch()
+    with pytest.raises(ValueError, match="required when dp_size > 1"):
+        aggregation.aggregated(log_prob, value, weighted, mask, mode, dp_size=2)
