@@ -117,6 +117,9 @@ ELSEWHERE = {
         for metric in METRICS
         if metric.name.startswith("anatomy/")
     },
+    "clipx/sampled_fraction": "tests/worker/test_sampling.py",
+    "clipx/bounds_error/predicted": "tests/worker/test_sampling.py",
+    "clipx/bounds_error/real": "tests/worker/test_sampling.py",
     "clipx/receipt": "tests/end_to_end/test_training.py",
     "clipx/rejected_fraction": "tests/worker/test_rejection.py",
     "clipx/shadow/acpo/cosine": "tests/worker/test_shadow.py",

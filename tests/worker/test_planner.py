@@ -14,6 +14,7 @@ import torch
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import build
+from verl_clipx.loss.bounds import bounds_difference
 from verl_clipx.loss.contract import example
 from verl_clipx.loss.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
@@ -24,7 +25,6 @@ from verl_clipx.worker.planner import (
     TOLERATED_IN_HALF,
     MiniBatchStatistics,
     StepPlanner,
-    bounds_difference,
     tolerated_difference,
 )
 

@@ -170,6 +170,26 @@ CLOSED_FORM_DIFFERENCE = of_decision(
     "(ACPO: to epsilon), by one rank's tokens, where the former were used",
     "of half the bounds' width",
 )
+SAMPLED = of_decision(
+    "sampled_fraction",
+    "under `clipx.precision`: share of the mini-batch's sequences that the extra pass took; 0 where the ratio was 1 by "
+    "definition",
+    "fraction of sequences",
+)
+PREDICTED_ERROR = of_decision(
+    "bounds_error/predicted",
+    "under `clipx.precision`: largest standard error of a bound, relative to half the bounds' width (ACPO: to "
+    "epsilon), from the sample itself; 0 where it was the whole mini-batch",
+    "of half the bounds' width",
+    chart="error of the bounds",
+)
+REAL_ERROR = of_decision(
+    "bounds_error/real",
+    "under `clipx.precision`: largest difference between the bounds of a sample and those of all tokens, which the "
+    "training pass gives; one update later",
+    "of half the bounds' width",
+    chart="error of the bounds",
+)
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
     "number of the rollout batch's updates, of both passes under Lopti, that verl skipped because the gradient's norm "
@@ -314,6 +334,9 @@ METRICS = (
     UNDECIDED,
     CUT_RESPONSES,
     CLOSED_FORM_DIFFERENCE,
+    SAMPLED,
+    PREDICTED_ERROR,
+    REAL_ERROR,
     SKIPPED_UPDATES,
     RECEIPT,
     STANDARD_ERROR,

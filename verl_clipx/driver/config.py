@@ -116,6 +116,12 @@ class Settings:
         number(at_least=0, at_most=0.999),
         "scope=lagged: weight of the past in an exponential average of the statistics; 0: the previous ones alone",
     )
+    precision: float = parameter(
+        0.0,
+        number(at_least=0, at_most=1),
+        "scope=mini_batch: the extra pass takes as many sequences as keep the standard error of the bounds' distance "
+        "from 1 below this share of it; 0: all sequences, exactly",
+    )
     missing_state: str = parameter(
         "error",
         choice("error", "fresh"),
@@ -150,6 +156,27 @@ class Settings:
                 f"{NODE}.lagged_average={self.lagged_average:g} with {NODE}.scope={self.scope}: only scope=lagged "
                 f"averages. Set {NODE}.scope=lagged, or {NODE}.lagged_average=0."
             )
+        if self.precision and (reason := self._samples_nothing()):
+            raise ValueError(f"{NODE}.precision={self.precision:g} with {reason}, or {NODE}.precision=0.")
+
+    def _samples_nothing(self) -> str:
+        """Why there is no extra pass that could take a part of the sequences, and what to do; empty if there is."""
+        if not self.adaptive:
+            return (
+                f"{NODE}.method={self.method.name}: its bounds follow no statistics that a sample could give. Choose a "
+                "method whose bounds do, for example +clipx=acpo"
+            )
+        if self.scope != "mini_batch":
+            return (
+                f"{NODE}.scope={self.scope}: only scope=mini_batch has an extra pass to shorten. "
+                f"Set {NODE}.scope=mini_batch"
+            )
+        if self.selects_over_mini_batch:
+            return (
+                f"{NODE}.select.over=mini_batch: the selection's threshold takes the whole extra pass. "
+                f"Set {NODE}.select.over=sequence"
+            )
+        return ""
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The loss and the statistics of these settings for tokens on a device, compiled or not."""

@@ -14,6 +14,7 @@ from verl_clipx.driver.config import Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.not_finite import NotFinite
 from verl_clipx.worker.rows import AGE, prompt_groups
+from verl_clipx.worker.sampling import Sample
 
 if TYPE_CHECKING:
     from verl_clipx.worker.anatomy import AnatomySums
@@ -53,6 +54,12 @@ class OptimizerStep:
         collect: whether the training pass adds up its own statistics although others are given.
         collected: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
         assumed: this rank's statistics under the assumption that the ratio is 1, where they were used.
+        sample: the sequences of this rank that the extra pass takes; None: all, and nothing is said of an error.
+        passed: share of the mini-batch's sequences that the extra pass took; None without clipx.precision.
+        predicted_error: standard error of the bounds, over half their width; None without an extra pass.
+        next_share: share of the sequences that the next update at the position takes; None where none is chosen.
+        error_before: how far the bounds of the update before, if they were of a sample, turned out to be from the exact
+            ones, over half their width.
         of_rollout_batch: whether it is one of a rollout batch's, whose end makes metrics of sums over each mini-batch.
         not_finite: by name, what of this rank's mini-batch is not finite, as far as it is known.
         kept: what methods in the shadow need of each micro-batch of the update so far; None: there are none.
@@ -73,11 +80,21 @@ class OptimizerStep:
     collect: bool = False
     collected: Tensor | None = None
     assumed: Tensor | None = None
+    sample: Sample | None = None
+    passed: float | None = None
+    predicted_error: float | None = None
+    next_share: float | None = None
+    error_before: float | None = None
     of_rollout_batch: bool = True
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
     kept: "list[Kept] | None" = None
     equal_weights: bool = False
     anatomy: "AnatomySums | None" = None
+
+    @property
+    def estimated(self) -> bool:
+        """Whether the extra pass took a part of the mini-batch only."""
+        return self.sample is not None and self.passed < 1
 
 
 @dataclass

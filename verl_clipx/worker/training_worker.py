@@ -20,7 +20,10 @@ from verl_clipx.base.shared_metrics import (
     CLOSED_FORM_DIFFERENCE,
     NOT_FINITE_LOG_PROBS,
     NOT_FINITE_RANK,
+    PREDICTED_ERROR,
+    REAL_ERROR,
     RECEIPT,
+    SAMPLED,
     SKIPPED_UPDATES,
 )
 from verl_clipx.common.decided_from import DecidedFrom
@@ -50,6 +53,16 @@ from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
 
 logger = logging.getLogger(__name__)
+
+
+# Of verl's engine.
+PIPELINE = "pipeline_model_parallel_size"
+
+
+def sampling_metrics(step: OptimizerStep) -> dict[str, float]:
+    """What an optimizer step logs under clipx.precision; nothing without it."""
+    found = {SAMPLED: step.passed, PREDICTED_ERROR: step.predicted_error, REAL_ERROR: step.error_before}
+    return {metric.key: value for metric, value in found.items() if value is not None}
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
@@ -116,6 +129,7 @@ class ClipxTraining:
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
         else:
+            self._refuse_sampling(settings)
             self.planner = StepPlanner(
                 settings,
                 extra_pass=self._extra_pass,
@@ -123,6 +137,8 @@ class ClipxTraining:
                 rejects=self.rejects,
                 rejection=rejection_of(config.policy_loss),
                 tolerated=tolerated_difference(self.engine_config),
+                rank=self.engine.get_data_parallel_rank(),
+                ranks=self.engine.get_data_parallel_size(),
             )
             if self.planner.needs_extra_pass:
                 refuse_dropout(self.engine.module)
@@ -228,6 +244,7 @@ class ClipxTraining:
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not batch.last_pass:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
+        step = self.step
         try:
             output = super().train_batch(data)
             if receipt is not None:
@@ -241,6 +258,8 @@ class ClipxTraining:
             over_remaining(tu.get(output, "metrics"))
         if self.batch is not None:
             self.batch.update += 1
+        if output is not None:
+            tu.get(output, "metrics").update(sampling_metrics(step))
         if difference is not None and output is not None:
             tu.get(output, "metrics")[CLOSED_FORM_DIFFERENCE.key] = difference
             if difference > self.planner.tolerated:
@@ -388,10 +407,18 @@ class ClipxTraining:
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
 
+    def _refuse_sampling(self, settings: Settings) -> None:
+        stages = getattr(self.engine_config, PIPELINE, 1)
+        if settings.precision and stages > 1:
+            raise ValueError(
+                f"{NODE}.precision={settings.precision:g} with {PIPELINE}={stages}: only the last stage knows how many "
+                f"sequences suffice, and every stage has to pass the same. Set {NODE}.precision=0, or {PIPELINE}=1."
+            )
+
     def _weights_moved(self) -> torch.Tensor | None:
         if self.batch is None or not self.batch.at_start or not self.planner.uses_closed_form:
             return None
-        if getattr(self.engine_config, "pipeline_model_parallel_size", 1) > 1:
+        if getattr(self.engine_config, PIPELINE, 1) > 1:
             # Only the last stage would notice a closed form that is wrong, and no stage makes an extra pass by itself.
             return None
         return self.watch.weights_moved()

@@ -56,7 +56,8 @@ def refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> s
 def kept(settings: Settings, own: Settings | None, tokens: TracedTokens) -> bool:
     """Whether the decisions are those that the run itself took, where its tokens don't lead to them."""
     known = is_own(settings, own) and bool(tokens.decisions)
-    return known and (tokens.decided_from is DecidedFrom.LAGGED or not tokens.whole)
+    of_other_tokens = tokens.decided_from in (DecidedFrom.LAGGED, DecidedFrom.SAMPLE)
+    return known and (of_other_tokens or not tokens.whole)
 
 
 def is_own(settings: Settings, own: Settings | None) -> bool:
