@@ -23,6 +23,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import jagged
 from verl_clipx.base.method import Bounds, Method
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings, build
 from verl_clipx.loss.bounds import PROBES, bounds_difference
 from verl_clipx.worker.extra_pass import extra_pass
@@ -130,6 +131,13 @@ def settled(rank, share=0.6):
     """The rank, as if the latest update had said which share suffices."""
     rank.planner.state.shares["update_1"] = share
     return rank
+
+
+def test_a_step_says_that_its_bounds_are_a_sample_s():
+    data = mini_batch()
+    sampled, whole = (Rank(build("acpo", precision=precision)) for precision in (0.03, 0))
+    assert settled(sampled).step(data).decided_from is DecidedFrom.SAMPLE
+    assert whole.step(data).decided_from is DecidedFrom.MINI_BATCH
 
 
 @pytest.mark.parametrize("method", ["acpo", "bapo", "m2po"])
