@@ -127,12 +127,12 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
 
 
 def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
-    """Name, value and default of each parameter of a clipx node."""
+    """Name, value and default of each parameter of a clipx node that has a part in what is trained."""
     return [
         (field.name, getattr(owner, field.name), field.default)
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace", "shadow")
+        if field.name not in ("method", "trace", "shadow", "health_limits")
     ]
 
 
