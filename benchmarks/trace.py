@@ -1,4 +1,4 @@
-"""Time that traces take on the training thread: docs/report.md.
+"""Time that traces, methods in the shadow and the ratio's parts take on the training thread: docs/performance.md.
 
 Run: python benchmarks/trace.py    (a micro-batch of 64 x 4096 tokens, float32, one thread; on a GPU where there is one)
 
@@ -27,7 +27,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.driver.trace import Trace
+from verl_clipx.worker.anatomy import AnatomySums
 from verl_clipx.worker.loss_function import with_micro_batch
+from verl_clipx.worker.shadow import ShadowLosses
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import Tracer
 
@@ -35,14 +37,23 @@ PROMPT_LENGTH, VOCABULARY = 64, 32_000
 SAMPLES = 8
 
 
-def actor_config(method: str):
+# What else a run may compute beside its loss.
+BESIDE = {
+    "clipx.metrics=all": ("clipx.metrics=all",),
+    "acpo and bapo in the shadow": ("+clipx/shadow=[acpo,bapo]",),
+}
+
+
+def actor_config(method: str, *overrides: str):
     """verl's ActorConfig for a method."""
     needed = [
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
         "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
     ]
     with initialize_config_module("verl.trainer.config", version_base=None):
-        return omega_conf_to_dataclass(compose("ppo_trainer", [*needed, f"+clipx={method}"]).actor_rollout_ref.actor)
+        return omega_conf_to_dataclass(
+            compose("ppo_trainer", [*needed, f"+clipx={method}", *overrides]).actor_rollout_ref.actor
+        )
 
 
 def jagged(values: list[Tensor]) -> Tensor:
@@ -77,12 +88,22 @@ def rollout_batch(sequences: int, length: int) -> tuple[TensorDict, list[Tensor]
 def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, tracer: Tracer | None) -> float:
     """Milliseconds of the training thread for one rollout batch of one micro-batch and one update."""
     leaf = jagged(log_probs).to(device).requires_grad_(True)
-    loss_function = with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx, OptimizerStep, tracer)
+    settings, step = config.policy_loss.clipx, OptimizerStep()
+    loss_function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step, tracer)
     data = data.copy()
+    if settings.shadow is not None:
+        shadow, step.kept = ShadowLosses(settings, device, lambda vector: vector), []
+    if settings.detailed:
+        step.anatomy = AnatomySums(config.policy_loss.run, lambda vector: vector, device)
 
     def update() -> None:
         loss, _ = loss_function(model_output={"log_probs": leaf}, data=data.to(device))
         loss.backward()
+        if step.kept is not None:
+            shadow.end_update(step.kept)
+            shadow.end_rollout_batch()
+        if step.anatomy is not None:
+            step.anatomy.end_rollout_batch()
 
     started = time.thread_time()
     if tracer is None:
@@ -108,6 +129,7 @@ def main(
     # Nothing is launched, so the check for an accelerator has to look elsewhere.
     os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    configs = {name: actor_config(method, *overrides) for name, overrides in BESIDE.items()}
     config = actor_config(method)
     data, log_probs = rollout_batch(sequences, length)
     with tempfile.TemporaryDirectory() as folder:
@@ -115,11 +137,12 @@ def main(
         for fraction in (1 / 4, 1.0):
             trace = Trace(fraction=fraction, every=1, folder=str(Path(folder) / f"{fraction}"))
             tracers[f"{100 * fraction:g} % of the prompts"] = Tracer(trace, rank=0, ranks=1, tokenizer=None)
+        tracers |= dict.fromkeys(configs)
         found: dict[str, list[float]] = {name: [] for name in tracers}
         # The first round warms up.
         for _ in range(repeats + 1):
             for name, tracer in tracers.items():
-                found[name].append(measure(config, data, log_probs, device, tracer))
+                found[name].append(measure(configs.get(name, config), data, log_probs, device, tracer))
         print(f"{sequences} x {length} tokens, {method}, {device}, {repeats} measurements each")
         print(f"{'':28s} {'median ms':>10s} {'range':>18s} {'ratio':>6s} {'MB a batch':>11s}")
         untraced = statistics.median(found["untraced"][1:])

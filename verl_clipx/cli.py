@@ -324,6 +324,34 @@ def diagnose(
 
 
 @app.command()
+def replay(
+    run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
+    settings: Annotated[
+        list[str] | None,
+        typer.Argument(help="+clipx=acpo clipx.alpha=1,2 +clipx=bapo … ; without any, the run's own."),
+    ] = None,
+    step: Annotated[int | None, typer.Option(help="The step; by default the last traced one with advantages.")] = None,
+    match: Annotated[
+        str | None,
+        typer.Option(help="Find the parameter: clip_fraction=0.02, positive_share=… or entropy_clip_estimate=… ."),
+    ] = None,
+    json: Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")] = None,
+    tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
+) -> None:
+    """Apply methods to the tokens that a run traced: what each would clip, and which tokens' fate would change."""
+    import sys
+
+    sys.path.insert(0, "")
+    from verl_clipx.diagnostics.replay.command import replay_run
+
+    try:
+        for line in replay_run(console, run, settings or [], step=step, match=match, json_path=json, tokens=tokens):
+            console.print(line, markup=False, highlight=False, soft_wrap=True)
+    except (OSError, ValueError) as error:
+        fail(error)
+
+
+@app.command()
 def bounds(
     metrics: Annotated[Path, typer.Argument(help="The metrics of an ACPO run: VERL_FILE_LOGGER_PATH's file.")],
 ) -> None:

@@ -103,6 +103,7 @@ PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
     "docs/diagnosis.md": [two_runs],
+    "docs/replay.md": [two_runs],
     "docs/report.md": [two_runs],
     "docs/swap.md": [run_script],
     "docs/tasks/hitab.md": [hitab_release],

@@ -43,7 +43,10 @@ WITH = {
     ("topr", "negative_low", 1e6): {"negative_high": 1e6},
 }
 # Refused whatever the others are.
-NEVER = {("dgpo", "clip_low", None), ("dgpo", "clip_high", None), ("dgpo", "clip_low", 0)}
+NEVER = {
+    *(("dgpo", *case) for case in (("clip_low", None), ("clip_high", None), ("clip_low", 0))),
+    *((method, "precision", 1) for method in BUILT_IN if not METHODS[method]().statistics_size),
+}
 
 
 def numbers_of(fields):

@@ -1,7 +1,8 @@
 """What scripts/quickstart.sh runs: GRPO and the method, by seed, with whose overrides; which methods it refuses.
 
 Covers: its order of commands, with stand-ins for Python and clipx; names of runs, which of them are trained, what is
-kept. Not covered: training and the page (tests/end_to_end/test_quickstart.py), signals (tests/recipes/test_signals.py).
+kept; the choices with MODEL. Not covered: the model itself (tests/tasks/pretrained), training and the page
+(tests/end_to_end/test_quickstart.py), signals (tests/recipes/test_signals.py).
 """
 
 import os
@@ -51,17 +52,28 @@ def test_each_value_that_is_missing_is_asked_for():
     assert "add clipx.clip_high=…" in refusal("grpo_clip_acpo_average", "clipx.clip_low=0.5")
 
 
-# A training leaves its log, and ends as the test says.
+# A training leaves its log and what it was given, and ends as the test says.
 CLIPX = """
 [[ $1 == watch ]] || exit 0
 mkdir -p "$2" && echo trained >>"$2/metrics.jsonl"
+echo "$MODEL_PATH ${PARAM_DTYPE:-} ${MAX_PROMPT_LENGTH:-} $TOTAL_STEPS $TRAIN_FILE" >"$2/given"
 exit "${TRAINING_EXIT:-0}"
+"""
+
+
+# Its last line is a folder, or the longest prompt's length.
+PYTHON = """
+case $2 in
+    *.prompt_length) echo 38 ;;
+    *.pretrained) [[ -z ${NO_INDEX:-} ]] || { echo "error: pip cannot fetch it" >&2; exit 1; }; echo /models/smollm2 ;;
+    *) echo policy ;;
+esac
 """
 
 
 def start(tmp_path, *arguments: str, **variables: str) -> tuple[Machine, subprocess.CompletedProcess]:
     """A start of the script, among the runs of earlier ones."""
-    machine = Machine(tmp_path / "venv", python="echo policy", clipx=CLIPX)
+    machine = Machine(tmp_path / "venv", python=PYTHON, clipx=CLIPX, lscpu='echo "Flags: ${CPU_FLAGS:-}"')
     given = {"VENV": str(tmp_path / "venv"), "RUNS": str(tmp_path / "runs"), **variables}
     machine.record.unlink(missing_ok=True)
     return machine, machine.run(SCRIPT, *arguments, **given)
@@ -166,3 +178,57 @@ def test_a_run_that_did_not_come_to_its_end_is_kept_and_trained_anew(tmp_path):
 def test_seeds_are_whole_numbers(tmp_path, wrong):
     done = Machine(tmp_path).run(SCRIPT, **wrong, **NOWHERE)
     assert (done.returncode, done.stdout) == (2, "") and "give a whole number" in done.stderr
+
+
+def given(tmp_path, run: str) -> list[str]:
+    """What a training was given: model, precision, longest prompt, steps, training file."""
+    return (tmp_path / "runs" / run / "given").read_text().split()
+
+
+def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_the_cpu_has_it(tmp_path):
+    machine, done = start(tmp_path, MODEL="smollm2", CPU_FLAGS="avx512f avx512_bf16 amx")
+    assert done.returncode == 0, done.stderr
+    runs = tmp_path / "runs" / "smollm2_reasoning_gym_chain_sum"
+    data = [str(runs / "data" / f"{split}.parquet") for split in ("train", "test")]
+    prepared = [call for call in machine.calls if call[1:3] == ["data", "build"] or "verl_clipx." in " ".join(call)]
+    assert prepared[:3] == [
+        ["clipx", "data", "build", "reasoning_gym_chain_sum", "--out", str(runs / "data")],
+        ["python", "-m", "verl_clipx.tasks.pretrained", str(tmp_path / "runs" / "models")],
+        ["python", "-m", "verl_clipx.tasks.prompt_length", "/models/smollm2", *data],
+    ]
+    assert ".[cpu,reasoning,pretrained]" in " ".join(word for call in machine.calls for word in call)
+    assert trained(machine) == ["grpo-seed1", "acpo-seed1"]
+    for call in machine.calls:
+        if call[:2] == ["clipx", "watch"]:
+            assert call[-2:] == ["bash", "recipes/quickstart/run_reasoning_gym_pretrained_cpu.sh"]
+    settings = ["/models/smollm2", "bf16", "38", "6", data[0]]
+    assert given(tmp_path, f"{runs.name}/grpo-seed1") == given(tmp_path, f"{runs.name}/acpo-seed1") == settings
+    assert "this CPU computes in bfloat16" in done.stdout and "Apache-2.0" in done.stdout
+    assert "MODEL=smollm2 bash scripts/quickstart.sh dgpo" in done.stdout
+
+
+def test_float32_where_the_cpu_has_no_bfloat16_or_the_user_says_so(tmp_path):
+    _, done = start(tmp_path, "grpo", MODEL="smollm2", CPU_FLAGS="avx512f avx512bw")
+    assert given(tmp_path, "smollm2_reasoning_gym_chain_sum/grpo-seed1")[1] == "fp32"
+    assert "compute in fp32" in done.stdout and "this CPU computes in bfloat16" not in done.stdout
+    _, done = start(tmp_path, "grpo", MODEL="smollm2", CPU_FLAGS="avx512_bf16", PARAM_DTYPE="fp32")
+    assert given(tmp_path, "smollm2_reasoning_gym_chain_sum/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
+
+
+def test_without_the_package_the_tiny_policy_is_offered_and_nothing_trained(tmp_path):
+    machine, done = start(tmp_path, MODEL="smollm2", NO_INDEX="1")
+    assert done.returncode == 1 and trained(machine) == []
+    assert "error: pip cannot fetch it" in done.stderr and "no pretrained model" in done.stderr
+    assert "the tiny policy              bash scripts/quickstart.sh" in done.stderr
+
+
+def test_any_model_by_its_folder_or_its_name_on_the_hub(tmp_path):
+    (tmp_path / "own model").mkdir()
+    for model, name in ((str(tmp_path / "own model"), None), ("org/Model-1B", "org-Model-1B_reasoning_gym_gcd")):
+        machine, done = start(tmp_path, "grpo", MODEL=model, TASK="reasoning_gym_gcd", TOTAL_STEPS="2")
+        assert done.returncode == 0, done.stderr
+        assert not any("verl_clipx.tasks.pretrained" in call for call in machine.calls)
+        (run,) = [Path(call[2]) for call in machine.calls if call[:2] == ["clipx", "watch"]]
+        assert run.name == "grpo_TOTAL_STEPS=2-seed1" and (name is None or run.parent.name == name)
+        assert (run / "given").read_text().startswith(f"{model} ")
+        assert ".[cpu,reasoning]" in " ".join(word for call in machine.calls for word in call) or name

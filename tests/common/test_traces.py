@@ -6,10 +6,20 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from verl_clipx.common.traces import SCHEMA, Shard, read_shards, shards_in, write_shard
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.common.traces import (
+    ADDED_IN_2,
+    SCHEMA,
+    Shard,
+    UpdateFacts,
+    read_facts,
+    read_shards,
+    shards_in,
+    write_shard,
+)
 
 SHARD = Shard(step=3, update=1, rank=0)
-NULLABLE = {"prompt_text", "score", "rollout_log_prob", "selected", "entropy", "age"}
+NULLABLE = {"prompt_text", "score", "rollout_log_prob", "selected", "entropy", "age", *ADDED_IN_2}
 
 
 def columns(tokens=2):
@@ -66,7 +76,7 @@ def test_a_file_of_another_version_is_refused(tmp_path):
     path = write_shard(tmp_path, SHARD, columns())
     table = pyarrow.parquet.read_table(path)
     pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"9"}), path)
-    with pytest.raises(ValueError, match="version 9 of the trace's schema; this verl-clipx reads version 1"):
+    with pytest.raises(ValueError, match="version 9 of the trace's schema; this verl-clipx reads versions 1 and 2"):
         read_shards(tmp_path, [SHARD])
 
 
@@ -75,3 +85,29 @@ def test_a_file_that_is_cut_short_is_named(tmp_path):
     path.write_bytes(path.read_bytes()[:100])
     with pytest.raises(ValueError, match=rf"{path.name}: not a Parquet file, or cut off .* Remove it to go on"):
         read_shards(tmp_path, [SHARD])
+
+
+def test_a_file_of_version_1_is_read_with_what_it_lacks_missing(tmp_path):
+    path = write_shard(tmp_path, SHARD, {**columns(), "micro_batch": [3, 3]})
+    table = pyarrow.parquet.read_table(path).drop_columns(list(ADDED_IN_2))
+    pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"1"}), path)
+    found = read_shards(tmp_path, [SHARD])
+    assert found.schema.equals(SCHEMA) and found["ratio"].to_pylist() == [0.5, 0.5]
+    assert all(found[name].null_count == 2 for name in ADDED_IN_2) and read_facts(tmp_path, SHARD) is None
+
+
+def test_what_a_file_says_of_its_update_comes_back_to_the_last_bit(tmp_path):
+    facts = UpdateFacts(0.05, 2, DecidedFrom.LAGGED, {1: [0.1 + 0.2, float("inf")], 3: []})
+    write_shard(tmp_path, SHARD, columns(), facts)
+    assert read_facts(tmp_path, SHARD) == facts
+    assert len(read_shards(tmp_path, [SHARD])) == 2
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "no JSON", '{"fraction": 1, "ranks": 1, "decided_from": "elsewhere"}'])
+def test_facts_of_another_form_are_named(tmp_path, text):
+    path = write_shard(tmp_path, SHARD, columns())
+    table = pyarrow.parquet.read_table(path)
+    changed = {**table.schema.metadata, b"clipx_trace_update": text.encode()}
+    pyarrow.parquet.write_table(table.replace_schema_metadata(changed), path)
+    with pytest.raises(ValueError, match=rf"{path.name}: clipx_trace_update cannot be read: .*Remove it"):
+        read_facts(tmp_path, SHARD)

@@ -10,8 +10,9 @@ from torch import Tensor
 from verl_clipx.base.method import declared
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.run_files import traces_path
-from verl_clipx.common.traces import Shard, write_shard
+from verl_clipx.common.traces import Shard, UpdateFacts, write_shard
 from verl_clipx.diagnostics.run_log import RunFolder
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.loss.loss import token_loss, tokens_in
@@ -20,6 +21,7 @@ from verl_clipx.methods import method_named
 
 OWN = "actor/clipx/"
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4
+WHOLE = UpdateFacts(1, 1, DecidedFrom.MINI_BATCH)
 WORDS = ("<answer>", " 12", " +", " 7", " -", " 3", " 16", "</answer>", "\n", " ", "so", "<|end|>")
 UNSAFE = "</script><img src=x onerror=document.title='unsafe'>"
 
@@ -48,7 +50,16 @@ def write_validation(folder: Path, scores: dict[int, list[tuple[float, ...]]]) -
         (folder / f"{step}.jsonl").write_text("\n".join(lines))
 
 
-def write_run(folder: Path, method: str, *, seed: int = 1, steps: int = 6, traced: bool = True, **parameters) -> Path:
+def write_run(
+    folder: Path,
+    method: str,
+    *,
+    seed: int = 1,
+    steps: int = 6,
+    traced: bool = True,
+    facts: UpdateFacts | None = WHOLE,
+    **parameters,
+) -> Path:
     """Writes a run: log, record, and traces of every other step.
 
     Args:
@@ -57,6 +68,7 @@ def write_run(folder: Path, method: str, *, seed: int = 1, steps: int = 6, trace
         seed: of the made-up tokens.
         steps: training steps.
         traced: whether it wrote traces.
+        facts: what each file says of its update; it has every token, and the method decided from all of them.
         parameters: of the method.
     """
     run, built = RunFolder(folder), method_named(method)(**parameters)
@@ -74,7 +86,8 @@ def write_run(folder: Path, method: str, *, seed: int = 1, steps: int = 6, trace
         rows.append(found | {"critic/score/mean": reward, "actor/entropy": 0.9 - 0.05 * step})
         if traced and step % 2 == 0:
             for update, (_, tokens) in enumerate(updates):
-                write_shard(traces_path(run.metrics), Shard(step, update, 0), _columns(batch, update, tokens))
+                columns = _columns(batch, update, tokens)
+                write_shard(traces_path(run.metrics), Shard(step, update, 0), columns, facts)
     write_log(run.metrics, rows)
     clipx = {"method": method, **built.parameters}
     write_record(run.metrics, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})
@@ -148,6 +161,8 @@ def _columns(batch: dict[str, Tensor], update: int, fields: dict[str, Tensor]) -
         "prompt_text": prompts,
         "sample": [row % SAMPLES for row, _ in places],
         "score": [float(batch["score"][place]) for place in places],
+        "unshaped_advantage": columns["advantage"],
+        "micro_batch": [0] * len(places),
         "entropy": [float(1.5 - fields["old_log_prob"][row - start, position].exp()) for row, position in places],
         "position": [position for _, position in places],
         "token_id": words,

@@ -1,17 +1,22 @@
 """scripts/quickstart.sh, short: GRPO and ACPO by the real verl, one after the other, and their page.
 
-Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page.
+Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page; that a replay of
+each run's own setting has the bounds that it trained with and the clip fractions that it logged; with `-m matrix` also
+`MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
 Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/tasks), several
 seeds (tests/claims/test_quickstart.py), learning and times (docs/quickstart.md has measured runs).
 """
 
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards
 from verl_clipx.diagnostics.runs import read_run
 
@@ -68,3 +73,51 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     assert f"open the page                {page}" in done.stdout
     text = page.read_text()
     assert "GRPO" in text and "ACPO" in text and (page.parent / "tokens.csv").is_file()
+
+    for run in (grpo, acpo):
+        found = replayed(run.traces.parent, tmp_path / "replay.json")
+        (own,) = found["settings"]
+        assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
+        assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
+        for name in ("clip_fraction_low", "clip_fraction_high"):
+            logged = run.values(f"actor/clipx/{name}")[found["step"]]
+            assert own["numbers"][f"clipx/{name}"]["value"] == pytest.approx(logged, abs=1e-6)
+    # ACPO's bounds are of this run's spreads, not epsilon_base's.
+    assert own["bounds"]["high"]["greatest"] > 1.2001
+
+
+def replayed(run: Path, json_path: Path) -> dict:
+    """What `clipx replay` writes of a run's own setting."""
+    done = CliRunner().invoke(app, ["replay", str(run), "--json", str(json_path)])
+    assert done.exit_code == 0, done.output
+    return json.loads(json_path.read_text())
+
+
+@pytest.mark.matrix
+def test_a_pretrained_model_on_one_page(tmp_path):
+    script, runs = checkout(tmp_path / "checkout"), tmp_path / "runs"
+    given = {"VENV": sys.prefix, "RUNS": str(runs), "MODEL": "smollm2"}
+    done = subprocess.run(
+        ["bash", script, "acpo", "trainer.val_before_train=False"],
+        env=os.environ | SMALL | {"TRAIN_BATCH_SIZE": "8", "MINI_BATCH_SIZE": "4"} | given,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=3 * SECONDS,
+    )
+    logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.glob("smollm2_*/*/run.log"))
+    assert done.returncode == 0, done.stdout + logs
+    (folder,) = runs.glob("smollm2_*")
+    for method in ("grpo", "acpo"):
+        (path,) = folder.glob(f"{method}*-seed1")
+        run = read_run(path)
+        assert (run.method, list(run.log.index)) == (method, [1, 2])
+        # Form and skill, apart.
+        for part in ("core/{}/acc", "aux/{}/format", "aux/{}/skill"):
+            (value,) = run.values(f"val-{part.format('reasoning_gym_chain_sum')}/mean@1")
+            assert 0 <= value <= 1
+        assert run.values("response_length/mean").max() <= 10
+        longest = int((folder / "length.log").read_text().split()[-1])
+        assert run.values("prompt_length/max").max() <= longest == run.configuration["data.max_prompt_length"]
+    (page,) = folder.glob("acpo*-page/report.html")
+    assert "arithmetic" in page.read_text()

@@ -77,8 +77,8 @@ def check_trained(run: Run, mode: str, kl: bool, steps: int = STEPS) -> None:
     assert ("actor/kl_loss" in run.log) == kl
     fractions = [run.log[f"actor/clipx/{name}"].mean() for name in FRACTIONS.values()]
     assert sum(fractions) == pytest.approx(1, abs=1e-6)
-    # Ages and a spread of the ratio are logged from the first step on that has them.
-    late = run.log.filter(regex="^actor/clipx/((low|high)/)?(staleness|lemma_1)/")
+    # Ages, parts and a spread of the ratio are logged in the steps that have them.
+    late = run.log.filter(regex="^actor/clipx/((low|high)/)?(staleness|lemma_1|anatomy)/")
     for metric in check_receipt(run).filter(regex="^actor/"):
         assert run.log[metric].dropna().map(math.isfinite).all(), metric
         assert metric in late or run.log[metric].notna().all(), metric

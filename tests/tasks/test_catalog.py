@@ -1,4 +1,4 @@
-"""The catalog: all four tasks' data sets, each as `clipx data` expects it.
+"""The catalog: all five tasks' data sets, each as `clipx data` expects it.
 
 Not covered: the rows; each task's tests build them.
 """

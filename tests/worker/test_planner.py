@@ -12,7 +12,9 @@ import pytest
 import torch
 
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import build
+from verl_clipx.loss.bounds import bounds_difference
 from verl_clipx.loss.contract import example
 from verl_clipx.loss.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
@@ -23,7 +25,6 @@ from verl_clipx.worker.planner import (
     TOLERATED_IN_HALF,
     MiniBatchStatistics,
     StepPlanner,
-    bounds_difference,
     tolerated_difference,
 )
 
@@ -64,6 +65,21 @@ class Run:
             step.collected = self.own(data)
         self.difference = self.planner.finish(step, taken=taken)
         return step
+
+
+def test_a_step_says_which_tokens_its_bounds_were_decided_from():
+    first, moved = batch(), batch(seed=1)
+    run = Run("acpo")
+    assert run.step(first, moved=False).decided_from is DecidedFrom.RATIO_ONE
+    assert run.step(moved, "update_1", moved=None).decided_from is DecidedFrom.MINI_BATCH
+    assert Run("acpo").step(moved, moved=True).decided_from is DecidedFrom.MINI_BATCH
+    lagged = Run("acpo", scope="lagged")
+    assert [lagged.step(first, moved=None).decided_from for _ in range(2)] == [
+        DecidedFrom.RATIO_ONE,
+        DecidedFrom.LAGGED,
+    ]
+    for method, scope in (("acpo", "micro_batch"), ("grpo", "mini_batch")):
+        assert Run(method, scope=scope).step(first, moved=None).decided_from is DecidedFrom.MICRO_BATCH
 
 
 def batch(drift=1.0, seed=0):

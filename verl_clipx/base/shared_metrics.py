@@ -170,6 +170,26 @@ CLOSED_FORM_DIFFERENCE = of_decision(
     "(ACPO: to epsilon), by one rank's tokens, where the former were used",
     "of half the bounds' width",
 )
+SAMPLED = of_decision(
+    "sampled_fraction",
+    "under `clipx.precision`: share of the mini-batch's sequences that the extra pass took; 0 where the ratio was 1 by "
+    "definition",
+    "fraction of sequences",
+)
+PREDICTED_ERROR = of_decision(
+    "bounds_error/predicted",
+    "under `clipx.precision`: largest standard error of a bound, relative to half the bounds' width (ACPO: to "
+    "epsilon), from the sample itself; 0 where it was the whole mini-batch",
+    "of half the bounds' width",
+    chart="error of the bounds",
+)
+REAL_ERROR = of_decision(
+    "bounds_error/real",
+    "under `clipx.precision`: largest difference between the bounds of a sample and those of all tokens, which the "
+    "training pass gives; one update later",
+    "of half the bounds' width",
+    chart="error of the bounds",
+)
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
     "number of the rollout batch's updates, of both passes under Lopti, that verl skipped because the gradient's norm "
@@ -214,6 +234,50 @@ AGE_SPREAD = {
     for age in AGES
 }
 
+PART: Entry = partial(of_rollout_batch, section="Where the ratio comes from", detailed=True)
+# What tokens are told apart by, besides AGES: quarters of the old probability's range, and of the response.
+PROBABILITIES = tuple(f"quartile_{part}" for part in range(1, QUARTILES + 1))
+POSITIONS = tuple(f"position_{part}" for part in range(1, QUARTILES + 1))
+# Of a part of log(current / rollout), the names of which are in loss/anatomy.py.
+ANATOMY_QUANTILES = {
+    share: PART(
+        f"anatomy/…/{name}",
+        "size of a part of log(current / rollout probability) that 50, 90, 99 and 99.9 % of the tokens don't exceed",
+        "nats",
+        chart="parts of the log-ratio, 99 %" if name == "p99" else "",
+    )
+    for share, name in ((0.5, "median"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99_9"))
+}
+ANATOMY_POSITIVE = PART(
+    "anatomy/…/positive",
+    "fraction of the tokens whose part is above 0; 0.5 for noise, near 0 or 1 where one distribution is truncated",
+    "fraction of tokens",
+)
+ANATOMY_OVER_BOUNDS = PART(
+    "anatomy/…/over_bounds",
+    "fraction of the tokens that this part by itself would carry over the run's bounds on the ratio",
+    "fraction of tokens",
+    chart="over the bounds by one part of the log-ratio",
+)
+ANATOMY_P99_IN = {
+    name: PART(
+        f"anatomy/…/p99/{name}",
+        "the 99 % of the tokens whose old probability is in a quarter of its range, of each age, and in each quarter "
+        "of their response",
+        "nats",
+    )
+    for name in (*PROBABILITIES, *AGES, *POSITIONS)
+}
+IN_SHADOW: Entry = partial(Metric, over=Over.UPDATE, section="In the shadow")
+COSINE = IN_SHADOW(
+    "shadow/…/cosine",
+    "cosine of F·A of a method in the shadow with the run's own, over all tokens of the mini-batch",
+    "1",
+    chart="in the shadow: cosine",
+)
+NORM_RATIO = IN_SHADOW(
+    "shadow/…/norm_ratio", "root of the sum of (F·A)² over the mini-batch's tokens, over that of the run", "1"
+)
 HEALTH: Entry = partial(of_rollout_batch, section="Health")
 # What the trainer's process sees of every run, so also of verl's own losses; by what is not finite.
 NOT_FINITE = {
@@ -270,6 +334,9 @@ METRICS = (
     UNDECIDED,
     CUT_RESPONSES,
     CLOSED_FORM_DIFFERENCE,
+    SAMPLED,
+    PREDICTED_ERROR,
+    REAL_ERROR,
     SKIPPED_UPDATES,
     RECEIPT,
     STANDARD_ERROR,
@@ -279,4 +346,10 @@ METRICS = (
     AGE_IN_UPDATES,
     *AGE_FRACTION.values(),
     *AGE_SPREAD.values(),
+    *ANATOMY_QUANTILES.values(),
+    ANATOMY_POSITIVE,
+    ANATOMY_OVER_BOUNDS,
+    *ANATOMY_P99_IN.values(),
+    COSINE,
+    NORM_RATIO,
 )

@@ -1,4 +1,4 @@
-"""What only the tools around the losses need: the extra `tools`, and what to say where it is not installed."""
+"""What only the tools around the losses need, by extra, and what to say where it is not installed."""
 
 # The name that is imported, and the one that is installed.
 TOOLS = {
@@ -11,15 +11,22 @@ TOOLS = {
     "scipy": "scipy",
 }
 
+# What a few commands need: the name that is installed, and the extra that brings it.
+FURTHER = {
+    "gguf": ("gguf", "pretrained"),
+    "reasoning_gym": ("reasoning-gym", "reasoning"),
+}
+
 
 def needs_tool(user: str, module: str) -> str:
     """The line that says what is missing, and how to install it.
 
     Args:
         user: what needs it, such as a command.
-        module: a key of TOOLS.
+        module: a key of TOOLS or of FURTHER.
     """
-    return f"{user} needs {TOOLS[module]}: pip install 'verl-clipx[tools]'"
+    name, extra = FURTHER.get(module) or (TOOLS[module], "tools")
+    return f"{user} needs {name}: pip install 'verl-clipx[{extra}]'"
 
 
 def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
@@ -32,4 +39,4 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
         The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
     """
     module = (error.name or "").partition(".")[0]
-    return needs_tool(user, module) if module in TOOLS else None
+    return needs_tool(user, module) if module in TOOLS or module in FURTHER else None

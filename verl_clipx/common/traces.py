@@ -1,18 +1,25 @@
 """Traces: what the loss knew of every token of some responses, as Parquet files in a run's folder `traces`."""
 
+import dataclasses
+import json
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
 
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.files import file_names_in, read_table, replacing
 
-VERSION = 1
+VERSION = 2
+# Version 1 lacks the fields of ADDED_IN_2 and what `UpdateFacts` says.
+READ = (1, 2)
 SELECTED = "kept by entropy selection, and not rejected in bypass mode; without either missing"
 _VERSION_KEY = b"clipx_trace_version"
+_UPDATE_KEY = b"clipx_trace_update"
 _NAME = "step_{step:08d}_update_{update:04d}_rank_{rank:05d}.parquet"
 _FILE = re.compile(r"step_([0-9]{8,18})_update_([0-9]{4,18})_rank_([0-9]{5,18})\.parquet")
 
@@ -47,9 +54,16 @@ SCHEMA = pyarrow.schema(
         _field("selected", pyarrow.bool_(), SELECTED, nullable=True),
         _field("entropy", pyarrow.float32(), "of the current policy, in nats, where computed", nullable=True),
         _field("age", pyarrow.int32(), "weight versions since it was sampled, where known", nullable=True),
+        _field("unshaped_advantage", pyarrow.float32(), "before shaping", nullable=True),
+        _field("correction", pyarrow.float32(), "of the rollout, a factor on F; without one missing", nullable=True),
+        _field("micro_batch", pyarrow.int32(), "within the update and rank, from 0", nullable=True),
+        _field("group", pyarrow.int64(), "the same for the responses that verl groups as one prompt's", nullable=True),
+        _field("counted", pyarrow.bool_(), "in this pass of Lopti's; without Lopti missing", nullable=True),
+        _field("rejected", pyarrow.bool_(), "by bypass mode; where nothing can be missing", nullable=True),
     ],
     metadata={_VERSION_KEY: str(VERSION).encode()},
 )
+ADDED_IN_2 = ("unshaped_advantage", "correction", "micro_batch", "group", "counted", "rejected")
 
 
 @dataclass(frozen=True, order=True)
@@ -71,7 +85,42 @@ class Shard:
         return folder / _NAME.format(step=self.step, update=self.update, rank=self.rank)
 
 
-def write_shard(folder: Path, shard: Shard, columns: dict[str, Any]) -> Path:
+@dataclass(frozen=True)
+class UpdateFacts:
+    """What a file says of its update as a whole.
+
+    Args:
+        fraction: share of the prompts that is traced, in (0, 1].
+        ranks: number of data-parallel ranks, each of which writes a file where it has traced tokens.
+        decided_from: the tokens behind the bounds.
+        decisions: number of a micro-batch to what the method decided for it, empty where it decides nothing.
+    """
+
+    fraction: float
+    ranks: int
+    decided_from: DecidedFrom
+    decisions: Mapping[int, list[float]] = dataclasses.field(default_factory=dict)
+
+    def as_json(self) -> str:
+        """For the file's metadata; every number as it is."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def of_json(cls, text: str) -> "UpdateFacts":
+        """The facts that `as_json` wrote.
+
+        Raises:
+            ValueError: they are of another form.
+        """
+        try:
+            found = cls(**json.loads(text))
+            decisions = {int(number): list(map(float, values)) for number, values in found.decisions.items()}
+            return cls(float(found.fraction), int(found.ranks), DecidedFrom(found.decided_from), decisions)
+        except (TypeError, AttributeError) as error:
+            raise ValueError(str(error)) from None
+
+
+def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: UpdateFacts | None = None) -> Path:
     """Writes one file of a trace, whole or not at all.
 
     Args:
@@ -79,6 +128,7 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any]) -> Path:
         shard: which update and rank the tokens are of.
         columns: field of SCHEMA to values, a value a token, as a list or an array of numpy's or pyarrow's; `step`,
             `update` and `rank` follow from the shard, and a nullable field may be missing.
+        facts: of the update; None: unknown, so that a replay of it is an estimate.
 
     Returns:
         The path.
@@ -94,6 +144,8 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any]) -> Path:
     if unknown or missing:
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
     table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
+    if facts is not None:
+        table = table.replace_schema_metadata({**SCHEMA.metadata, _UPDATE_KEY: facts.as_json().encode()})
     path = shard.path_in(folder)
     with replacing(path) as partial:
         pyarrow.parquet.write_table(table, partial, compression="zstd")
@@ -133,14 +185,32 @@ def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
     return pyarrow.concat_tables([_read(shard.path_in(folder)) for shard in shards] or [SCHEMA.empty_table()])
 
 
+def read_facts(folder: Path, shard: Shard) -> UpdateFacts | None:
+    """What a file of a trace says of its update; None where it says nothing, as in version 1.
+
+    Raises:
+        ValueError: the file is no Parquet file, or what it says is of another form; names the file.
+    """
+    path = shard.path_in(folder)
+    try:
+        text = (pyarrow.parquet.read_schema(path).metadata or {}).get(_UPDATE_KEY)
+        return None if text is None else UpdateFacts.of_json(text.decode())
+    except (ValueError, pyarrow.ArrowException) as error:
+        raise ValueError(f"{path}: {_UPDATE_KEY.decode()} cannot be read: {error}. Remove it to go on.") from None
+
+
 def _read(path: Path) -> pyarrow.Table:
     try:
         table = read_table(path)
     except ValueError as error:
         raise ValueError(f"{error} Remove it to go on without it.") from None
     version = (table.schema.metadata or {}).get(_VERSION_KEY, b"none").decode()
-    if version != str(VERSION):
-        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads version {VERSION}.")
+    if version not in map(str, READ):
+        known = " and ".join(map(str, READ))
+        raise ValueError(f"{path}: version {version} of the trace's schema; this verl-clipx reads versions {known}.")
+    if version == "1":
+        for name in (name for name in ADDED_IN_2 if name not in table.column_names):
+            table = table.append_column(SCHEMA.field(name), pyarrow.nulls(len(table), SCHEMA.field(name).type))
     faults = _faults(table)
     if faults:
         raise ValueError(f"{path}: {'; '.join(faults)}. Remove it to go on without it.")

@@ -49,7 +49,7 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=lopti),
     ]
-    return f"{'; '.join(filter(None, parts))}{traced(settings)}"
+    return f"{'; '.join(filter(None, parts))}{shadowed(settings)}{traced(settings)}"
 
 
 # What limits verl's own loss is not known here.
@@ -99,6 +99,12 @@ def corrections(run: RunFacts, *, observed: bool) -> list[str]:
     return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
 
 
+def shadowed(settings: Settings | Observe) -> str:
+    """The methods that are computed beside the one that trains, with a semicolon in front; empty without any."""
+    shadow = getattr(settings, "shadow", None)
+    return "" if shadow is None else f"; in the shadow {', '.join(shadow.methods)}"
+
+
 def traced(settings: Settings | Observe) -> str:
     """What is traced, and where to, with a semicolon in front; empty if nothing is."""
     trace = settings.trace
@@ -126,7 +132,7 @@ def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
         (field.name, getattr(owner, field.name), field.default)
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace")
+        if field.name not in ("method", "trace", "shadow")
     ]
 
 

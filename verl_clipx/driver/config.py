@@ -3,11 +3,12 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
 from verl_clipx.base.method import NODE, Bounds
+from verl_clipx.base.metric import REDUCED_OTHERWISE
 from verl_clipx.base.parameters import Allowed, choice, number, only, optional, parameter, reject_unknown, validate
 from verl_clipx.driver.health import HealthLimits
 from verl_clipx.driver.trace import Trace
@@ -54,6 +55,47 @@ def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
     return torch.device(device).type != "cpu" if compile == "auto" else compile
 
 
+@dataclass(frozen=True)
+class Shadow:
+    """Methods that are computed beside the one that trains, and change nothing.
+
+    Args:
+        methods: by the name under which their metrics are logged.
+    """
+
+    node: ClassVar[str] = f"{NODE}.shadow"
+
+    methods: Mapping[str, Method]
+
+
+def shadow_of(node: Mapping[str, Any]) -> Shadow:
+    """The methods of the node clipx.shadow.
+
+    Args:
+        node: name to method, or function, and parameters; `build`'s of the same names.
+
+    Raises:
+        ValueError: as `build`; names the key under clipx.shadow.
+    """
+    methods = {}
+    for name, parameters in node.items():
+        if wrong := [letters for letters in REDUCED_OTHERWISE if letters in name]:
+            raise ValueError(
+                f"{Shadow.node}.{name}: verl reduces metrics with {wrong[0]!r} in their name otherwise. Take another "
+                f"group, or the node by hand: +{Shadow.node}.NAME.method=… with its parameters."
+            )
+        try:
+            built = build(**parameters)
+        except ValueError as error:
+            raise ValueError(str(error).replace(f"{NODE}.", f"{Shadow.node}.{name}.")) from None
+        if isinstance(built, Observe):
+            raise ValueError(f"+{NODE}/shadow={name}: observe has no loss of its own. Name a method.")
+        if "entropy" in built.method.asks_for:
+            raise ValueError(f"{Shadow.node}.{name}: {built.method.name} needs the entropy, which no shadow has.")
+        methods[name] = built.method
+    return Shadow(methods)
+
+
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """A clipx node.
@@ -73,6 +115,12 @@ class Settings:
         0.0,
         number(at_least=0, at_most=0.999),
         "scope=lagged: weight of the past in an exponential average of the statistics; 0: the previous ones alone",
+    )
+    precision: float = parameter(
+        0.0,
+        number(at_least=0, at_most=1),
+        "scope=mini_batch: the extra pass takes as many sequences as keep the standard error of the bounds' distance "
+        "from 1 below this share of it; 0: all sequences, exactly",
     )
     missing_state: str = parameter(
         "error",
@@ -99,6 +147,7 @@ class Settings:
     )
     update: Lopti | None = parameter(None, optional(instance(Lopti)), "+clipx/update=lopti")
     trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
+    shadow: Shadow | None = parameter(None, optional(instance(Shadow)), "+clipx/shadow=[acpo,bapo]")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
@@ -107,6 +156,27 @@ class Settings:
                 f"{NODE}.lagged_average={self.lagged_average:g} with {NODE}.scope={self.scope}: only scope=lagged "
                 f"averages. Set {NODE}.scope=lagged, or {NODE}.lagged_average=0."
             )
+        if self.precision and (reason := self._samples_nothing()):
+            raise ValueError(f"{NODE}.precision={self.precision:g} with {reason}, or {NODE}.precision=0.")
+
+    def _samples_nothing(self) -> str:
+        """Why there is no extra pass that could take a part of the sequences, and what to do; empty if there is."""
+        if not self.adaptive:
+            return (
+                f"{NODE}.method={self.method.name}: its bounds follow no statistics that a sample could give. Choose a "
+                "method whose bounds do, for example +clipx=acpo"
+            )
+        if self.scope != "mini_batch":
+            return (
+                f"{NODE}.scope={self.scope}: only scope=mini_batch has an extra pass to shorten. "
+                f"Set {NODE}.scope=mini_batch"
+            )
+        if self.selects_over_mini_batch:
+            return (
+                f"{NODE}.select.over=mini_batch: the selection's threshold takes the whole extra pass. "
+                f"Set {NODE}.select.over=sequence"
+            )
+        return ""
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The loss and the statistics of these settings for tokens on a device, compiled or not."""
@@ -117,6 +187,11 @@ class Settings:
     def detailed(self) -> bool:
         """Whether metrics beyond the default ones are logged."""
         return self.metrics == "all"
+
+    @property
+    def methods(self) -> list[Method]:
+        """The method that trains, and those in its shadow."""
+        return [self.method, *(self.shadow.methods.values() if self.shadow is not None else ())]
 
     @property
     def adaptive(self) -> bool:
@@ -141,7 +216,7 @@ class Settings:
 
 
 # Key under the clipx node to what a group of its own fills.
-NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits}
+NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits, "shadow": Shadow}
 
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"
@@ -237,6 +312,8 @@ def with_node(key: str, node: Any) -> Any:
     Raises:
         ValueError: an unknown key or a bad value; the message names it.
     """
+    if key == "shadow" and isinstance(node, Mapping):
+        return shadow_of(node)
     kind = NODES.get(key)
     if kind is None or node is None or isinstance(node, kind):
         return node

@@ -195,6 +195,8 @@ def check_run(settings: Settings, run: RunFacts) -> None:
         ValueError: names the key, the value and what to do.
     """
     asking = asking_for_rollout_log_probs(settings.method)
+    for name, method in (settings.shadow.methods if settings.shadow is not None else {}).items():
+        asking = asking or asking_for_rollout_log_probs(method).replace(f"{NODE}.", f"{NODE}.shadow.{name}.")
     if asking and not run.rollout_log_probs:
         raise ValueError(
             f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."

@@ -6,7 +6,7 @@ import functools
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.driver.config import OBSERVE, Observe, parameters_of
+from verl_clipx.driver.config import AROUND, OBSERVE, Observe, parameters_of
 from verl_clipx.methods import METHODS, method_named
 
 OBSERVED = "verl's own loss, our metrics", "verl, any `loss_mode`"
@@ -29,6 +29,22 @@ def group_settings(group: str) -> dict:
     node = content.get("clipx", {})
     settings.update({key: node[key] for key in node if key != "_target_" and not OmegaConf.is_missing(node, key)})
     return settings
+
+
+def shadow_node(group: str) -> dict:
+    """The method of a group and its own parameters, those that have to be given as ???: a node under clipx.shadow.
+
+    Args:
+        group: file name under configs/clipx, without ending.
+    """
+    content = content_of(group)
+    found: dict = {}
+    for default in content.get("defaults", []):
+        if isinstance(default, str) and default != "_self_":
+            found.update(shadow_node(default))
+    node = content.get("clipx", {})
+    given = {key: "???" if OmegaConf.is_missing(node, key) else node[key] for key in node}
+    return found | {key: value for key, value in given.items() if key not in AROUND and key != "_target_"}
 
 
 @functools.cache

@@ -30,6 +30,7 @@ class PromptTemplate:
     messages: tuple[tuple[str, str], ...]
     plain_text: bool
     source: str
+    shared: tuple[str, ...] = ()
 
     @cached_property
     def fields(self) -> tuple[str, ...]:
@@ -124,5 +125,6 @@ def problem_text(messages: Sequence[dict[str, str]]) -> str:
     for template in sorted(TEMPLATES.values(), key=lambda template: -template._literal_length):
         # "3 4 = 7" fits too many texts to be taken for a template's.
         if template.name != "countdown_compact" and (fields := template.match(messages)) is not None:
-            return "\n".join(problem_text([{"role": "user", "content": value}]) for value in fields.values())
+            own = (value for name, value in fields.items() if name not in template.shared)
+            return "\n".join(problem_text([{"role": "user", "content": value}]) for value in own)
     return "\n".join(message["content"] for message in messages)

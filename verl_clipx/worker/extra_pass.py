@@ -4,18 +4,23 @@ It runs through verl's own engine on a copy of the mini-batch, in evaluation mod
 batch sizes, sequence parallelism, packing and fused kernels are those of the training pass.
 """
 
+import math
 from typing import Any
 
 import torch
+from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
+from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.support import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
+from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.planner import MiniBatchStatistics
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import Rejection, remaining
+from verl_clipx.worker.sampling import GROUP, GROUPS, Sample, by_group
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 
@@ -35,7 +40,8 @@ def extra_pass(
         settings: the clipx node.
         engine: verl's engine.
         data: this rank's mini-batch.
-        step: the optimizer step to come; the tokens of its pass alone count in the statistics behind the bounds.
+        step: the optimizer step to come; the tokens of its pass alone count in the statistics behind the bounds. Where
+            it has a sample, only its sequences are passed, and their statistics are summed by group.
         cut: how the engine cuts a mini-batch into micro-batches, where the data does not say so.
         device: where the statistics are summed.
         rejection: what the loss will reject, which counts nowhere; None: nothing.
@@ -43,7 +49,8 @@ def extra_pass(
     method = settings.method
     over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
     needs_entropy = over_mini_batch or "entropy" in method.asks_for
-    statistics = torch.zeros(method.statistics_size, dtype=torch.float64, device=device)
+    size = (method.statistics_size,) if step.sample is None else (GROUPS, method.statistics_size)
+    statistics = torch.zeros(size, dtype=torch.float64, device=device)
     entropies = torch.zeros(ENTROPY_BUCKETS if over_mini_batch else 0, dtype=torch.float64, device=device)
     selected = torch.zeros(1, dtype=torch.float64, device=device)
 
@@ -57,7 +64,7 @@ def extra_pass(
         known = micro_batch_of(settings, data, step)
         if needs_entropy:
             known.entropy = response_part(model_output["entropy"], data, mask.shape[1])
-        if len(statistics):
+        if method.statistics_size:
             inputs = inputs_of(
                 settings,
                 known,
@@ -66,7 +73,11 @@ def extra_pass(
                 advantages=padded(data["advantages"]),
                 mask=mask,
             )
-            statistics.add_(settings.functions(mask.device).statistics(inputs))
+            functions = settings.functions(mask.device)
+            if step.sample is None:
+                statistics.add_(functions.statistics(inputs))
+            else:
+                statistics.add_(by_group(of_each_sequence(functions, inputs), data[GROUP].to(mask.device)))
         if over_mini_batch:
             entropies.add_(entropy_statistics(known.entropy, mask))
         elif settings.select is not None:
@@ -75,11 +86,41 @@ def extra_pass(
 
     copy = data.copy()
     tu.assign_non_tensor(copy, **{key: value for key, value in cut.items() if key not in copy})
+    if step.sample is not None:
+        copy = sampled(copy, step.sample)
     tu.assign_non_tensor(copy, calculate_entropy=needs_entropy, distillation_use_topk=False)
     offload = tu.get(data, key="disable_auto_offload", default=False)
     with engine.eval_mode(disable_auto_offload=offload), torch.no_grad():
         engine.forward_backward_batch(copy, loss_function, forward_only=True)
     return MiniBatchStatistics(statistics, entropies, selected)
+
+
+def of_each_sequence(functions: TokenFunctions, inputs: Inputs) -> Tensor:
+    """The statistics of each sequence of a micro-batch, (sequences, statistics_size)."""
+    rows = range(len(inputs.mask))
+    alone = [Inputs(*(None if one is None else one[row : row + 1] for one in inputs)) for row in rows]
+    return torch.stack([functions.statistics(sequence) for sequence in alone])
+
+
+def sampled(data: Any, sample: Sample) -> Any:
+    """The sample's sequences of a mini-batch, each with its group, such that the engine can cut them.
+
+    Args:
+        data: verl's mini-batch, which says how it is cut; it gets the groups where the sample is all of it.
+        sample: from `sampling.drawn`.
+    """
+    rows, group = sample.rows, sample.group
+    if not tu.get(data, key="use_dynamic_bsz", default=True):
+        # verl cuts only what micro-batches of one size divide: as few as before, and what is missing passes uncounted.
+        count = math.ceil(len(rows) / tu.get(data, key="micro_batch_size_per_gpu"))
+        size = math.ceil(len(rows) / count)
+        missing = count * size - len(rows)
+        rows, group = torch.cat([rows, rows[:1].expand(missing)]), torch.cat([group, group.new_full((missing,), -1)])
+        tu.assign_non_tensor(data, micro_batch_size_per_gpu=size)
+    if len(rows) < sample.sequences:
+        data = tu.index_select_tensor_dict(data, rows)
+    data[GROUP] = group
+    return data
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:

@@ -135,7 +135,9 @@ def with_micro_batch(
         step, expected = current_step() or step_without_worker(settings), None
         if receipt is not None and receipt.open and step.of_rollout_batch:
             expected = receipt.before(step, model_output, data, dp_group)
-        loss, metrics = with_exact_metrics(loss_fn, *call_of(settings, step, model_output, data, tracer), dp_group)
+        call = call_of(settings, step, model_output, data, tracer)
+        call.micro_batch.kept, call.micro_batch.anatomy = step.kept, step.anatomy
+        loss, metrics = with_exact_metrics(loss_fn, *call, dp_group)
         if expected is not None:
             receipt.follow(loss, model_output["log_probs"], expected)
         return loss, metrics

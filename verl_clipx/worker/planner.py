@@ -3,21 +3,29 @@
 Everything that ranks have to agree on goes through one all-reduce per optimizer step.
 """
 
-import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
-from verl_clipx.loss.loss import tokens_in
-from verl_clipx.methods import Method
+from verl_clipx.loss.bounds import bounds_difference
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import Rejection
+from verl_clipx.worker.sampling import (
+    GROUPS,
+    LEAST,
+    Sample,
+    drawn,
+    error_of_parts,
+    next_share,
+    standard_errors,
+    without_end,
+)
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
@@ -27,15 +35,12 @@ from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 # update, silence wrong bounds.
 TOLERATED_DIFFERENCE, TOLERATED_IN_HALF = 1e-2, 0.9
 
-# Probabilities at which bounds are compared.
-PROBES = 64
-
 
 class MiniBatchStatistics(NamedTuple):
     """What the extra pass over this rank's mini-batch found.
 
     Args:
-        statistics: behind the bounds, (statistics_size,), float64.
+        statistics: behind the bounds, (statistics_size,), float64; of a sample by group, (GROUPS, statistics_size).
         entropies: histogram of the tokens' entropies, float64; empty unless selection is over the mini-batch.
         selected: number of the tokens that a selection in each sequence keeps, float64, (1,).
     """
@@ -55,6 +60,7 @@ class StepPlanner:
         rejects: whether verl's trainer takes tokens out of response_mask, which its own count keeps.
         rejection: what the loss rejects by the current weights, in bypass mode; None: nothing.
         tolerated: from `tolerated_difference`.
+        rank, ranks: data-parallel.
     """
 
     def __init__(
@@ -66,9 +72,12 @@ class StepPlanner:
         rejects: bool = False,
         rejection: Rejection | None = None,
         tolerated: float = TOLERATED_DIFFERENCE,
+        rank: int = 0,
+        ranks: int = 1,
     ):
         self.settings = settings
         self.rejects, self.rejection, self.tolerated = rejects, rejection, tolerated
+        self.rank, self.ranks = rank, ranks
         self.method = settings.method
         self.state = ControllerState()
         # Whether no first update has been found yet whose ratio was taken for 1 and was not.
@@ -79,6 +88,8 @@ class StepPlanner:
         self._all_reduce = all_reduce
         # Of scope=lagged: this rank's part of the latest statistics; summed over ranks with the next step's numbers.
         self._pending: tuple[str, Tensor] | None = None
+        # Of the latest sample: what its bounds were decided from, and this rank's part of what is exact.
+        self._sampled: tuple[Tensor, Tensor] | None = None
 
     @property
     def uses_closed_form(self) -> bool:
@@ -142,15 +153,22 @@ class StepPlanner:
             parts["moved"] = weights_moved.to(torch.float64)[None] + self._alarmed
         if self._pending is not None:
             parts["pending"] = self._pending[1]
+        if self._sampled is not None:
+            parts["exact"] = self._sampled[1]
 
         totals = self._summed(parts)
         self._remember(totals.get("pending"))
+        if "exact" in totals:
+            step.error_before = bounds_difference(self.method, self._sampled[0], totals["exact"])
+            self._sampled = None
         if closed_form and (float(totals["differing"]) == 0 or float(totals["moved"]) > 0):
             # The rollout's log-probabilities stand in for the old policy's, or those of other weights do. One such
             # update stands for the run: to look again each time would mean to reduce twice.
             self.ratio_starts_at_one = False
             step.assumed = None
-            totals["statistics"] = self._all_reduce(self._extra_pass(data, step).statistics)
+            del totals["statistics"]
+            step.sample = self._sample(data, step)
+            totals |= self._summed(self._statistics(self._extra_pass(data, step), step))
         self._decide(step, totals)
         return step
 
@@ -171,18 +189,58 @@ class StepPlanner:
         no_history = settings.adaptive and settings.scope == "lagged" and not self._remembers(step.position)
         entropy_known = "entropy" not in self.method.asks_for
         if closed_form or (no_history and entropy_known):
-            parts["statistics"] = self._at_ratio_one(data, step)
+            parts["statistics"], step.decided_from = self._at_ratio_one(data, step), DecidedFrom.RATIO_ONE
         wanted = settings.adaptive and settings.scope == "mini_batch"
         by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
         if settings.selects_over_mini_batch or by_extra_pass or self.counts_selected:
+            if by_extra_pass:
+                step.sample = self._sample(data, step)
             found = self._extra_pass(data, step)
             if by_extra_pass:
-                parts["statistics"] = found.statistics
+                parts |= self._statistics(found, step)
             if settings.selects_over_mini_batch:
                 parts["entropies"] = found.entropies
             if self.counts_selected:
                 parts["selected"] = found.selected
         return parts
+
+    def _sample(self, data: Any, step: OptimizerStep) -> Sample | None:
+        """What the extra pass takes of this rank's sequences, by the latest update at the same position."""
+        sequences = data["response_mask"].shape[0]
+        if not self.settings.precision or sequences * self.ranks < LEAST:
+            return None
+        # The number of tokens that a selection keeps is no estimate.
+        share = 1.0 if self.counts_selected else self.state.shares.get(step.position, 1.0)
+        seed = f"{self.state.step}/{step.position}"
+        return drawn(sequences, share, rank=self.rank, ranks=self.ranks, seed=seed)
+
+    @staticmethod
+    def _statistics(found: MiniBatchStatistics, step: OptimizerStep) -> dict[str, Tensor]:
+        """This rank's statistics from an extra pass; of a sample by group, with the numbers of sequences."""
+        step.decided_from = DecidedFrom.MINI_BATCH if step.sample is None else DecidedFrom.SAMPLE
+        if step.sample is None:
+            return {"statistics": found.statistics}
+        numbers = [float(len(step.sample.rows)), float(step.sample.sequences)]
+        return {"groups": found.statistics.flatten(), "numbers": torch.tensor(numbers, dtype=torch.float64)}
+
+    def _estimate(self, step: OptimizerStep, groups: Tensor, numbers: Tensor) -> Tensor:
+        """The mini-batch's statistics from those of a sample, whose error and successor it determines, too.
+
+        Args:
+            step: is told them.
+            groups: over all ranks, (GROUPS * statistics_size,).
+            numbers: of sequences in the sample and in the mini-batch, over all ranks.
+        """
+        # On the host, where some thousand operations on few numbers take less time.
+        on_host = groups.view(GROUPS, -1).cpu()
+        sampled, sequences = numbers.tolist()
+        scale = sequences / sampled
+        error = float(standard_errors(self.method, on_host, scale=scale).max())
+        step.passed = sampled / sequences
+        step.predicted_error = without_end(error, step.passed)
+        largest = max(error, error_of_parts(self.method, on_host, scale=scale))
+        step.next_share = next_share(largest, sampled=sampled, sequences=sequences, precision=self.settings.precision)
+        return groups.view(GROUPS, -1).sum(0) * scale
 
     def _decide(self, step: OptimizerStep, totals: dict[str, Tensor]) -> None:
         """Fills in the step what follows from the sums over all ranks."""
@@ -194,11 +252,16 @@ class StepPlanner:
             step.entropy_bucket, step.selected_tokens = self.settings.select.threshold(totals["entropies"])
         lagged = self.settings.adaptive and self.settings.scope == "lagged"
         step.statistics = totals.get("statistics")
+        if "groups" in totals:
+            step.statistics = self._estimate(step, totals["groups"], totals["numbers"])
+        elif self.settings.precision:
+            # Either none of it, or all.
+            step.passed, step.predicted_error = (0.0, None) if step.assumed is not None else (1.0, 0.0)
         if step.statistics is None and lagged:
-            step.statistics = self.state.statistics[step.position]
+            step.statistics, step.decided_from = self.state.statistics[step.position], DecidedFrom.LAGGED
         if step.statistics is not None:
             step.decision = self.method.decide(step.statistics)
-        step.collect = lagged or step.assumed is not None
+        step.collect = lagged or step.assumed is not None or step.estimated
 
     def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
         """Remembers a step's statistics.
@@ -217,6 +280,10 @@ class StepPlanner:
                 self._pending = (step.position, step.collected)
             elif step.statistics is not None:
                 self.state.statistics[step.position] = step.statistics
+            if step.next_share is not None:
+                self.state.shares[step.position] = step.next_share
+        if step.estimated and step.collected is not None:
+            self._sampled = (step.statistics, step.collected)
         if step.assumed is None or step.collected is None:
             return None
         difference = bounds_difference(self.method, step.assumed, step.collected.to(step.assumed.device))
@@ -225,7 +292,7 @@ class StepPlanner:
 
     def restore(self, state: ControllerState) -> None:
         """Goes on from a checkpoint's state; what waits for the next step belongs to the weights before it."""
-        self.state, self._pending = state, None
+        self.state, self._pending, self._sampled = state, None, None
 
     def flush(self) -> None:
         """Sums what waits for the next step over the ranks now; every rank must call it."""
@@ -284,32 +351,3 @@ def differing_log_probs(data: Any) -> Tensor:
         return torch.ones((), dtype=torch.float64, device=old.device)
     different = (old != padded(data["rollout_log_probs"])) & padded(data["response_mask"]).bool()
     return different.sum(dtype=torch.float64)
-
-
-def bounds_difference(method: Method, first: Tensor, second: Tensor) -> float:
-    """Largest difference between the bounds that two statistics lead to, over half the width of the first ones.
-
-    Args:
-        method: decides on the bounds.
-        first, second: statistics, (statistics_size,), float64.
-
-    Returns:
-        0 for equal bounds; for ACPO the relative difference of an epsilon.
-    """
-    # Tokens at ratio 1 of every probability, each with a positive and with a negative advantage.
-    probability = torch.linspace(0, 1, PROBES + 1, dtype=torch.float64, device=first.device)[1:]
-    log_prob = probability.log().expand(2, -1)
-    ones = torch.ones_like(log_prob)
-    optional = dict(rollout_log_prob=log_prob, group=ones[:, 0].long())
-    asked_for = {name: optional[name] for name in method.asks_for}
-    inputs = Inputs(log_prob, log_prob, ones * ones.new_tensor([[1.0], [-1.0]]), ones.bool(), **asked_for)
-    tokens = tokens_in(method, None, inputs)
-    (low, high), others = (method.bounds(tokens, method.decide(statistics)) for statistics in (first, second))
-    half = ((ones * high - low) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
-    # Equal bounds differ by 0, infinite ones too.
-    moved = [
-        torch.where(ones * mine == other, 0.0, (ones * mine - other).abs() / half)
-        for mine, other in zip((low, high), others, strict=True)
-    ]
-    difference = float(torch.stack(moved).max())
-    return difference if math.isfinite(difference) else math.inf

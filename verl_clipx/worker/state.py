@@ -35,10 +35,12 @@ class ControllerState:
         step: optimizer steps that were taken (skipped ones don't count).
         statistics: position of an update within its rollout batch to the statistics of its latest taken step (or their
             exponential average), float64.
+        shares: under clipx.precision, position to the share of the sequences that its next extra pass takes.
     """
 
     step: int = 0
     statistics: dict[str, Tensor] = field(default_factory=dict)
+    shares: dict[str, float] = field(default_factory=dict)
 
 
 def description(method: Method) -> dict[str, Any]:
@@ -64,6 +66,8 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
         # Python prints the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
     }
+    if state.shares:
+        content["shares"] = state.shares
     remove_partials(folder, f"{FILE}*")
     write_text(folder / FILE, json.dumps(content))
     return folder / FILE
@@ -94,8 +98,10 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
         raise UnusableState(f"{path} is cut short or not a state of this plugin (step {step!r})")
     if not isinstance(statistics, dict):
         raise UnusableState(f"{path} is cut short or not a state of this plugin (statistics {statistics!s:.60})")
-    size = belongs_to[SIZE]
-    return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()})
+    size, shares = belongs_to[SIZE], content.get("shares", {})
+    if not (isinstance(shares, dict) and all(_is_finite(share) and 0 < share <= 1 for share in shares.values())):
+        raise UnusableState(f"{path} is cut short or not a state of this plugin (shares {shares!s:.60})")
+    return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()}, shares)
 
 
 def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) -> None:

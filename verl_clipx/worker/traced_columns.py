@@ -25,6 +25,7 @@ class Response:
         token_ids: int64, (length,).
         mask: the tokens that the loss counts, bool, (length,).
         rollout_log_prob: under the policy that sampled, (length,), or None.
+        group: number of verl's group of responses, or None.
     """
 
     prompt: str
@@ -35,6 +36,7 @@ class Response:
     token_ids: Tensor
     mask: Tensor
     rollout_log_prob: Tensor | None
+    group: int | None = None
 
 
 class HostCopy:
@@ -72,11 +74,15 @@ class Part:
         responses: a response a row.
         names: of the columns.
         values: float32, (rows, columns, response length).
+        micro_batch: its number within the update, from 0.
+        decision: what the method decided for it, float64; None: there is no method.
     """
 
     responses: list[Response]
     names: tuple[str, ...]
     values: HostCopy
+    micro_batch: int = 0
+    decision: HostCopy | None = None
 
 
 class TokenTexts:
@@ -105,6 +111,15 @@ class TokenTexts:
             return f"[{token}]"
         # At the beginning of a text some tokenizers leave out a space.
         return self.whole([token, token])[len(self.whole([token])) :]
+
+
+# Columns that are true or false.
+FLAGS = frozenset({"selected", "counted", "rejected"})
+
+
+def decisions_of(parts: list[Part]) -> dict[int, list[float]]:
+    """What the method decided for each micro-batch, by its number; parts without a method are left out."""
+    return {part.micro_batch: part.decision.numpy().tolist() for part in parts if part.decision is not None}
 
 
 def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
@@ -136,8 +151,11 @@ def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
     columns["prompt"], columns["sample"] = each(lambda one: one.prompt), each(lambda one: one.sample)
     columns["prompt_text"] = each(lambda one: texts.whole(one.prompt_ids.tolist()))
     columns["score"], columns["age"] = each(lambda one: one.score), each(lambda one: one.age)
-    if "selected" in columns:
-        columns["selected"] = columns["selected"] > 0
+    columns["group"] = each(lambda one: one.group)
+    of_row = [part.micro_batch for part in parts for _ in part.responses]
+    columns["micro_batch"] = numpy.repeat(numpy.array(of_row, dtype=numpy.int32), lengths)
+    for name in FLAGS & columns.keys():
+        columns[name] = columns[name] > 0
     columns["region"] = regions(*(columns[name] for name in ("bounded", "low", "high", "advantage")))
     return columns
 

@@ -17,15 +17,16 @@ from verl.utils import tensordict_utils as tu
 
 from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.common.traces import Shard, remove_shards, shards_in, write_shard
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
 from verl_clipx.worker.layout import padded, response_part
-from verl_clipx.worker.rows import ages
+from verl_clipx.worker.rows import ages, prompt_groups
 from verl_clipx.worker.trace_writer import TraceWriter
-from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of
+from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of, decisions_of
 
 # Where the worker keeps the number of a row's response in verl's mini-batch; NONE for one that is not traced.
 ROW, NONE = "clipx_traced_row", -1
@@ -58,10 +59,19 @@ class TracedRows:
         responses: a response a place.
         parts: where what is added goes.
         entropy: of the current policy, (sequences of the micro-batch, response length), or None.
+        micro_batch: its number within the update, from 0.
     """
 
-    def __init__(self, places: list[int], responses: list[Response], parts: list[Part], entropy: Tensor | None):
+    def __init__(
+        self,
+        places: list[int],
+        responses: list[Response],
+        parts: list[Part],
+        entropy: Tensor | None,
+        micro_batch: int = 0,
+    ):
         self.places, self.responses, self.parts, self.entropy = places, responses, parts, entropy
+        self.micro_batch = micro_batch
 
     def of_method(
         self,
@@ -84,18 +94,23 @@ class TracedRows:
         """
         with without_gradient(inputs.mask):
             of_rows = torch.ones((), device=inputs.mask.device) if factor is None else self._rows(factor)
-            kept = {}
+            rows = Inputs(*(None if values is None else self._rows(values) for values in inputs))
+            kept = {"unshaped_advantage": rows.advantages}
+            if factor is not None:
+                kept["correction"] = of_rows
+            if rows.counted is not None:
+                kept["counted"] = rows.counted
             if selected is not None:
                 kept["selected"] = self._rows(selected)
                 of_rows = of_rows * kept["selected"]
-            rows = Inputs(*(None if values is None else self._rows(values) for values in inputs))
             trace = token_trace(settings.method, settings.shaping, rows, decision, of_rows)
             if whole is not inputs.mask:
                 every = rows._replace(mask=self._rows(whole))
+                kept["rejected"] = every.mask & ~rows.mask
                 rejected = token_trace(settings.method, settings.shaping, every, decision, of_rows)
                 pairs = zip(trace, rejected, strict=True)
                 trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
-            self.add(trace, kept)
+            self.add(trace, kept, decision)
 
     def of_gradient(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor) -> None:
         """Adds what a loss of verl's does.
@@ -106,24 +121,28 @@ class TracedRows:
         """
         with without_gradient(tokens.mask):
             rows = ObservedTokens(*map(self._rows, tokens))
-            self.add(observed_token_trace(rows, bounds, by_sequence, self._rows(share)), {})
+            trace = observed_token_trace(rows, bounds, by_sequence, self._rows(share))
+            self.add(trace, {"unshaped_advantage": trace.advantage})
 
     def _rows(self, values: Tensor) -> Tensor:
         # An index tensor would have to be copied to the accelerator.
         return torch.stack([values[place] for place in self.places])
 
-    def add(self, trace: TokenTrace, others: dict[str, Tensor]) -> None:
+    def add(self, trace: TokenTrace, others: dict[str, Tensor], decision: Tensor | None = None) -> None:
         """Adds what is known of the rows' tokens.
 
         Args:
             trace: (rows, response length) each.
             others: further columns, likewise.
+            decision: what the method decided, float64; None without a method.
         """
         if self.entropy is not None:
             others["entropy"] = self._rows(self.entropy)
         columns = {**trace._asdict(), **others}
         values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
-        self.parts.append(Part(self.responses, tuple(columns), HostCopy(values)))
+        # A copy: the planner's own tensor is not held here, and on a CPU `HostCopy` would be that tensor itself.
+        decided = None if decision is None else HostCopy(decision.detach().clone())
+        self.parts.append(Part(self.responses, tuple(columns), HostCopy(values), self.micro_batch, decided))
 
 
 @contextmanager
@@ -164,7 +183,7 @@ class Tracer:
         self.texts = TokenTexts(tokenizer)
         self.batches_a_step, self.last = batches_a_step, last
         self.writer = TraceWriter()
-        self._step, self._update = 1, 0
+        self._step, self._update, self._micro_batch = 1, 0, 0
         self._responses: list[Response] = []
         self._parts: list[Part] = []
         self._goes_on = False
@@ -182,7 +201,7 @@ class Tracer:
             self.writer.put(partial(self._remove, self._step))
             self._goes_on = True
         # What an update left that did not end is not the next one's.
-        self._parts = []
+        self._parts, self._micro_batch = [], 0
         if before % self.batches_a_step == 0:
             self._update = 0
         if self.trace.includes(self._step):
@@ -203,22 +222,32 @@ class Tracer:
         """
         if ROW not in data:
             return None
+        micro_batch, self._micro_batch = self._micro_batch, self._micro_batch + 1
         numbers = [_plain(number) for number in data[ROW]]
         places = [place for place, number in enumerate(numbers) if number != NONE]
         if not places:
             return None
         if entropy is None and model_output.get("entropy", None) is not None:
             entropy = response_part(model_output["entropy"], data, padded(data["response_mask"]).shape[1])
-        return TracedRows(places, [self._responses[numbers[place]] for place in places], self._parts, entropy)
+        responses = [self._responses[numbers[place]] for place in places]
+        return TracedRows(places, responses, self._parts, entropy, micro_batch)
 
-    def end_update(self) -> None:
-        """Hands what the update's micro-batches added to the writer."""
-        parts, self._parts = self._parts, []
+    def end_update(self, decided_from: DecidedFrom = DecidedFrom.MICRO_BATCH) -> None:
+        """Hands what the update's micro-batches added to the writer.
+
+        Args:
+            decided_from: the tokens behind its bounds.
+        """
+        parts, self._parts, self._micro_batch = self._parts, [], 0
         shard = Shard(self._step, self._update, self.rank)
         self._update += 1
+
+        def write() -> None:
+            facts = UpdateFacts(self.trace.fraction, self.ranks, decided_from, decisions_of(parts))
+            write_shard(self.folder, shard, columns_of(parts, self.texts), facts)
+
         if parts:
-            size = sum(part.values.size for part in parts)
-            self.writer.put(lambda: write_shard(self.folder, shard, columns_of(parts, self.texts)), size)
+            self.writer.put(write, sum(part.values.size for part in parts))
 
     def _remove(self, step: int) -> None:
         def is_old(shard: Shard) -> bool:
@@ -239,7 +268,7 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
     """
     known = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
     scores = known.get("rm_scores", known.get("token_level_scores"))
-    age = ages(data, version)
+    age, groups = ages(data, version), prompt_groups(data).tolist() if "uid" in data else None
     responses, rows, seen = [], [], Counter()
     for place, prompt in enumerate(prompts_in(data)):
         name, mask = prompt_name(prompt), known["response_mask"][place].bool()
@@ -259,6 +288,7 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
                 token_ids=known["responses"][place],
                 mask=mask,
                 rollout_log_prob=known["rollout_log_probs"][place] if "rollout_log_probs" in known else None,
+                group=None if groups is None else groups[place],
             )
         )
         seen[name] += 1

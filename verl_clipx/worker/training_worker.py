@@ -20,9 +20,13 @@ from verl_clipx.base.shared_metrics import (
     CLOSED_FORM_DIFFERENCE,
     NOT_FINITE_LOG_PROBS,
     NOT_FINITE_RANK,
+    PREDICTED_ERROR,
+    REAL_ERROR,
     RECEIPT,
+    SAMPLED,
     SKIPPED_UPDATES,
 )
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.config import Observe, Settings, clip_range
@@ -32,6 +36,7 @@ from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
+from verl_clipx.worker.anatomy import AnatomySums
 from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
@@ -42,11 +47,22 @@ from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner, tolerate
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.rows import AGE, ages
+from verl_clipx.worker.shadow import ShadowLosses
 from verl_clipx.worker.state import ControllerState, UnusableState, description, read_state, write_state
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
 
 logger = logging.getLogger(__name__)
+
+
+# Of verl's engine.
+PIPELINE = "pipeline_model_parallel_size"
+
+
+def sampling_metrics(step: OptimizerStep) -> dict[str, float]:
+    """What an optimizer step logs under clipx.precision; nothing without it."""
+    found = {SAMPLED: step.passed, PREDICTED_ERROR: step.predicted_error, REAL_ERROR: step.error_before}
+    return {metric.key: value for metric, value in found.items() if value is not None}
 
 
 def clipx_node(loss_fn: Any) -> Settings | Observe | None:
@@ -69,10 +85,14 @@ class ClipxTraining:
     tracer: Tracer | None = None
     watch: EngineWatch | None = None
     receipt: Receipt | None = None
+    shadow: ShadowLosses | None = None
+    anatomy: AnatomySums | None = None
     not_finite: NotFiniteLog | None = None
     # The rollout batch under way, and the optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
+    # The tokens behind the bounds of the latest optimizer step.
+    decided_from: DecidedFrom = DecidedFrom.MICRO_BATCH
     # Rollout batches that verl counts so far, and after how many of them the rollout gets new weights.
     rollouts: int = 0
     parameter_sync_step: int = 1
@@ -109,6 +129,7 @@ class ClipxTraining:
             observe_registered(loss_mode)
             functions.prepare(device, clip_range(config), loss_mode in SEQUENCE_LEVEL)
         else:
+            self._refuse_sampling(settings)
             self.planner = StepPlanner(
                 settings,
                 extra_pass=self._extra_pass,
@@ -116,12 +137,18 @@ class ClipxTraining:
                 rejects=self.rejects,
                 rejection=rejection_of(config.policy_loss),
                 tolerated=tolerated_difference(self.engine_config),
+                rank=self.engine.get_data_parallel_rank(),
+                ranks=self.engine.get_data_parallel_size(),
             )
             if self.planner.needs_extra_pass:
                 refuse_dropout(self.engine.module)
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 print(COMPILED, flush=True)
+            if settings.detailed:
+                self.anatomy = AnatomySums(run, self._all_reduce, device)
+            if settings.shadow is not None:
+                self.shadow = ShadowLosses(settings, device, self._all_reduce)
             if settings.receipt != "off":
                 self.receipt = Receipt(
                     settings,
@@ -173,9 +200,11 @@ class ClipxTraining:
         finally:
             self.watch.weights_of_log_probs = None
         receipt = self._receipt()
+        others = {} if self.anatomy is None else self.anatomy.end_rollout_batch()
+        others |= {} if self.shadow is None else self.shadow.end_rollout_batch()
         if not metrics:
             return None
-        merged = merged_passes(metrics) | self._skipped() | receipt
+        merged = merged_passes(metrics) | self._skipped() | receipt | others
         return tu.get_tensordict(tensor_dict={}, non_tensor_dict={"metrics": merged}).cpu()
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -183,9 +212,10 @@ class ClipxTraining:
         """verl's optimizer step, with the bounds decided beforehand."""
         if self.watch is not None:
             self.watch.gradient_norm = None
+        self.decided_from = DecidedFrom.MICRO_BATCH
         output = self._train_batch(data)
         if self.tracer is not None:
-            self.tracer.end_update()
+            self.tracer.end_update(self.decided_from)
         return output
 
     def _train_batch(self, data):
@@ -197,7 +227,11 @@ class ClipxTraining:
         self.step = self.planner.plan(
             data, position=batch.position, token_pass=batch.token_pass, weights_moved=self._weights_moved()
         )
-        self.step.of_rollout_batch = self.batch is not None
+        self.step.of_rollout_batch, self.decided_from = self.batch is not None, self.step.decided_from
+        if self.shadow is not None and self.batch is not None:
+            self.step.kept = []
+        if self.anatomy is not None and self.batch is not None:
+            self.step.anatomy, self.step.equal_weights = self.anatomy, self.anatomy.at_equal_weights(self.batch)
         receipt = self.receipt if self.receipt is not None and self.receipt.open and self.batch is not None else None
         if receipt is not None:
             receipt.begin_update(self.step)
@@ -210,17 +244,22 @@ class ClipxTraining:
             tu.assign_non_tensor(data, calculate_entropy=True)
         if not batch.last_pass:
             tu.assign_non_tensor(data, update_lr_scheduler=False)
+        step = self.step
         try:
             output = super().train_batch(data)
             if receipt is not None:
                 receipt.end_update(self.step)
             difference = self.planner.finish(self.step, taken=self._taken(data))
+            if self.step.kept is not None:
+                self.shadow.end_update(self.step.kept)
         finally:
             self.step = None
         if output is not None:
             over_remaining(tu.get(output, "metrics"))
         if self.batch is not None:
             self.batch.update += 1
+        if output is not None:
+            tu.get(output, "metrics").update(sampling_metrics(step))
         if difference is not None and output is not None:
             tu.get(output, "metrics")[CLOSED_FORM_DIFFERENCE.key] = difference
             if difference > self.planner.tolerated:
@@ -368,10 +407,18 @@ class ClipxTraining:
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
 
+    def _refuse_sampling(self, settings: Settings) -> None:
+        stages = getattr(self.engine_config, PIPELINE, 1)
+        if settings.precision and stages > 1:
+            raise ValueError(
+                f"{NODE}.precision={settings.precision:g} with {PIPELINE}={stages}: only the last stage knows how many "
+                f"sequences suffice, and every stage has to pass the same. Set {NODE}.precision=0, or {PIPELINE}=1."
+            )
+
     def _weights_moved(self) -> torch.Tensor | None:
         if self.batch is None or not self.batch.at_start or not self.planner.uses_closed_form:
             return None
-        if getattr(self.engine_config, "pipeline_model_parallel_size", 1) > 1:
+        if getattr(self.engine_config, PIPELINE, 1) > 1:
             # Only the last stage would notice a closed form that is wrong, and no stage makes an extra pass by itself.
             return None
         return self.watch.weights_moved()

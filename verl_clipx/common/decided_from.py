@@ -1,0 +1,22 @@
+"""From which tokens an update's bounds were decided: what a run writes down and a replay reads."""
+
+from enum import Enum
+
+
+class DecidedFrom(str, Enum):
+    """The tokens behind an update's bounds."""
+
+    MINI_BATCH = "mini_batch"
+    """All of the mini-batch, under the weights that the update starts from."""
+
+    SAMPLE = "sample"
+    """A part of the mini-batch's sequences, likewise (clipx.precision)."""
+
+    RATIO_ONE = "ratio_one"
+    """All of the mini-batch, the current log-probabilities taken to be the old ones."""
+
+    LAGGED = "lagged"
+    """Those of the same update on an earlier rollout batch."""
+
+    MICRO_BATCH = "micro_batch"
+    """Each micro-batch's own; also where bounds depend on nothing."""

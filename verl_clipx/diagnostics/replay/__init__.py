@@ -1,0 +1,1 @@
+"""What another method would do to the tokens that a run traced."""

@@ -1,0 +1,147 @@
+"""`clipx replay`: reads the run, applies each setting, prints lists and writes JSON."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.markup import escape
+
+from verl_clipx.base.method import NODE
+from verl_clipx.common.files import write_text
+from verl_clipx.common.listed import print_list
+from verl_clipx.diagnostics.replay.match import Match, matched, target_of
+from verl_clipx.diagnostics.replay.measures import Replay, of_run, replay
+from verl_clipx.diagnostics.replay.output import (
+    BY_PROBABILITY,
+    HEADINGS,
+    UNKNOWN,
+    as_json,
+    by_probability_of,
+    heading_of,
+    row_of,
+)
+from verl_clipx.diagnostics.replay.tokens import TracedTokens, traced_step
+from verl_clipx.diagnostics.runs import Run, read_run
+from verl_clipx.driver.candidates import Candidate, candidates_of
+from verl_clipx.driver.config import Settings, build
+
+# Keys of the node that say nothing of the loss on given tokens.
+NOT_OF_THE_LOSS = ("trace", "shadow", "update")
+
+
+def replay_run(
+    console: Console,
+    path: Path,
+    words: list[str],
+    *,
+    step: int | None = None,
+    match: str | None = None,
+    json_path: Path | None = None,
+    tokens: int = 200,
+) -> Iterator[str]:
+    """Replays settings on a run and prints them.
+
+    Args:
+        console: where the lists go.
+        path: the run's folder or log.
+        words: as for `candidates_of`; none: the run's own setting.
+        step: as for `traced_step`.
+        match: as for `target_of`, or None.
+        json_path: also writes everything here.
+        tokens: how many changed tokens of each setting go there.
+
+    Yields:
+        Lines to print after the lists.
+
+    Raises:
+        ValueError, OSError: the run has no traces that can be replayed, or a setting is wrong; says so.
+    """
+    target = None if match is None else target_of(match)
+    candidates = candidates_of(words)
+    run = read_run(path)
+    updates = traced_step(run, step)
+    if not updates:
+        raise ValueError(f"{run.traces}: in this step no update's numbers are finite; name another by --step.")
+    own = own_settings(run)
+    as_trained = of_run(updates)
+    found, matches = [], []
+    for label, settings, one in _settings(candidates, target, own, updates):
+        found.append(replay(label, settings, own, updates))
+        matches += [one] if one else []
+    _print(console, run, updates, [as_trained, *found])
+    if json_path is not None:
+        content = {
+            "run": run.name,
+            "step": updates[0].step,
+            "exact": all(update.whole for update in updates),
+            "of_run": as_json(as_trained, 0),
+            "settings": [as_json(one, tokens) for one in found],
+            "matches": [{"setting": label, **one._asdict()} for label, one in matches],
+            "unknown": UNKNOWN,
+        }
+        write_text(json_path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
+    yield from (_said(label, one, *target) for label, one in matches)
+    yield from (_agreement(one) for one in found if one.against_run is not None)
+    yield UNKNOWN
+
+
+def own_settings(run: Run) -> Settings | None:
+    """The settings that a run's record says it trained with; None where it says none, or of a loss that isn't here."""
+    node: dict[str, Any] = {}
+    for key, value in run.configuration.items():
+        parts = key.split(".")
+        if parts[0] == NODE and len(parts) > 1 and parts[1] not in NOT_OF_THE_LOSS and parts[-1] != "_target_":
+            at = node
+            for part in parts[1:-1]:
+                at = at.setdefault(part, {})
+            at[parts[-1]] = value
+    try:
+        built = build(**node)
+    except (ValueError, ImportError, AttributeError):
+        return None
+    return built if isinstance(built, Settings) else None
+
+
+def _settings(
+    candidates: list[Candidate], target: tuple[str, float] | None, own: Settings | None, updates: list[TracedTokens]
+) -> Iterator[tuple[str, Settings, tuple[str, Match] | None]]:
+    """A label, the settings, and where a parameter was looked for what was found."""
+    if not candidates:
+        if own is None or target is not None:
+            raise ValueError(f"name what to replay, for example +{NODE}=acpo {NODE}.alpha=1,2.")
+        yield f"{own.method.name}, as trained", own, None
+    for candidate in candidates:
+        if target is None:
+            yield from ((label, settings, None) for label, settings in candidate.each())
+            continue
+        one = matched(candidate, *target, own, updates)
+        chosen = {one.parameter: one.value}
+        label = candidate.label({one.parameter: f"{one.value:.6g}"})
+        yield label, candidate.settings(chosen), (label, one)
+
+
+def _print(console: Console, run: Run, updates: list[TracedTokens], found: list[Replay]) -> None:
+    console.print(heading_of(run.name, updates), markup=False, highlight=False, soft_wrap=True)
+    caption = "" if found[0].exact else "estimates, [95 % interval over prompts] where each update has five prompts"
+    rows = [list(map(escape, row_of(one))) for one in found]
+    print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
+    rows = [list(map(escape, by_probability_of(one))) for one in found]
+    print_list(console, "clipped low / high by old probability", BY_PROBABILITY, rows)
+
+
+def _agreement(one: Replay) -> str:
+    """How near a replay of the run's own setting comes to what it trained."""
+    return f"{one.label}: the run's own setting; its bounds are within {one.against_run:.1g} of those it trained with."
+
+
+def _said(label: str, one: Match, quantity: str, target: float) -> str:
+    """What `--match` found, in a sentence."""
+    if one.crossings == 0:
+        return (
+            f"{label}: {quantity} is not {target:g} anywhere in the range, it lies between {one.least:.4g} and "
+            f"{one.greatest:.4g}; nearest is {one.reached:.4g}."
+        )
+    more = f"; it passes that number {one.crossings} times, this is the first" if one.crossings > 1 else ""
+    return f"{label}: {quantity} {one.reached:.4g}, wanted {target:g}{more}."

@@ -1,0 +1,116 @@
+"""Settings of the loss as a command line lists them: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from verl_clipx.base.method import NODE
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.driver.config import Observe, Settings, build
+from verl_clipx.driver.listing import group_settings
+
+
+@dataclass
+class Candidate:
+    """A method's group with what was set on top of it.
+
+    Args:
+        group: the group that chose the method.
+        node: its clipx node.
+        given: keys under the node to what the command line sets.
+        modifiers: as the command line names them.
+        swept: keys under the node to the values that the command line lists for them.
+    """
+
+    group: str
+    node: dict[str, Any]
+    given: dict[str, Any] = field(default_factory=dict)
+    modifiers: dict[str, Any] = field(default_factory=dict)
+    swept: dict[str, list[Any]] = field(default_factory=dict)
+
+    def settings(self, chosen: Mapping[str, Any]) -> Settings:
+        """The settings with one value for each swept key.
+
+        Args:
+            chosen: by swept key.
+
+        Raises:
+            ValueError: an unknown key or a bad value; or what no single pass over tokens can show.
+        """
+        node = OmegaConf.create(self.node)
+        for modifier in self.modifiers.values():
+            node.merge_with(modifier)
+        for key, value in {**self.given, **chosen}.items():
+            OmegaConf.update(node, key, value, force_add=True)
+        built = build(**OmegaConf.to_container(node))
+        if isinstance(built, Observe):
+            raise ValueError(f"+{NODE}={self.group}: leaves verl's own loss as it is and has none. Name a method.")
+        if built.update is not None:
+            raise ValueError(
+                f"+{NODE}/update=lopti: its second pass sees the weights that the first one left, which no trace of "
+                "another run knows. Leave it out; in a run with Lopti each of its passes is an update of its own."
+            )
+        return built
+
+    def label(self, chosen: Mapping[str, Any]) -> str:
+        """The group, and what is set on top of it."""
+        of_modifiers = [name.removeprefix(f"{NODE}/") for name in self.modifiers]
+        return " ".join([self.group, *of_modifiers, *(f"{k}={v}" for k, v in {**self.given, **chosen}.items())])
+
+    def each(self) -> list[tuple[str, Settings]]:
+        """A label and the settings for every combination of the swept values; raises as `settings`."""
+        combinations = [
+            dict(zip(self.swept, values, strict=True)) for values in itertools.product(*self.swept.values())
+        ]
+        return [(self.label(chosen), self.settings(chosen)) for chosen in combinations]
+
+
+def candidates_of(words: list[str]) -> list[Candidate]:
+    """What a command line lists: each `+clipx=<group>` begins a candidate, which the words after it go on top of.
+
+    Args:
+        words: Hydra overrides; several values, separated by commas, are one candidate each.
+
+    Raises:
+        ValueError: a word is no override of the clipx node, comes before any method, or names a group that isn't there.
+    """
+    found: list[Candidate] = []
+    try:
+        overrides = OverridesParser.create().parse_overrides(words)
+    except HydraException as error:
+        raise ValueError(f"{' '.join(words)}: {error}") from None
+    for word, override in zip(words, overrides, strict=True):
+        key = override.key_or_group
+        values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+        if key == NODE:
+            found += [Candidate(str(value), _group(str(value))) for value in values]
+            if len(values) > 1:
+                raise ValueError(f"{word}: name one method at a time, +{NODE}=acpo +{NODE}=bapo.")
+            continue
+        if not found:
+            raise ValueError(f"{word}: comes before any method. Begin with one, for example +{NODE}=acpo.")
+        if key.startswith(f"{NODE}/") and len(values) == 1:
+            name = f"{key.removeprefix(f'{NODE}/')}/{values[0]}"
+            found[-1].modifiers[f"{key}={values[0]}"] = _group(name)
+        elif key.startswith(f"{NODE}."):
+            name = key.removeprefix(f"{NODE}.")
+            if override.is_sweep_override():
+                found[-1].swept[name] = values
+            else:
+                found[-1].given[name] = values[0]
+        else:
+            raise ValueError(f"{word}: write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE.")
+    return found
+
+
+def _group(name: str) -> dict[str, Any]:
+    if not (configs_folder() / NODE / f"{name}.yaml").is_file():
+        folder = (configs_folder() / NODE / name).parent
+        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
+        raise ValueError(f"+{NODE}={name}: there is no such group. There are: {known}.")
+    return group_settings(name)

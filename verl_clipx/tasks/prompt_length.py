@@ -1,0 +1,45 @@
+"""Command line: `python -m verl_clipx.tasks.prompt_length MODEL FILE …` prints how long the longest prompt is.
+
+verl pads every prompt to `data.max_prompt_length`: with this number nothing is padded beyond the longest one.
+"""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from transformers import AutoTokenizer
+
+from verl_clipx.common.files import read_table
+
+
+def longest_prompt(model: str, files: list[Path]) -> int:
+    """Return the length of the longest prompt of some files, in tokens, with the model's chat template around it.
+
+    Args:
+        model: a folder or a name on the hub; only its tokenizer is read.
+        files: Parquet files in verl's schema.
+
+    Raises:
+        OSError: the tokenizer or a file is not there.
+        ValueError: a file is not in verl's schema, or the tokenizer has no chat template.
+    """
+    tokenizer = AutoTokenizer.from_pretrained(model)
+    prompts = [prompt for file in files for prompt in read_table(file, ["prompt"])["prompt"].to_pylist()]
+    texts = [tokenizer.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in prompts]
+    return max(map(len, tokenizer(texts, add_special_tokens=False)["input_ids"]))
+
+
+def main(
+    model: Annotated[str, typer.Argument(help="The model's folder, or its name on the hub.")],
+    files: Annotated[list[Path], typer.Argument(help="Parquet files in verl's schema.")],
+) -> None:
+    """Print the length of the longest prompt, in tokens of the model."""
+    try:
+        typer.echo(longest_prompt(model, files))
+    except (OSError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+
+
+if __name__ == "__main__":
+    typer.run(main)

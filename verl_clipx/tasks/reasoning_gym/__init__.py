@@ -1,0 +1,1 @@
+"""Short problems of the package reasoning-gym, with its own verifiers as rewards."""

@@ -1,0 +1,96 @@
+"""Reward of reasoning-gym's tasks: its own verifier on the whole answer, and form and skill told apart.
+
+A policy that has just begun to learn gains most by form: it stops explaining, and writes a bare number. `format` has
+that alone, `skill` what it can do whatever the form, `acc` both together.
+"""
+
+import re
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from typing import Any
+
+from verl_clipx.common.responses import final_part
+from verl_clipx.tasks.ground_truth import decode_ground_truth
+from verl_clipx.tasks.reasoning_gym.generator import reasoning_gym
+
+# The answers have a few characters. The verifiers are another project's: no long text reaches them.
+MAX_ANSWER_LENGTH = 256
+
+_NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
+_WORD = re.compile(r"[A-Za-z]+(?:['-][A-Za-z]+)*")
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+) -> dict[str, float]:
+    """Score one response; no text of a policy makes it raise.
+
+    Args:
+        data_source: unused; the ground truth names the verifier.
+        solution_str: the decoded response, without special tokens.
+        ground_truth: `{"answer": text, "metadata": {"source_dataset": name, …}}`, as JSON or as such.
+        extra_info: unused; verl passes it.
+        **kwargs: unused; verl passes more for reward models.
+
+    Returns:
+        `score`, the verifier's, from 0 to 1, of the whole response; `acc`, 1.0 if that is 1; `format`, 1.0 if the
+        response is a bare number, or a bare word where the right answer is one; `skill`, 1.0 if the last number (word)
+        of the response is right, whatever stands around it.
+    """
+    truth = decode_ground_truth(ground_truth)
+    text = final_part(solution_str) if isinstance(solution_str, str) else None
+    answer = (text or "").strip()
+    if not answer or len(answer) > MAX_ANSWER_LENGTH or not isinstance(truth, Mapping):
+        return {"score": 0.0, "acc": 0.0, "format": 0.0, "skill": 0.0}
+    kind = _kind(truth)
+    found = kind.findall(answer)
+    score = _verify(answer, truth)
+    return {
+        "score": score,
+        "acc": float(score >= 1),
+        "format": float(kind.fullmatch(answer) is not None),
+        "skill": float(bool(found) and _verify(found[-1], truth) >= 1),
+    }
+
+
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
+
+    Args:
+        data_source: unused; all of a task's rows have one form.
+        ground_truth: the row's.
+
+    Raises:
+        ValueError: its own answer is not right by the verifier that it names.
+    """
+    truth = decode_ground_truth(ground_truth)
+    if (
+        not isinstance(truth, Mapping)
+        or not isinstance(truth.get("answer"), str)
+        or _verify(truth["answer"], truth) < 1
+    ):
+        raise ValueError(
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): reasoning-gym's tasks need "
+            '{"answer": text, "metadata": {"source_dataset": name}}, as JSON or as such, with an answer that its '
+            "verifier accepts"
+        )
+
+
+def _kind(truth: Mapping) -> re.Pattern[str]:
+    return _NUMBER if _NUMBER.fullmatch(str(truth.get("answer"))) else _WORD
+
+
+def _verify(answer: str, truth: Mapping) -> float:
+    try:
+        name = truth["metadata"]["source_dataset"]
+        return float(min(max(_verifier(name)(answer, truth), 0.0), 1.0))
+    except ModuleNotFoundError:
+        raise
+    except Exception:
+        # Another project's code on text that nobody has seen before: an answer that breaks it is not right.
+        return 0.0
+
+
+@lru_cache(maxsize=64)
+def _verifier(name: str) -> Callable[[str, Mapping], float]:
+    return reasoning_gym().get_score_answer_fn(name)

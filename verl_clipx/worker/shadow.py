@@ -1,0 +1,137 @@
+"""Methods in the shadow: what each would do to the update that another method has just made.
+
+They are computed from the log-probabilities of the training pass, after an update's last micro-batch, so that their
+statistics are of the whole mini-batch, without a further pass of the model.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from verl_clipx.base.method import Method, declared
+from verl_clipx.base.metric import ANY_NAME
+from verl_clipx.base.shared_metrics import COSINE, NORM_RATIO
+from verl_clipx.base.tokens import OPTIONAL, Inputs
+from verl_clipx.driver.config import Settings, compiled_on
+from verl_clipx.loss.compiled import TokenFunctions, token_functions
+from verl_clipx.loss.metrics import SUMMED, TOKENS, to_host, token_metrics, with_ratios_of_sums
+from verl_clipx.loss.rollout_metrics import with_updates
+from verl_clipx.worker.step import Kept
+
+# Sums over tokens of the products of F * A in the shadow and of the run's.
+PRODUCTS = ("both", "shadow", "run")
+
+
+class ShadowLosses:
+    """The methods in the shadow of one training worker.
+
+    Args:
+        settings: the clipx node, with a shadow; its shaping, rollout correction and entropy selection go around each.
+        device: where the tokens are.
+        all_reduce: sums a float64 vector over the data-parallel ranks; called once an update if a method adapts, and
+            once a rollout batch.
+    """
+
+    def __init__(self, settings: Settings, device: torch.device | str, all_reduce: Callable[[Tensor], Tensor]):
+        self._device, self._all_reduce, self._detailed = device, all_reduce, settings.detailed
+        compiled = compiled_on(device, settings.compile)
+        self._functions: dict[str, TokenFunctions] = {
+            name: token_functions(method, settings.shaping, detailed=settings.detailed, compiled=compiled)
+            for name, method in settings.shadow.methods.items()
+        }
+        for functions in self._functions.values():
+            functions.prepare(device, counted=settings.update is not None)
+        # Of each update so far: this rank's sums, all methods' one after the other, and by method what it decided.
+        self._sums: list[Tensor] = []
+        self._decided: list[dict[str, dict[str, Tensor]]] = []
+
+    def end_update(self, kept: Sequence[Kept]) -> None:
+        """An update has seen its last micro-batch; every rank must call it.
+
+        Args:
+            kept: of each micro-batch of this rank.
+        """
+        sizes = [functions.method.statistics_size for functions in self._functions.values()]
+        statistics = torch.zeros(sum(sizes), dtype=torch.float64, device=self._device)
+        if sum(sizes):
+            for one in kept:
+                statistics += torch.cat([f.statistics(asked_for(f.method, one)) for f in self._functions.values()])
+            statistics = self._all_reduce(statistics)
+        sums, decided = [], {}
+        for (name, functions), own in zip(self._functions.items(), statistics.split(sizes), strict=True):
+            decision = functions.method.decide(own)
+            decided[name] = self._of_decision(functions.method, own, decision)
+            found = torch.zeros(len(SUMMED[self._detailed]) + len(PRODUCTS), dtype=torch.float64, device=self._device)
+            for one in kept:
+                found += self._sums_of(functions, one, decision)
+            sums.append(found)
+        self._sums.append(torch.cat(sums))
+        self._decided.append(decided)
+
+    def end_rollout_batch(self) -> dict[str, list[float]]:
+        """The metrics of its updates, a value an update, by key; every rank must call it."""
+        sums, decided = self._sums, self._decided
+        self._sums, self._decided = [], []
+        if not sums:
+            return {}
+        totals = self._all_reduce(torch.cat(sums)).view(len(sums), len(self._functions), -1)
+        result: dict[str, list[float]] = {}
+        for index, (name, functions) in enumerate(self._functions.items()):
+            updates = [self._of_update(functions.method, total[index]) for total in totals]
+            updates = [own | of[name] for own, of in zip(updates, decided, strict=True)]
+            by_key = {key: [float(update[key]) for update in updates] for key in updates[0]}
+            found = with_updates(with_ratios_of_sums(by_key), functions.method, each=False)
+            found = self._with_products(found)
+            result |= {f"clipx/shadow/{name}/{key.removeprefix('clipx/')}": values for key, values in found.items()}
+        return result
+
+    def _sums_of(self, functions: TokenFunctions, kept: Kept, decision: Tensor) -> Tensor:
+        loss = functions.loss(asked_for(functions.method, kept), decision)
+        mine = loss.weighted if kept.factor is None else loss.weighted * kept.factor
+        mine, run = mine.to(torch.float64), kept.weighted.to(torch.float64)
+        return torch.cat([loss.sums, torch.stack([(mine * run).sum(), mine.square().sum(), run.square().sum()])])
+
+    def _of_decision(self, method: Method, statistics: Tensor, decision: Tensor) -> dict[str, Tensor]:
+        values = declared(method, method.metrics(statistics, decision))
+        shown = [members for metric, members in values if self._detailed or not metric.detailed]
+        return {f"clipx/{name}": value for members in shown for name, value in members.items()}
+
+    def _of_update(self, method: Method, totals: Tensor) -> dict[str, float]:
+        """An update's means over its tokens, and its sums of products, each over all ranks."""
+        sums, products = totals.split([len(SUMMED[self._detailed]), len(PRODUCTS)])
+        dual_clipped = getattr(method, "dual_clip", None) is not None
+        found, of_products = to_host(
+            token_metrics(sums, dual_clipped=dual_clipped, detailed=self._detailed),
+            dict(zip(PRODUCTS, products.unbind(), strict=True)),
+        )
+        count = max(found.pop(TOKENS), 1.0)
+        # What verl's own keys say of the run is not theirs to say.
+        return {key: value / count for key, value in found.items() if key.startswith("clipx/")} | of_products
+
+    @staticmethod
+    def _with_products(metrics: dict[str, list[float]]) -> dict[str, list[float]]:
+        """Puts cosine and norm ratio in the place of the sums that they are made of."""
+        rest = {key: values for key, values in metrics.items() if key not in PRODUCTS}
+        products = list(zip(*(metrics[name] for name in PRODUCTS), strict=True))
+        cosine = [both / (mine * run) ** 0.5 if mine * run > 0 else 0.0 for both, mine, run in products]
+        norm = [(mine / run) ** 0.5 if run > 0 else 0.0 for _, mine, run in products]
+        return rest | {suffix(COSINE.name): cosine, suffix(NORM_RATIO.name): norm}
+
+
+def suffix(name: str) -> str:
+    """A metric's name after that of the method in the shadow."""
+    return name.partition(f"{ANY_NAME}/")[2]
+
+
+def asked_for(method: Method, kept: Kept) -> Inputs:
+    """The inputs that a method's graph is made for: those that it asks for and no other.
+
+    Raises:
+        ValueError: the batch has not what it needs.
+    """
+    optional = {name: getattr(kept.inputs, name) if name in method.asks_for else None for name in OPTIONAL}
+    for name in method.asks_for:
+        if optional[name] is None:
+            raise ValueError(f"clipx.shadow: {method.name} needs {name}, which this batch has not.")
+    return kept.inputs._replace(**optional)
