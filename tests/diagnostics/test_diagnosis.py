@@ -95,6 +95,12 @@ def test_a_rule_finds_its_pathology_at_its_onset_and_no_other_does(rule):
     assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [(rule, onset)]
 
 
+@pytest.mark.parametrize("rule", ["bounds idle: the search never started", "bounds saturated"])
+def test_a_target_that_is_no_share_is_not_compared_with_one(rule):
+    run, _ = made_up(rule)
+    assert diagnose(run_of(run.log, {**run.configuration, "clipx.contribution": "other"})) == []
+
+
 def test_the_collapses_of_gppo_are_found_within_two_steps():
     found = 0
     for (preset, _), run in real_runs().items():

@@ -164,9 +164,15 @@ def _anchored(run: Run) -> Onset | None:
     return None if step is None else Onset(step, f"{keys.RATIO} {ratio[step]:.4g} at one update a rollout batch")
 
 
+def _target(run: Run) -> float | None:
+    """The search's target where it is one of the logged share."""
+    is_share = run.configuration.get("clipx.contribution", "share") == "share"
+    return run.configuration.get("clipx.target") if is_share else None
+
+
 def _search(run: Run) -> Onset | None:
     share, after = _trained(run, keys.SHARE_BEFORE), _trained(run, keys.SHARE_AFTER)
-    target = run.configuration.get("clipx.target")
+    target = _target(run)
     bounds = [_trained(run, key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH)]
     idle = all(len(one) and one.max() - one.min() < RATIO_IS_ONE for one in bounds)
     if target is None or share.empty or after.empty or not idle or share.min() < target:
@@ -175,7 +181,8 @@ def _search(run: Run) -> Onset | None:
 
 
 def _saturated(run: Run) -> Onset | None:
-    target, stop, by = (run.configuration.get(f"clipx.{name}") for name in ("target", "upper_stop", "upper_step"))
+    target = _target(run)
+    stop, by = (run.configuration.get(f"clipx.{name}") for name in ("upper_stop", "upper_step"))
     high, share = _trained(run, keys.BOUND_HIGH_LAST).align(_trained(run, keys.SHARE_AFTER), join="inner")
     # The last candidate is the stop, or less than a step below it.
     step = None if None in (target, stop, by) else _lasts((high > stop - by + RATIO_IS_ONE) & (share < target))
