@@ -288,6 +288,42 @@ def report(
 
 
 @app.command()
+def diagnose(
+    run: Annotated[Path, typer.Argument(help="The run's folder or the file of its log.")],
+    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+) -> None:
+    """Say what went wrong in a run: since which step, what shows it and what to do."""
+    import json
+
+    from verl_clipx.diagnostics.diagnosis import RULES, diagnose
+    from verl_clipx.diagnostics.runs import read_run
+
+    try:
+        with warnings_on(console):
+            found = diagnose(read_run(run))
+    except (OSError, ValueError) as error:
+        fail(error)
+    if as_json:
+        rows = [
+            {
+                "finding": one.rule.name,
+                "onset": one.onset.step,
+                "evidence": one.onset.evidence,
+                "heuristic": one.rule.heuristic,
+                "remedy": one.rule.remedy,
+                "link": one.rule.link,
+            }
+            for one in found
+        ]
+        print_plain(json.dumps(rows, indent=2))
+        return
+    for one in found:
+        console.print(f"[bold]{escape(one.head)}[/] {escape(one.text)}", highlight=False)
+    if not found:
+        console.print(f"None of {len(RULES)} rules found anything in {escape(str(run))}.", highlight=False)
+
+
+@app.command()
 def replay(
     run: Annotated[Path, typer.Argument(help="A run with traces: its folder or the file of its log.")],
     settings: Annotated[

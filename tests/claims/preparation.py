@@ -34,7 +34,7 @@ def finished_run(folder: Path) -> None:
 
 
 def two_runs(folder: Path) -> None:
-    """The runs of docs/report.md."""
+    """The runs of docs/report.md and docs/diagnosis.md."""
     for method in ("grpo", "acpo"):
         write_run(folder / f"runs/{method}-seed1", method)
 
@@ -102,6 +102,7 @@ def run_script(folder: Path) -> None:
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
+    "docs/diagnosis.md": [two_runs],
     "docs/replay.md": [two_runs],
     "docs/report.md": [two_runs],
     "docs/swap.md": [run_script],

@@ -22,6 +22,7 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.diagnosis import diagnose
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 
 # Below this share of the tokens a method "hardly" clips.
@@ -513,7 +514,7 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 
 
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: first the runs' health and what casts doubt on the others, then those on tokens, then rewards.
+    """All sentences: the runs' health and what casts doubt on the others, then diagnosis, then tokens, then rewards.
 
     Args:
         settings: at least one.
@@ -522,6 +523,7 @@ def findings(settings: list[Setting], baseline: Setting | None = None) -> list[F
     found: list[Finding | None] = []
     for doubts_about in (health, skipped_updates, not_finite):
         found += [finding for setting in settings for finding in doubts_about(setting)]
+    found += [Finding(one.head, one.text) for setting in settings for run in setting.runs for one in diagnose(run)]
     for setting in settings:
         found += [what_clipping_did(setting), what_bounds_did(setting), small_bins(setting)]
     found += [*rewards(settings, baseline), collapses(settings, baseline), unequal_starts(settings)]
