@@ -94,7 +94,7 @@ def test_bins_weigh_by_their_tokens():
     assert 0 <= r_squared <= 1
 
 
-def test_the_last_update_s_spread_alone():
+def test_the_last_updates_spread_alone():
     t, moved = tokens_at(torch.ones(1, 800, dtype=torch.float64), torch.ones(1, 800)), spread_tokens(2)
     updates = []
     for one in (t, moved):

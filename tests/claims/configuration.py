@@ -18,7 +18,7 @@ from verl.workers.config import ActorConfig
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.diagnostics.measured_bounds import MeasuredBounds
-from verl_clipx.driver.clip_keys import VERL_S_DEFAULTS
+from verl_clipx.driver.clip_keys import VERL_DEFAULTS
 from verl_clipx.driver.support import READ
 
 CONFIGS = configs_folder()
@@ -53,7 +53,7 @@ def verl_s_own() -> DictConfig:
     for key in (
         *(f"{ACTOR}.{name}" for name in ("policy_loss", "loss_agg_mode", "loss_scale_factor")),
         *(f"{ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs")),
-        *(f"{ACTOR}.{name}" for name in VERL_S_DEFAULTS),
+        *(f"{ACTOR}.{name}" for name in VERL_DEFAULTS),
         "actor_rollout_ref.rollout.calculate_log_probs",
         "algorithm.rollout_correction",
         "data.train_batch_size",

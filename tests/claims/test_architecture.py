@@ -35,7 +35,7 @@ def resolved(name: str):
         return found
 
 
-def test_the_picture_is_drawn_from_today_s_imports():
+def test_the_picture_is_drawn_from_todays_imports():
     again = "python scripts/draw_architecture.py"
     assert DRAWING["PICTURE"].read_text() == DRAWING["picture"](), f"the imports have changed: {again}"
 

@@ -20,7 +20,7 @@ from .first_call import FAR, NEAR, first_call, moved_batch
 
 METHODS = methods_in()
 MODIFIERS = modifiers_in()
-VERL_S_OWN = sorted(name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function))
+LOSSES_OF_VERL = sorted(name for name, function in POLICY_LOSS_REGISTRY.items() if not is_ours(function))
 SCOPES = ["mini_batch", "lagged", "micro_batch"]
 FUNCTION = "tests.example_losses:soft"
 
@@ -64,7 +64,7 @@ def test_the_steps_have_tokens_in_every_region(group, values, scope):
         assert metrics["clipx/gradient_mass/M"] > 0
 
 
-def test_the_tokens_reach_beyond_verl_s_clamp_and_to_a_sequence_that_is_masked():
+def test_the_tokens_reach_beyond_verls_clamp_and_to_a_sequence_that_is_masked():
     for log_ratios in (NEAR, FAR):
         batch = moved_batch(log_ratios)
         assert not batch["mask"][-1].any() and batch["log_prob"].max() <= 0
@@ -103,8 +103,8 @@ def test_a_group_trains_under_a_scope(group, scope):
     first_call(actor_of(merged([group], {**GIVEN.get(group, {}), "clipx.scope": scope})))
 
 
-@pytest.mark.parametrize("loss_mode", VERL_S_OWN)
-def test_every_loss_of_verl_s_trains_with_observe(loss_mode):
+@pytest.mark.parametrize("loss_mode", LOSSES_OF_VERL)
+def test_every_loss_of_verls_trains_with_observe(loss_mode):
     values = {f"{ACTOR}.policy_loss.loss_mode": loss_mode, "clipx.metrics": "all"}
     if loss_mode == "dro":
         values[f"{ACTOR}.policy_loss.dro_beta"] = 0.1
@@ -114,7 +114,7 @@ def test_every_loss_of_verl_s_trains_with_observe(loss_mode):
 
 
 @pytest.mark.parametrize("option", [*MODIFIERS, *(f"clipx.scope={scope}" for scope in SCOPES)])
-def test_observe_refuses_what_is_about_the_plugin_s_losses(option):
+def test_observe_refuses_what_is_about_the_plugins_losses(option):
     key, _, value = option.partition("=")
     config = merged([OBSERVE, option]) if key.startswith("+") else merged([OBSERVE], {key: value})
     if option.startswith(("+clipx/rollout", "+clipx/trace")):
@@ -199,5 +199,5 @@ def test_a_whole_new_group_is_found_and_trains(tmp_path):
     first_call(actor)
 
 
-def test_the_loss_is_verl_s_registered_one():
+def test_the_loss_is_verls_registered_one():
     assert get_policy_loss_fn(actor_of(merged(["+clipx=dapo"])).policy_loss.loss_mode).args == ("grpo",)

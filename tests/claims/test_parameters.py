@@ -95,7 +95,7 @@ def test_an_end_that_contradicts_another_parameter_is_refused_in_the_driver(meth
 @pytest.mark.parametrize(("node", "name", "value"), MODIFIER_CASES)
 # cispo: the only token that is selected at the smallest share has a gradient, wherever its ratio is.
 @pytest.mark.parametrize("method", ["cispo", "acpo"])
-def test_a_modifier_s_parameter_at_an_end_trains(method, node, name, value):
+def test_a_modifiers_parameter_at_an_end_trains(method, node, name, value):
     overs = ["sequence", "mini_batch"] if node == "select" else [None]
     for over in overs:
         values = {f"{node}.{name}": value, **({"select.over": over} if over else {})}
@@ -126,7 +126,7 @@ def test_a_parameter_trains_with_each_of_its_words(method, name, word):
         for word in field.metadata["allowed"].choices
     ],
 )
-def test_a_modifier_s_parameter_trains_with_each_of_its_words(node, name, word):
+def test_a_modifiers_parameter_trains_with_each_of_its_words(node, name, word):
     trains(actor("acpo", {f"{node}.{name}": word}, MODIFIER_GROUPS[node]))
 
 
@@ -163,7 +163,7 @@ def test_a_scaled_bound_that_there_is_not_scales_nothing():
     trains(actor("ce_gppo", {"clip_low": None, "clip_high": None, "beta_low": 0, "beta_high": 0}))
 
 
-def test_a_user_s_loss_without_bounds_trains():
+def test_a_users_loss_without_bounds_trains():
     values = {"function": "tests.example_losses:soft", "clip_low": None, "clip_high": None}
     built = actor("custom", values)
     trains(built)

@@ -91,7 +91,7 @@ def commands(tmp_path, *arguments: str, **variables: str) -> tuple[list[list[str
     return [training[1:] for training in trainings], [Path(name).name for name in folders[: folders.index("--out")]]
 
 
-def test_grpo_comes_first_and_gets_the_overrides_that_are_not_the_method_s(tmp_path):
+def test_grpo_comes_first_and_gets_the_overrides_that_are_not_the_methods(tmp_path):
     shared, own = "data.train_batch_size=8", ["clipx.alpha=2", "+clipx/update=lopti", "++clipx.bins=10"]
     (grpo, acpo), runs = commands(tmp_path, "acpo", own[0], shared, *own[1:], TOTAL_STEPS="3")
     recipe = ["--", "bash", "recipes/quickstart/run_countdown_tiny_cpu.sh"]

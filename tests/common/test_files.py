@@ -77,7 +77,7 @@ def test_an_object_is_one(tmp_path):
         read_json_object(tmp_path / "file.json")
 
 
-def test_an_object_s_shape_is_checked_to_the_depth_that_is_given(tmp_path):
+def test_an_objects_shape_is_checked_to_the_depth_that_is_given(tmp_path):
     shape = {"a": int, "all": {str: {"b": str | None}}, "list": [{"c": int}]}
     right = {"a": 1, "all": {"x": {"b": None}, "y": {"b": "s"}}, "list": [{"c": 1}, {"c": 2}], "more": []}
     write_json(tmp_path / "file.json", right)

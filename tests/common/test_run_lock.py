@@ -71,7 +71,7 @@ def test_a_living_owner_keeps_its_lock_and_one_that_ends_releases_it(lock):
     assert not lock.exists()
 
 
-def test_a_killed_owner_s_lock_is_taken_over_and_said(lock):
+def test_a_killed_owners_lock_is_taken_over_and_said(lock):
     other = Other(lock)
     other.said()
     other.process.kill()
@@ -84,12 +84,12 @@ def test_a_killed_owner_s_lock_is_taken_over_and_said(lock):
     assert json.loads(lock.read_text())["pid"] == os.getpid()
 
 
-def test_a_later_process_of_the_owner_s_number_is_not_the_owner(lock):
+def test_a_later_process_of_the_owners_number_is_not_the_owner(lock):
     written(lock, pid=os.getppid(), started="another/1")
     assert "which has ended" in run_lock.take(lock)
 
 
-def test_another_host_s_lock_stops_with_what_to_do(lock):
+def test_another_hosts_lock_stops_with_what_to_do(lock):
     written(lock, host="node7")
     with pytest.raises(run_lock.FolderInUse, match=r"on node7.*If it has ended, remove the file.*default_local_dir"):
         run_lock.take(lock)
@@ -105,7 +105,7 @@ def test_a_start_of_the_same_job_goes_on_on_another_host(lock, monkeypatch):
 
 
 @pytest.mark.parametrize("share", [0, 0.5])
-def test_a_lock_that_was_cut_off_is_nobody_s(lock, share):
+def test_a_lock_that_was_cut_off_is_nobodys(lock, share):
     written(lock)
     content = lock.read_text()
     lock.write_text(content[: int(share * len(content))])

@@ -16,7 +16,7 @@ KEYS = (
 
 
 @pytest.mark.parametrize("key", KEYS.split())
-def test_the_value_of_a_credential_s_key_is_never_there(key):
+def test_the_value_of_a_credentials_key_is_never_there(key):
     found = redacted({"reward": [{"kwargs": {key: "xyz"}}], key: {"inner": "xyz"}, "number": {key: 123}})
     assert found == {"reward": [{"kwargs": {key: REDACTED}}], key: REDACTED, "number": {key: REDACTED}}
 
@@ -42,7 +42,7 @@ def test_credentials_in_texts(text, shown):
     assert redacted(text) == shown and redacted({"command": [text]}) == {"command": [shown]}
 
 
-def test_the_item_behind_a_credential_s_option_is_never_there():
+def test_the_item_behind_a_credentials_option_is_never_there():
     command = ["serve", "--api-key", "xyz", "--need-api-key", "--n", 1, "--password", None]
     shown = ["serve", "--api-key", REDACTED, "--need-api-key", "--n", 1, "--password", None]
     assert redacted({"args": [command]}) == {"args": [shown]}

@@ -86,8 +86,10 @@ def test_verl_asks_of_an_engine_what_it_did():
         *("prepare", "build_topology", "init_process_group", "finalize", "send_weights", "receive_weights")
     }
     for name in asked:
-        ours, verl_s = (inspect.signature(getattr(engine, name)) for engine in (GlooCheckpointEngine, CheckpointEngine))
-        assert name == "init_process_group" or list(ours.parameters) == list(verl_s.parameters)
+        ours, of_verl = (
+            inspect.signature(getattr(engine, name)) for engine in (GlooCheckpointEngine, CheckpointEngine)
+        )
+        assert name == "init_process_group" or list(ours.parameters) == list(of_verl.parameters)
     manager = inspect.getsource(CheckpointEngineManager.build_process_group)
     assert "self.backend_cls.build_topology(" in manager
     assert "receive_weights(global_steps=global_steps)" in inspect.getsource(base.CheckpointEngineWorker.update_weights)

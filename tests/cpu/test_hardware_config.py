@@ -90,17 +90,17 @@ def test_without_the_environment_variable_it_stops_with_the_command_to_run(monke
 
 
 @pytest.fixture(scope="module")
-def verl_s():
+def of_verl():
     return composed()
 
 
 @pytest.mark.parametrize("file", sorted((CONFIGS / "hardware").rglob("*.yaml")), ids=lambda file: file.stem)
-def test_every_key_is_one_that_verl_has(verl_s, file):
+def test_every_key_is_one_that_verl_has(of_verl, file):
     keys = leaves(
         {key: node for key, node in OmegaConf.to_container(OmegaConf.load(file)).items() if key != "defaults"}
     )
     unknown = [
-        key for key in keys if not any(key == a or key.startswith(f"{a}.") for a in ADDED) and not has(verl_s, key)
+        key for key in keys if not any(key == a or key.startswith(f"{a}.") for a in ADDED) and not has(of_verl, key)
     ]
     assert keys and unknown == []
 

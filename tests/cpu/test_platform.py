@@ -32,7 +32,7 @@ def test_every_device_function_that_verl_calls_exists():
     assert [name for name in sorted(called - CUDA_ONLY) if not hasattr(device, name)] == []
 
 
-def test_memory_is_the_process_s_own():
+def test_memory_is_the_processs_own():
     block = torch.ones(8 << 20)
     assert block.nbytes < device.memory_allocated() <= device.max_memory_allocated() * 1.01
     available, total = device.mem_get_info()
@@ -54,5 +54,5 @@ def test_names(name, expected):
     assert getattr(platform.PlatformCPU(), name) == expected
 
 
-def test_worker_slots_are_ray_s_gpu_resource():
+def test_worker_slots_are_rays_gpu_resource():
     assert platform.PlatformCPU().ray_resource_options(0.5) == {"num_gpus": 0.5}

@@ -37,7 +37,7 @@ def one_rank(monkeypatch, tmp_path):
         torch.distributed.destroy_process_group()
 
 
-def test_the_group_exists_when_the_worker_s_constructor_runs(one_rank):
+def test_the_group_exists_when_the_workers_constructor_runs(one_rank):
     worker = with_gloo(Worker)(config=3)
     assert (worker.backend, worker.config) == ("gloo", 3)
     assert isinstance(worker, Worker)
@@ -45,7 +45,7 @@ def test_the_group_exists_when_the_worker_s_constructor_runs(one_rank):
     assert os.environ["DIST_INIT_METHOD"] == f"file://{one_rank}/verl_clipx-node-job-group-no port"
 
 
-def test_over_several_nodes_verl_s_port_is_kept(one_rank, monkeypatch):
+def test_over_several_nodes_verls_port_is_kept(one_rank, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ValueError, match="no port"):
         with_gloo(Worker)(config=3)

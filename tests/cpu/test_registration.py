@@ -25,7 +25,7 @@ def test_verl_finds_the_rollout_under_its_name():
 
 
 @pytest.mark.parametrize(("platform", "engine"), [("", False), ("nvidia", False), ("cpu", True)])
-def test_the_engines_wait_for_verl_s_only_where_the_cpu_was_asked_for(monkeypatch, platform, engine):
+def test_the_engines_wait_for_verls_only_where_the_cpu_was_asked_for(monkeypatch, platform, engine):
     waiting = []
     monkeypatch.setenv("VERL_PLATFORM", platform)
     monkeypatch.setattr("wrapt.when_imported", lambda name: waiting.append(name) or (lambda hook: hook))

@@ -55,7 +55,7 @@ def built(mode: str, *, custom: bool, filters: bool = False, refill_failed: bool
     [{}, {"filters": True}, {"refill_failed": True}, {"gen_batch_size": 4}],
     ids=["plain", "filtering", "refilling", "gen_batch_size"],
 )
-def test_it_is_verl_s_own_buffer_but_for_the_polling_interval(mode, options):
+def test_it_is_verls_own_buffer_but_for_the_polling_interval(mode, options):
     ours, theirs = built(mode, custom=True, **options), built(mode, custom=False, **options)
     assert type(ours) is type(theirs)
     assert (ours.poll_interval, theirs.poll_interval) == (0.2, 2.0)

@@ -64,7 +64,7 @@ def test_a_soft_clip_keeps_a_gradient():
     assert found.head == "M kept a gradient outside its bounds." and "20.0\u202f%" in found.text
 
 
-def test_a_loss_that_is_not_the_plugin_s_is_not_diagnosed():
+def test_a_loss_that_is_not_the_plugins_is_not_diagnosed():
     found = what_clipping_did(of({keys.ENTROPY: [1.0]}))
     assert "not known" in found.head and "+clipx=observe" in found.text
 
@@ -125,7 +125,7 @@ def estimated(estimate, entropy):
     return of({keys.ENTROPY_ESTIMATE: estimate, keys.ENTROPY: entropy})
 
 
-def test_a_step_s_estimate_goes_with_the_change_to_the_next_step():
+def test_a_steps_estimate_goes_with_the_change_to_the_next_step():
     # Falls by 0.5, rises by 0.25, stands still; what comes after the last step is not known.
     found = estimated([-2.0, -1.0, 4.0, 3.0], [1.0, 0.5, 0.75, 0.75])
     changes = entropy_changes(found)

@@ -87,7 +87,7 @@ def test_what_is_not_finite_is_counted_by_responses():
     assert numbers["not_finite/log_probs"] == 1
 
 
-def test_responses_are_cut_at_the_run_s_length_and_not_at_the_batch_s(monkeypatch):
+def test_responses_are_cut_at_the_runs_length_and_not_at_the_batchs(monkeypatch):
     assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0.25
     monkeypatch.setattr(health, "_longest", [3])
     assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0
@@ -127,7 +127,7 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, verdicts, sha
     assert len(fetched) == (1 if share is None else 2)
 
 
-def test_verl_s_v1_trainer_calls_it():
+def test_verls_v1_trainer_calls_it():
     assert trainer_base.PPOTrainer._compute_metrics.__wrapped__.__name__ == "_compute_metrics"
 
 

@@ -31,6 +31,6 @@ def test_a_wide_average_leaves_no_lower_bound_below_zero():
     assert measured_bounds(wide).overrides["grpo_clip_acpo_average"][0] == "clipx.clip_low=0"
 
 
-def test_another_method_s_log_is_refused():
+def test_another_methods_log_is_refused():
     with pytest.raises(ValueError, match="give the metrics of a run with \\+clipx=acpo"):
         measured_bounds(pandas.DataFrame({"actor/clipx/c_high": [1.2]}))

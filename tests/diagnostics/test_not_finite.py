@@ -80,7 +80,7 @@ def test_skipped_updates_come_first_and_no_smaller_mini_batch_is_advised(tmp_pat
 
 
 @pytest.mark.slow
-def test_the_page_s_first_sentence_is_on_skipped_updates(tmp_path):
+def test_the_pages_first_sentence_is_on_skipped_updates(tmp_path):
     page = report(tmp_path, write(tmp_path / "mine", skipping([2, 0])))
     assert re.search(r'<ol class="findings">\s*<li><b>2 of 16 updates of mine were skipped since step 1\.</b>', page)
     assert "ppo_mini_batch_size smaller" not in page

@@ -106,7 +106,7 @@ def test_runs_that_log_the_entropy_clip_estimate_show_it_beside_what_happened(tm
         ({"epsilon/bin_0": 0.3, "epsilon/bin_1": 0.2}, {"epsilon_last/bin_0": 4.0, "epsilon_last/bin_1": 0.2}),
     ],
 )
-def test_the_last_update_s_bounds_are_dashed_and_within_the_figure(tmp_path, means, last):
+def test_the_last_updates_bounds_are_dashed_and_within_the_figure(tmp_path, means, last):
     for folder, names in (("without", means), ("with", means | last)):
         row = {f"actor/clipx/{name}": value for name, value in names.items()}
         write_log(tmp_path / folder / "metrics.jsonl", [row] * 3)
@@ -121,7 +121,7 @@ def test_the_last_update_s_bounds_are_dashed_and_within_the_figure(tmp_path, mea
         assert (">4<" in drawn) == (folder == "with")
 
 
-def test_a_loss_of_verl_s_own_and_a_thousand_steps(tmp_path):
+def test_a_loss_of_verls_own_and_a_thousand_steps(tmp_path):
     rows = [{"actor/entropy": 1.0, "critic/score/mean": 0.5 + 0.4 * (step % 2)} for step in range(1000)]
     write_log(tmp_path / "metrics.jsonl", rows)
     result = report(tmp_path, "--out", tmp_path / "out")
@@ -164,7 +164,7 @@ def test_only_tokens_that_a_report_wrote_are_removed(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_foreign_file_of_a_figure_s_name_is_not_replaced(runs, tmp_path):
+def test_a_foreign_file_of_a_figures_name_is_not_replaced(runs, tmp_path):
     assert report(runs / "acpo-seed1", "--out", tmp_path / "first").exit_code == 0
     names = [path.name for path in (tmp_path / "first" / "figures").glob("*.png")]
     foreign = tmp_path / "second" / "figures" / names[-1]

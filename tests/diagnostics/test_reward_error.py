@@ -69,7 +69,7 @@ def batch(with_uid: bool) -> DataProto:
 
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("with_uid", [False, True])
-def test_verl_s_trainers_get_it_beside_the_mean(trainer, with_uid):
+def test_verls_trainers_get_it_beside_the_mean(trainer, with_uid):
     metrics = importlib.import_module(trainer).compute_data_metrics(batch=batch(with_uid), use_critic=False)
     assert metrics["critic/score/mean"] == pytest.approx(1 / 3)
     # Totals of what is left of the mean: 1/3 and -1/3.

@@ -91,5 +91,5 @@ def nothing(**_):
     return 0.0
 
 
-def test_without_a_reward_of_the_user_s_there_is_none():
+def test_without_a_reward_of_the_users_there_is_none():
     assert get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": None}})) is None

@@ -92,7 +92,7 @@ def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(start, fol
     assert list(start(2, [51], resume_mode="resume_path", resume_from_path=path)) == [*range(1, 52)]
 
 
-def test_without_the_checkpoint_that_verl_s_file_names_the_run_is_a_fresh_one(start, tmp_path):
+def test_without_the_checkpoint_that_verls_file_names_the_run_is_a_fresh_one(start, tmp_path):
     start(1, [1, 2])
     saved(tmp_path, 2)
     (tmp_path / "checkpoints" / "global_step_2").rmdir()
@@ -212,7 +212,7 @@ def test_what_a_start_leaves_out_is_said_and_kept(start, tmp_path, capsys):
     assert (tmp_path / "left_out" / "validation" / "6.jsonl").read_text() == "x"
 
 
-def test_a_log_that_is_no_file_is_verl_s(tmp_path, monkeypatch):
+def test_a_log_that_is_no_file_is_verls(tmp_path, monkeypatch):
     pipe = tmp_path / "metrics.jsonl"
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
@@ -270,7 +270,7 @@ def test_tensorboard_shows_keys_together(tmp_path, monkeypatch):
     assert all("actor/clipx/" in tag for tags in charts.values() for tag in tags)
 
 
-def test_a_run_without_the_file_log_is_verl_s(tmp_path, monkeypatch):
+def test_a_run_without_the_file_log_is_verls(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Tracking("project", "run", "console", config={"trainer": {}})
     assert list(tmp_path.iterdir()) == []

@@ -94,7 +94,7 @@ def test_more_settings_than_colours_are_refused(make):
         settings_of(runs)
 
 
-def test_hydra_s_configuration_serves_where_there_is_no_record(tmp_path):
+def test_hydras_configuration_serves_where_there_is_no_record(tmp_path):
     write_log(tmp_path / "x" / "metrics.jsonl", ROWS)
     (tmp_path / "x" / ".hydra").mkdir()
     (tmp_path / "x" / ".hydra" / "config.yaml").write_text("clipx: {method: bapo}\ndata: {seed: 7, x: '${nowhere}'}\n")

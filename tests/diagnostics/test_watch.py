@@ -39,7 +39,7 @@ def lives(pid):
 
 
 @pytest.mark.slow
-def test_a_watched_command_s_exit_code_and_output(tmp_path):
+def test_a_watched_commands_exit_code_and_output(tmp_path):
     command = [sys.executable, "-c", "print('noise'); raise SystemExit(3)"]
     log = tmp_path / "run.log"
     assert run_watched(command, steps=1, metrics=tmp_path / "metrics.jsonl", log=log, label="test") == 3

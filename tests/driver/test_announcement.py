@@ -90,7 +90,7 @@ DISTILLED = {"distillation.enabled": True, "distillation.distillation_loss.disti
 @pytest.mark.parametrize(
     ("group", "loss"), [("+clipx=acpo", "as in its group"), ("+clipx=observe", "observed (+clipx=observe)")]
 )
-def test_verl_s_distillation_loss_beside_the_policy_loss_is_named(group, loss):
+def test_verls_distillation_loss_beside_the_policy_loss_is_named(group, loss):
     expected = f"{loss}; verl's distillation loss k3 is added to it with coefficient 0.5; loss_agg_mode"
     assert expected in line_of(group, **DISTILLED)
     assert "distillation" not in line_of(group, **{"distillation.enabled": False})
@@ -121,7 +121,7 @@ def test_sampling_that_biases_ratios_to_the_rollout_policy_is_named(group, value
     assert expected in line if expected else "biased" not in line
 
 
-def test_a_group_of_one_s_own_is_named_and_held_against_the_method():
+def test_a_group_of_ones_own_is_named_and_held_against_the_method():
     line = line_of("+clipx=dapo", group="mine")
     assert line.startswith("clipx: clipx_grpo (+clipx=mine), fixed bounds, clip_high=1.28 (group: 1.2);")
 
@@ -187,7 +187,7 @@ def test_a_paper_that_averages_each_sequence_first_under_a_mean_over_all_tokens(
 
 
 @pytest.mark.parametrize("group", ["dapo", "dgpo", "bapo", "observe"])
-def test_no_other_method_s_line_says_so_of_its_paper(group):
+def test_no_other_methods_line_says_so_of_its_paper(group):
     assert "sequence" not in line_of(f"+clipx={group}")
     assert "averages over all tokens" in line_of("+clipx=dapo", **{AGG: "seq-mean-token-mean"})
 
@@ -215,7 +215,7 @@ def test_rollout_correction_and_temperature(group):
     assert not {"correction", "temperature"} & set(line_of(f"+clipx={group}").split())
 
 
-def test_verl_s_log_probabilities_are_of_the_tempered_policy():
+def test_verls_log_probabilities_are_of_the_tempered_policy():
     logits, temperature = torch.tensor([[1.0, 3.0]]), torch.tensor([[0.5]])
     scaled = transformer_impl._scale_logits_by_temperature(logits, temperature, is_unit_temperature=False)
     assert scaled.tolist() == [[2.0, 6.0]]
@@ -225,7 +225,7 @@ def test_verl_s_log_probabilities_are_of_the_tempered_policy():
         assert "self.config.actor_rollout_ref.rollout.temperature" in source
 
 
-def test_verl_s_switch_of_torch_compile_reaches_auto_and_nothing_else():
+def test_verls_switch_of_torch_compile_reaches_auto_and_nothing_else():
     for key in (f"{ACTOR}.use_torch_compile", f"{ACTOR}.fsdp_config.use_torch_compile"):
         off = {key: False}
         assert f"compile=false (group: auto; from {key}=False);" in line_of("+clipx=grpo", **off)
@@ -275,25 +275,25 @@ def test_where_old_log_probs_come_from_and_whether_clipping_can_act(values, expe
     assert expected in line_of("+clipx=grpo", **values)
 
 
-def test_lopti_s_second_pass_starts_away_from_ratio_1():
+def test_loptis_second_pass_starts_away_from_ratio_1():
     line = line_of("+clipx=grpo", "+clipx/update=lopti", **{"data.train_batch_size": 256})
     assert line.endswith("1 update per rollout batch and pass of Lopti: clipping can act")
 
 
-def test_lopti_s_first_pass_alone_is_one_pass():
+def test_loptis_first_pass_alone_is_one_pass():
     batch = {"data.train_batch_size": 256, "clipx.update.order": "low_only"}
     line = line_of("+clipx=grpo", "+clipx/update=lopti", **batch)
     assert "1 update per rollout batch, at ratio 1: clipping cannot act" in line
 
 
-def test_without_a_trainer_s_name_nothing_is_claimed_of_old_log_probs():
+def test_without_a_trainers_name_nothing_is_claimed_of_old_log_probs():
     policy_loss = actor_of(merged(["+clipx=grpo"])).policy_loss
     unknown = SimpleNamespace(clipx=policy_loss.clipx, run=RunFacts())
     assert "old_log_probs are the trainer's; an unknown number" in announcement(unknown)
 
 
 @pytest.mark.parametrize(("rank", "times"), [(0, 1), (1, 0)])
-def test_rank_0_of_the_workers_prints_the_driver_s_line(capsys, monkeypatch, rank, times):
+def test_rank_0_of_the_workers_prints_the_drivers_line(capsys, monkeypatch, rank, times):
     monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
     config = merged(
         ["+clipx=sapo"],
@@ -307,9 +307,15 @@ def test_rank_0_of_the_workers_prints_the_driver_s_line(capsys, monkeypatch, ran
     )
     line = decide(config, group="sapo").line
     given = []
-    verl_s = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
-    worker = type("Worker", (ClipxTraining, verl_s), {})()
+    of_verl = type("Verl", (), {"set_loss_fn": lambda self, loss_fn: given.append(loss_fn)})
+    worker = type("Worker", (ClipxTraining, of_verl), {})()
     worker.rank, worker.engine_config = rank, None
-    worker.engine = SimpleNamespace(optimizer_step=None, infer_batch=None, module=None)
+    worker.engine = SimpleNamespace(
+        optimizer_step=None,
+        infer_batch=None,
+        module=None,
+        get_data_parallel_rank=lambda: rank,
+        get_data_parallel_size=lambda: 2,
+    )
     worker.set_loss_fn(partial(ppo_loss, config=actor_of(config)))
     assert given and capsys.readouterr().out.splitlines().count(line) == times

@@ -18,7 +18,7 @@ from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
 from tests.claims.configuration import actor_of, built, hydra_s, merged
 from tests.golden.runs import registered_loss
-from verl_clipx.driver.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_S_DEFAULTS
+from verl_clipx.driver.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_DEFAULTS
 from verl_clipx.driver.start import decide, named_keys
 from verl_clipx.methods import METHODS
 
@@ -33,13 +33,13 @@ def decided(group, *overrides):
     return config, decide(config, named=named_keys(overrides))
 
 
-def verl_s(**keys):
+def of_verl(**keys):
     return [f"{ACTOR}.{key}={value}" for key, value in keys.items()]
 
 
 def test_the_defaults_are_those_of_verl():
     actor = hydra_s().actor_rollout_ref.actor
-    for key, value in VERL_S_DEFAULTS.items():
+    for key, value in VERL_DEFAULTS.items():
         assert actor[key] == ActorConfig.__dataclass_fields__[key].default == value
 
 
@@ -104,8 +104,8 @@ def test_the_defaults_are_those_of_verl():
         ),
     ],
 )
-def test_verl_s_key_becomes_the_method_s(group, keys, expected):
-    config, decision = decided(f"+clipx={group}", *verl_s(**keys))
+def test_verls_key_becomes_the_methods(group, keys, expected):
+    config, decision = decided(f"+clipx={group}", *of_verl(**keys))
     # Written down for verl's own print of the configuration, and for the workers, who know no command line.
     assert {name: config.clipx.get(name) for name in expected} == expected
     method = actor_of(config).policy_loss.clipx.method
@@ -133,12 +133,12 @@ def test_the_loss_that_reads_a_key_is_the_one_that_is_named():
         assert f"config.policy_loss.{key}" in inspect.getsource(inspect.unwrap(function))
 
 
-def test_a_token_s_width_on_a_sequence_s_ratio_is_taken_where_ours_says_so_too():
-    config, _ = decided("+clipx=gspo", "clipx.clip_high=1.28", *verl_s(clip_ratio_high=0.28))
+def test_a_tokens_width_on_a_sequences_ratio_is_taken_where_ours_says_so_too():
+    config, _ = decided("+clipx=gspo", "clipx.clip_high=1.28", *of_verl(clip_ratio_high=0.28))
     assert actor_of(config).policy_loss.clipx.method.clip_high == 1.28
 
 
-def test_without_verl_s_keys_nothing_is_taken_over():
+def test_without_verls_keys_nothing_is_taken_over():
     for name in METHODS:
         if (group := f"+clipx={name}") != "+clipx=custom" and METHODS[name].__module__.startswith("verl_clipx."):
             assert decided(group)[1].taken == {}
@@ -150,104 +150,120 @@ def test_without_verl_s_keys_nothing_is_taken_over():
         # Ours is set too: by the user, even to its default, or by the group.
         (
             "grpo",
-            ["clipx.clip_high=1.3", *verl_s(clip_ratio_high=0.28)],
+            ["clipx.clip_high=1.3", *of_verl(clip_ratio_high=0.28)],
             r"actor\.clip_ratio_high=0\.28 would be clipx\.clip_high=1\.28, but .* says clipx\.clip_high=1\.3: remove",
         ),
-        ("grpo", ["clipx.clip_high=1.2", *verl_s(clip_ratio_high=0.28)], r"clip_high=1\.28, but .*clip_high=1\.2: rem"),
-        ("grpo", ["clipx.dual_clip=null", *verl_s(clip_ratio_c=10)], r"dual_clip=10, but .*clipx\.dual_clip=null: rem"),
-        ("dapo", verl_s(clip_ratio_high=0.3), r"clipx\.clip_high=1\.3, but .* says clipx\.clip_high=1\.28: remove one"),
         (
             "grpo",
-            ["clipx.clip_low=0.7", *verl_s(clip_ratio=0.2)],
+            ["clipx.clip_high=1.2", *of_verl(clip_ratio_high=0.28)],
+            r"clip_high=1\.28, but .*clip_high=1\.2: rem",
+        ),
+        (
+            "grpo",
+            ["clipx.dual_clip=null", *of_verl(clip_ratio_c=10)],
+            r"dual_clip=10, but .*clipx\.dual_clip=null: rem",
+        ),
+        (
+            "dapo",
+            of_verl(clip_ratio_high=0.3),
+            r"clipx\.clip_high=1\.3, but .* says clipx\.clip_high=1\.28: remove one",
+        ),
+        (
+            "grpo",
+            ["clipx.clip_low=0.7", *of_verl(clip_ratio=0.2)],
             r"actor\.clip_ratio=0\.2 would be clipx\.clip_low=0\.8",
         ),
         # It cannot mean this.
         (
             "grpo",
-            verl_s(clip_ratio_low=1),
+            of_verl(clip_ratio_low=1),
             r"clip_ratio_low=1 would be clipx\.clip_low=0, which bounds no ratio: remove",
         ),
-        ("cispo", verl_s(clip_ratio_low=10), r"clip_ratio_low=10 would be clipx\.clip_low=-9, which bounds no ratio"),
+        ("cispo", of_verl(clip_ratio_low=10), r"clip_ratio_low=10 would be clipx\.clip_low=-9, which bounds no ratio"),
         (
             "grpo",
-            verl_s(clip_ratio_low=3e-4),
+            of_verl(clip_ratio_low=3e-4),
             r"clip_ratio_low=0\.0003 .*clip_low=0\.9997: a width under 0\.01 is one for",
         ),
         (
             "dapo",
-            verl_s(clip_ratio_low=3e-4),
+            of_verl(clip_ratio_low=3e-4),
             r"clip_low=0\.9997: a width under 0\.01 .* grpo bounds that of a token",
         ),
-        ("grpo", verl_s(clip_ratio_high=0), r"clip_ratio_high=0 would be clipx\.clip_high=1: a width under"),
-        ("grpo", verl_s(clip_ratio_high=-0.1), r"clip_ratio_high=-0\.1 would be clipx\.clip_high=0\.9"),
+        ("grpo", of_verl(clip_ratio_high=0), r"clip_ratio_high=0 would be clipx\.clip_high=1: a width under"),
+        ("grpo", of_verl(clip_ratio_high=-0.1), r"clip_ratio_high=-0\.1 would be clipx\.clip_high=0\.9"),
         (
             "grpo",
-            verl_s(clip_ratio_c=1),
+            of_verl(clip_ratio_c=1),
             r"clip_ratio_c=1 would be clipx\.dual_clip=1, which must be a number \(above 1",
         ),
         (
             "gspo",
-            verl_s(clip_ratio_high=0.28),
+            of_verl(clip_ratio_high=0.28),
             r"clip_ratio_high=0\.28 would be clipx\.clip_high=1\.28: a width over 0\.01 is one for the ratio of a "
             r"token, and gspo bounds that of a sequence.* Set actor_rollout_ref\.actor\.clip_ratio_high to .*4e-4.* "
             r"or set clipx\.clip_high=1\.28 beside it if you mean it",
         ),
-        ("gspo", verl_s(clip_ratio_low=0.2), r"clip_ratio_low=0\.2 would be clipx\.clip_low=0\.8: a width over 0\.01"),
+        ("gspo", of_verl(clip_ratio_low=0.2), r"clip_ratio_low=0\.2 would be clipx\.clip_low=0\.8: a width over 0\.01"),
         (
             "gspo",
-            verl_s(clip_ratio_low=-0.1),
+            of_verl(clip_ratio_low=-0.1),
             r"clip_ratio_low=-0\.1 would be clipx\.clip_low=1\.1, which must be .*at most 1",
         ),
-        ("grpo", verl_s(clip_ratio_high="high"), r"actor\.clip_ratio_high=high: must be a number"),
+        ("grpo", of_verl(clip_ratio_high="high"), r"actor\.clip_ratio_high=high: must be a number"),
         # It would be ignored.
         (
             "acpo",
-            verl_s(clip_ratio_high=0.28),
+            of_verl(clip_ratio_high=0.28),
             r"clip_ratio_high=0\.28 with clipx\.method=acpo, which has no fixed bound",
         ),
-        ("bapo", verl_s(clip_ratio=0.1), r"clip_ratio=0\.1 with clipx\.method=bapo.*: remove .*actor\.clip_ratio\. "),
-        ("sapo", verl_s(clip_ratio_low=0.1), r"clip_ratio_low=0\.1 with clipx\.method=sapo, which has no fixed bound"),
-        ("gspo", verl_s(clip_ratio_c=10), r"clip_ratio_c=10 with clipx\.method=gspo, which has no dual clip"),
-        ("acpo_reference", verl_s(clip_ratio_c=10), r"clipx\.dual_clip=10, but .* says clipx\.dual_clip=3: remove"),
+        ("bapo", of_verl(clip_ratio=0.1), r"clip_ratio=0\.1 with clipx\.method=bapo.*: remove .*actor\.clip_ratio\. "),
+        ("sapo", of_verl(clip_ratio_low=0.1), r"clip_ratio_low=0\.1 with clipx\.method=sapo, which has no fixed bound"),
+        ("gspo", of_verl(clip_ratio_c=10), r"clip_ratio_c=10 with clipx\.method=gspo, which has no dual clip"),
+        ("acpo_reference", of_verl(clip_ratio_c=10), r"clipx\.dual_clip=10, but .* says clipx\.dual_clip=3: remove"),
         (
             "acpo_reference",
-            verl_s(clip_ratio_c="null"),
+            of_verl(clip_ratio_c="null"),
             r"clip_ratio_c=null would be clipx\.dual_clip=null, but .* says clipx\.dual_clip=3: remove",
         ),
-        ("sapo", verl_s(tau_pos=0), r"actor\.tau_pos=0 would be clipx\.tau_positive=0, which must be a number"),
-        ("sapo", verl_s(tau_neg="null"), r"tau_neg=null would be clipx\.tau_negative=null, which must be a number"),
+        ("sapo", of_verl(tau_pos=0), r"actor\.tau_pos=0 would be clipx\.tau_positive=0, which must be a number"),
+        ("sapo", of_verl(tau_neg="null"), r"tau_neg=null would be clipx\.tau_negative=null, which must be a number"),
         (
             "sapo",
-            ["clipx.tau_positive=3", *verl_s(tau_pos=2)],
+            ["clipx.tau_positive=3", *of_verl(tau_pos=2)],
             r"tau_pos=2 would be clipx\.tau_positive=2, but .* says clipx\.tau_positive=3: remove",
         ),
         (
             "sapo",
-            verl_s(**{"tau_pos": 2, "policy_loss.tau_pos": 3}),
+            of_verl(**{"tau_pos": 2, "policy_loss.tau_pos": 3}),
             r"actor\.policy_loss\.tau_pos=3 but actor_rollout_ref\.actor\.tau_pos=2: remove one of the two",
         ),
-        ("grpo", verl_s(tau_pos=2), r"tau_pos=2 with clipx\.method=grpo, which has no temperature and would ignore it"),
+        (
+            "grpo",
+            of_verl(tau_pos=2),
+            r"tau_pos=2 with clipx\.method=grpo, which has no temperature and would ignore it",
+        ),
         (
             "acpo",
-            verl_s(**{"policy_loss.tau_neg": 2}),
+            of_verl(**{"policy_loss.tau_neg": 2}),
             r"actor\.policy_loss\.tau_neg=2 with clipx\.method=acpo, which has no temperature",
         ),
         (
             "acpo",
-            verl_s(**{"policy_loss.dro_beta": 0.5}),
+            of_verl(**{"policy_loss.dro_beta": 0.5}),
             r"policy_loss\.dro_beta=0\.5 with clipx\.method=acpo, which has no penalty and would ignore it: remove",
         ),
         (
             "dro",
-            ["clipx.beta=0.1", *verl_s(**{"policy_loss.dro_beta": 0.5})],
+            ["clipx.beta=0.1", *of_verl(**{"policy_loss.dro_beta": 0.5})],
             r"policy_loss\.dro_beta=0\.5 would be clipx\.beta=0\.5, but .* says clipx\.beta=0\.1: remove one",
         ),
-        ("dro", verl_s(**{"policy_loss.dro_beta": 0}), r"dro_beta=0 would be clipx\.beta=0, which must be a number"),
+        ("dro", of_verl(**{"policy_loss.dro_beta": 0}), r"dro_beta=0 would be clipx\.beta=0, which must be a number"),
         # Only another of verl's losses reads it.
         *(
             (
                 "acpo",
-                verl_s(**{f"policy_loss.{key}": value}),
+                of_verl(**{f"policy_loss.{key}": value}),
                 rf"actor\.policy_loss\.{key}={value} with clipx\.method=acpo: only verl's own loss {loss} reads it, .*"
                 rf"Remove actor_rollout_ref\.actor\.policy_loss\.{key}\.",
             )
@@ -258,24 +274,24 @@ def test_without_verl_s_keys_nothing_is_taken_over():
         ),
         (
             "grpo",
-            verl_s(**{"policy_loss.rollout_correction.rollout_is": "token"}),
+            of_verl(**{"policy_loss.rollout_correction.rollout_is": "token"}),
             r"policy_loss\.rollout_correction\.rollout_is=token with .*bypass_mode reads it.*algorithm\.rollout_corr",
         ),
         (
             "grpo",
-            verl_s(**{"policy_loss.rollout_correction.loss_type": "reinforce"}),
+            of_verl(**{"policy_loss.rollout_correction.loss_type": "reinforce"}),
             r"policy_loss\.rollout_correction\.loss_type=reinforce with clipx\.method=grpo: only verl's own loss",
         ),
         # Its value is verl's default, but nobody else would have written it there.
         (
             "grpo",
-            verl_s(**{"policy_loss.rollout_correction.rollout_is": "sequence"}),
+            of_verl(**{"policy_loss.rollout_correction.rollout_is": "sequence"}),
             r"policy_loss\.rollout_correction\.rollout_is=sequence with",
         ),
         # All that is wrong at once.
         (
             "acpo",
-            verl_s(**{"clip_ratio_high": 0.28, "policy_loss.kl_cov_ratio": 0.1}),
+            of_verl(**{"clip_ratio_high": 0.28, "policy_loss.kl_cov_ratio": 0.1}),
             r"(?s)(?=.*clip_ratio_high=0\.28 with)(?=.*kl_cov_ratio=0\.1 with)",
         ),
     ],
@@ -286,14 +302,14 @@ def test_what_cannot_be_taken_over_stops_with_both_keys(group, overrides, messag
 
 
 def test_a_narrow_bound_stands_where_ours_says_it_too():
-    config, _ = decided("+clipx=grpo", "clipx.clip_low=0.9997", *verl_s(clip_ratio_low=3e-4))
+    config, _ = decided("+clipx=grpo", "clipx.clip_low=0.9997", *of_verl(clip_ratio_low=3e-4))
     assert config.clipx.clip_low == 0.9997
 
 
-def test_observe_leaves_verl_s_keys_alone():
+def test_observe_leaves_verls_keys_alone():
     other_losses = {"tau_pos": 2, "policy_loss.kl_cov_ratio": 0.1, "policy_loss.rollout_correction.loss_type": "x"}
     keys = dict(clip_ratio_low=10, clip_ratio_high=3e-4, clip_ratio_c=1, **other_losses)
-    config, decision = decided("+clipx=observe", *verl_s(**keys))
+    config, decision = decided("+clipx=observe", *of_verl(**keys))
     assert decision.taken == {} and "clip_low" not in config.clipx
     assert config.actor_rollout_ref.actor.policy_loss.kl_cov_ratio == 0.1
 
@@ -301,15 +317,15 @@ def test_observe_leaves_verl_s_keys_alone():
 @pytest.mark.parametrize(
     "keys", [dict(clip_ratio_low=0.1, clip_ratio_high=0.05, clip_ratio_c=1.2), dict(clip_ratio_c=9)]
 )
-def test_grpo_with_verl_s_keys_is_verl_s_vanilla(keys, tensors):
-    config, _ = decided("+clipx=grpo", *verl_s(**keys))
+def test_grpo_with_verls_keys_is_verls_vanilla(keys, tensors):
+    config, _ = decided("+clipx=grpo", *of_verl(**keys))
     ours = registered_loss(actor_of(config), tensors)
-    vanilla = registered_loss(built(hydra_s(*verl_s(**keys))), tensors)
+    vanilla = registered_loss(built(hydra_s(*of_verl(**keys))), tensors)
     torch.testing.assert_close(ours[:2], vanilla[:2])
 
 
-def test_sapo_with_verl_s_temperatures_is_verl_s_sapo(tensors):
-    keys = verl_s(tau_pos=2.0, tau_neg=3.5)
+def test_sapo_with_verls_temperatures_is_verls_sapo(tensors):
+    keys = of_verl(tau_pos=2.0, tau_neg=3.5)
     config, _ = decided("+clipx=sapo", *keys)
     # Which verl's averages by, whatever the run's mode is.
     ours = registered_loss(actor_of(config), tensors, loss_agg_mode="seq-mean-token-mean")

@@ -39,7 +39,7 @@ def explain(*words):
         ("ray", "job", "submit", "--", "python", "-m", "verl.trainer.main_ppo"),
     ],
 )
-def test_it_prints_the_run_s_line_and_what_is_taken_over(before):
+def test_it_prints_the_runs_line_and_what_is_taken_over(before):
     code, output = explain(*before, *NEEDED, "+clipx=grpo", HIGH)
     line, taken = output.splitlines()
     assert code == 0
@@ -106,7 +106,7 @@ def test_it_refuses_as_the_run_would_without_a_traceback(words, message):
 
 
 @pytest.mark.slow
-def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainer_s_keys_say():
+def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainers_keys_say():
     code, output = explain(*NEEDED, "+clipx=sapo", "trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
     assert code == 0
     assert "a soft gate and no bounds, every parameter as in its group; loss_agg_mode token-mean (the paper" in output
@@ -130,7 +130,7 @@ def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainer_s_keys_say(
         ),
     ],
 )
-def test_it_prints_each_key_of_verl_s_that_is_taken_over(words, expected):
+def test_it_prints_each_key_of_verls_that_is_taken_over(words, expected):
     code, output = explain(*NEEDED, *words)
     assert code == 0 and output.splitlines()[1:] == expected
 
@@ -140,7 +140,7 @@ def test_it_says_where_the_plugin_has_no_part():
 
 
 @pytest.mark.slow
-def test_the_other_entries_and_hydra_s_options(tmp_path):
+def test_the_other_entries_and_hydras_options(tmp_path):
     (tmp_path / "mine.yaml").write_text(
         "hydra:\n  searchpath: [pkg://verl.trainer.config]\ndefaults: [ppo_trainer, clipx: dapo, _self_]\n"
     )
@@ -164,7 +164,7 @@ def test_without_a_command_it_says_how():
 
 
 @pytest.mark.parametrize("module", ENTRIES)
-def test_the_entries_are_verl_s(module):
+def test_the_entries_are_verls(module):
     source = inspect.getsource(import_module(module))
     assert re.search(rf'@hydra.main\(config_path="config", config_name="{ENTRIES[module]}"', source)
     # Where the plugin decides: before Ray, with the configuration.

@@ -195,7 +195,7 @@ def test_every_modifier_group_is_listed_here(group):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS)
-def test_group_leaves_verl_s_aggregation_alone(composed, group):
+def test_group_leaves_verls_aggregation_alone(composed, group):
     assert composed(f"+clipx={group}").actor_rollout_ref.actor.loss_agg_mode == "token-mean"
 
 

@@ -87,7 +87,7 @@ def test_what_verl_runs_is_not_refused(group, values):
     assert decided(group, values).line
 
 
-def test_any_of_verl_s_losses_is_observed_and_no_other():
+def test_any_of_verls_losses_is_observed_and_no_other():
     key = f"{ACTOR}.policy_loss.loss_mode"
     own = [name for name in core_algos.POLICY_LOSS_REGISTRY if not name.startswith("clipx_")]
     assert {"vanilla", "gspo", "bypass_mode"} <= set(own)
@@ -98,7 +98,7 @@ def test_any_of_verl_s_losses_is_observed_and_no_other():
         decided("observe", {key: "ppo"})
 
 
-def test_what_verl_s_own_loss_lacks_is_said_when_it_is_observed():
+def test_what_verls_own_loss_lacks_is_said_when_it_is_observed():
     key, loss_mode = f"{ACTOR}.policy_loss.dro_beta", f"{ACTOR}.policy_loss.loss_mode"
     for beta in (None, 0):
         with pytest.raises(
@@ -125,7 +125,7 @@ def test_a_trainer_that_somebody_registered_is_taken(monkeypatch):
     assert decided("grpo", {TRAINER_MODE: "somebody_s"}).line
 
 
-def test_verl_passes_over_a_correction_without_the_rollout_s_log_probabilities():
+def test_verl_passes_over_a_correction_without_the_rollouts_log_probabilities():
     # And stops at one that it does not know only when it has a batch.
     with pytest.raises(ValueError, match="Invalid rollout_is"):
         rollout_corr_helper.compute_rollout_correction_and_rejection_mask(

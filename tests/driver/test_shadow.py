@@ -24,7 +24,7 @@ def test_a_reference_group_keeps_its_settings_and_one_comes_alone_too(actor):
     assert shadow.methods["acpo_reference"].bin_on == "current" and shadow.methods["acpo_reference"].epsilon_max == 3
 
 
-def test_a_loss_of_one_s_own(actor):
+def test_a_loss_of_ones_own(actor):
     function = "clipx.shadow.custom.function=tests.example_losses:WithinSpread"
     shadow = actor("+clipx=grpo", "+clipx/shadow=[custom]", function).policy_loss.clipx.shadow
     assert type(shadow.methods["custom"]).__name__ == "WithinSpread"

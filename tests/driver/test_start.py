@@ -102,19 +102,19 @@ def test_a_loss_mode_against_its_group_stops_before_ray(run, door):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("door", ["v1", "fully_async"])
-def test_a_loss_mode_of_the_plugin_s_without_its_group_stops_before_ray(run, door):
+def test_a_loss_mode_of_the_plugins_without_its_group_stops_before_ray(run, door):
     with pytest.raises(ValueError, match=r"loss_mode=clipx_acpo without its group: .*: \+clipx=acpo\."):
         run(door, f"{ACTOR}.policy_loss.loss_mode=clipx_acpo")
 
 
 @pytest.mark.slow
-def test_verl_s_own_run_is_left_alone(run, capsys):
+def test_verls_own_run_is_left_alone(run, capsys):
     with pytest.raises(RayStarts):
         run("v1", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")
     assert "clipx" not in capsys.readouterr().out
 
 
-def test_observe_takes_any_loss_and_leaves_verl_s_clip_keys(run, capsys):
+def test_observe_takes_any_loss_and_leaves_verls_clip_keys(run, capsys):
     with pytest.raises(RayStarts):
         run("fully_async", "+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")
     assert "clipx: verl's own loss gspo, observed (+clipx=observe); loss_agg_mode token-mean" in capsys.readouterr().out
@@ -131,12 +131,12 @@ def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run,
     assert line.startswith(f"clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, {said}")
 
 
-def test_a_key_that_repeats_verl_s_default_counts_where_the_command_line_names_it(run):
+def test_a_key_that_repeats_verls_default_counts_where_the_command_line_names_it(run):
     with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
         run("v1", "+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2")
 
 
-def test_a_notebook_s_run_is_decided_too_and_says_so_each_time(run, composed, capsys):
+def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, composed, capsys):
     config = composed("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
     for _ in range(2):
         with pytest.raises(RayStarts):
@@ -163,7 +163,7 @@ def test_what_verl_would_stop_at_later_stops_before_ray(run, door, overrides, me
 
 
 @pytest.mark.parametrize("loss_mode", ["clipx_custom", "clipx_somebody_s"])
-def test_a_loss_of_one_s_own_without_its_group_is_sent_to_custom(loss_mode):
+def test_a_loss_of_ones_own_without_its_group_is_sent_to_custom(loss_mode):
     with pytest.raises(
         ValueError, match=r"Replace it by the group: \+clipx=custom clipx\.function=package\.module:name"
     ):
@@ -187,7 +187,7 @@ def test_without_a_gpu_a_configuration_is_built_and_a_run_names_the_switches(no_
         starts.start(config)
 
 
-def test_without_a_gpu_a_run_may_join_a_cluster_or_be_none_of_the_plugin_s(no_accelerator):
+def test_without_a_gpu_a_run_may_join_a_cluster_or_be_none_of_the_plugins(no_accelerator):
     starts.start(merged(["+clipx=grpo"], {"ray_kwargs.ray_init.address": "auto"}))
     starts.start(merged([]))
 

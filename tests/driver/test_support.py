@@ -208,7 +208,7 @@ def test_what_is_not_served_stops_in_the_driver(actor, name):
         actor(*overrides)
 
 
-def test_the_critic_s_attention_counts_on_a_cpu(actor, monkeypatch):
+def test_the_critics_attention_counts_on_a_cpu(actor, monkeypatch):
     monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: SimpleNamespace(device_name="cpu"))
     with pytest.raises(InstantiationException, match=r"critic\.fsdp\.ulysses_.*=2 with critic\.model\..*=sdpa"):
         actor("+clipx=grpo", *CRITIC_S_ULYSSES)
@@ -305,7 +305,7 @@ def model():
     return Qwen2ForCausalLM(config)
 
 
-def test_a_model_s_attention_is_looked_at_in_the_worker(model):
+def test_a_models_attention_is_looked_at_in_the_worker(model):
     refuse_attention_on_a_slice(SimpleNamespace(module=model, ulysses_sequence_parallel_size=1))
     for module in (model, [model]):
         with pytest.raises(RuntimeError, match=r"2 ranks share a sequence .*attention is sdpa.*flash_attention_2"):
@@ -314,7 +314,7 @@ def test_a_model_s_attention_is_looked_at_in_the_worker(model):
     refuse_attention_on_a_slice(SimpleNamespace(module=model, ulysses_sequence_parallel_size=2))
 
 
-def test_fsdp_turbo_s_attention_is_its_own(model):
+def test_fsdp_turbos_attention_is_its_own(model):
     """verl's engine without its package: how it takes up its own parallelism."""
     engine = object.__new__(FSDPTurboEngineWithLMHead)
     engine.module, engine.engine_config = model, SimpleNamespace(strategy="fsdp_turbo")

@@ -471,7 +471,7 @@ def test_rejected_tokens_are_not_counted(found):
         assert observed[key] == pytest.approx(ours[key], rel=1e-6), key
 
 
-def test_verl_s_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for_the_rest(found):
+def test_verls_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for_the_rest(found):
     found = found["tinker_s_update"]
     (weights_of_batch, metrics_of_batch), (weights_of_split, metrics_of_split) = found["train_batch"], found["split"]
     assert any(not torch.equal(found["before"][name], value) for name, value in weights_of_split.items())
@@ -481,7 +481,7 @@ def test_verl_s_tinker_worker_gets_fixed_bounds_with_exact_metrics_and_stops_for
     assert "+clipx/update=lopti" in found["lopti"]
 
 
-def test_verl_s_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_itself(found):
+def test_verls_fused_kernels_fail_where_fsdp2_shards_the_output_embedding_by_itself(found):
     found = found["fused_kernels"]
     assert found[True].isfinite().all()
     line = "torch_functional.py: logits = (hidden_states @ vocab_weights.t()) / temperature"

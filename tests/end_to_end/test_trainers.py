@@ -144,7 +144,7 @@ def test_the_older_trainer_with_reinforce_plus_plus(task, tmp_path):
     assert run.log["training/rollout_probs_diff_max"].max() < 1e-4
 
 
-def test_a_critic_s_advantages_in_two_epochs(task, tmp_path):
+def test_a_critics_advantages_in_two_epochs(task, tmp_path):
     critic = (f"critic.model.path={task.policy}", "critic.ppo_micro_batch_size_per_gpu=8")
     epochs = ("actor_rollout_ref.actor.ppo_epochs=2", "trainer.save_freq=2")
     run = train_acpo(task, tmp_path, "algorithm.adv_estimator=gae", *critic, *epochs)

@@ -162,7 +162,7 @@ def test_responses_far_from_the_sampler_are_rejected_in_both_passes(lopti):
     assert "verl's seq_mean_k2 leaves " in lopti.output
 
 
-def test_verl_s_kl_term_is_part_of_what_is_trained(lopti):
+def test_verls_kl_term_is_part_of_what_is_trained(lopti):
     log = lopti.log
     term = log["actor/loss"] - log["actor/pg_loss"]
     assert term.tolist() == pytest.approx((KL_COEFFICIENT * log["actor/kl_loss"]).tolist(), rel=0.01, abs=1e-7)
@@ -170,7 +170,7 @@ def test_verl_s_kl_term_is_part_of_what_is_trained(lopti):
     assert (log["actor/kl_loss"] >= 0).all() and log["actor/kl_loss"].iloc[-1] > 1e-5
 
 
-def test_a_user_s_own_controller_trains_on_two_ranks(own):
+def test_a_users_own_controller_trains_on_two_ranks(own):
     check_trained(own, "sync", kl=False)
     spread = own.log["actor/clipx/spread"]
     assert (spread > 1e-4).all() and spread.nunique() == STEPS

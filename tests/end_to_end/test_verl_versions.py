@@ -65,7 +65,7 @@ def test_it_has_what_the_plugin_relies_on(python):
 
 
 @pytest.mark.parametrize("hardware", ["a100x8", "h100x8"])
-def test_the_same_command_line_composes_and_passes_verl_s_checks(python, hardware):
+def test_the_same_command_line_composes_and_passes_verls_checks(python, hardware):
     code = (
         "import sys; from tests.claims.checks import check_overrides; check_overrides(sys.argv[1:], {}); print('fine')"
     )

@@ -54,7 +54,7 @@ def test_the_wheel_carries_groups_and_plugins(wheel):
     assert not [name for name in names if name.startswith(("tests/", "configs/", "runs/"))]
 
 
-def test_verl_s_own_main_composes_a_run_and_its_groups(python, tmp_path):
+def test_verls_own_main_composes_a_run_and_its_groups(python, tmp_path):
     where = run(python, tmp_path, "-c", "import verl_clipx; print(verl_clipx.__file__)")
     assert where.stdout.startswith(str(python.parents[1]))
     done = run(python, tmp_path, "-m", "verl.trainer.main_ppo", "+recipe=acpo/countdown_3b_acpo_off", "--cfg", "job")

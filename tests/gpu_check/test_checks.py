@@ -70,7 +70,7 @@ def test_an_update_off_the_expected_one_fails(check, found, passed):
     assert run(Bench(found)).passed is passed
 
 
-def test_the_difference_is_the_norm_s():
+def test_the_difference_is_the_norms():
     assert checks.relative_difference(updated(3.0, 4.5).change, SAMPLE.gradients) == pytest.approx(0.1)
 
 
@@ -119,7 +119,7 @@ def test_what_keeps_a_check_from_running():
     assert "test_vllm.py" in rollout.why_not(CPU)
 
 
-def test_the_expected_update_is_ppo_s_by_hand():
+def test_the_expected_update_is_ppos_by_hand():
     class Uniform(torch.nn.Module):
         """Two tokens, of which token 0 has logit `bias` and token 1 has 0."""
 
@@ -151,7 +151,7 @@ def test_the_expected_update_is_ppo_s_by_hand():
 
 
 @pytest.mark.slow
-def test_the_plan_s_bytes_are_those_of_the_tensors(tmp_path):
+def test_the_plans_bytes_are_those_of_the_tensors(tmp_path):
     save_model(tmp_path, tied=False)
     planned = memory.planned_bytes(composed(GPUS, tmp_path, memory.overrides(GPUS)), 80e9)
     parameters = shape_of(str(tmp_path)).parameters

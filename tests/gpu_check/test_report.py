@@ -65,7 +65,7 @@ def test_the_last_line_counts_what_was_skipped_by_a_word_of_its_own():
     assert last_line([PASS, FAIL, SKIP]) == "1 passed, 1 failed, 1 skipped: nothing is known of what was skipped"
 
 
-def test_the_command_shows_every_result_and_a_failure_s_log(check):
+def test_the_command_shows_every_result_and_a_failures_log(check):
     code, output, document = check(SKIP, PASS, FAIL)
     assert code == 1
     rows = {

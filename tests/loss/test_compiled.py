@@ -101,7 +101,7 @@ def learning(inputs: Inputs) -> Inputs:
 
 
 @pytest.mark.slow
-def test_acpo_s_statistics_hold_no_scattered_sum(recorded):
+def test_acpos_statistics_hold_no_scattered_sum(recorded):
     # Such sums add in the order in which threads come. Those of the other methods are of whole numbers.
     functions = TokenFunctions(METHODS["acpo"](), None, compiled=True)
     functions.statistics(micro_batch(functions.method, 4, 9))
@@ -122,7 +122,7 @@ def test_many_configurations_in_one_process(recorded, caplog):
     assert not warnings_of(caplog)
 
 
-def test_lopti_s_tokens_are_another_input_of_the_same_graphs(recorded):
+def test_loptis_tokens_are_another_input_of_the_same_graphs(recorded):
     method = METHODS["acpo"]()
     functions, eager = TokenFunctions(method, None, compiled=True), TokenFunctions(method, None, compiled=False)
     functions.prepare("cpu", counted=True)
@@ -144,7 +144,7 @@ OTHERS = [pytest.param(METHODS[name](), None, id=name, marks=pytest.mark.matrix)
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("method", "shaping"), [*REAL, *OTHERS])
-def test_the_real_compiler_s_results(method, shaping):
+def test_the_real_compilers_results(method, shaping):
     torch._dynamo.reset()
     token_functions.cache_clear()
     functions, eager = (token_functions(method, shaping, compiled=compiled) for compiled in (True, False))
@@ -187,7 +187,7 @@ def test_a_compiler_that_fails_costs_one_warning(when, monkeypatch, caplog):
     assert not functions.compiled
 
 
-def test_a_user_s_mistake_is_not_the_compiler_s(caplog):
+def test_a_users_mistake_is_not_the_compilers(caplog):
     # What fails uncompiled too is raised, not hidden.
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class Broken(Method):

@@ -146,7 +146,7 @@ def test_a_method_that_means_it_says_so():
     [pytest.param(check, marks=[pytest.mark.slow] * (check in COMPILED_CHECKS)) for check in KEPT_BY_THE_PLUGIN],
     ids=lambda check: check.__name__,
 )
-def test_a_check_finds_a_fault_of_the_plugin_s_own(check, monkeypatch):
+def test_a_check_finds_a_fault_of_the_plugins_own(check, monkeypatch):
     name, fault, message = KEPT_BY_THE_PLUGIN[check]
     monkeypatch.setattr(f"verl_clipx.{name}", fault)
     token_functions.cache_clear()

@@ -29,7 +29,7 @@ def added(metrics, method, each=False):
     return {key: values[0] for key, values in found.items() if key not in metrics}
 
 
-def test_acpo_s_highest_average_and_last_epsilon():
+def test_acpos_highest_average_and_last_epsilon():
     assert added(ACPO, Acpo(bins=2)) == {
         "clipx/epsilon_highest": 0.9,
         "clipx/epsilon_average": pytest.approx((0.2 * 10 + 0.3 * 10 + 0.9 * 30) / 50),
@@ -38,7 +38,7 @@ def test_acpo_s_highest_average_and_last_epsilon():
     }
 
 
-def test_how_far_bapo_s_search_went():
+def test_how_far_bapos_search_went():
     metrics = {"clipx/c_low": [0.6, 0.8, 0.7], "clipx/c_high": [1.2, 3.0, 1.5], "clipx/positive_share_after": [0.4] * 3}
     assert added(metrics, Bapo()) == {
         **{"clipx/c_low_highest": 0.8, "clipx/c_low_last": 0.7},
@@ -46,7 +46,7 @@ def test_how_far_bapo_s_search_went():
     }
 
 
-def test_m2po_s_narrowest_bound():
+def test_m2pos_narrowest_bound():
     assert added({"clipx/log_ratio_bound": [64.0, 0.25, 0.5]}, M2po()) == {
         **{"clipx/log_ratio_bound_lowest": 0.25, "clipx/log_ratio_bound_last": 0.5}
     }

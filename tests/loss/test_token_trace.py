@@ -23,7 +23,7 @@ def as_lists(trace):
     return {name: values.tolist()[0] for name, values in trace._asdict().items()}
 
 
-def test_a_method_s_by_hand():
+def test_a_methods_by_hand():
     decision = torch.zeros(0, dtype=torch.float64)
     found = as_lists(token_trace(method_named("grpo")(), None, Inputs(*TOKENS), decision, torch.tensor(0.5)))
     # Clipped above with A > 0; below with A > 0 it keeps its gradient; each times the factor.
@@ -33,7 +33,7 @@ def test_a_method_s_by_hand():
 
 
 @pytest.mark.parametrize("by_sequence", [False, True])
-def test_an_observed_loss_s_by_hand(by_sequence):
+def test_an_observed_losss_by_hand(by_sequence):
     gradient = torch.tensor([[-0.6, 0.0, 0.1]], dtype=torch.float64)
     tokens, share = ObservedTokens(*TOKENS, gradient), torch.full((1, 3), 0.2, dtype=torch.float64)
     found = as_lists(observed_token_trace(tokens, Bounds(0.9, 1.1), by_sequence, share))

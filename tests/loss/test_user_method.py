@@ -83,7 +83,7 @@ def test_a_class_becomes_a_loss_with_statistics_of_its_own(tensors):
 
 
 @pytest.mark.parametrize("name", ["soft", "within_spread"])
-def test_it_is_in_verl_s_registry_under_its_own_name(name, tensors):
+def test_it_is_in_verls_registry_under_its_own_name(name, tensors):
     call(f"clipx_tests_{name}", actor({"within_spread": "WithinSpread"}.get(name, name)), tensors)
 
 
@@ -210,7 +210,7 @@ class Class(FixedBounds, name="users_class"):
 
 
 @pytest.mark.parametrize("mistake", MISTAKES)
-def test_a_mistake_is_named_and_leaves_the_module_s_others_alone(mistake, users_module):
+def test_a_mistake_is_named_and_leaves_the_modules_others_alone(mistake, users_module):
     text, message = MISTAKES[mistake]
     users_module(HEAD + text + SOUND)
     with pytest.raises(ValueError, match=message):

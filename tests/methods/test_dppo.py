@@ -40,7 +40,7 @@ def weight_and_value(method, t):
     return weight, method.loss_value(t, bounds, weight)
 
 
-def test_the_paper_s_example():
+def test_the_papers_example():
     # Section 4.2: a ratio of 100 that moves hardly any probability, and one of 0.81 that moves 0.19 of it.
     t = moved((1e-4, 1e-2), (0.99, 0.80), advantages=(1.0, -1.0))
     assert_close(Dppo().bounded(t), row(0.0099, -0.19))
@@ -121,7 +121,7 @@ def test_regions_are_counted_by_the_divergence():
 @pytest.mark.parametrize("variant", SAME)
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("spread", [2.0, 15.0])
-def test_same_as_verl_s_own(variant, mode, spread):
+def test_same_as_verls_own(variant, mode, spread):
     ours, name, threshold, truncation = SAME[variant]
     verls = (
         f"{ACTOR}.policy_loss.loss_mode={name}",
@@ -132,7 +132,7 @@ def test_same_as_verl_s_own(variant, mode, spread):
     assert_same_as_verl(ours, verls, ragged(0, spread=spread), mode, SAME_METRICS)
 
 
-def test_same_as_verl_s_own_with_a_threshold_a_side():
+def test_same_as_verls_own_with_a_threshold_a_side():
     ours = ("+clipx=dppo", "clipx.threshold_low=0.05", "clipx.threshold_high=0.3", "clipx.weight_high=1.1")
     verls = (
         f"{ACTOR}.policy_loss.loss_mode=dppo_tv",
@@ -144,7 +144,7 @@ def test_same_as_verl_s_own_with_a_threshold_a_side():
 
 
 @pytest.mark.parametrize("method", [Dppo(), Dppo(divergence="kl", threshold_low=0.05, threshold_high=0.05)])
-def test_each_branch_occurs_beside_verl_s(method):
+def test_each_branch_occurs_beside_verls(method):
     batch = ragged(0, spread=2.0)
     mask, A = batch.pop("response_mask"), batch["advantages"]
     found = evaluate(method, **batch, mask=mask)

@@ -47,17 +47,17 @@ def test_weight_gradient_and_value_by_hand():
 
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("spread", [1e-2, 0.7, 15.0])
-def test_same_as_verl_s_own(spread, mode):
+def test_same_as_verls_own(spread, mode):
     for seed in (0, 1):
         assert_same_as_verl(OURS, VERLS, with_zeros(seed, spread), mode, ("actor/ppo_kl",))
 
 
-def test_verl_s_key_is_its_penalty():
+def test_verls_key_is_its_penalty():
     assert_same_as_verl(MAPPED, VERLS, with_zeros(2, 0.7), "token-mean", ())
 
 
 @pytest.mark.slow
-def test_compiled_it_is_verl_s_gradient():
+def test_compiled_it_is_verls_gradient():
     batch = {name: of.float() if of.is_floating_point() else of for name, of in with_zeros(3, 0.7).items()}
     functions = token_functions(Dro(beta=0.3, log_ratio_clamp=None), None, compiled=True)
     inputs = Inputs(*(batch[name] for name in ("log_prob", "old_log_prob", "advantages", "response_mask")))

@@ -59,7 +59,7 @@ def test_tokens_outside_the_mask_do_not_count():
 
 @pytest.mark.parametrize("spread", [1e-2, 0.5, 3.0])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_same_as_verl_s_own(spread, seed):
+def test_same_as_verls_own(spread, seed):
     batch = {name: tensor[:-1] for name, tensor in ragged(seed, spread=spread).items()}
     batch["advantages"] = batch["advantages"][:, :1].expand(-1, 12).clone()
     found, expected = (

@@ -46,7 +46,7 @@ def test_weight_and_value_by_hand(ratios, advantage, expected, loss):
     assert_close(value, row(loss, loss))
 
 
-def test_the_paper_s_bounds():
+def test_the_papers_bounds():
     near = row(0.9996, 0.9998, 1.0003, 1.0005).T
     negative, positive = (weight_and_value(Gspo(), near, torch.full_like(near, A))[0] for A in (-1.0, 1.0))
     assert_close(negative, row(0.0, 0.9998, 1.0003, 1.0005).T)
@@ -74,7 +74,7 @@ def test_a_token_is_not_clamped_only_the_sequence_is():
     assert_close(weight_and_value(method, small, row(1.0, 1.0))[0], small)
 
 
-def test_regions_are_counted_by_the_sequence_s_ratio():
+def test_regions_are_counted_by_the_sequences_ratio():
     method = Gspo(clip_low=0.8, clip_high=1.25)
     # Tokens beyond the bounds in a sequence that is not, and the other way around.
     t = tokens_at(torch.stack([row(4.0, 0.25)[0], row(1.0, 4.0)[0]]), torch.ones(2, 2, dtype=torch.float64))
@@ -89,7 +89,7 @@ def test_regions_are_counted_by_the_sequence_s_ratio():
 @pytest.mark.parametrize("spread", [4e-3, 0.5, 30.0])
 @pytest.mark.parametrize("mode", AGGREGATIONS)
 @pytest.mark.parametrize("seed", [0, 1])
-def test_same_as_verl_s_own(spread, mode, seed):
+def test_same_as_verls_own(spread, mode, seed):
     # Its metric of the log-ratio clamps no token, ours at 10.
     metrics = SAME_METRICS if spread < 10 else SAME_METRICS[:1]
     batch = ragged(seed, spread=spread)
@@ -99,7 +99,7 @@ def test_same_as_verl_s_own(spread, mode, seed):
 
 
 @pytest.mark.parametrize("seed", [0, 1])
-def test_each_branch_occurs_beside_verl_s(seed):
+def test_each_branch_occurs_beside_verls(seed):
     batch = ragged(seed, spread=4e-3)
     mask, A = batch.pop("response_mask"), batch["advantages"]
     dropped = evaluate(Gspo(), **batch, mask=mask).weight == 0
@@ -107,7 +107,7 @@ def test_each_branch_occurs_beside_verl_s(seed):
         assert (dropped & sign & mask).any() and (~dropped & sign & mask).any()
 
 
-def test_gradient_of_the_paper_s_objective():
+def test_gradient_of_the_papers_objective():
     batch = ragged(3, spread=1e-3, sequences=6)
     mask, A = batch["response_mask"][:5], batch["advantages"][:5, :1].expand(-1, 12)
     log_prob, old_log_prob = batch["log_prob"][:5].clone().requires_grad_(True), batch["old_log_prob"][:5]

@@ -45,7 +45,7 @@ def test_a_larger_temperature_is_a_narrower_gate():
     assert (narrow < wide).all() and (wide < ratio).all()
 
 
-def test_weight_is_the_value_s_derivative():
+def test_weight_is_the_values_derivative():
     log_ratio = torch.linspace(-3, 3, 41, dtype=torch.float64)[None].requires_grad_(True)
     ratio = log_ratio.exp()
     for sign, tau in ((1.0, 0.7), (-1.0, 3.0)):
@@ -76,11 +76,11 @@ def test_there_are_no_bounds():
 
 @pytest.mark.parametrize("spread", [1e-2, 0.7, 15.0])
 @pytest.mark.parametrize("seed", [0, 1, 2])
-def test_same_as_verl_s_own(spread, seed):
+def test_same_as_verls_own(spread, seed):
     assert_same_as_verl(OURS, VERLS, ragged(seed, spread=spread), "seq-mean-token-mean", SAME_METRICS)
 
 
-def test_same_as_verl_s_own_at_other_temperatures():
+def test_same_as_verls_own_at_other_temperatures():
     ours = (*OURS, "clipx.tau_positive=3", "clipx.tau_negative=0.4")
     verls = (*VERLS, f"{ACTOR}.tau_pos=3", f"{ACTOR}.tau_neg=0.4")
     assert_same_as_verl(ours, verls, ragged(3, spread=0.7), "seq-mean-token-mean", SAME_METRICS)

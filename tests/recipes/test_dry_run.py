@@ -229,7 +229,7 @@ def test_the_command_composes_on_verls_configuration(dry_run, recipe, variables,
 
 
 @pytest.mark.parametrize("task", ["countdown", "knights_and_knaves"])
-def test_the_quick_start_s_folders_and_names_reach_verl_as_they_are(tmp_path, task):
+def test_the_quick_starts_folders_and_names_reach_verl_as_they_are(tmp_path, task):
     # In the place of Python: what verl would be called with.
     machine = Machine(tmp_path / "machine", python3="")
     odd = str(tmp_path / "a=b,c 'd'")

@@ -98,7 +98,7 @@ def test_one_node_has_no_workers(cluster):
     assert "workerGroupSpecs" not in created(cluster, RECIPE)["spec"]["rayClusterSpec"]
 
 
-def test_the_attempts_of_a_job_know_each_other_and_no_other_job_s(cluster):
+def test_the_attempts_of_a_job_know_each_other_and_no_other_jobs(cluster):
     """By the lock in the run's folder, which an attempt on pods that are gone leaves behind."""
     jobs = [
         environment_of(created(cluster, RECIPE)["spec"]["rayClusterSpec"]["headGroupSpec"])["CLIPX_JOB"]

@@ -193,7 +193,7 @@ def test_containers(cluster):
         ({"ROCR_VISIBLE_DEVICES": "0,1"}, "unset 0,1"),
     ],
 )
-def test_verl_gets_one_maker_s_devices_and_the_activated_environment(cluster, tmp_path, of_slurm, left):
+def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp_path, of_slurm, left):
     """verl 0.9.1 refuses to start with both variables."""
     (tmp_path / "my env.sh").write_text("export ACTIVATED=yes\n")
     submit(cluster, RECIPE, ACTIVATE=str(tmp_path / "my env.sh"))

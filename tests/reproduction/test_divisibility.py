@@ -24,7 +24,7 @@ from verl_clipx.reproduction.divisibility import ConfigurationError, layout_of
 from verl_clipx.reproduction.models import QWEN_7B, QWEN_14B
 
 # Beneath the plugin's, which takes the name over.
-VERL_S_WORKER = TrainingWorker.__bases__[-1]
+WORKER_OF_VERL = TrainingWorker.__bases__[-1]
 
 
 class Reached(Exception):
@@ -45,7 +45,7 @@ def verl_trains(rows_per_rank: int, mini_batch_rows: int, data_parallel: int) ->
     data = TensorDict({"responses": torch.zeros(rows_per_rank, 1)}, batch_size=[rows_per_rank])
     tu.assign_non_tensor(data, mini_batch_size=mini_batch_rows)
     try:
-        inspect.unwrap(VERL_S_WORKER.train_mini_batch)(SimpleNamespace(engine=engine), data)
+        inspect.unwrap(WORKER_OF_VERL.train_mini_batch)(SimpleNamespace(engine=engine), data)
     except Reached:
         return True
     except AssertionError:

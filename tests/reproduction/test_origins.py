@@ -113,7 +113,7 @@ def test_a_list_is_one_value(folder):
     assert (found.value, found.kind) == (["a.parquet", "b.parquet"], "choice")
 
 
-def test_values_of_a_method_s_group_have_its_comment(folder):
+def test_values_of_a_methods_group_have_its_comment(folder):
     found = read_origins("made/run")["clipx.clip_high"]
     # A number, as Hydra reads it; text to plain YAML.
     assert (found.value, found.kind, found.comment) == (0.1, "method", "upper bound")
@@ -126,7 +126,7 @@ def test_without_a_label_there_is_no_kind(folder):
     assert (found["data.seed"].kind, found["data.seed"].comment) == (None, "")
 
 
-def test_what_the_preset_leaves_alone_is_verl_s_default(folder):
+def test_what_the_preset_leaves_alone_is_verls_default(folder):
     assert origin_of("data.max_prompt_length", read_origins("made/run")).kind == "verl"
     assert origin_of("data.seed", read_origins("made/run")).kind is None
 
@@ -245,7 +245,7 @@ def test_show_has_value_and_origin():
     assert "_target_" not in output
 
 
-def test_show_all_is_verl_s_whole_configuration():
+def test_show_all_is_verls_whole_configuration():
     code, output = output_of("show", "dgpo/dapo17k_7b_dgpo", "--all")
     config = OmegaConf.create(output)
     assert code == 0

@@ -204,7 +204,7 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
         ("bapo/skywork_7b_clip_higher_epochs_4", {"clip_low": 0.8, "clip_high": 1.28}),
     ],
 )
-def test_the_method_s_parameters_by_hand(name, expected):
+def test_the_methods_parameters_by_hand(name, expected):
     clipx = composed(name).clipx
     assert {key: OmegaConf.select(clipx, key) for key in expected} == expected
 
@@ -218,7 +218,7 @@ def test_the_divergence_from_the_reference_is_where_the_paper_has_it(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_files_templates_and_rewards_are_this_project_s(name, monkeypatch):
+def test_files_templates_and_rewards_are_this_projects(name, monkeypatch):
     monkeypatch.setenv("CLIPX_DATA", "/data")
     config = composed(name)
     validation = config.data.val_files
@@ -252,7 +252,7 @@ def test_ablations_ask_for_the_bounds_that_they_need(part):
         omega_conf_to_dataclass(config.actor_rollout_ref.actor)
 
 
-def test_separate_async_meets_verl_s_condition_on_its_batches():
+def test_separate_async_meets_verls_condition_on_its_batches():
     config = composed("bapo/skywork_7b_bapo_separate_async")
     parts = config.trainer.v1.separate_async.parameter_sync_step
     assert config.data.train_batch_size == parts * config.actor_rollout_ref.actor.ppo_mini_batch_size

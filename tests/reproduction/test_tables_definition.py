@@ -76,7 +76,7 @@ def test_the_page_on_tables_names_each():
     assert [name for name in TABLES if f"`{name}`" not in page] == []
 
 
-def test_the_page_s_rewards_under_16_updates_are_those_of_the_runs():
+def test_the_pages_rewards_under_16_updates_are_those_of_the_runs():
     docs = Path(__file__).parents[2] / "docs"
     stored = pandas.read_csv(docs / "results" / "cpu_small_steps.csv").query("preset == 'countdown_grpo_off'")
     first, last = ([f"{reward:.3f}" for reward in stored[stored.step == step].reward] for step in (1, 20))

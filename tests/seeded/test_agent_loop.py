@@ -103,7 +103,7 @@ def test_it_is_registered_under_the_name_that_the_group_chooses(composed):
     ],
     ids=" ".join,
 )
-def test_the_group_s_sampler_is_chosen_in_any_order(composed, overrides):
+def test_the_groups_sampler_is_chosen_in_any_order(composed, overrides):
     sampler = composed(*overrides).trainer.v1.sampler
     assert sampler.custom_sampler == {"path": "pkg://verl_clipx.seeded.sampler", "name": "seeded"}
     cpu = "+hardware=cpu" in overrides
@@ -124,6 +124,6 @@ def test_only_on_a_cpu_it_raises_the_precision(composed, overrides, dtype):
     assert composed(*overrides).actor_rollout_ref.rollout.dtype == dtype
 
 
-def test_without_the_group_the_hardware_s_sampler_stays(composed):
+def test_without_the_group_the_hardwares_sampler_stays(composed):
     sampler = composed("+hardware=cpu").trainer.v1.sampler.custom_sampler
     assert sampler == {"path": "pkg://verl_clipx.cpu.replay_buffer", "name": "frequent_polling"}

@@ -52,7 +52,7 @@ def both(mode: str, normalisers: dict, tensors: tuple[torch.Tensor, ...], factor
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("normalisers", NORMALISERS, ids=["none", "one rank", "four ranks", "tensors"])
 @pytest.mark.parametrize("mode", MODES)
-def test_loss_and_gradient_are_verl_s(mode, normalisers, dtype, monkeypatch):
+def test_loss_and_gradient_are_verls(mode, normalisers, dtype, monkeypatch):
     assert sequence_weight(micro_batch()[-1], mode, torch.float32, **normalisers) is not None
     for factor in (1.0, 0.3):
         loss, gradient, expected, expected_gradient = both(mode, normalisers, micro_batch(dtype), factor)
@@ -77,20 +77,20 @@ def test_a_mini_batch_without_tokens_is_no_error(mode):
     assert_close(loss, expected, equal_nan=True)
 
 
-def test_every_mode_of_verl_s_is_known():
+def test_every_mode_of_verls_is_known():
     source = inspect.getsource(agg_loss)
     assert all(f'"{mode}"' in source for mode in MODES)
     assert source.count("loss_agg_mode ==") + source.count("loss_agg_mode in") == len(MODES)
 
 
-def test_what_is_verl_s_alone_is_asked_of_it(monkeypatch):
+def test_what_is_verls_alone_is_asked_of_it(monkeypatch):
     asked = []
 
-    def verl_s(loss_mat, loss_mask, loss_agg_mode, **normalisers):
+    def of_verl(loss_mat, loss_mask, loss_agg_mode, **normalisers):
         asked.append((loss_agg_mode, normalisers))
         return loss_mat.sum()
 
-    monkeypatch.setattr(core_algos, "agg_loss", verl_s)
+    monkeypatch.setattr(core_algos, "agg_loss", of_verl)
     log_prob, value, weighted, mask = micro_batch()
     for mode, normalisers in (("token-median", {"dp_size": 1}), ("token-mean", {"dp_size": 1, "new": 3})):
         aggregated(log_prob, value, weighted, mask, mode, **normalisers)

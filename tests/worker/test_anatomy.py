@@ -162,7 +162,7 @@ def test_in_bypass_mode_the_first_update_shows_the_mismatch_and_later_ones_the_w
     assert metrics["all_parts/p90"] == pytest.approx(float(whole.quantile(0.9)), rel=0.04)
 
 
-def test_without_the_rollout_s_log_probabilities_two_parts_are_left(metrics_of):
+def test_without_the_rollouts_log_probabilities_two_parts_are_left(metrics_of):
     rollout = "actor_rollout_ref.rollout.calculate_log_probs=False"
     metrics, _ = metrics_of(rollout, old=OLD, currents=[OLD, OLD + noise(2, 0.1)])
     assert {key.partition("/")[0] for key in metrics} == {"recomputation", "update"}
@@ -180,7 +180,7 @@ def test_old_log_probs_of_other_weights_leave_no_recomputation(metrics_of):
     check(metrics, "update", 0.1)
 
 
-def test_of_a_method_that_bounds_something_else_nothing_is_over_the_ratio_s_bounds(metrics_of):
+def test_of_a_method_that_bounds_something_else_nothing_is_over_the_ratios_bounds(metrics_of):
     metrics, _ = metrics_of(old=OLD, currents=[OLD, OLD + noise(2, 0.1)], group="+clipx=gspo")
     assert "update/p99" in metrics and not [key for key in metrics if "over_bounds" in key]
 

@@ -22,7 +22,7 @@ ROWS = [0, 1, 2, 3, 4]
 ETA = 0.25
 
 
-def test_chosen_tokens_are_found_in_the_model_s_output():
+def test_chosen_tokens_are_found_in_the_models_output():
     data, output = micro_batch(example(), ROWS)
     chosen = torch.rand(5, 9, generator=torch.Generator().manual_seed(1)) < 0.5
     values = output["log_probs"].values()
@@ -94,7 +94,7 @@ def test_entropy_outside_the_pass_counts_nothing(actor):
     assert min(values.values()) > 0
 
 
-def test_region_metrics_are_shares_of_the_pass_s_tokens(actor):
+def test_region_metrics_are_shares_of_the_passs_tokens(actor):
     config = actor("+clipx=grpo", "clipx.metrics=all")
     batch = example()
     for name in ("low", "high"):

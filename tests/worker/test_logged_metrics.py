@@ -139,7 +139,7 @@ ELSEWHERE = {
 
 
 @pytest.mark.slow
-def test_every_key_in_the_document_s_tables_is_logged(actor):
+def test_every_key_in_the_documents_tables_is_logged(actor):
     found = {*ELSEWHERE, *logged(actor, "grpo", "all", overrides=["+clipx/select=high_entropy"])}
     # One without metrics of its own, those with, and verl's.
     for group in ["grpo", *(name for name in BUILT_IN if METHODS[name]().statistics_size), "observe"]:

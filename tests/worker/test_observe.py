@@ -52,7 +52,7 @@ def the_registry_stays(monkeypatch):
 
 
 @pytest.fixture
-def verl_s(actor):
+def of_verl(actor):
     """verl's ppo_loss for a loss mode."""
     return lambda loss_mode, *overrides: partial(
         ppo_loss, config=actor(f"{POLICY_LOSS}.loss_mode={loss_mode}", *NEEDED.get(loss_mode, []), *overrides)
@@ -60,11 +60,11 @@ def verl_s(actor):
 
 
 @pytest.fixture
-def observed(verl_s):
-    """As `verl_s`, installed as the worker does under +clipx=observe."""
+def observed(of_verl):
+    """As `of_verl`, installed as the worker does under +clipx=observe."""
 
     def build(loss_mode, *overrides):
-        function = verl_s(loss_mode, "+clipx=observe", *overrides)
+        function = of_verl(loss_mode, "+clipx=observe", *overrides)
         observe_registered(loss_mode)
         return with_micro_batch(function, function.keywords["config"].policy_loss.clipx)
 
@@ -95,9 +95,9 @@ def number_of(metrics, key):
 @pytest.mark.parametrize("weights", [False, True])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("loss_mode", LOSSES)
-def test_loss_gradients_metrics_and_random_numbers_stay_to_the_last_bit(verl_s, observed, loss_mode, dtype, weights):
+def test_loss_gradients_metrics_and_random_numbers_stay_to_the_last_bit(of_verl, observed, loss_mode, dtype, weights):
     batch = example(dtype)
-    plain = called(verl_s(loss_mode, *TERMS), batch, weights=weights)
+    plain = called(of_verl(loss_mode, *TERMS), batch, weights=weights)
     ours = called(observed(loss_mode, *TERMS), batch, weights=weights)
     for mine, theirs in zip(ours[:3], plain[:3], strict=True):
         assert torch.equal(mine, theirs)
@@ -109,10 +109,10 @@ def test_loss_gradients_metrics_and_random_numbers_stay_to_the_last_bit(verl_s, 
     assert not [key for key in added if "max" in key or "min" in key]
 
 
-def test_clip_cov_does_draw_random_numbers(verl_s):
+def test_clip_cov_does_draw_random_numbers(of_verl):
     torch.manual_seed(3)
     before = torch.get_rng_state()
-    assert not torch.equal(called(verl_s("clip_cov"), example(torch.float32))[4], before)
+    assert not torch.equal(called(of_verl("clip_cov"), example(torch.float32))[4], before)
 
 
 def small_batch(ratios, advantages, mask):
@@ -176,7 +176,7 @@ class Stepping:
         return {key: value.values for key, value in metrics.items() if key.startswith("clipx/")}
 
 
-def test_rejected_tokens_are_not_counted_by_hand(verl_s, monkeypatch):
+def test_rejected_tokens_are_not_counted_by_hand(of_verl, monkeypatch):
     # A = 2: 0.5 is LP, 1.1 is M, 1.5 is HP and clipped. The second sequence is rejected, but in verl's count.
     batch = small_batch([[0.5, 1.1, 1.5], [0.5, 1.5, 4.0]], [2.0, -1.0], [[1, 1, 1], [1, 1, 1]])
     data, output = micro_batch(batch, [0, 1], total=6)
@@ -184,7 +184,7 @@ def test_rejected_tokens_are_not_counted_by_hand(verl_s, monkeypatch):
     output["log_probs"].requires_grad_(True)
     worker = type("Worker", (ClipxTraining, Stepping), {"output": output})()
     monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
-    worker.set_loss_fn(verl_s("vanilla", "+clipx=observe", "clipx.metrics=all", f"{CORRECTION}.rollout_rs=token_k1"))
+    worker.set_loss_fn(of_verl("vanilla", "+clipx=observe", "clipx.metrics=all", f"{CORRECTION}.rollout_rs=token_k1"))
     metrics = worker.train_batch(data)
     assert number_of(metrics, "clipx/ratio_mean") == pytest.approx(3.1 / 3)
     assert number_of(metrics, "clipx/clip_fraction") == pytest.approx(1 / 3)
@@ -228,7 +228,7 @@ def test_a_token_without_a_gradient_at_ratio_1_is_on_neither_side(observed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("loss_mode", "group"), [("vanilla", "grpo"), ("cispo", "cispo")])
-def test_the_metrics_are_those_of_the_plugin_s_loss_of_the_same_formula(actor, observed, loss_mode, group):
+def test_the_metrics_are_those_of_the_plugins_loss_of_the_same_formula(actor, observed, loss_mode, group):
     batch = example()
     config = actor(f"+clipx={group}", "clipx.metrics=all")
     *_, theirs, _ = called(with_micro_batch(partial(ppo_loss, config=config), config.policy_loss.clipx), batch)
@@ -286,11 +286,11 @@ def test_geo_mean_clips_a_token_by_its_own_ratio(observed):
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "kl_cov", "gpg"])
-def test_numbers_that_are_not_finite_pass_through(verl_s, observed, loss_mode, value):
+def test_numbers_that_are_not_finite_pass_through(of_verl, observed, loss_mode, value):
     batch = example()
     batch["advantages"][1, 2] = value
     batch["log_prob"][0, 1] = math.nan
-    plain, ours = called(verl_s(loss_mode, *TERMS), batch), called(observed(loss_mode, *TERMS), batch)
+    plain, ours = called(of_verl(loss_mode, *TERMS), batch), called(observed(loss_mode, *TERMS), batch)
     for mine, theirs in zip(ours[:3], plain[:3], strict=True):
         assert torch.equal(mine.nan_to_num(7.0, 8.0, 9.0), theirs.nan_to_num(7.0, 8.0, 9.0))
     assert not plain[0].isfinite()
@@ -309,9 +309,9 @@ def test_values_outside_the_mask_change_nothing(observed):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_mode", ["vanilla", "gspo", "clip_cov"])
-def test_one_host_sync_more_than_verl_s(verl_s, observed, loss_mode):
+def test_one_host_sync_more_than_verls(of_verl, observed, loss_mode):
     batch, counts = example(torch.float32), []
-    for function in (verl_s(loss_mode), observed(loss_mode)):
+    for function in (of_verl(loss_mode), observed(loss_mode)):
         data, output = micro_batch({**batch, "log_prob": batch["log_prob"].clone().requires_grad_(True)}, ROWS)
         with counted_host_syncs() as counter:
             function(model_output=output, data=data)
@@ -332,7 +332,7 @@ def test_compiled_sums_are_the_same(observed, monkeypatch):
     assert observed_functions(compiled=True).compiled
 
 
-def test_verl_looks_a_loss_up_in_its_registry_at_each_call(verl_s):
+def test_verl_looks_a_loss_up_in_its_registry_at_each_call(of_verl):
     """The wrapped entry is what ppo_loss calls, with what the wrapper reads passed by keyword."""
     names = {}
 
@@ -341,7 +341,7 @@ def test_verl_looks_a_loss_up_in_its_registry_at_each_call(verl_s):
         names.update(named)
         return named["log_prob"].sum(), {}
 
-    function = verl_s("vanilla")
+    function = of_verl("vanilla")
     core_algos.POLICY_LOSS_REGISTRY["vanilla"] = instead
     called(function, example())
     assert names, "verl's ppo_loss no longer takes its policy loss from POLICY_LOSS_REGISTRY at each call"
@@ -352,7 +352,7 @@ def test_verl_looks_a_loss_up_in_its_registry_at_each_call(verl_s):
     assert names["log_prob"].grad_fn is not None, "verl's policy loss no longer gets log_prob with its graph"
 
 
-def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(verl_s, observed, monkeypatch):
+def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(of_verl, observed, monkeypatch):
     batch, registered = example(), core_algos.POLICY_LOSS_REGISTRY["vanilla"]
     # Another test of the process may have observed it.
     original = getattr(registered, "__wrapped__", registered)
@@ -362,7 +362,7 @@ def test_a_loss_is_wrapped_once_and_only_in_a_run_that_observes(verl_s, observed
     observed("vanilla")
     assert core_algos.POLICY_LOSS_REGISTRY["vanilla"] is wrapped is not original
     # Another run of the process: even inside a micro-batch of ours, nothing is added.
-    plain = called(with_micro_batch(verl_s("vanilla"), Observe()), batch)[3]
+    plain = called(with_micro_batch(of_verl("vanilla"), Observe()), batch)[3]
     assert plain and not [key for key in plain if key.startswith("clipx/")]
     with pytest.raises(ValueError, match="Unsupported loss mode: vanila"):
         observe_registered("vanila")
@@ -376,7 +376,7 @@ def test_without_gradients_nothing_is_observed(observed):
 
 
 @pytest.mark.slow
-def test_the_group_leaves_verl_s_loss_mode_and_its_parameters(actor):
+def test_the_group_leaves_verls_loss_mode_and_its_parameters(actor):
     assert actor("+clipx=observe").policy_loss.loss_mode == "vanilla"
     for overrides in (["+clipx=observe", f"{POLICY_LOSS}.loss_mode=gspo"], [f"{POLICY_LOSS}.loss_mode=gspo"]):
         policy_loss = actor(*overrides, f"{POLICY_LOSS}.clip_cov_ub=4").policy_loss

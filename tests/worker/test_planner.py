@@ -262,7 +262,7 @@ def test_the_threshold_over_the_mini_batch_selects_the_share_asked_for():
     assert step.decision is None
 
 
-def test_lopti_s_threshold_at_a_quantile():
+def test_loptis_threshold_at_a_quantile():
     run = Run("grpo", update=Lopti(quantile=0.4))
     low, high = run.planner.passes(batch())
     share = low.tokens(batch()).sum() / batch()["response_mask"].sum()
@@ -270,7 +270,7 @@ def test_lopti_s_threshold_at_a_quantile():
     assert not (low.tokens(batch()) & high.tokens(batch())).any()
 
 
-def test_lopti_s_first_pass_alone_leaves_the_other_tokens_out():
+def test_loptis_first_pass_alone_leaves_the_other_tokens_out():
     run = Run("grpo", update=Lopti(eta=0.25, order="low_only"))
     (low,) = run.planner.passes(batch())
     assert torch.equal(low.tokens(batch()), (batch()["old_log_probs"].exp() <= 0.25) & batch()["response_mask"])

@@ -56,7 +56,7 @@ def random_tensors(seed, spread=1.0):
 @pytest.mark.parametrize(("ours", "theirs"), [("grpo", "vanilla"), ("cispo", "cispo")])
 @pytest.mark.parametrize("spread", [0.05, 1.0, 12.0])
 @pytest.mark.parametrize("weighted", [False, True])
-def test_agrees_with_verl_s_own_loss(actor, ours, theirs, aggregation, spread, weighted):
+def test_agrees_with_verls_own_loss(actor, ours, theirs, aggregation, spread, weighted):
     tensors = random_tensors(seed=int(spread * 100), spread=spread)
     config = actor(f"+clipx={ours}", "clipx.metrics=all", "actor_rollout_ref.actor.loss_scale_factor=32")
     weights = torch.rand(8, 32, dtype=torch.float64, generator=torch.Generator().manual_seed(1)) if weighted else None
@@ -108,7 +108,7 @@ def test_one_host_sync_per_micro_batch(actor, tensors, method):
     assert counter.count <= 1, counter.calls
 
 
-def test_the_counter_reads_three_for_verl_s_vanilla(actor, tensors):
+def test_the_counter_reads_three_for_verls_vanilla(actor, tensors):
     config = actor()
     config.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=5, loss_scale_factor=None)
     with counted_host_syncs() as counter:
@@ -135,7 +135,7 @@ def test_the_counter_sees_every_kind_of_sync(sync):
     assert counter.count == 1, counter.calls
 
 
-def test_without_a_group_verl_s_own_bounds_apply(actor, tensors):
+def test_without_a_group_verls_own_bounds_apply(actor, tensors):
     settings = ["actor_rollout_ref.actor.clip_ratio_low=0.1", "actor_rollout_ref.actor.clip_ratio_high=0.3"]
     config = actor(
         *settings, "actor_rollout_ref.actor.clip_ratio_c=4", "actor_rollout_ref.actor.policy_loss.loss_mode=clipx_grpo"
@@ -175,7 +175,7 @@ def test_inside_a_worker_the_metrics_go_to_the_micro_batch(actor, tensors):
 
 
 @pytest.mark.parametrize("group", ["grpo", "acpo"])
-def test_verl_s_ppo_loss_in_somebody_else_s_worker_stops(actor, group):
+def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, group):
     data, output = micro_batch(example(), [0, 1])
     with pytest.raises(RuntimeError, match=rf"clipx_{group} .*set_loss_fn.*scope.*TrainingWorker"):
         ppo_loss(actor(f"+clipx={group}"), output, data)
@@ -186,7 +186,7 @@ def test_lopti_needs_a_worker(actor, tensors):
         call("clipx_grpo", actor("+clipx=grpo", "+clipx/update=lopti"), tensors)
 
 
-def test_bapo_weighs_with_the_rollout_s_log_probs_from_the_micro_batch(actor, tensors):
+def test_bapo_weighs_with_the_rollouts_log_probs_from_the_micro_batch(actor, tensors):
     config = actor("+clipx=bapo", "clipx.weight=rollout", "clipx.target=1")
     with pytest.raises(ValueError, match="rollout"):
         call("clipx_bapo", config, tensors)

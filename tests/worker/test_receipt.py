@@ -352,7 +352,7 @@ def rejected_mask(data):
 WEIGHTS = (CALCULATED, f"{CORRECTION}.rollout_is=token")
 
 
-def test_corrections_of_verl_s_trainer_are_part_of_it(actor):
+def test_corrections_of_verls_trainer_are_part_of_it(actor):
     Update(actor("+clipx=grpo", *WEIGHTS)).run(weights=0.25)
     Update(actor("+clipx=grpo", *rejecting("token_k3", bypass=False))).run(change=rejected_mask)
 
@@ -453,7 +453,7 @@ def trained_otherwise(faulty, right):
     return largest
 
 
-def with_advantages_of_verl_s(actor, monkeypatch, _):
+def with_verl_advantages(actor, monkeypatch, _):
     config = actor("+clipx=grpo")
 
     def change(data):
@@ -529,7 +529,7 @@ PLANTED = (
             without_bounds, r"no bounds were decided for the mini-batch under clipx\.scope=mini_batch"
         ),
         "another worker": Fault(by_another_worker, r"clipx/receipt.*clipx\.receipt=off"),
-        "other advantages from verl's trainer": Fault(with_advantages_of_verl_s, None),
+        "other advantages from verl's trainer": Fault(with_verl_advantages, None),
         "another coefficient of verl's KL term": Fault(with_another_kl_coefficient, None),
         "a factor on the whole loss": Fault(with_a_factor_on_the_loss, None),
         "another loss after the first rollout batch": Fault(with_another_loss_from_the_second_rollout_batch_on, None),
@@ -605,7 +605,7 @@ def test_the_gap_to_the_rollout_is_that_of_fresh_tokens(actor, caplog):
     assert "differ by 0.18 nats on average of 25, though of the same weights" in said
 
 
-def test_the_gap_to_the_rollout_is_the_actor_s_in_bypass_mode_too(actor, caplog):
+def test_the_gap_to_the_rollout_is_the_actors_in_bypass_mode_too(actor, caplog):
     bypass = (f"{CORRECTION}.bypass_mode=True",)
     line, said = gap_of(actor, caplog, overrides=bypass, moved=1.0)
     # The old policy's log-probabilities are the rollout's.

@@ -36,7 +36,7 @@ def fake_core_algos(**registry):
 
 
 @pytest.mark.slow
-def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verl_s_own_imports_register(tmp_path):
+def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verls_own_imports_register(tmp_path):
     code = (
         "import sys, verl\n"
         "rooms = ('verl_clipx.worker', 'verl_clipx.driver', 'verl_clipx.loss', 'verl_clipx.methods')\n"
@@ -76,7 +76,7 @@ def test_the_worker_is_installed_once():
     assert issubclass(engine_workers.ActorRolloutRefWorker.actor_worker_cls, ClipxTraining)
 
 
-def test_whoever_imports_verl_s_worker_later_gets_the_plugin_s():
+def test_whoever_imports_verls_worker_later_gets_the_plugins():
     from verl.trainer import sft_trainer_ray
     from verl.workers.engine_workers_tinker import TinkerTrainingWorker
 
@@ -96,7 +96,7 @@ def test_ray_sends_the_worker_by_its_name():
     assert cloudpickle.loads(cloudpickle.dumps(AUsers)).__mro__[1] is engine_workers.TrainingWorker
 
 
-def test_another_plugin_s_worker_is_an_error_that_names_both():
+def test_another_plugins_worker_is_an_error_that_names_both():
     class SomebodyElses: ...
 
     worker = types.SimpleNamespace(actor_worker_cls=SomebodyElses)

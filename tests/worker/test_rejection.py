@@ -199,7 +199,7 @@ def recomputed(config, batch, mask, decision=None, normaliser=None):
 
 @pytest.mark.parametrize("criterion", sorted(SUPPORTED_ROLLOUT_RS_OPTIONS))
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
-def test_each_criterion_is_verl_s(criterion, dtype):
+def test_each_criterion_is_verls(criterion, dtype):
     generator = torch.Generator().manual_seed(3)
     mask = torch.rand(40, 12, generator=generator) < 0.8
     mask[7] = False
@@ -229,7 +229,7 @@ def test_nothing_is_rejected_in_decoupled_mode_or_without_criteria(actor, bypass
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])
 @pytest.mark.parametrize("rejection", REJECTIONS)
-def test_grpo_is_verl_s_own_bypass_loss(bypass, rejection, aggregation):
+def test_grpo_is_verls_own_bypass_loss(bypass, rejection, aggregation):
     fields = dict(loss_agg_mode=aggregation, use_kl_loss=True, entropy_coeff=0.1)
     ours = bypass("grpo", rejection, **fields)
     # As apply_bypass_mode does, from one of verl's presets.
@@ -260,7 +260,7 @@ def test_grpo_is_verl_s_own_bypass_loss(bypass, rejection, aggregation):
 
 @pytest.mark.parametrize("method", BUILT_IN)
 @pytest.mark.parametrize("rejection", REJECTIONS)
-def test_every_method_s_bounds_and_gradient_are_of_the_tokens_that_remain(bypass, method, rejection):
+def test_every_methods_bounds_and_gradient_are_of_the_tokens_that_remain(bypass, method, rejection):
     config, batch = bypass(method, rejection), example()
     mask = left(batch, rejection)
     assert 0 < mask.sum() < batch["mask"].sum()

@@ -133,7 +133,7 @@ def settled(rank, share=0.6):
     return rank
 
 
-def test_a_step_says_that_its_bounds_are_a_sample_s():
+def test_a_step_says_that_its_bounds_are_a_samples():
     data = mini_batch()
     sampled, whole = (Rank(build("acpo", precision=precision)) for precision in (0.03, 0))
     assert settled(sampled).step(data).decided_from is DecidedFrom.SAMPLE
@@ -322,7 +322,7 @@ class MeanRatio(Method):
         return Bounds(0.0, decision[1] / decision[0])
 
 
-def test_the_error_of_an_own_class_s_mean_is_the_textbook_s():
+def test_the_error_of_an_own_classs_mean_is_the_textbooks():
     means = 1 + torch.rand(GROUPS, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     groups = torch.stack([torch.full_like(means, 5.0), 5 * means], 1)
     found = standard_errors(MeanRatio(), groups, scale=3.0)

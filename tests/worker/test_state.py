@@ -144,7 +144,7 @@ def test_the_step_is_that_of_the_checkpoint_and_not_of_a_folder_above(tmp_path, 
     assert worker.rollouts == 9
 
 
-def test_a_resume_below_a_folder_with_a_step_s_name_keeps_its_traces(tmp_path, one_rank):
+def test_a_resume_below_a_folder_with_a_steps_name_keeps_its_traces(tmp_path, one_rank):
     folder = tmp_path / "sft_global_step_2"
     shards_after(tracer_to(folder / "traces"), 6, updates=1)
     worker = Worker(method="grpo")

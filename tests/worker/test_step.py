@@ -45,7 +45,7 @@ class AsksForAll(Method):
 SETTINGS = Settings(method=AsksForAll())
 
 
-def test_the_rollout_s_log_probs_are_padded():
+def test_the_rollouts_log_probs_are_padded():
     batch = example()
     data, _ = micro_batch(batch, [0, 3], dp_size=1, total=12, sequences=2)
     padded = micro_batch_of(SETTINGS, data, OptimizerStep()).rollout_log_prob

@@ -24,7 +24,7 @@ from verl_clipx.worker.traced_columns import TokenTexts, regions
         (1.0, 1.1, 0.9, -1, "HN"),
     ],
 )
-def test_a_token_s_region(bounded, low, high, advantage, region):
+def test_a_tokens_region(bounded, low, high, advantage, region):
     columns = (numpy.array([value], dtype=numpy.float32) for value in (bounded, low, high, advantage))
     assert regions(*columns).tolist() == [region]
 

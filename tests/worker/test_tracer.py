@@ -88,7 +88,7 @@ def in_order(tokens, mask):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
-def test_the_traced_weight_is_the_loss_s(actor, tmp_path, method):
+def test_the_traced_weight_is_the_losss(actor, tmp_path, method):
     config, tracer = actor(f"+clipx={method}", f"{TRACE}", "clipx.metrics=all"), tracer_to(tmp_path)
     _, gradient, metrics, total, mask = traced_call(config, tracer)
     tokens = tokens_in(tracer)
@@ -161,7 +161,7 @@ def test_what_a_replay_takes_is_written_down(actor, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["low", "high"])
-def test_a_pass_of_lopti_s_is_an_update_whose_other_tokens_have_no_advantage(actor, tmp_path, name):
+def test_a_pass_of_loptis_is_an_update_whose_other_tokens_have_no_advantage(actor, tmp_path, name):
     config, tracer = actor("+clipx=grpo", TRACE, "+clipx/update=lopti"), tracer_to(tmp_path)
     step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
     traced_call(config, tracer, step=step)
@@ -177,7 +177,7 @@ def test_a_pass_of_lopti_s_is_an_update_whose_other_tokens_have_no_advantage(act
 
 @pytest.mark.slow
 @pytest.mark.parametrize("loss_agg_mode", ["token-mean", "seq-mean-token-mean"])
-def test_of_verl_s_loss_the_weight_is_told_by_its_gradient(actor, tmp_path, monkeypatch, loss_agg_mode):
+def test_of_verls_loss_the_weight_is_told_by_its_gradient(actor, tmp_path, monkeypatch, loss_agg_mode):
     monkeypatch.setattr(core_algos, "POLICY_LOSS_REGISTRY", dict(core_algos.POLICY_LOSS_REGISTRY))
     config = actor("+clipx=observe", TRACE, f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode}")
     observe_registered("vanilla")

@@ -100,14 +100,14 @@ def test_the_mean_of_micro_batch_means_would_differ(loss_function):
     assert abs(sum(own_means) / 5 - whole) > 1e-3
 
 
-def test_without_a_clipx_node_verl_s_loss_function_stays(actor):
+def test_without_a_clipx_node_verls_loss_function_stays(actor):
     assert clipx_node(partial(ppo_loss, config=actor())) is None
     assert clipx_node(partial(ppo_loss, config=actor("+clipx=grpo"))) is not None
     assert clipx_node(lambda model_output, data, dp_group=None: None) is None
 
 
 @pytest.mark.parametrize("wanted", [False, True])
-def test_selection_takes_the_entropy_s_value_and_leaves_its_graph(actor, wanted):
+def test_selection_takes_the_entropys_value_and_leaves_its_graph(actor, wanted):
     config = actor("+clipx=grpo", "+clipx/select=high_entropy", "actor_rollout_ref.actor.entropy_coeff=0.01")
     batch = example()
     batch["log_prob"] = batch["log_prob"].clone().requires_grad_(True)
@@ -431,7 +431,7 @@ def test_after_the_first_rollout_batch_the_receipt_costs_nothing(stepping_worker
 
 
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
-def test_distillation_s_loss_of_the_logits_passes_through(actor, group):
+def test_distillations_loss_of_the_logits_passes_through(actor, group):
     config = actor(group)
     distillation = DistillationConfig(distillation_loss=DistillationLossConfig(loss_mode="forward_kl_topk", topk=2))
     loss_fn = partial(distillation_ppo_loss, config=config, distillation_config=distillation)
@@ -475,7 +475,7 @@ DISTILLATIONS = [
 
 @pytest.mark.parametrize("method", ["acpo", "grpo"])
 @pytest.mark.parametrize("settings", DISTILLATIONS)
-def test_beside_task_rewards_verl_s_distillation_is_added_to_the_method_s_loss(actor, method, settings):
+def test_beside_task_rewards_verls_distillation_is_added_to_the_methods_loss(actor, method, settings):
     config = actor(f"+clipx={method}")
     own = DistillationLossConfig(distillation_loss_coef=0.25, **settings)
     distillation = DistillationConfig(distillation_loss=own)
@@ -496,7 +496,7 @@ def test_beside_task_rewards_verl_s_distillation_is_added_to_the_method_s_loss(a
 
 
 @pytest.mark.parametrize("settings", DISTILLATIONS)
-def test_without_task_rewards_verl_s_distillation_is_all_that_trains(actor, settings):
+def test_without_task_rewards_verls_distillation_is_all_that_trains(actor, settings):
     # Why the driver refuses it (test_support.py): whatever the method, verl trains the same.
     distillation = DistillationConfig(distillation_loss=DistillationLossConfig(use_task_rewards=False, **settings))
     gradients = []
@@ -519,7 +519,7 @@ def test_dropout_is_refused():
 
 
 @pytest.mark.parametrize("key", ["attention_dropout", "resid_pdrop"])
-def test_dropout_in_the_model_s_configuration_is_refused(key):
+def test_dropout_in_the_models_configuration_is_refused(key):
     from transformers import PretrainedConfig
 
     # Applied by a function inside attention, so that no module shows it.

@@ -85,7 +85,7 @@ def test_the_engine_calls_the_loss_function_with_the_keywords_that_our_wrapper_t
         assert f"assign_non_tensor(data, {key}=" in source
 
 
-def test_the_actor_s_worker_class_can_be_chosen():
+def test_the_actors_worker_class_can_be_chosen():
     worker = engine_workers.ActorRolloutRefWorker
     assert issubclass(worker.actor_worker_cls, engine_workers.TrainingWorker)
     assert "self.actor_worker_cls(" in inspect.getsource(worker)
@@ -93,23 +93,23 @@ def test_the_actor_s_worker_class_can_be_chosen():
     assert "partial(ppo_loss, config=actor_config)" in inspect.getsource(worker)
 
 
-def test_the_worker_s_name_can_be_rebound():
-    (verl_s,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
-    source = inspect.getsource(verl_s)
+def test_the_workers_name_can_be_rebound():
+    (of_verl,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
+    source = inspect.getsource(of_verl)
     # Under the rebound name either would lead back to the plugin's subclass.
     assert "super(TrainingWorker" not in source and "TrainingWorker." not in source.split('"""', 2)[2]
 
 
-def test_merging_an_adapter_is_about_the_rollout_s_weights_alone():
+def test_merging_an_adapter_is_about_the_rollouts_weights_alone():
     # So that a worker's numbers are LoRA's with and without it.
     source = inspect.getsource(transformer_impl)
     reads = 'lora.get("merge"'
     assert source.count(reads) == inspect.getsource(transformer_impl.FSDPEngine.get_per_tensor_param).count(reads) == 1
 
 
-def test_log_probs_come_through_the_engine_s_infer_batch():
-    (verl_s,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
-    source = inspect.getsource(verl_s.infer_batch)
+def test_log_probs_come_through_the_engines_infer_batch():
+    (of_verl,) = [base for base in engine_workers.TrainingWorker.__mro__ if "_postprocess_output" in vars(base)]
+    source = inspect.getsource(of_verl.infer_batch)
     assert "self.engine.infer_batch(" in source and 'key="no_lora_adapter"' in source
     assert "self.actor.infer_batch(" in inspect.getsource(engine_workers.ActorRolloutRefWorker.compute_log_prob)
 
@@ -136,7 +136,7 @@ def test_metrics_are_summed_over_micro_batches_and_averaged_over_ranks(aggregati
     assert Metric.aggregate_dp(ranks) == expected
 
 
-def test_bypass_mode_names_verl_s_loss_on_the_driver_alone(composed):
+def test_bypass_mode_names_verls_loss_on_the_driver_alone(composed):
     config = composed("+clipx=grpo", "algorithm.rollout_correction.bypass_mode=True", "trainer.use_v1=False")
     start = inspect.getsource(main_ppo_v0)
     assert start.index("trainer.init_workers()") < start.index("trainer.fit()")
@@ -163,11 +163,11 @@ def unknown_keys(package):
     ]
 
 
-def test_the_ledger_knows_every_key_that_verl_s_losses_read():
+def test_the_ledger_knows_every_key_that_verls_losses_read():
     assert unknown_keys(Path(verl.__path__[0])) == []
 
 
-def test_verl_s_losses_read_the_keys_that_are_written_down_for_the_version():
+def test_verls_losses_read_the_keys_that_are_written_down_for_the_version():
     found = list(LOSS_KEYS["keys_of"](Path(verl.__path__[0])))
     # Of what calls itself 0.10.0.dev nothing is.
     again = (

@@ -51,7 +51,7 @@ class Metric:
         each: over TOKENS, in the place of `sums`: from `metrics.Seen` to the values of every token, or None to count
             them, and the tokens that count, both (sequences, length).
         last_update: over an UPDATE: whether it is of the last update only.
-        verl_s: the key by which verl's own losses log the number, which the metric then takes over.
+        logged_as: its whole key where that is not clipx/<name>, for example the one by which verl's own losses log it.
     """
 
     name: str
@@ -67,12 +67,12 @@ class Metric:
     of: Callable[..., Any] = same
     each: Callable[..., Any] | None = None
     last_update: bool = False
-    verl_s: str = ""
+    logged_as: str = ""
 
     @property
     def key(self) -> str:
         """As the worker logs it, a family without its members' numbers."""
-        return self.verl_s or f"clipx/{self.name}"
+        return self.logged_as or f"clipx/{self.name}"
 
     @property
     def pattern(self) -> str:

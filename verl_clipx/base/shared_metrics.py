@@ -78,13 +78,13 @@ OF_TOKENS = (
         "their sum, in every method: what PPO would clip. It stays because dashboards know verl's name",
         sums=("LN", "HP"),
         of=add,
-        verl_s="actor/pg_clipfrac",
+        logged_as="actor/pg_clipfrac",
     ),
     CLIPPED(
         "pg_clipfrac_lower",
         "fraction of tokens with A < 0 and a ratio above the dual clip, in methods that have one",
         sums=("dual_clipped",),
-        verl_s="actor/pg_clipfrac_lower",
+        logged_as="actor/pg_clipfrac_lower",
     ),
     CLIPPED("region_fraction/LP", OTHER_REGIONS, sums=("LP",), detailed=True),
     CLIPPED("region_fraction/HN", OTHER_REGIONS, sums=("HN",), detailed=True),
@@ -99,7 +99,7 @@ OF_TOKENS = (
         over=Over.TOKENS,
         sums=("log_ratio",),
         of=neg,
-        verl_s="actor/ppo_kl",
+        logged_as="actor/ppo_kl",
     ),
     MOVED(
         "effective_sample_size",
@@ -207,7 +207,7 @@ STANDARD_ERROR = RUN(
     "standard error of verl's `critic/score/mean`, over prompts; of every run, also of verl's own losses, without "
     "`actor/`",
     "score",
-    verl_s="critic/score/standard_error",
+    logged_as="critic/score/standard_error",
 )
 VERSIONS = RUN(
     "staleness/versions",
@@ -285,7 +285,7 @@ NOT_FINITE = {
         f"health/not_finite/{name}",
         f"responses of the step with {meaning} that is not finite (NaN or infinite)",
         "responses",
-        verl_s=f"health/not_finite/{name}",
+        logged_as=f"health/not_finite/{name}",
     )
     for name, meaning in {
         "rewards": "a reward",
@@ -298,20 +298,20 @@ ALIKE_PROMPTS = HEALTH(
     "share of the prompts with several samples whose samples all score alike: without another term of the loss they "
     "teach nothing",
     "fraction of prompts",
-    verl_s="health/alike_prompts",
+    logged_as="health/alike_prompts",
 )
 UNDECIDED = HEALTH(
     "health/undecided",
     "share of the responses on which the verifier has no verdict, where the reward returns `undecided`",
     "fraction of responses",
-    verl_s="health/undecided",
+    logged_as="health/undecided",
 )
 CUT_RESPONSES = HEALTH(
     "health/cut_responses",
     "share of the responses with `data.max_response_length` tokens. verl's `response_length/clip_ratio` is the share "
     "with as many as the batch's longest",
     "fraction of responses",
-    verl_s="health/cut_responses",
+    logged_as="health/cut_responses",
 )
 NOT_FINITE_LOG_PROBS = HEALTH(
     "not_finite/log_probs",

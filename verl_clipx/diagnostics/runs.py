@@ -187,7 +187,7 @@ def read_run(path: Path) -> Run:
     name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
     record = _record(log_path)
     # An older record, or Hydra's own, has what was given.
-    configuration = flat(redacted(record.get("configuration") or _hydra_s(folder.path)))
+    configuration = flat(redacted(record.get("configuration") or _of_hydra(folder.path)))
     return Run(
         name.removesuffix(".jsonl"),
         log,
@@ -207,7 +207,7 @@ def _record(log: Path) -> dict[str, Any]:
     return {}
 
 
-def _hydra_s(folder: Path) -> dict[str, Any]:
+def _of_hydra(folder: Path) -> dict[str, Any]:
     from omegaconf import OmegaConf
 
     path = folder / ".hydra" / "config.yaml"

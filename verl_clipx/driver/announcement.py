@@ -31,7 +31,7 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
     settings, run = policy_loss.clipx, policy_loss.run
     observed = isinstance(settings, Observe)
     if observed:
-        loss, limit, lopti = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx=observe)", VERL_S_LIMIT, False
+        loss, limit, lopti = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx=observe)", VERL_LIMIT, False
     else:
         chosen, limit = f" (+clipx={run.group})" if run.group else "", settings.method.what_limits
         scope = f"scope {settings.scope}" if settings.adaptive else limit.described
@@ -53,7 +53,7 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
 
 
 # What limits verl's own loss is not known here.
-VERL_S_LIMIT = Limit("", "clipping, if this loss clips,")
+VERL_LIMIT = Limit("", "clipping, if this loss clips,")
 
 # After the parameters of a method that the contract asks less of.
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"

@@ -19,7 +19,7 @@ from verl_clipx.methods.sapo import Sapo
 ACTOR = "actor_rollout_ref.actor"
 
 # What stands in verl's configuration when nobody sets them.
-VERL_S_DEFAULTS = {
+VERL_DEFAULTS = {
     "clip_ratio": 0.2,
     "clip_ratio_low": 0.2,
     "clip_ratio_high": 0.2,
@@ -80,12 +80,12 @@ class Taken(NamedTuple):
     Attributes:
         value: of the method's parameter.
         key: verl's key that it comes from.
-        verl_s: what that key says.
+        given: what that key says.
     """
 
     value: float | None
     key: str
-    verl_s: float | None
+    given: float | None
 
 
 def as_it_is(value: float) -> float:
@@ -146,28 +146,28 @@ def meanings(method: Method) -> dict[str, Meaning]:
     return found
 
 
-def given(key: str, verl_s: Mapping[str, Any], named: Collection[str]) -> tuple[str, Any] | None:
+def given(key: str, verl_values: Mapping[str, Any], named: Collection[str]) -> tuple[str, Any] | None:
     """Which of verl's keys says something about a parameter, and what; None if none does.
 
     Args:
         key: one of `MAPPED`; clip_ratio stands in for the first two.
-        verl_s: verl's keys and their values; one that is missing says nothing.
+        verl_values: verl's keys and their values; one that is missing says nothing.
         named: full keys that the command line names: it counts even if it repeats verl's default.
     """
     for source in (key, "clip_ratio") if key in ("clip_ratio_low", "clip_ratio_high") else (key,):
-        if source not in verl_s or (verl_s[source] is None and source in NULL_IS_SILENT):
+        if source not in verl_values or (verl_values[source] is None and source in NULL_IS_SILENT):
             continue
-        if verl_s[source] != default_of(source) or f"{ACTOR}.{source}" in named:
-            return source, verl_s[source]
+        if verl_values[source] != default_of(source) or f"{ACTOR}.{source}" in named:
+            return source, verl_values[source]
     return None
 
 
 def default_of(source: str) -> float | None:
     """What verl's key says when nobody sets it."""
-    return None if source == DRO_BETA else VERL_S_DEFAULTS[source.removeprefix("policy_loss.")]
+    return None if source == DRO_BETA else VERL_DEFAULTS[source.removeprefix("policy_loss.")]
 
 
-def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, Taken]:
+def taken_over(method: Method, verl_values: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, Taken]:
     """What a method takes over from verl's keys.
 
     A method whose parameter is its default takes verl's value. What was taken over once changes nothing when asked
@@ -175,7 +175,7 @@ def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str]
 
     Args:
         method: as its group and the user's overrides made it.
-        verl_s: verl's keys and their values, as for `given`.
+        verl_values: verl's keys and their values, as for `given`.
         named: full keys that the command line names, verl's and the plugin's.
 
     Returns:
@@ -188,7 +188,7 @@ def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str]
     known, taken, refused = meanings(method), {}, []
     said: dict[str, Taken] = {}
     for key in MAPPED:
-        source, value = given(key, verl_s, named) or (None, None)
+        source, value = given(key, verl_values, named) or (None, None)
         if source is None:
             continue
         if key not in known:
@@ -212,7 +212,7 @@ def taken_over(method: Method, verl_s: Mapping[str, Any], named: Collection[str]
 
 def sources(taken: Mapping[str, Taken]) -> dict[str, str]:
     """Each parameter's key of verl's with its value, as the command line writes it; argument from `taken_over`."""
-    return {parameter: f"{of.key}={written(of.verl_s)}" for parameter, of in taken.items()}
+    return {parameter: f"{of.key}={written(of.given)}" for parameter, of in taken.items()}
 
 
 def means_nothing_anyway(source: str, value: Any) -> bool:
@@ -230,8 +230,7 @@ def same_bound(ours: float | None, current: float | None) -> bool:
 def contradiction(one: Taken, other: Taken) -> str:
     """What to say of two of verl's keys that want different values of one parameter."""
     return (
-        f"{ACTOR}.{other.key}={written(other.verl_s)} but {ACTOR}.{one.key}={written(one.verl_s)}: remove one of the "
-        "two."
+        f"{ACTOR}.{other.key}={written(other.given)} but {ACTOR}.{one.key}={written(one.given)}: remove one of the two."
     )
 
 
@@ -248,14 +247,14 @@ def ignored_keys(method: Method, policy_loss: Any) -> list[str]:
         policy_loss: verl's policy-loss node, or the configuration built from it.
     """
     found = [
-        other_loss_s(method, f"policy_loss.{key}", value, f"verl's own loss {loss}")
+        of_another_loss(method, f"policy_loss.{key}", value, f"verl's own loss {loss}")
         for key, (default, loss) in OF_OTHER_LOSSES.items()
         if (value := policy_loss.get(key, default)) != default
     ]
     return [*found, *(misplaced_correction(method, key, value) for key, value in corrections(policy_loss).items())]
 
 
-def other_loss_s(method: Method, source: str, value: Any, reader: str) -> str:
+def of_another_loss(method: Method, source: str, value: Any, reader: str) -> str:
     """What to say of a key that only another loss reads."""
     return (
         f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}: only {reader} reads it, so that it would "
@@ -275,7 +274,7 @@ def corrections(policy_loss: Any) -> dict[str, Any]:
 
 def misplaced_correction(method: Method, key: str, value: Any) -> str:
     """What to say of a key of rollout correction that stands where only verl's bypass loss looks for it."""
-    message = other_loss_s(method, f"policy_loss.rollout_correction.{key}", value, "verl's own loss bypass_mode")
+    message = of_another_loss(method, f"policy_loss.rollout_correction.{key}", value, "verl's own loss bypass_mode")
     return f"{message} What a run corrects is set under algorithm.rollout_correction."
 
 

@@ -51,7 +51,7 @@ def explained(words: Sequence[str]) -> list[str]:
         loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
         return [f"clipx: no part in this run, which trains verl's own loss {loss_mode}"]
     taken = [
-        f"taken over: {ACTOR}.{of.key}={written(of.verl_s)} as {NODE}.{parameter}={shown(of.value)}"
+        f"taken over: {ACTOR}.{of.key}={written(of.given)} as {NODE}.{parameter}={shown(of.value)}"
         for parameter, of in decision.taken.items()
     ]
     return [decision.line, *taken]

@@ -7,7 +7,7 @@ from typing import Any
 from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.base.method import NODE
-from verl_clipx.driver.clip_keys import DRO_BETA, VERL_S_DEFAULTS, ignored_keys, sources, taken_over
+from verl_clipx.driver.clip_keys import DRO_BETA, VERL_DEFAULTS, ignored_keys, sources, taken_over
 from verl_clipx.driver.config import NODES, OBSERVE, Observe, Settings, build
 from verl_clipx.driver.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
 
@@ -44,12 +44,12 @@ class RunFacts:
 
     group: str | None = None
     taken: dict[str, str] = field(default_factory=dict)
-    clip_ratio: Any = VERL_S_DEFAULTS["clip_ratio"]
-    clip_ratio_low: Any = VERL_S_DEFAULTS["clip_ratio_low"]
-    clip_ratio_high: Any = VERL_S_DEFAULTS["clip_ratio_high"]
-    clip_ratio_c: Any = VERL_S_DEFAULTS["clip_ratio_c"]
-    tau_pos: Any = VERL_S_DEFAULTS["tau_pos"]
-    tau_neg: Any = VERL_S_DEFAULTS["tau_neg"]
+    clip_ratio: Any = VERL_DEFAULTS["clip_ratio"]
+    clip_ratio_low: Any = VERL_DEFAULTS["clip_ratio_low"]
+    clip_ratio_high: Any = VERL_DEFAULTS["clip_ratio_high"]
+    clip_ratio_c: Any = VERL_DEFAULTS["clip_ratio_c"]
+    tau_pos: Any = VERL_DEFAULTS["tau_pos"]
+    tau_neg: Any = VERL_DEFAULTS["tau_neg"]
     dro_beta: Any = None
     loss_agg_mode: str = "token-mean"
     paper_loss_agg_mode: str | None = None
@@ -71,7 +71,7 @@ class RunFacts:
     @property
     def clip_keys(self) -> dict[str, Any]:
         """The keys that methods may take over, and their values."""
-        return {key: getattr(self, key) for key in VERL_S_DEFAULTS} | {DRO_BETA: self.dro_beta}
+        return {key: getattr(self, key) for key in VERL_DEFAULTS} | {DRO_BETA: self.dro_beta}
 
     @property
     def uses_v1(self) -> bool:
@@ -137,7 +137,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
         if isinstance(self.clipx, Settings | Observe) and self.clipx.compile == "auto" and self.run.uncompiled_by:
             object.__setattr__(self, "clipx", replace(self.clipx, compile=False))
         if isinstance(self.clipx, Observe):
-            require_verl_s_own(self.loss_mode)
+            require_loss_of_verl(self.loss_mode)
             refuse_unserved(self.run.options, self.clipx)
             return
         if not isinstance(self.clipx, Settings):
@@ -174,7 +174,7 @@ def missing_method(node: Any) -> str:
     return f"{NODE} is missing: choose a method by its group, for example +clipx=acpo."
 
 
-def require_verl_s_own(loss_mode: str) -> None:
+def require_loss_of_verl(loss_mode: str) -> None:
     """Raises ValueError if the loss to observe is one of the plugin's."""
     if loss_mode.startswith("clipx_"):
         raise ValueError(

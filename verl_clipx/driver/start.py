@@ -22,7 +22,7 @@ from verl_clipx.driver.clip_keys import (
     ACTOR,
     DRO_BETA,
     MISPLACED,
-    VERL_S_DEFAULTS,
+    VERL_DEFAULTS,
     Taken,
     ignored_keys,
     sources,
@@ -163,12 +163,12 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
     if isinstance(settings, Settings):
         refused.append(another_loss(node.loss_mode, settings))
         actor = OmegaConf.select(config, ACTOR)
-        verl_s = {key: actor.get(key, default) for key, default in VERL_S_DEFAULTS.items()}
-        verl_s |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
-        verl_s[DRO_BETA] = OmegaConf.select(actor, DRO_BETA)
+        verl_values = {key: actor.get(key, default) for key, default in VERL_DEFAULTS.items()}
+        verl_values |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
+        verl_values[DRO_BETA] = OmegaConf.select(actor, DRO_BETA)
         refused += ignored_keys(settings.method, node)
         try:
-            taken = taken_over(settings.method, verl_s, named)
+            taken = taken_over(settings.method, verl_values, named)
         except ValueError as error:
             refused.append(str(error))
     if any(refused):

@@ -55,7 +55,7 @@ OBSERVED_METRICS = (
     *(
         metric
         for metric in OF_TOKENS
-        if not metric.verl_s and metric.name not in {own.name for own in OF_GRADIENT_ALONE}
+        if not metric.logged_as and metric.name not in {own.name for own in OF_GRADIENT_ALONE}
     ),
 )
 

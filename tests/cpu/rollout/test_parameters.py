@@ -22,13 +22,13 @@ def test_length_limit(given, expected):
     assert read_sampling_parameters(given, **CONTEXT).max_tokens == expected
 
 
-def test_ignoring_the_end_keeps_the_request_s_own_stop_tokens():
+def test_ignoring_the_end_keeps_the_requests_own_stop_tokens():
     given = {"ignore_eos": True, "stop_token_ids": [7]}
     assert read_sampling_parameters(given, **CONTEXT).stop_token_ids == {7}
     assert read_sampling_parameters({"stop_token_ids": [7]}, **CONTEXT).stop_token_ids == {1, 2, 7}
 
 
-def test_the_request_decides_over_the_rollout_s_ignore_eos():
+def test_the_request_decides_over_the_rollouts_ignore_eos():
     assert read_sampling_parameters({}, ignore_eos=True, **CONTEXT).stop_token_ids == frozenset()
     assert read_sampling_parameters({"ignore_eos": False}, ignore_eos=True, **CONTEXT).stop_token_ids == {1, 2}
 

@@ -274,12 +274,12 @@ def test_unseeded_requests_are_reproducible_in_their_order_of_arrival(configured
     assert answers(configured(seed=7), ["a", "b", "c"]) != first
 
 
-def test_full_determinism_goes_by_the_request_s_name(configured):
+def test_full_determinism_goes_by_the_requests_name(configured):
     first = answers(configured(full_determinism=True), ["a", "b", "c"])
     assert answers(configured(1, full_determinism=True), ["c", "a", "b"]) == [first[2], first[0], first[1]]
 
 
-def test_a_request_s_own_seed_decides(configured):
+def test_a_requests_own_seed_decides(configured):
     async def scenario(server):
         await started(server)
         return [(await ask(server, name, seed=9)).token_ids for name in "ab"]

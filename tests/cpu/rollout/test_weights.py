@@ -25,7 +25,7 @@ def test_no_weights_are_still_one_message():
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_a_model_receives_another_s_weights(tied):
+def test_a_model_receives_anothers_weights(tied):
     source, target = random_policy(1, tied=tied), random_policy(2, tied=tied)
     for message in pack_weights(source.named_parameters(), max_bytes=10_000):
         for array in message.values():

@@ -24,7 +24,7 @@ def test_version_1_is_replayed_as_an_estimate(tmp_path):
     assert "which the trace has only at clipx.trace.fraction=1" in refusal(run, "+clipx=acpo_reference")
 
 
-def test_a_rank_s_missing_file_leaves_an_estimate(tmp_path):
+def test_a_ranks_missing_file_leaves_an_estimate(tmp_path):
     run = write_run(tmp_path / "acpo-seed1", "acpo", facts=UpdateFacts(1, 2, DecidedFrom.MINI_BATCH))
     assert not numbers(tmp_path, run, "+clipx=grpo")["exact"]
 

@@ -1,6 +1,6 @@
 """`clipx replay` on runs whose every token is traced: methods, words, the search for a parameter, what is refused.
 
-Not covered: traces that the worker wrote (test_worker_s_traces.py), a part of the tokens (test_estimates.py), a trained
+Not covered: traces that the worker wrote (test_workers_traces.py), a part of the tokens (test_estimates.py), a trained
 run (tests/end_to_end/test_quickstart.py).
 """
 
@@ -15,7 +15,7 @@ from verl_clipx.diagnostics.run_log import read_run_log
 
 
 @pytest.mark.parametrize("method", ["acpo", "bapo", "grpo"])
-def test_the_run_s_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, method):
+def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, method):
     run = write_run(tmp_path / f"{method}-seed1", method)
     found = numbers(tmp_path, run)
     (own,) = found["settings"]
@@ -67,7 +67,7 @@ def test_words_and_limits_are_printed(tmp_path):
     assert "estimate" not in text
 
 
-def test_a_loss_of_one_s_own(tmp_path, monkeypatch):
+def test_a_loss_of_ones_own(tmp_path, monkeypatch):
     (tmp_path / "half_clip.py").write_text(
         "import torch\nfrom verl_clipx import register_loss\n\n"
         "@register_loss('half_clip')\ndef half_clip(ratio, advantages, bounds):\n"

@@ -116,7 +116,7 @@ def test_a_prompt_without_it(tmp_path):
     assert [one["role"] for one in rows_of(tmp_path, "train")[0]["prompt"]] == ["system", "user"]
 
 
-def test_harder_problems_by_their_generator_s_settings(tmp_path):
+def test_harder_problems_by_their_generators_settings(tmp_path):
     code, output = build("reasoning_gym_chain_sum", tmp_path, "size=8", 'settings={"min_digits": 4, "max_digits": 4}')
     assert code == 0, output
     (question, *_) = [row["prompt"][-1]["content"] for row in rows_of(tmp_path, "train")]

@@ -63,7 +63,7 @@ def test_the_common_reward_scores_by_it():
     assert scored == {"score": 1.0, "acc": 1.0, "format": 1.0}
 
 
-def test_verl_loads_it_by_the_recipe_s_keys():
+def test_verl_loads_it_by_the_recipes_keys():
     config = {"path": "pkg://verl_clipx.tasks.reasoning_gym.reward", "name": "compute_score"}
     function = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": config}}))
     scored = function(data_source="reasoning_gym_chain_sum", solution_str="42", ground_truth=SUM, extra_info={})

@@ -94,7 +94,7 @@ def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name
 
 
 @pytest.mark.parametrize("name", ["low", "high"])
-def test_in_lopti_s_pass_its_own_tokens_count(tmp_path, actor, name):
+def test_in_loptis_pass_its_own_tokens_count(tmp_path, actor, name):
     step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
     run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.scope=micro_batch", "+clipx/update=lopti", step=step)
     (own,) = numbers(tmp_path, run, "+clipx=acpo", "clipx.scope=micro_batch")["settings"]
@@ -110,7 +110,7 @@ def test_bounds_at_ratio_1_are_those_of_ratio_1(tmp_path, actor):
     assert found["settings"][0]["bounds"]["high"]["greatest"] == pytest.approx(1.2)
 
 
-def test_a_lagged_run_s_decision_is_kept_and_no_other_is_made_up(tmp_path, actor):
+def test_a_lagged_runs_decision_is_kept_and_no_other_is_made_up(tmp_path, actor):
     config = actor("+clipx=acpo", "clipx.scope=lagged")
     method = config.policy_loss.clipx.method
     decision = torch.arange(1, 11, dtype=torch.float64) / 10
@@ -134,7 +134,7 @@ def test_what_a_sampled_pass_decided_is_kept(tmp_path, actor):
     assert own["exact"] and own["bounds_against_run"] <= 1e-6
 
 
-def test_below_fraction_1_the_run_s_own_decision_is_kept(tmp_path, actor):
+def test_below_fraction_1_the_runs_own_decision_is_kept(tmp_path, actor):
     run = traced_run(tmp_path, actor, "+clipx=acpo", step=decided_step(actor))
     (shard,) = shards_in(run / "traces")
     columns = read_shards(run / "traces", [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
