@@ -59,6 +59,8 @@ WITHOUT_WHAT_VERL_LACKS = {
     "recipe plan acpo/countdown_3b_acpo_off": (0, "GPU-hours"),
     "table list": (0, "clipx table plan NAME"),
     "report . --out out": (1, "clipx report needs jinja2: pip install 'verl-clipx[tools]'\n"),
+    "diagnose .": (1, "metrics.jsonl: no such log."),
+    "replay . +clipx=acpo": (1, "metrics.jsonl: no such log."),
     "table plan acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table collect acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table render acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),

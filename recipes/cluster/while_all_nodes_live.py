@@ -20,7 +20,7 @@ LOST_NODE = 75
 SECONDS_TO_NOTICE = 30
 SECONDS_TO_END = 30
 # Where this process is killed, what it runs gets a SIGTERM.
-WITH_PARENT = (sys.executable, str(Path(__file__).parents[2] / "verl_clipx" / "common" / "with_parent.py"))
+WITH_PARENT = (sys.executable, str(Path(__file__).resolve().parents[2] / "verl_clipx" / "common" / "with_parent.py"))
 
 
 def run(command: Sequence[str], watch: Sequence[str]) -> int:

@@ -179,7 +179,7 @@ def test_every_parameter_of_a_group_has_an_origin():
         if path.parent.name != "rollout"
     ]
     leaves = [leaf for file in files for leaf in origins._read(file).leaves]
-    wiring = ("_target_", "method", "loss_mode", "function", "group")
+    wiring = ("_target_", "method", "loss_mode", "function", "group", "taken")
     without = {
         f"{leaf.file}: {leaf.key}"
         for leaf in leaves

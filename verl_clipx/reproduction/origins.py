@@ -71,7 +71,7 @@ def origin_of(key: str, origins: Mapping[str, Origin]) -> Origin:
 
 def is_wiring(origin: Origin) -> bool:
     """Whether a value of a method's group trains nothing: a class, what is read off another key, a fact to be named."""
-    if origin.key.endswith(".paper_loss_agg_mode"):
+    if origin.key.endswith((".paper_loss_agg_mode", ".run.taken")):
         return True
     is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
     return origin.kind == "method" and (origin.key.endswith("_target_") or is_read_off)
