@@ -146,7 +146,8 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
 def test_all_parameters_at_one_end_together_train(method, end):
     values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
     if end == 1:
-        values |= {"scope": "lagged"} | ({"contribution": "ratio"} if method == "bapo" else {})
+        # Of lagged_average and precision, each belongs to another scope.
+        values |= {"scope": "lagged", "precision": 0} | ({"contribution": "ratio"} if method == "bapo" else {})
     elif method == "dgpo":
         values["clip_low"] = 1e-6
     trains(actor(method, values))

@@ -70,8 +70,8 @@ def test_the_console_stays_empty(opened):
 
 def test_every_figure_is_there_and_nothing_sticks_out(opened):
     found, width = opened[0].found, opened[1]
-    # Three outcomes, ACPO's bounds, and seven figures of two settings each.
-    assert found["figures"] == 3 + 1 + 7 * 2
+    # Three outcomes, ACPO's bounds, seven figures of two settings each, and three charts of other metrics.
+    assert found["figures"] == 3 + 1 + 7 * 2 + 3
     assert found["wide"] <= width
     assert found["small"] >= 9
 

@@ -153,6 +153,9 @@ def _one_sided(run: Run) -> Onset | None:
 
 def _single_update(run: Run) -> Onset | None:
     ratio, kl = _trained(run, keys.RATIO), _trained(run, keys.KL)
+    # An update that verl skipped leaves the ratio at 1 whatever the mini-batch.
+    if run.skipped_updates is not None:
+        return None
     if ratio.empty or kl.empty or (ratio - 1).abs().max() >= RATIO_IS_ONE or kl.abs().max() >= RATIO_IS_ONE:
         return None
     return Onset(int(ratio.index[0]), f"{keys.RATIO} 1 and {keys.KL} 0 in all {len(ratio)} steps")
