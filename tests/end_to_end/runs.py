@@ -53,7 +53,10 @@ def check_receipt(run: Run, *firsts: int) -> pandas.DataFrame:
     receipt = run.log["actor/clipx/receipt"]
     given = receipt.dropna()
     assert list(given.index) == list(firsts or run.log.index[:1]) and (given < 1e-4).all()
-    assert "receipt: at ratios from 0.3 to 4" in run.output and "in the first update's backward pass to" in run.output
+    assert "receipt: at ratios from 0.3 to 4" in run.output
+    # Where all samples of a micro-batch's prompts score alike, its backward pass has no gradient to compare.
+    alike = run.log["health/alike_prompts"][given.index].max()
+    assert "in the first update's backward pass to" in run.output or alike > 0.5
     return run.log.drop(columns=receipt.name)
 
 

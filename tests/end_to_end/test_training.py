@@ -30,7 +30,7 @@ MATRIX = [
 STEPS = 3
 
 # Of a response's tokens the mean of half the squared log-ratio, above which bypass mode rejects it.
-K2 = 1e-4
+K2 = 1e-3
 KL_COEFFICIENT = 0.5
 
 LOPTI_ON_STALE_BAPO = (

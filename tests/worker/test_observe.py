@@ -22,6 +22,7 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.driver.config import Observe, clip_range
+from verl_clipx.driver.health import HealthLimits
 from verl_clipx.loss.compiled import observed_functions
 from verl_clipx.loss.contract import example
 from verl_clipx.worker.loss_function import with_micro_batch
@@ -103,9 +104,9 @@ def test_loss_gradients_metrics_and_random_numbers_stay_to_the_last_bit(of_verl,
         assert torch.equal(mine, theirs)
     assert plain[1].any() and plain[2].any()
     assert torch.equal(ours[4], plain[4])
-    assert {key: value for key, value in ours[3].items() if not key.startswith("clipx/")} == plain[3]
+    assert {key: value for key, value in ours[3].items() if not key.startswith(("clipx/", "clipx_sum/"))} == plain[3]
     added = ours[3].keys() - plain[3].keys()
-    assert "clipx/clip_fraction_low" in added and all(key.startswith("clipx/") for key in added)
+    assert "clipx/clip_fraction_low" in added and all(key.startswith(("clipx/", "clipx_sum/")) for key in added)
     assert not [key for key in added if "max" in key or "min" in key]
 
 
@@ -256,7 +257,7 @@ def test_metrics_are_exact_however_the_mini_batch_is_split(observed, loss_mode, 
     function = observed(loss_mode)
     whole = aggregated(function, batch, [[list(range(len(rows)))]])
     parts = aggregated(function, batch, split)
-    keys = [key for key in whole if key.startswith("clipx/")]
+    keys = [key for key in whole if key.startswith(("clipx/", "clipx_sum/"))]
     assert len(keys) == 14
     for key in keys:
         assert parts[key] == pytest.approx(whole[key], rel=1e-6, abs=1e-12), key
@@ -382,7 +383,7 @@ def test_the_group_leaves_verls_loss_mode_and_its_parameters(actor):
         policy_loss = actor(*overrides, f"{POLICY_LOSS}.clip_cov_ub=4").policy_loss
         assert (policy_loss.loss_mode, policy_loss.clip_cov_ub) == ("gspo", 4)
     built = actor("+clipx=observe", "clipx.compile=false", f"{ACTOR}.clip_ratio_high=0.28")
-    assert built.policy_loss.clipx == Observe(compile=False)
+    assert built.policy_loss.clipx == Observe(compile=False, health_limits=HealthLimits())
     assert clip_range(built) == (0.8, 1.28)
 
 

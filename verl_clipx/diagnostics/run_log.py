@@ -139,7 +139,11 @@ def not_finite_steps(path: Path) -> dict[str, list[int]]:
 
 def _entry(line: bytes) -> tuple[int, dict[str, Any]]:
     entry = parse_json(line, "")
-    return int(entry["step"]), dict(entry["data"])
+    step = int(entry["step"])
+    # Beyond it float64, and so every figure's axis, doesn't tell neighbours apart.
+    if abs(step) > 2**53:
+        raise ValueError(f"step {step}: too large.")
+    return step, dict(entry["data"])
 
 
 _NO_ENTRY = (ValueError, TypeError, KeyError, OverflowError)
@@ -183,4 +187,4 @@ def _number(value: float | None) -> float:
     try:
         return math.nan if value is None else float(value)
     except OverflowError:
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
