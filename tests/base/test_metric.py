@@ -13,6 +13,7 @@ from verl_clipx.loss import metrics, rollout_metrics
 
 COLLIDING = {
     "a family and its member": [dict(name="width", numbered="bin"), dict(name="width/bin_3")],
+    "a family and a number of one name": [dict(name="width", numbered="bin"), dict(name="width")],
     "two families": [dict(name="width", numbered="bin"), dict(name="width", numbered="bin")],
     "a shared family's members": [dict(name="gradient_mass_by_probability", numbered="quartile")],
     "a member of a pass": [dict(name="width", numbered="bin"), dict(name="low/width/bin_0")],
