@@ -147,7 +147,8 @@ def what_clipping_did(setting: Setting) -> Finding:
     if kept > 0:
         head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those tokens had {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they would have none."
+            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under "
+            "PPO’s clip they would have none."
         )
     return Finding(head, text)
 

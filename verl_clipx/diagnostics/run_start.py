@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -28,6 +29,9 @@ from verl_clipx.loss.metric_listing import tensorboard_charts
 logger = logging.getLogger(__name__)
 
 VALIDATION = re.compile(r"[0-9]{1,18}\.jsonl")
+
+# How Ray names the kind of a node's accelerators among its resources.
+ACCELERATOR = "accelerator_type:"
 
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
@@ -236,7 +240,7 @@ def leave_out_later_files(log: Path, step: int, validations: str | None) -> int:
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
-    """Writes a run's configuration and versions beside its log, for its owner only.
+    """Writes a run's start, accelerators, configuration and versions beside its log, for its owner only.
 
     `ray_kwargs` is left out, whose runtime environment may hold any credential; others are redacted.
 
@@ -245,10 +249,20 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         config: as verl resolved it.
     """
     record = {
+        "started": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "accelerators": _accelerators(),
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": redacted({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
     write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
+
+
+def _accelerators() -> list[str]:
+    """The kinds of accelerators in the Ray cluster: this process need not see any itself."""
+    import ray
+
+    found = ray.cluster_resources() if ray.is_initialized() else {}
+    return sorted(name.removeprefix(ACCELERATOR) for name in found if name.startswith(ACCELERATOR))
 
 
 def _version(distribution: str) -> str | None:

@@ -46,6 +46,7 @@ class Run:
         traces: the folder where its traces are, if it wrote any.
         not_finite: metric to the steps at which it was logged as NaN, infinity or null; of validations' scores those
             at which a sample's was.
+        record: what the run wrote down besides: when it `started`, and on which kinds of `accelerators`.
     """
 
     name: str
@@ -55,6 +56,7 @@ class Run:
     held_out: list[HeldOutReward]
     traces: Path
     not_finite: Mapping[str, list[int]] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -76,6 +78,12 @@ class Run:
         ours = self.configuration.get("clipx.method")
         method = of_verl if ours in (None, "observe") else ours
         return str(method or (named["setting"] if named else self.name)).removeprefix("clipx_")
+
+    @property
+    def loss(self) -> str:
+        """The method as the page calls it: a loss of the user's own by the name that its author gave it."""
+        own = self.configuration.get("clipx.function")
+        return str(own).rpartition(":")[2] if own else self.method.upper().replace("_", " ")
 
     @cached_property
     def significant(self) -> dict[str, str]:
@@ -165,6 +173,11 @@ class Setting:
 _NONE = pandas.DataFrame(dtype=float)
 
 
+def log_of(path: Path) -> Path:
+    """The log of a run that is named by its folder or by that log."""
+    return RunFolder(path).metrics if path.is_dir() else path
+
+
 def read_run(path: Path) -> Run:
     """Reads what a run left.
 
@@ -175,7 +188,7 @@ def read_run(path: Path) -> Run:
         FileNotFoundError: there is no log.
         ValueError: the log is empty, cut short, or of no policy's training; says so.
     """
-    log_path = RunFolder(path).metrics if path.is_dir() else path
+    log_path = log_of(path)
     log = read_run_log(log_path)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
@@ -196,6 +209,7 @@ def read_run(path: Path) -> Run:
         [reward for reward in validations if reward.problems],
         traces_path(log_path),
         not_finite,
+        record,
     )
 
 
@@ -288,7 +302,7 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
 
 def _labels(runs: list[Run]) -> list[str]:
     """The method of each; where methods repeat, with a value that sets it apart, or the run's name, or a number."""
-    methods = [run.method.upper().replace("_", " ") for run in runs]
+    methods = [run.loss for run in runs]
     labels = []
     for index, (run, method) in enumerate(zip(runs, methods, strict=True)):
         rivals = [other for other, same in zip(runs, methods, strict=True) if same == method]
