@@ -45,9 +45,7 @@ def _trains(log: Path) -> bool:
     return is_held(lock_path(log)) or not record_path(log).exists()
 
 
-def _state(path: Path) -> tuple[int, int] | None:
-    try:
-        found = path.stat()
-    except FileNotFoundError:
-        return None
-    return found.st_mtime_ns, found.st_size
+def _state(path: Path) -> list[tuple[str, int, int]]:
+    """Of a file, or of those in a folder: name, time and size."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    return [(file.name, found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()]]

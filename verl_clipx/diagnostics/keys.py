@@ -12,11 +12,13 @@ ENTROPY = "actor/entropy"
 ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 GRADIENT_NORM = "actor/grad_norm"
+# What verl's own losses say of clipping.
+PG_CLIPPED = "actor/pg_clipfrac"
 LENGTH = "response_length/mean"
 MISMATCH = "training/rollout_probs_diff_mean"
 ALIKE, CUT, UNDECIDED = "health/alike_prompts", "health/cut_responses", "health/undecided"
 # What figures show in per cent.
-SHARES = (ALIKE, CUT)
+SHARES = (ALIKE, CUT, PG_CLIPPED)
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
 NOT_FINITE_RANK = "actor/clipx/not_finite/rank"
 # Of a run's health: what each number is, as a page says it; shares of a step, then counts.
@@ -61,7 +63,7 @@ FINITE = (
 # What the figures of reward, bounds, clipping and gradient mass draw; the other declared metrics are drawn by chart.
 DRAWN = (
     *(REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, GRADIENT_NORM, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
-    *(LENGTH, CUT, ALIKE, MISMATCH),
+    *(LENGTH, CUT, ALIKE, MISMATCH, PG_CLIPPED),
     *(BOUND_LOW, BOUND_HIGH, BOUND_LOW_LAST, BOUND_HIGH_LAST, SHARE_BEFORE, SHARE_AFTER),
 )
 DRAWN_IN_BINS = re.compile(r"actor/clipx/epsilon(_last)?/bin_\d+")

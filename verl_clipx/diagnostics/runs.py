@@ -18,8 +18,17 @@ from verl_clipx.common.secrets import redacted
 from verl_clipx.common.traces import Shard, shards_in
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
+from verl_clipx.diagnostics.other_logs import reader_of
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
-from verl_clipx.diagnostics.run_log import RunFolder, SkippedUpdates, not_finite_steps, read_run_log, skipped_updates
+from verl_clipx.diagnostics.run_log import (
+    RunFolder,
+    SkippedUpdates,
+    not_finite_in,
+    not_finite_steps,
+    read_run_log,
+    skipped_updates,
+    table_of,
+)
 
 GRPO_METHOD = "grpo"
 
@@ -174,27 +183,32 @@ _NONE = pandas.DataFrame(dtype=float)
 
 
 def log_of(path: Path) -> Path:
-    """The log of a run that is named by its folder or by that log."""
-    return RunFolder(path).metrics if path.is_dir() else path
+    """The log of a run that is named by its folder or by that log; a folder of another logger's is a log itself."""
+    metrics = RunFolder(path).metrics
+    return metrics if path.is_dir() and (metrics.exists() or reader_of(path) is None) else path
 
 
 def read_run(path: Path) -> Run:
     """Reads what a run left.
 
     Args:
-        path: its folder, or the file of its log.
+        path: its folder, or the file of its log; or what `other_logs.reader_of` knows.
 
     Raises:
         FileNotFoundError: there is no log.
         ValueError: the log is empty, cut short, or of no policy's training; says so.
     """
     log_path = log_of(path)
-    log = read_run_log(log_path)
+    reader = reader_of(log_path)
+    if reader is None:
+        log, not_finite = read_run_log(log_path), not_finite_steps(log_path)
+    else:
+        rows = reader(log_path)
+        log, not_finite = table_of(rows), not_finite_in(rows)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
-    folder = RunFolder(log_path.parent)
+    folder = RunFolder(path if path.is_dir() else log_path.parent)
     validations = held_out_rewards(folder.validation) if path.is_dir() else []
-    not_finite = not_finite_steps(log_path)
     if steps := [reward.step for reward in validations if reward.not_finite]:
         not_finite[keys.HELD_OUT] = steps
     name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
@@ -202,7 +216,7 @@ def read_run(path: Path) -> Run:
     # An older record, or Hydra's own, has what was given.
     configuration = flat(redacted(record.get("configuration") or _of_hydra(folder.path)))
     return Run(
-        name.removesuffix(".jsonl"),
+        name.removesuffix(log_path.suffix) if name == path.name and path.is_file() else name,
         log,
         configuration,
         record.get("versions", {}),
