@@ -22,7 +22,7 @@ from wrapt import wrap_function_wrapper
 
 from verl_clipx.common.checkpoints import resumed_step, step_of_line
 from verl_clipx.common.files import file_names_in, read_lines, remove_partials, replacing, write_private_text
-from verl_clipx.common.run_files import LOG_VARIABLE, left_out_path, log_path, record_path, traces_path
+from verl_clipx.common.run_files import LOG_VARIABLE, left_out_path, log_path, own_log_path, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.loss.metric_listing import tensorboard_charts
 
@@ -43,8 +43,11 @@ def install(tracking: ModuleType) -> None:
 
 def _with_ours(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
     project, experiment, backends, config = _arguments(*positional, **named)
-    path, config = log_path(project, experiment), config or {}
-    to_file = "file" in ([backends] if isinstance(backends, str) else backends)
+    backends, config = [backends] if isinstance(backends, str) else list(backends), config or {}
+    path, to_file = log_path(project, experiment), "file" in backends
+    if not to_file and (own := own_log_path(config)) is not None:
+        path, to_file = own, True
+        positional, named = (project, experiment, [*backends, "file"], config), {}
     # A pipe or a device keeps no lines, and must not be replaced.
     if to_file and (path.is_file() or not path.exists()):
         trainer = config.get("trainer", {})
