@@ -22,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -288,13 +288,13 @@ def summary(kills: list[Kill], ends: list[End]) -> str:
     return "".join(told)
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--kills", type=int, default=40, help="so many more, also after an earlier call")
     parser.add_argument("--minutes", type=float, default=60, help="no further kill begins after so many")
     parser.add_argument("--seed", type=int, default=0)
-    words = parser.parse_args()
+    words = parser.parse_args(arguments)
     folder, seed, end = words.folder.resolve(), words.seed, time.monotonic() + 60 * words.minutes
     record, task = folder / "kills.jsonl", task_in(folder / "task")
     os.environ.setdefault("OMP_NUM_THREADS", "1")
