@@ -1,9 +1,9 @@
 """The lock of a run's folder, between real processes.
 
 Covers: a process that lives, one that was killed, one of another host, of the same cluster's job; a start that is
-killed while it writes the lock; eight that start at once, each waiting for the one that looks; the number of an ended process in use again; a wall clock
-that jumps. Not covered: two hosts at once, whose locks a shared file system keeps apart; verl's door is in
-tests/driver/test_start.py.
+killed while it writes the lock; eight that start at once, each waiting for the one that looks; the number of an ended
+process in use again; a wall clock that jumps. Not covered: two hosts at once, whose locks a shared file system keeps
+apart; verl's door is in tests/driver/test_start.py.
 """
 
 import fcntl
