@@ -12,7 +12,7 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aspo(FixedBounds, name="aspo", source="ASPO, in the form of DGPO's Eq. 6 and its authors' code"):
+class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the form of its authors' code"):
     """The reciprocal ratio as the weight of positive tokens, with a soft cap.
 
     F = 0 where PPO clips. Otherwise F = 1/r for flipped tokens and F = r for the others. The cap is soft: a capped

@@ -28,7 +28,7 @@ LEAST_LARGEST = 1e-25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
+class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8 and Algorithm 1"):
     """Bounds searched until positive tokens contribute enough.
 
     P and N are the contributions of tokens with positive and negative advantage. With w, the token's weight:

@@ -10,7 +10,7 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dgpo(FixedBounds, name="dgpo", source="DGPO, Eq. 9-10"):
+class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10"):
     """A gradient that decays as a power of the ratio outside the bounds.
 
     F = r (r / low)^n where A < 0 and r < low, r (high / r)^(1/m) where A > 0 and r > high, and r elsewhere. F is

@@ -11,7 +11,7 @@ from verl_clipx.base.tokens import Tokens, saturated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), as verl's geo_mean"):
+class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
     """The geometric mean of the sequence's ratios, each clipped by itself.
 
     s = exp(mean of log r over the sequence's tokens), where r counts as min(r, high) if A > 0 and as max(r, low)

@@ -9,7 +9,7 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gppo(FixedBounds, name="gppo", source="GPPO, in the form of DGPO's Eq. 4"):
+class Gppo(FixedBounds, name="gppo", source="GPPO (arXiv 2508.07629), in the form of DGPO's Eq. 4"):
     """Tokens outside the bounds keep the bound as their weight.
 
     F = low where A < 0 and r < low, high where A > 0 and r > high, and r elsewhere.

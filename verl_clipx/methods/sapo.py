@@ -10,7 +10,7 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), its objective and the gradient of it"):
+class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     """A soft gate instead of bounds.
 
     The objective is f(r) A with f(r) = 4 / tau sigmoid(tau (r - 1)). With p = sigmoid(tau (r - 1)), this gives
