@@ -277,14 +277,17 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         (["+clipx=grpo", "clipx.clip_high=0.28"], r"clipx\.clip_high=0\.28: must be a number \(at least 1 and at"),
         (["+clipx=dgpo", "clipx.clip_low=null"], r"clipx\.clip_low=None: DGPO scales its decay"),
         (["+clipx=acpo", "clipx.method=acop"], r"clipx\.method='acop': must be one of"),
-        (["+clipx=base"], r"no method is chosen \(\+clipx=base is none.*for example \+clipx=acpo"),
+        (["+clipx=base"], r"no method is chosen \(\+clipx=base is not a method.*for example \+clipx=acpo"),
         (["+clipx=acpo", "clipx.method=null"], r"clipx\.method=None and clipx\.function=None: no method is chosen"),
         (["+clipx=acpo", "clipx.method=3"], r"clipx\.method=3: must be one of grpo, acpo"),
         (["+clipx=acpo", "clipx.method=''"], r"clipx\.method='': must be one of grpo, acpo"),
         (["+clipx=acpo", "clipx.method=[acpo,bapo]"], r"clipx\.method=\['acpo', 'bapo'\]: must be one of grpo, acpo"),
         (["+clipx=acpo", "clipx.method={name:acpo}"], r"clipx\.method=\{'name': 'acpo'\}: must be one of grpo, acpo"),
         (["+clipx=acpo", "+clipx.function=a:b"], r"clipx\.method='acpo' and clipx\.function='a:b': choose one"),
-        (["+clipx=gppo", "clipx.method=aspo"], r"loss_mode=clipx_gppo but clipx\.method=aspo: choose the method by"),
+        (
+            ["+clipx=gppo", "clipx.method=aspo"],
+            r"loss_mode=clipx_gppo but clipx\.method=aspo: .* Choose the method only by",
+        ),
         (
             ["+clipx=acpo", "actor_rollout_ref.actor.policy_loss.loss_mode=vanilla"],
             r"policy_loss\.loss_mode=vanilla but clipx\.method=acpo: .* Choose the method only by its group",
@@ -310,7 +313,7 @@ def test_a_mistyped_key_is_refused_by_hydra(composed):
         ),
         (
             ["+clipx=grpo", "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm"],
-            r"loss_agg_mode=seq-mean-token-sum-norm with .*loss_scale_factor=null: it would divide",
+            r"loss_agg_mode=seq-mean-token-sum-norm with .*loss_scale_factor=null: verl would divide",
         ),
     ],
 )
