@@ -41,7 +41,7 @@ from .process_tree import kill_tree
 from .runs import MAIN, launch, metrics_of
 
 # In a chain, and steps of its run: a start makes two at most before it is killed, and most make fewer.
-KILLS, STEPS = 8, 12
+KILLS, STEPS = 10, 12
 # What the command line of a process holds; that of the launcher holds the driver's too.
 VICTIMS = {
     "launcher": "verl_clipx.cli",

@@ -51,9 +51,9 @@ def test_each_kind_of_process_is_found_and_no_other(launcher):
 
 
 def test_every_process_is_killed_at_every_moment_equally_often():
-    planned = Counter(pair for chain in range(5) for pair in kill_runs.plan(0, chain))
+    planned = Counter(pair for chain in range(4) for pair in kill_runs.plan(0, chain))
     assert set(planned) == {(victim, moment) for victim in VICTIMS for moment in MOMENTS}
-    assert {*planned.values()} == {2} and planned.total() == 5 * KILLS
+    assert {*planned.values()} == {2} and planned.total() == 4 * KILLS
     assert kill_runs.plan(0, 1) != kill_runs.plan(1, 1)
 
 
