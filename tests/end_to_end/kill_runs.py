@@ -294,6 +294,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=40, help="so many more, also after an earlier call")
     parser.add_argument("--minutes", type=float, default=60, help="no further kill begins after so many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chain", type=int, help="this one only, so that several calls can run side by side")
     words = parser.parse_args(arguments)
     folder, seed, end = words.folder.resolve(), words.seed, time.monotonic() + 60 * words.minutes
     record, task = folder / "kills.jsonl", task_in(folder / "task")
@@ -301,10 +302,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     whole = folder / f"seed_{seed}" / "uninterrupted"
     if latest_step(whole) < STEPS:
         finish(task, whole, seed)
-    left = words.kills
-    while left and time.monotonic() < end:
-        kills, ends = read_record(record)
-        chain = sum(entry.seed == seed for entry in ends)
+    left, (kills, ends) = words.kills, read_record(record)
+    ended = {entry.chain for entry in ends if entry.seed == seed}
+    open_chains = (chain for chain in itertools.count() if chain not in ended)
+    for chain in open_chains if words.chain is None else [words.chain]:
+        if not left or time.monotonic() > end:
+            break
         made = sum((entry.seed, entry.chain) == (seed, chain) for entry in kills)
         killed = folder / f"seed_{seed}" / f"chain_{chain}"
         for number, pair in list(enumerate(plan(seed, chain)))[made:]:
