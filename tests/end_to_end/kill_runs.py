@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pandas
 import psutil
 import torch
@@ -212,24 +211,29 @@ def parts_of(folder: Path) -> dict[str, Any]:
     log = values_of(folder)
     found = {"steps": torch.tensor(log.index)} | {name: torch.tensor(log[name].to_numpy(float)) for name in log}
     for shard in shards_in(folder / "traces"):
-        found[f"traces: {shard}"] = read_shards(folder / "traces", [shard]).to_pandas()
+        table = read_shards(folder / "traces", [shard]).to_pandas()
+        # verl names groups and prompts at random in each start: which tokens share a group is what has to be equal.
+        if "group" in table:
+            table["group"] = pandas.factorize(table["group"])[0]
+        found[f"traces: {shard}"] = table
     for path in (folder / "validation").iterdir():
-        found[f"validation: {path.name}"] = path.read_text()
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        # Rows are in the order of their random names.
+        found[f"validation: {path.name}"] = sorted(json.dumps({**row, "uid": None}) for row in rows)
     saved = folder / "checkpoints" / f"global_step_{STEPS}"
     for path in saved.rglob("*.pt"):
         found |= dict(leaves(torch.load(path, weights_only=False), f"checkpoint: {path.name}"))
     state = json.loads((saved / "actor" / "clipx_state.json").read_text())
-    return found | dict(leaves(state, "checkpoint: state of the bounds"))
+    found |= dict(leaves(state, "checkpoint: state of the bounds"))
+    # The worker's own generators start from the system's entropy and so differ between any two runs. None is used.
+    return {name: part for name, part in found.items() if "/rng/" not in name}
 
 
 def leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every tensor, number and text of nested dicts and lists, with its path; arrays and tuples are one part each."""
-    if isinstance(tree, dict | list):
+    """Every tensor, number and text of nested dicts, lists and tuples, with its path."""
+    if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from leaves(value, f"{name}/{key}")
-    elif isinstance(tree, tuple):
-        # States of random generators, some of which hold an array.
-        yield name, repr([value.tolist() if isinstance(value, numpy.ndarray) else value for value in tree])
     else:
         yield name, getattr(tree, "_local_tensor", tree)
 
