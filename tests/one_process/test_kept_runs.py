@@ -88,6 +88,14 @@ def test_a_run_of_other_settings_is_refused(trained, tmp_path):
     assert "config_hash: preset" in output and "no kept run" in output
 
 
+def test_seeds_of_another_policy_are_refused(trained, tmp_path):
+    assert fill(tmp_path, "--seed", 1)[0] == 0
+    (tmp_path / "data/policies/reversal/model.safetensors").write_text("another")
+    code, output = fill(tmp_path, "--seed", 2)
+    assert code == 1 and "is not the policy of" in output and "--runs a folder of its own" in output
+    assert len(trained) == 2
+
+
 def test_another_tables_runs_are_the_recipes(tmp_path):
     code, output = clipx("fill", "cpu_small", "--runs", tmp_path)
     assert code == 1 and "its runs are the recipes', see `clipx table plan cpu_small`" in output

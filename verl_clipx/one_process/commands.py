@@ -66,16 +66,23 @@ def fill(
     become_only_rank()
     for done, (preset, number) in enumerate(missing):
         typer.echo(f"{preset}, seed {number}: run {done + 1} of {len(missing)}", err=True)
-        make_run(kept_path(runs, preset, number), preset, number)
+        try:
+            make_run(kept_path(runs, preset, number), preset, number)
+        except ValueError as error:
+            fail(error)
 
 
 def make_run(path: Path, preset: str, seed: int) -> None:
-    """Train a preset with a seed and keep its log at a path."""
+    """Train a preset with a seed and keep its log at a path.
+
+    Raises:
+        ValueError: the runs beside it started from another policy.
+    """
     from verl_clipx.one_process.trainer import train
     from verl_clipx.reproduction.collect import commit_here, versions_here
     from verl_clipx.reproduction.config_hash import hash_of_values, significant_values
     from verl_clipx.reproduction.presets import compose_preset
-    from verl_clipx.reproduction.run_folder import keep_run, metrics_of
+    from verl_clipx.reproduction.run_folder import KEPT, KeptRun, keep_run, metrics_of
 
     overrides = [f"{key}={seed}" for key in SEED_KEYS]
     config = compose_preset(
@@ -91,6 +98,12 @@ def make_run(path: Path, preset: str, seed: int) -> None:
         "commit": commit_here(),
         "versions": versions_here(),
     }
+    other = next((KeptRun(beside) for beside in sorted(path.parent.glob(f"*{KEPT}"))), None)
+    if other is not None and other.record["policy"] != record["policy"]:
+        raise ValueError(
+            f"{record['started_from']}: {record['policy'][:12]} is not the policy of {other.path}, "
+            f"{other.record['policy'][:12]}: seeds of one table start from one. Give --runs a folder of its own"
+        )
     started = time.process_time()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "metrics.jsonl"
