@@ -91,10 +91,10 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     )
     expected = {
         # 1024 prompts by 256; one step off, verl bypasses by default.
-        "v1": "first update starts from; 4 updates per rollout batch: clipping can act",
-        "v0": "first update starts from; 4 updates per rollout batch: clipping can act",
+        "v1": "a rollout batch's first update; 4 updates per rollout batch: clipping can act",
+        "v0": "a rollout batch's first update; 4 updates per rollout batch: clipping can act",
         "one_step_off": "rollout's own (bypass_mode); 4 updates per rollout batch: clipping can act",
-        "fully_async": "weights that the rollout last got; 1 update per rollout batch: clipping can act",
+        "fully_async": "weights that the rollout last received; 1 update per rollout batch: clipping can act",
     }
     assert said[0].endswith(expected[door])
 
@@ -280,5 +280,7 @@ def test_a_folder_that_cannot_be_written_to_stops_before_ray_with_its_key(run, t
     # As root this process may write anywhere but below a file.
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file" / "metrics.jsonl"))
-    with pytest.raises(OSError, match=r"the run writes there \(VERL_FILE_LOGGER_PATH, the file log\): choose another"):
+    with pytest.raises(
+        OSError, match=r"the run writes there \(VERL_FILE_LOGGER_PATH, the file log\)\. Choose another folder"
+    ):
         run("v1", "+clipx=grpo", "trainer.logger=[file]")

@@ -135,10 +135,10 @@ def own_folder(config: DictConfig) -> None:
             said = take(lock)
         except OSError as error:
             raise type(error)(
-                error.errno, f"{error.strerror}; the run writes there ({key}): choose another", str(lock)
+                error.errno, f"{error.strerror}; the run writes there ({key}). Choose another folder", str(lock)
             ) from None
         if said:
-            print(f"clipx: {said}; this run takes its place", flush=True)
+            print(f"clipx: {said}; this run takes it over", flush=True)
     if trainer.get("resume_mode") == "auto" and trainer.get("default_local_dir"):
         log = log if log is not None and log.is_file() else None
         nodes, ranks = int(trainer.get("nnodes") or 1), int(trainer.get("n_gpus_per_node") or 1)
@@ -226,7 +226,7 @@ def refuse_without_group(loss_mode: Any) -> None:
     function = f" {NODE}.function=package.module:name" if group == "custom" else ""
     raise ValueError(
         f"{ACTOR}.policy_loss.loss_mode={loss_mode} without its group: it would train with default parameters and, "
-        f"where bounds adapt, with statistics of a micro-batch. Replace it by the group: +{NODE}={group}{function}."
+        f"if its bounds adapt, with statistics of a micro-batch. Replace it by the group: +{NODE}={group}{function}."
     )
 
 
@@ -247,15 +247,15 @@ def require_accelerator(ray_address: str | None, device: str | None = None) -> N
 
     if get_platform().device_name == "cpu" and device not in (None, "cpu"):
         raise RuntimeError(
-            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which carries what a CPU run needs, "
-            "or unset VERL_PLATFORM."
+            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which contains the settings of a "
+            "CPU run, or unset VERL_PLATFORM."
         )
     if ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists():
         return
     if get_platform().is_available():
         return
     raise RuntimeError(
-        "No GPU here, and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM=cpu and add +hardware=cpu:\n"
+        "There is no GPU here and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM and add +hardware=cpu:\n"
         "    VERL_PLATFORM=cpu python -m verl.trainer.main_ppo +hardware=cpu …\n"
         "To join a cluster, set RAY_ADDRESS or +ray_kwargs.ray_init.address."
     )
