@@ -1,5 +1,7 @@
-"""The presets of the table reversal: it names all of them, its outcomes are in the order that was fixed, verl
-accepts each with the updates of its row's name, and rows of one baseline differ in the method only. Not covered: that they learn.
+"""The presets of the table reversal: it names all of them, its outcomes are in the order that was fixed, verl accepts
+each with the updates of its row's name, and rows of one baseline differ in the method only.
+
+Not covered: that they learn.
 """
 
 import pytest
