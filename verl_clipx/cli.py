@@ -1,5 +1,7 @@
 """The command `clipx`."""
 
+import contextlib
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -273,13 +275,30 @@ def report(
         str | None,
         typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
+    from verl_clipx.diagnostics import follow as following
     from verl_clipx.diagnostics.report import PAGE, write_report
+
+    findings = []
+
+    def write(trains: bool) -> None:
+        seconds = round(following.SECONDS) if trains else None
+        findings[:] = write_report(runs, out, title, baseline, reload_every=seconds)
+        if trains:
+            now = time.strftime("%H:%M:%S")
+            console.print(f"{out / PAGE}: written at {now}", markup=False, highlight=False, soft_wrap=True)
 
     try:
         with warnings_on(console):
-            findings = write_report(runs, out, title, baseline)
+            if follow:
+                with contextlib.suppress(KeyboardInterrupt):
+                    following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
+            else:
+                write(False)
     except (OSError, ValueError) as error:
         fail(error)
     for finding in findings:

@@ -32,7 +32,7 @@ def refusal(*arguments: str) -> str:
 
 
 def test_its_list_is_of_the_groups_that_need_nothing_more():
-    _, _, offered = refusal("nonsense").partition("there are: ")
+    _, _, offered = refusal("nonsense").partition("the methods are: ")
     assert offered.split() == sorted(group.removeprefix("+clipx=") for group in {*METHODS} - {*REFUSED})
 
 

@@ -114,9 +114,9 @@ def weights_in_bypass_mode(options: Options, node: Settings | Observe) -> str | 
     if isinstance(node, Observe) or not options.get(BYPASS) or weights is None:
         return None
     return (
-        f"{ROLLOUT_IS}={weights} with {BYPASS}=True: the ratio of clipx.method={node.method.name} is to the policy "
-        "that sampled, and the weights would correct for that policy a second time; verl withholds them from its own "
-        f"PPO loss, too. Set {ROLLOUT_IS}=null, or {BYPASS}=False."
+        f"{ROLLOUT_IS}={weights} with {BYPASS}=True: the ratio of clipx.method={node.method.name} is already relative "
+        "to the policy that sampled, and the weights would correct for that policy a second time. verl does not give "
+        f"them to its own PPO loss either. Set {ROLLOUT_IS}=null, or {BYPASS}=False."
     )
 
 
@@ -126,8 +126,8 @@ def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
     if isinstance(node, Observe) or weights is None or getattr(node.method, "behaviour", None) != "rollout":
         return None
     return (
-        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of clipx.method={node.method.name} is to the "
-        "policy that sampled, and verl's weights would correct for that policy a second time. Set "
+        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of clipx.method={node.method.name} is already "
+        "relative to the policy that sampled, and verl's weights would correct for that policy a second time. Set "
         f"{ROLLOUT_IS}=null, or clipx.behaviour=old."
     )
 
@@ -138,8 +138,8 @@ def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
     if isinstance(node, Observe) or loss_type in (None, "ppo_clip"):
         return None
     return (
-        f"{LOSS_TYPE}={loss_type} with {NODE}.method={node.method.name}: only verl's own bypass loss reads it, so that "
-        f"it would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
+        f"{LOSS_TYPE}={loss_type} with {NODE}.method={node.method.name}: only verl's own bypass loss reads it, so it "
+        f"would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
     )
 
 
@@ -226,7 +226,7 @@ def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
         return None
     return (
         f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the extra pass over the mini-batch would "
-        f"route by itself, and see other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
+        f"choose its own routes and see other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
         "disabled, or do without that pass (clipx.scope=lagged or micro_batch, clipx.select.over=sequence)."
     )
 
@@ -236,8 +236,8 @@ def dynamic_context(options: Options, _: Settings | Observe) -> str | None:
     if options.get(STRATEGY) != "megatron" or not options.get(DYNAMIC_CONTEXT):
         return None
     return (
-        f"{DYNAMIC_CONTEXT}=True: verl then gives each rank a data-parallel group of its own, so that statistics and "
-        f"metrics would be one rank's. Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is served."
+        f"{DYNAMIC_CONTEXT}=True: verl then gives each rank its own data-parallel group, so statistics and metrics "
+        f"would be those of one rank. Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is supported."
     )
 
 
@@ -354,7 +354,7 @@ OPTIONS = "tests/end_to_end/test_options.py"
 VLLM = "tests/end_to_end/test_vllm.py"
 # Bounds, gradients and log-probabilities in the engine without Ray, and a run with it.
 BOTH = f"also through Ray: {OPTIONS}"
-BESIDE_VLLM = f"also through Ray, with vLLM: {VLLM}"
+BESIDE_VLLM = f"also through Ray: {TRAINING}; with vLLM: {VLLM}"
 
 ROWS = (
     Row("FSDP2", "strategy=fsdp2", RANKS, "on 1, 2 and 4 ranks over gloo", on={STRATEGY: "fsdp2"}),
