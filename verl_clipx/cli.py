@@ -17,6 +17,7 @@ from verl_clipx.common.files import last_lines, write_text
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.evaluation.commands import evaluation_app
+from verl_clipx.one_process.commands import fill
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
@@ -46,6 +47,7 @@ app = typer.Typer(
 console = TerminalConsole()
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
+table_app.command()(fill)
 app.add_typer(table_app, name="table")
 
 
