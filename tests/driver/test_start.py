@@ -46,6 +46,12 @@ class RayStarts(Exception):
     """In place of a cluster."""
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """A folder for what a start writes below verl's relative trainer.default_local_dir."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Runs an entry module up to where it would start Ray."""
@@ -246,9 +252,28 @@ def test_nothing_is_locked_that_a_run_does_not_write(run, tmp_path, monkeypatch,
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/dev/null")
     seen = []
     monkeypatch.setattr(run_lock, "take", seen.append)
+    off = ["clipx.log=false"] if logger == "[console]" else []
     with pytest.raises(RayStarts):
-        run("v1", "+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/checkpoints")
+        run("v1", "+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/checkpoints", *off)
     assert seen == []
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe", "trainer.val_only=False"])
+def test_without_a_file_log_a_run_with_this_plugin_has_its_own(run, tmp_path, monkeypatch, group):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "elsewhere.jsonl"))
+    seen = []
+    monkeypatch.setattr(starts, "take", seen.append)
+    with pytest.raises(RayStarts):
+        run("v1", group, "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/run")
+    assert seen == ([tmp_path / "run" / "metrics.lock"] if "clipx" in group else [])
+
+
+def test_its_own_log_that_cannot_be_written_stops_before_ray_with_the_switch(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OSError, match=r"trainer\.default_local_dir, the run's own log, which clipx\.log=false turns off"
+    ):
+        run("v1", "+clipx=grpo", "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/file/run")
 
 
 def test_a_folder_that_cannot_be_written_to_stops_before_ray_with_its_key(run, tmp_path, monkeypatch):

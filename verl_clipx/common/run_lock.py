@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 import psutil
 
+from verl_clipx.common.files import read_bytes
+
 # Where a launcher says which job of a cluster it belongs to: of its starts, each one begins when the last has ended.
 JOB_VARIABLE = "CLIPX_JOB"
 
@@ -109,6 +111,15 @@ def take(path: Path) -> str | None:
         atexit.register(release)
     _held.add(path)
     return said
+
+
+def is_held(path: Path) -> bool:
+    """Whether a run holds a lock; one of another host, which cannot be seen from here, does until the file is gone."""
+    try:
+        owner = _owner(read_bytes(path))
+    except FileNotFoundError:
+        return False
+    return owner is not None and (owner.host != socket.gethostname() or start_of(owner.pid) == owner.started)
 
 
 def release() -> None:

@@ -9,7 +9,17 @@ import torch
 
 from verl_clipx.base.method import NODE, Bounds
 from verl_clipx.base.metric import REDUCED_OTHERWISE
-from verl_clipx.base.parameters import Allowed, choice, number, only, optional, parameter, reject_unknown, validate
+from verl_clipx.base.parameters import (
+    Allowed,
+    boolean,
+    choice,
+    number,
+    only,
+    optional,
+    parameter,
+    reject_unknown,
+    validate,
+)
 from verl_clipx.driver.health import HealthLimits
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
@@ -49,6 +59,15 @@ def health_parameter() -> Any:
         "warn",
         choice("warn", "stop"),
         "what happens if a step exceeds a limit of clipx.health_limits: warn (once for each limit) or stop the run",
+    )
+
+
+def log_parameter() -> Any:
+    """Whether a run without a file log writes one."""
+    return parameter(
+        True,
+        boolean(),
+        "where trainer.logger has no file: whether metrics and record are written to trainer.default_local_dir",
     )
 
 
@@ -143,6 +162,7 @@ class Settings:
     compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
     metrics: str = metrics_parameter()
     health: str = health_parameter()
+    log: bool = log_parameter()
     health_limits: HealthLimits | None = parameter(
         None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
     )
@@ -243,6 +263,7 @@ class Observe:
     compile: str | bool = compile_parameter("the metrics into one graph")
     metrics: str = metrics_parameter()
     health: str = health_parameter()
+    log: bool = log_parameter()
     health_limits: HealthLimits | None = parameter(
         None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
     )

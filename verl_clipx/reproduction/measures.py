@@ -10,13 +10,15 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from verl_clipx.common.files import read_table
-from verl_clipx.common.statistics.collapse import collapse
+from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.reproduction.run_folder import RunFolder
 from verl_clipx.reproduction.tables_definition import (
+    AVERAGE,
     BENCHMARK,
     COLLAPSE,
     CORRELATION,
     CURVE,
+    LEVEL,
     TIMING,
     VALIDATION,
     Column,
@@ -106,6 +108,10 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     if COLLAPSE in how:
         values = curve_of(run, {CURVE: how[COLLAPSE]}).values
         return Value(float(collapse([value for value in values if np.isfinite(value)]) is not None))
+    if LEVEL in how:
+        return Value(last_level(curve_of(run, {CURVE: how[LEVEL]}).values))
+    if AVERAGE in how:
+        return Value(float(np.mean(curve_of(run, {CURVE: how[AVERAGE]}).values)))
     if VALIDATION in how and not (row.model or row.models):
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))

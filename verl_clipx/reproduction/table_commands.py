@@ -60,6 +60,8 @@ def plan(
     from verl_clipx.reproduction.table_plan import Places, plan_table
 
     table = _load(name)
+    if table.in_one_process:
+        fail(f"table {name}: `clipx table fill {name}` makes its runs")
     places = Places(
         runs=runs,
         data=data or Path(table.data),

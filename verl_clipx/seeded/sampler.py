@@ -84,7 +84,7 @@ def seeded(
         max_off_policy_strategy: passed on, without effect in this mode.
         sampler_kwargs: ``rollout_name``, ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; optional: ``poll_interval``
-            (seconds).
+            (seconds), ``versions_old`` (of `+clipx/rollout=stale`).
         refill_fn: asks the trainer for that many fresh prompts.
 
     Raises:
@@ -101,6 +101,10 @@ def seeded(
         "algorithm.filter_groups.enable",
         filters,
         "False; otherwise the number of prompts that are drawn depends on timing",
+    )
+    old = sampler_kwargs.get("versions_old", 0)
+    _require(
+        old == 0, "clipx_rollout.versions_old", old, "0: only training in one process (clipx table fill) keeps weights"
     )
     engine = sampler_kwargs["rollout_name"]
     _require(

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from verl_clipx.tasks.definition import DatasetDefinition
 
-TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym")
+TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym", "reversal")
 
 
 @lru_cache(maxsize=1)

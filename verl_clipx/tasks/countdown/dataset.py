@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.generator import SPLITS, Problem, Split, generate_problems
+from verl_clipx.tasks.countdown.generator import Problem, generate_problems
 from verl_clipx.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.records import read_records
+from verl_clipx.tasks.splits import SPLITS, Split
 
 DATA_SOURCE = "countdown"
 BOXED_DATA_SOURCE = "countdown_boxed"

@@ -13,10 +13,11 @@ from verl_clipx.tasks.knights_and_knaves.prompt import (
     build_chat_prompt,
     build_compact_prompt,
 )
-from verl_clipx.tasks.knights_and_knaves.puzzle import SPLITS, Puzzle, Split
+from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.release import released_puzzles
 from verl_clipx.tasks.knights_and_knaves.statement import OPERATORS
 from verl_clipx.tasks.knights_and_knaves.wording import word_puzzle, word_solution
+from verl_clipx.tasks.splits import SPLITS, Split
 
 DATA_SOURCE = "knights_and_knaves"
 

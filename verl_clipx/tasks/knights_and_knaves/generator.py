@@ -3,8 +3,9 @@
 import random
 from collections.abc import Iterator
 
-from verl_clipx.tasks.knights_and_knaves.puzzle import SPLITS, Puzzle, Split, solve, split_of
+from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle, solve, split_of
 from verl_clipx.tasks.knights_and_knaves.statement import LEAVES, Statement
+from verl_clipx.tasks.splits import SPLITS, Split
 
 MIN_PEOPLE, MAX_PEOPLE = 2, 8
 
