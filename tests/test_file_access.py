@@ -36,6 +36,7 @@ EXCEPTIONS = {
     "common/run_lock.py:_only_one:open": "a lock is one file, which its owner holds open",
     "common/run_lock.py:_owner:loads": IN_MEMORY,
     "common/traces.py:of_json:loads": IN_MEMORY,
+    "diagnostics/drawing.py:svg_of:savefig": IN_MEMORY,
     "common/run_lock.py:start_of:read_text": "files of the kernel",
     "driver/runnable.py:is_registered_in_the_source:read_text": "files of verl",
     "tasks/building.py:_spool:open": "a spool, removed when the data set is complete",
