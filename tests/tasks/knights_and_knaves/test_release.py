@@ -46,7 +46,7 @@ def test_sizes_can_be_chosen_and_nothing_leaks_silently(tmp_path):
     ("change", "message"),
     [
         ({"solution": [False, False, True]}, "is not the only one of"),
-        ({"statements": "(('xor', 1),)"}, "is of an unknown form"),
+        ({"statements": "(('xor', 1),)"}, "has an unknown form"),
         ({"statements": "__import__('os')"}, "malformed node"),
         ({"statements": "(" * 5000}, "at most 4096 are read"),
         ({"statements": "(('not', 1), 2, 3)"}, "test.parquet, row 0"),
