@@ -1,4 +1,4 @@
-"""What only the tools around the losses need, by extra, and what to say where it is not installed."""
+"""Packages that only the tools around the losses need, by extra, and the message if one is not installed."""
 
 # The name that is imported, and the one that is installed.
 TOOLS = {
