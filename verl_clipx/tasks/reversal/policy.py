@@ -17,7 +17,7 @@ from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, wa
 # Small enough for a run of a minute, and just deep enough: the second layer looks for what the first has put together.
 MODEL = ModelConfig(hidden_size=64, intermediate_size=192, num_layers=2, max_length=256)
 
-# Texts of up to 14 letters teach what reversing is, in a third of the time that long ones take; those from 12 on, length.
+# Short texts teach what reversing is, in a third of the time that long ones take; long ones teach length.
 SHORT, LONG = (2, 14), (12, MAX_LENGTH)
 SHORT_FIT = WarmStartConfig(steps=200, batch_size=48, learning_rate=4e-3, model=MODEL)
 LONG_FIT = WarmStartConfig(steps=120, batch_size=16, learning_rate=3e-3, model=MODEL)
