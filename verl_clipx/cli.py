@@ -1,5 +1,8 @@
 """The command `clipx`."""
 
+import contextlib
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -275,13 +278,38 @@ def report(
         str | None,
         typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
     ] = None,
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(help="Other settings on the traced tokens, as of clipx replay: '+clipx=acpo clipx.alpha=1,2'."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
+    if replay:
+        # A loss of the user's own may be in the folder that the command runs in.
+        sys.path.insert(0, "")
+    from verl_clipx.diagnostics import follow as following
     from verl_clipx.diagnostics.report import PAGE, write_report
+
+    findings = []
+
+    def write(trains: bool) -> None:
+        seconds = round(following.SECONDS) if trains else None
+        words = [word for text in replay or [] for word in text.split()]
+        findings[:] = write_report(runs, out, title, baseline, replayed=words, reload_every=seconds)
+        if trains:
+            now = time.strftime("%H:%M:%S")
+            console.print(f"{out / PAGE}: written at {now}", markup=False, highlight=False, soft_wrap=True)
 
     try:
         with warnings_on(console):
-            findings = write_report(runs, out, title, baseline)
+            if follow:
+                with contextlib.suppress(KeyboardInterrupt):
+                    following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
+            else:
+                write(False)
     except (OSError, ValueError) as error:
         fail(error)
     for finding in findings:
@@ -341,8 +369,6 @@ def replay(
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
 ) -> None:
     """Apply methods to the tokens that a run traced: what each would clip, and which tokens' fate would change."""
-    import sys
-
     sys.path.insert(0, "")
     from verl_clipx.diagnostics.replay.command import replay_run
 

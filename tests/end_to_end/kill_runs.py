@@ -28,7 +28,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy
 import pandas
 import psutil
 import torch
@@ -41,7 +40,7 @@ from .process_tree import kill_tree
 from .runs import MAIN, launch, metrics_of
 
 # In a chain, and steps of its run: a start makes two at most before it is killed, and most make fewer.
-KILLS, STEPS = 8, 12
+KILLS, STEPS = 10, 12
 # What the command line of a process holds; that of the launcher holds the driver's too.
 VICTIMS = {
     "launcher": "verl_clipx.cli",
@@ -212,24 +211,29 @@ def parts_of(folder: Path) -> dict[str, Any]:
     log = values_of(folder)
     found = {"steps": torch.tensor(log.index)} | {name: torch.tensor(log[name].to_numpy(float)) for name in log}
     for shard in shards_in(folder / "traces"):
-        found[f"traces: {shard}"] = read_shards(folder / "traces", [shard]).to_pandas()
+        table = read_shards(folder / "traces", [shard]).to_pandas()
+        # verl names groups and prompts at random in each start: which tokens share a group is what has to be equal.
+        if "group" in table:
+            table["group"] = pandas.factorize(table["group"])[0]
+        found[f"traces: {shard}"] = table
     for path in (folder / "validation").iterdir():
-        found[f"validation: {path.name}"] = path.read_text()
+        rows = [json.loads(line) for line in path.read_text().splitlines()]
+        # Rows are in the order of their random names.
+        found[f"validation: {path.name}"] = sorted(json.dumps({**row, "uid": None}) for row in rows)
     saved = folder / "checkpoints" / f"global_step_{STEPS}"
     for path in saved.rglob("*.pt"):
         found |= dict(leaves(torch.load(path, weights_only=False), f"checkpoint: {path.name}"))
     state = json.loads((saved / "actor" / "clipx_state.json").read_text())
-    return found | dict(leaves(state, "checkpoint: state of the bounds"))
+    found |= dict(leaves(state, "checkpoint: state of the bounds"))
+    # The worker's own generators start from the system's entropy and so differ between any two runs. None is used.
+    return {name: part for name, part in found.items() if "/rng/" not in name}
 
 
 def leaves(tree: Any, name: str) -> Iterator[tuple[str, Any]]:
-    """Every tensor, number and text of nested dicts and lists, with its path; arrays and tuples are one part each."""
-    if isinstance(tree, dict | list):
+    """Every tensor, number and text of nested dicts, lists and tuples, with its path."""
+    if isinstance(tree, dict | list | tuple):
         for key, value in tree.items() if isinstance(tree, dict) else enumerate(tree):
             yield from leaves(value, f"{name}/{key}")
-    elif isinstance(tree, tuple):
-        # States of random generators, some of which hold an array.
-        yield name, repr([value.tolist() if isinstance(value, numpy.ndarray) else value for value in tree])
     else:
         yield name, getattr(tree, "_local_tensor", tree)
 
@@ -294,6 +298,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kills", type=int, default=40, help="so many more, also after an earlier call")
     parser.add_argument("--minutes", type=float, default=60, help="no further kill begins after so many")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--chain", type=int, help="this one only, so that several calls can run side by side")
     words = parser.parse_args(arguments)
     folder, seed, end = words.folder.resolve(), words.seed, time.monotonic() + 60 * words.minutes
     record, task = folder / "kills.jsonl", task_in(folder / "task")
@@ -301,10 +306,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     whole = folder / f"seed_{seed}" / "uninterrupted"
     if latest_step(whole) < STEPS:
         finish(task, whole, seed)
-    left = words.kills
-    while left and time.monotonic() < end:
-        kills, ends = read_record(record)
-        chain = sum(entry.seed == seed for entry in ends)
+    left, (kills, ends) = words.kills, read_record(record)
+    ended = {entry.chain for entry in ends if entry.seed == seed}
+    open_chains = (chain for chain in itertools.count() if chain not in ended)
+    for chain in open_chains if words.chain is None else [words.chain]:
+        if not left or time.monotonic() > end:
+            break
         made = sum((entry.seed, entry.chain) == (seed, chain) for entry in kills)
         killed = folder / f"seed_{seed}" / f"chain_{chain}"
         for number, pair in list(enumerate(plan(seed, chain)))[made:]:

@@ -51,9 +51,9 @@ def test_each_kind_of_process_is_found_and_no_other(launcher):
 
 
 def test_every_process_is_killed_at_every_moment_equally_often():
-    planned = Counter(pair for chain in range(5) for pair in kill_runs.plan(0, chain))
+    planned = Counter(pair for chain in range(4) for pair in kill_runs.plan(0, chain))
     assert set(planned) == {(victim, moment) for victim in VICTIMS for moment in MOMENTS}
-    assert {*planned.values()} == {2} and planned.total() == 5 * KILLS
+    assert {*planned.values()} == {2} and planned.total() == 4 * KILLS
     assert kill_runs.plan(0, 1) != kill_runs.plan(1, 1)
 
 
@@ -77,9 +77,9 @@ def finished(tmp_path):
     values = {"actor/entropy": 0.5, "timing_s/gen": 1.0}
     lines = [json.dumps({"step": step, "data": values}) for step in (1, 2)]
     (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
-    write_shard(folder / "traces", Shard(1, 0, 0), columns())
+    write_shard(folder / "traces", Shard(1, 0, 0), {**columns(4), "group": [7, 7, 5, 5]})
     (folder / "validation").mkdir()
-    (folder / "validation" / "1.jsonl").write_text("answers")
+    (folder / "validation" / "1.jsonl").write_text('{"output": "right", "uid": "a"}\n{"output": "wrong", "uid": "b"}\n')
     torch.save({"layer": torch.ones(3)}, saved / "actor" / "model_world_size_1_rank_0.pt")
     (saved / "actor" / "clipx_state.json").write_text(json.dumps({"statistics": {"update_0": [1.0, 2.0]}}))
     return folder
@@ -94,9 +94,9 @@ CHANGES = {
     "actor/entropy": ("metrics.jsonl", rewritten("0.5", "0.5001")),
     "traces: Shard(step=1, update=0, rank=0)": (
         "traces",
-        lambda path: write_shard(path, Shard(1, 0, 0), {**columns(), "ratio": [1.0, 1.1]}),
+        lambda path: write_shard(path, Shard(1, 0, 0), {**columns(4), "group": [7, 7, 7, 5]}),
     ),
-    "validation: 1.jsonl": ("validation/1.jsonl", rewritten("answers", "answer")),
+    "validation: 1.jsonl": ("validation/1.jsonl", rewritten("right", "left")),
     "checkpoint: model_world_size_1_rank_0.pt/layer": (
         f"{CHECKPOINT}/model_world_size_1_rank_0.pt",
         lambda path: torch.save({"layer": torch.tensor([1, 1, 1.001])}, path),
@@ -105,14 +105,17 @@ CHANGES = {
         f"{CHECKPOINT}/clipx_state.json",
         rewritten("2.0", "2.001"),
     ),
-    "validation: 2.jsonl": ("validation/2.jsonl", lambda path: path.write_text("more")),
+    "validation: 2.jsonl": ("validation/2.jsonl", lambda path: path.write_text("{}")),
 }
 
 
 @pytest.mark.parametrize("part", CHANGES)
 def test_a_difference_in_any_part_is_found(finished, tmp_path, part):
     other = shutil.copytree(finished, tmp_path / "other")
+    # What differs between any two runs: times, and the random names of groups and prompts.
     rewritten('"timing_s/gen": 1.0', '"timing_s/gen": 2.0')(other / "metrics.jsonl")
+    write_shard(other / "traces", Shard(1, 0, 0), {**columns(4), "group": [3, 3, 9, 9]})
+    (other / "validation" / "1.jsonl").write_text('{"output": "wrong", "uid": "c"}\n{"output": "right", "uid": "d"}\n')
     assert kill_runs.different(kill_runs.parts_of(finished), kill_runs.parts_of(other)) == []
     name, change = CHANGES[part]
     change(other / name)

@@ -89,6 +89,8 @@ LEFT_OUT = (
     "*.clipx.receipt",
     "clipx.health*",
     "*.clipx.health*",
+    "clipx.log",
+    "*.clipx.log",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # read off other keys

@@ -136,7 +136,9 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
         if f"{section}/{name}" in step
     ]
     if not found:
-        raise NotThere(f"no val-core/{name} in metrics.jsonl; is actor_rollout_ref.rollout.val_kwargs.n {samples}?")
+        raise NotThere(
+            f"no val-core/{name} in metrics.jsonl; check that actor_rollout_ref.rollout.val_kwargs.n is {samples}"
+        )
     return max(found)
 
 
@@ -245,7 +247,7 @@ def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str
     wrong = wrong_settings(table, row, benchmark, config)
     steps = [checkpoint["step"] for checkpoint in config["checkpoints"].values()]
     if run.last_checkpoint is not None and run.last_checkpoint not in steps:
-        wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, evaluated {steps}")
+        wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, but {steps} was evaluated")
     if wrong:
         raise ValueError(f"evaluation/{benchmark}: {'; '.join(wrong)}")
     return results

@@ -60,7 +60,7 @@ class RunFolder:
         """
         path = self.path / ".hydra" / "config.yaml"
         if not path.exists():
-            raise FileNotFoundError(f"{path}: not there; start the run with hydra.run.dir={self.path}")
+            raise FileNotFoundError(f"{path}: does not exist. Start the run with hydra.run.dir={self.path}")
         return read_config(path)
 
     @cached_property
@@ -118,7 +118,7 @@ class RunFolder:
         folder = self.path / "evaluation" / benchmark
         paths = sorted(folder.glob(f"*/{benchmark}/scores.parquet"))
         if not paths:
-            raise ValueError(f"{folder}: holds no scores.parquet; score it with `clipx eval score {folder}`")
+            raise ValueError(f"{folder}: contains no scores.parquet; score it with `clipx eval score {folder}`")
         return pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
 
 

@@ -150,7 +150,9 @@ class Table:
         for name, settings in self.benchmarks.items():
             questions = settings.get("questions")
             if not isinstance(questions, int) or questions < 1:
-                self._refuse(f"benchmark {name}: questions={questions!r}: give how many its file has, at least 1")
+                self._refuse(
+                    f"benchmark {name}: questions={questions!r}: give the number that its file has, at least 1"
+                )
             self._check_origin(f"benchmark {name}", settings.get("origin", "[paper] x"))
         if any(self.is_curve(column) != (self.unit == "logged") for column in self.columns):
             self._refuse(f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves")
@@ -170,7 +172,7 @@ class Table:
 
     def _check_origin(self, what: str, text: str) -> None:
         if not _ORIGIN.fullmatch(text):
-            self._refuse(f"{what}: {text!r} starts with none of [paper], [script], [choice]")
+            self._refuse(f"{what}: {text!r} must start with [paper], [script] or [choice]")
 
     def _check_row(self, row: Row) -> None:
         origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]

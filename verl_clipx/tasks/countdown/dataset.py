@@ -76,7 +76,7 @@ def generated_rows(
         ValueError: if a source is given, or a value is out of its range.
     """
     if source is not None:
-        raise ValueError(f"source={source}: countdown's problems are generated; leave the local copy out")
+        raise ValueError(f"source={source}: countdown's problems are generated; leave out --from")
     config = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
     count = size if size is not None else DEFAULT_SIZES[split]
     yield from build_rows(generate_problems(config, count, seed, split), split, prompt)

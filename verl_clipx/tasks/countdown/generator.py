@@ -90,7 +90,9 @@ def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> s
     )
     if not found:
         return f"no {split} problem came up in {MAX_FRUITLESS_DRAWS} draws from {config}; {more}"
-    return f"count={count} {split} problems cannot be had from {config}: found {found}; ask for fewer, or {more}"
+    return (
+        f"count={count} {split} problems do not exist with {config}: only {found} were found; ask for fewer, or {more}"
+    )
 
 
 def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random) -> str:

@@ -81,7 +81,7 @@ def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) ->
         ValueError: if an argument is not one of those.
     """
     if source is not None:
-        raise ValueError(f"source={str(source)!r} is not read: these puzzles are generated; leave it out")
+        raise ValueError(f"source={str(source)!r} is not read, because these puzzles are generated. Leave out --from")
     _check(split, prompt, COMPACT_PROMPT)
     for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
