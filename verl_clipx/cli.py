@@ -1,5 +1,7 @@
 """The command `clipx`."""
 
+import contextlib
+import time
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -23,6 +25,7 @@ from verl_clipx.common.files import last_lines, write_text
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.evaluation.commands import evaluation_app
+from verl_clipx.one_process.commands import fill
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
@@ -52,6 +55,7 @@ app = typer.Typer(
 console = TerminalConsole()
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
+table_app.command()(fill)
 app.add_typer(table_app, name="table")
 
 
@@ -326,13 +330,30 @@ def report(
         str | None,
         typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
     ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
+    from verl_clipx.diagnostics import follow as following
     from verl_clipx.diagnostics.report import PAGE, write_report
+
+    findings = []
+
+    def write(trains: bool) -> None:
+        seconds = round(following.SECONDS) if trains else None
+        findings[:] = write_report(runs, out, title, baseline, reload_every=seconds)
+        if trains:
+            now = time.strftime("%H:%M:%S")
+            console.print(f"{out / PAGE}: written at {now}", markup=False, highlight=False, soft_wrap=True)
 
     try:
         with warnings_on(console):
-            findings = write_report(runs, out, title, baseline)
+            if follow:
+                with contextlib.suppress(KeyboardInterrupt):
+                    following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
+            else:
+                write(False)
     except (OSError, ValueError) as error:
         fail(error)
     for finding in findings:

@@ -4,7 +4,7 @@
 #   HOSTS="node1 node2" bash recipes/cluster/ssh.sh run [VARIABLE=value …] RECIPE [override …]
 #   HOSTS="node1 node2" bash recipes/cluster/ssh.sh status
 #   HOSTS="node1 node2" bash recipes/cluster/ssh.sh stop
-# All hosts see the repository, the models and the data at the same path. docs/cluster.md has the rest.
+# All hosts must see the repository, the models and the data at the same path. docs/cluster.md says more.
 set -euo pipefail
 
 ############################# user-adjustable #############################
@@ -40,15 +40,17 @@ if [[ ${#hosts[@]} == 0 ]]; then
 fi
 head=${hosts[0]}
 
-# on HOST WORD ...: runs a command in the repository on a host, its words as they are.
-on() {
+# over HOST WORD ...: runs a command in the repository on a host, its words as they are, with this standard input.
+over() {
     local host=$1
     shift
     local line
     printf -v line '%q ' "$@"
-    # Standard input stays here: ssh would swallow that of a loop.
-    ssh -o BatchMode=yes "$host" "cd $(printf %q "$WORKDIR") && ${ACTIVATE:+. $(printf %q "$ACTIVATE") && }$line" </dev/null
+    ssh -o BatchMode=yes "$host" "cd $(printf %q "$WORKDIR") && ${ACTIVATE:+. $(printf %q "$ACTIVATE") && }$line"
 }
+
+# The same without standard input: ssh would swallow that of a loop.
+on() { over "$@" </dev/null; }
 
 head_address() {
     if [[ -z $HEAD_ADDRESS ]]; then
@@ -81,10 +83,14 @@ case ${1:-} in
         end_run() { on "$head" bash -c 'kill -TERM "$(<"$1")"' bash "$running" || true; }
         signals=0
         trap 'signals=$((signals + 1)); end_run' HUP INT TERM
-        # shellcheck disable=SC2016 # as above
-        on "$head" bash -c 'mkdir -p "${1%/*}"; echo $$ >"$1"; shift; exec "$@"' bash "$running" \
-            "${secret[@]}" RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}" &
+        # Where this script is killed, its end of the pipe closes, and so does the run's standard input on the host.
+        pipe=$(mktemp -d)
+        mkfifo "$pipe/input"
+        over "$head" bash recipes/cluster/while_connected.sh "$running" \
+            "${secret[@]}" RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}" <"$pipe/input" &
         pid=$!
+        exec 3>"$pipe/input"
+        rm -r "$pipe"
         while true; do
             before=$signals
             code=0

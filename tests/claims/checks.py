@@ -256,7 +256,8 @@ def _check_script(words: list[str], variables: dict[str, str], complete: bool) -
         raise Wrong(f"{script}: no such file")
     text = (ROOT / script).read_text()
     known = text + (ROOT / "recipes/common.sh").read_text() if _is_recipe(script) else text
-    for word in [*variables, *(word for word in rest if word.startswith("--"))]:
+    # Python itself reads PYTHONPATH.
+    for word in [*({*variables} - {"PYTHONPATH"}), *(word for word in rest if word.startswith("--"))]:
         if not re.search(rf"(?<![\w-]){re.escape(word)}\b", known):
             raise Wrong(f"{script} has no {word}")
     if script.startswith("recipes/cluster/"):

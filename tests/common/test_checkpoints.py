@@ -6,6 +6,7 @@ covered: bytes that changed within a file, which only reading all of it would te
 """
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def test_what_is_missing_is_named_where_all_files_must_be_here(folder):
 def test_verls_file_of_the_last_step_may_be_cut_off(folder, text):
     (folder / LATEST).write_text(text)
     said, named = choose(folder)
-    assert named == "6" and "is no whole number" in said[0]
+    assert named == "6" and "is not a whole number" in said[0]
 
 
 def test_a_checkpoint_that_is_gone_is_no_fresh_start(folder):
@@ -98,7 +99,18 @@ def test_a_step_that_was_saved_and_not_logged_is_made_again_where_that_costs_onl
     assert named == "6" and "its numbers are lost, its update is not" in said[0]
     (folder / "global_step_4").rename(folder / "global_step_5")
     said, named = choose(folder)
-    assert named == "5" and "was saved, and ended before its line was in" in said[0]
+    assert named == "5" and "was saved, and the run ended before the step's line was in" in said[0]
+
+
+@pytest.mark.parametrize("logged", [[], [0]], ids=["nothing", "the validation before training"])
+def test_the_first_step_that_was_saved_and_not_logged_is_made_again_from_scratch(folder, logged):
+    for step in (4, 6):
+        shutil.rmtree(folder / f"global_step_{step}")
+    (folder / "global_step_2").rename(folder / "global_step_1")
+    (folder / LATEST).write_text("1")
+    (folder / "metrics.jsonl").write_text("".join(f'{{"step": {step}, "data": {{}}}}\n' for step in logged))
+    (said,) = choose_checkpoint(folder, folder / "metrics.jsonl", nodes=1, ranks_a_node=2)
+    assert said.endswith("the run starts from scratch") and not (folder / LATEST).exists()
 
 
 def test_a_log_that_ended_earlier_says_nothing_about_checkpoints(folder):

@@ -39,6 +39,11 @@ LOOK = """
     var box = svg.getBoundingClientRect(); return box.width > 250 && box.height > 100;
   }).length;
   found.unsafe = unsafe.map(function (node) { return node.textContent; });
+  found.alone = Array.prototype.map.call(page.querySelectorAll(".alone"), function (one) {
+    return Math.round(Math.max.apply(null, Array.prototype.map.call(one.querySelectorAll("svg"), function (svg) {
+      return svg.getBoundingClientRect().width;
+    })));
+  });
   found.images = page.images.length; found.title = page.title;
   found.wide = page.documentElement.scrollWidth;
   found.small = Math.min.apply(null, Array.prototype.map.call(page.querySelectorAll("svg text"), function (node) {
@@ -72,6 +77,8 @@ def test_every_figure_is_there_and_nothing_sticks_out(opened):
     found, width = opened[0].found, opened[1]
     # Three outcomes, ACPO's bounds, seven figures of two settings each, and three charts of other metrics.
     assert found["figures"] == 3 + 1 + 7 * 2 + 3
+    # A panel by itself fills both columns where there are two.
+    assert found["alone"] == [720 if width > 1000 else 348] * 3
     assert found["wide"] <= width
     assert found["small"] >= 9
 

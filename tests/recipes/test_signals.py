@@ -1,7 +1,7 @@
 """A signal to a recipe or launcher reaches what it has started, which is a stand-in that notes the signal and ends.
 
 Covers: every recipe, the launchers by SSH and Slurm, the quick start; SIGHUP (a terminal is closed), SIGINT, SIGTERM;
-SIGKILL to the launcher by Slurm, the quick start, `clipx table plan --run` and while_all_nodes_live.py.
+SIGKILL to the launchers by SSH and Slurm, the quick start, `clipx table plan --run` and while_all_nodes_live.py.
 Not covered: verl itself, what `clipx watch` and while_all_nodes_live.py do with
 a signal (tests/diagnostics/test_watch.py, test_while_all_nodes_live.py), SSH and Slurm themselves.
 """
@@ -115,8 +115,9 @@ def test_each_signal_reaches_verl(machine, tmp_path, name):
     assert (code, noted) == (128 + signal.Signals[name], name)
 
 
-@pytest.mark.parametrize("name", SIGNALS)
-def test_a_run_by_ssh_ends_on_its_host(tmp_path, name):
+@pytest.fixture
+def by_ssh(tmp_path):
+    """A run that ssh.sh has started, in the folder `workdir`."""
     training = PYTHON.replace("*) exit 9 ;;", f"-m) {TRAINING} ;;")
     hosts = Machine(tmp_path / "machine", ssh=SSH, hostname="echo 10.0.0.1", python3=training)
     workdir = tmp_path / "workdir"
@@ -124,9 +125,18 @@ def test_a_run_by_ssh_ends_on_its_host(tmp_path, name):
     for folder in ("recipes", "configs"):
         (workdir / folder).symlink_to(ROOT / folder)
     words = ["PREFLIGHT=0", f"RUN_FOLDER={tmp_path / 'run'}", RECIPE]
-    started = Started(hosts, SSH_SCRIPT, "run", *words, HOSTS="node1 node2", WORKDIR=str(workdir))
-    assert started.send(name) == (143, "SIGTERM")
-    assert list((workdir / "runs").iterdir()) == []
+    return Started(hosts, SSH_SCRIPT, "run", *words, HOSTS="node1 node2", WORKDIR=str(workdir))
+
+
+@pytest.mark.parametrize("name", SIGNALS)
+def test_a_run_by_ssh_ends_on_its_host(by_ssh, tmp_path, name):
+    assert by_ssh.send(name) == (143, "SIGTERM")
+    assert list((tmp_path / "workdir" / "runs").iterdir()) == []
+
+
+def test_a_run_by_ssh_ends_where_ssh_sh_is_killed(by_ssh, tmp_path):
+    assert by_ssh.kill() == "SIGTERM"
+    assert list((tmp_path / "workdir" / "runs").iterdir()) == []
 
 
 @pytest.mark.parametrize("name", SIGNALS)

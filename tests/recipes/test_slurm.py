@@ -218,7 +218,7 @@ def test_the_exit_code_is_the_runs(cluster):
 def test_a_job_that_lost_a_node_goes_back_into_the_queue(cluster):
     done = submit(cluster, RECIPE, SRUN_EXIT="75", SLURM_RESTART_COUNT="18")
     assert ["scontrol", "requeue", "4242"] in cluster.calls
-    assert "a node was lost: back into the queue" in done.stdout
+    assert "a node was lost: the job is requeued" in done.stdout
 
 
 def test_but_not_without_end(cluster):

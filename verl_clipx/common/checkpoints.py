@@ -128,11 +128,15 @@ def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_nod
             "another folder."
         )
     logged = logged_steps(log) if log is not None else set()
-    if logged and max(logged) == chosen - 1:
-        lacks = f"step {chosen} was saved, and ended before its line was in {log}"
+    if log is not None and max(logged, default=0) == chosen - 1:
+        lacks = f"step {chosen} was saved, and the run ended before the step's line was in {log}"
         if before[:1] == [chosen - 1]:
             said.append(lacks)
             chosen = before[0]
+        elif chosen == 1:
+            # Nothing comes before the first step, which is made again like any other.
+            (folder / LATEST).unlink()
+            return [*said, f"{lacks}: the run starts from scratch"]
         else:
             said.append(f"{lacks}: its numbers are lost, its update is not")
     if chosen != named:

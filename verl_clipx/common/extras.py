@@ -19,6 +19,9 @@ FOR_CPU = {
     "uvicorn": "uvicorn",
 }
 
+# What comes with verl; the name that is imported is the one that is installed.
+OF_VERL = ("tensorboard",)
+
 # Module to the name that is installed, by extra.
 EXTRAS = {
     "tools": TOOLS,
@@ -39,8 +42,10 @@ def needs_tool(user: str, module: str) -> str:
 
     Args:
         user: what needs it, such as a command.
-        module: of one of EXTRAS.
+        module: of one of EXTRAS, or one of OF_VERL.
     """
+    if module in OF_VERL:
+        return f"{user} needs {module}, which comes with verl: pip install {module}"
     extra = extra_of(module)
     return f"{user} needs {EXTRAS[extra][module]}: pip install 'verl-clipx[{extra}]'"
 
@@ -55,4 +60,4 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
         The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
     """
     module = (error.name or "").partition(".")[0]
-    return needs_tool(user, module) if extra_of(module) else None
+    return needs_tool(user, module) if extra_of(module) or module in OF_VERL else None

@@ -115,6 +115,15 @@ def what_clipping_did(setting: Setting) -> Finding:
         key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)
     ):
         return Finding(f"What {label} clipped is not known.", "Its clip fractions are not finite in any step.")
+    of_verl = setting.mean(keys.PG_CLIPPED)
+    if share.empty and len(of_verl):
+        return Finding(
+            f"verl counted {percent(of_verl.mean())} of the tokens of {label} as clipped.",
+            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}. verl’s vanilla loss "
+            "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
+            "which a token of a small one weighs more; its other losses count something else under this name. "
+            "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
+        )
     if share.empty:
         return Finding(
             f"What {label} clipped is not known.",
@@ -147,7 +156,8 @@ def what_clipping_did(setting: Setting) -> Finding:
     if kept > 0:
         head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those tokens had {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they would have none."
+            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under "
+            "PPO’s clip they would have none."
         )
     return Finding(head, text)
 

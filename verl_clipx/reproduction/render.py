@@ -41,7 +41,7 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
 def refuse_another_table(table: Table, results: Mapping[str, Any] | None) -> None:
     """Raises ValueError if results are not of this table."""
     if results is not None and results["table"] != table.name:
-        raise ValueError(f"the results are of table {results['table']}, not of {table.name}; collect them again")
+        raise ValueError(f"the results belong to table {results['table']}, not to {table.name}. Collect them again")
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
@@ -151,7 +151,7 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"Commit of {number} {'run' if number == 1 else 'runs'}: {commit}.")
     lines.append(f"Collected at commit {results['collected_with']['commit'] or 'not recorded'}.")
     if results["refused"]:
-        lines.append(f"{len(results['refused'])} refused: see the results file.")
+        lines.append(f"{len(results['refused'])} refused; the results file says why.")
     return lines
 
 

@@ -1,0 +1,64 @@
+"""What docs/reliability.md says of faults that only verl's trainer answers, with `-m matrix`.
+
+Covers: a reward that raises or returns no score for some rows; a disk that is full while verl saves, and the start
+after that. Not covered: a reward that hangs (tests/diagnostics/test_reward_guard.py).
+"""
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from .runs import SECONDS, launch, metrics_of, output_of, read_run_log, train
+
+pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
+
+REWARD = """
+from zlib import crc32
+
+def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
+    kind = crc32(str(ground_truth).encode()) % 16
+    if kind == 0:
+        raise ZeroDivisionError("a fault of the reward")
+    return {1: "right", 2: None, 3: {"acc": 1.0}}.get(kind, sum(map(ord, solution_str)) % 7 / 6)
+"""
+
+
+def test_a_prompt_without_a_score_is_named_and_left_out(task, tmp_path):
+    reward = tmp_path / "reward.py"
+    reward.write_text(REWARD)
+    run = train(task, tmp_path / "run", "+clipx=grpo", f"reward.custom_reward_function.path={reward}", steps=3)
+    assert list(run.log.index) == [1, 2, 3]
+    print(run.log.T.to_string())
+    assert "has no score for a row (data_source='countdown'" in run.output
+    assert "it raised ZeroDivisionError: a fault of the reward" in run.output
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """A file system of 30 MB in `disk`, for processes with these words before: two checkpoints fit and no third."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    # A mount that only the processes of its name space see needs no rights of the machine's.
+    script = 'mount -t tmpfs -o size=30m tmpfs "$1" && echo mounted && exec sleep 3600'
+    command = ["unshare", "--user", "--map-root-user", "--mount", "bash", "-c", script, "bash", str(disk)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as holder:
+        said = holder.stdout.readline()
+        if said != "mounted\n":
+            pytest.skip(f"this machine lets nobody mount: {said}")
+        yield ("nsenter", f"--target={holder.pid}", "--user", "--mount", "--preserve-credentials"), holder.pid, disk
+        holder.kill()
+
+
+def test_a_full_disk_ends_the_run_and_loses_the_step_that_it_saved(task, small_disk, tmp_path):
+    inside, pid, disk = small_disk
+    folder, latest = tmp_path / "run", Path(f"/proc/{pid}/root{disk}/latest_checkpointed_iteration.txt")
+    options = ("+clipx=acpo", "trainer.save_freq=1", "trainer.resume_mode=auto", f"trainer.default_local_dir={disk}")
+    assert launch(task, folder, *options, steps=4, before=inside).wait(SECONDS) != 0
+    output = output_of(folder)
+    assert "No space left on device" in output, output[-3000:]
+    assert latest.read_text() == "2" and list(read_run_log(metrics_of(folder)).index) == [1, 2]
+    subprocess.run([*inside, "mount", "-o", "remount,size=100m", str(disk)], check=True)
+    code = launch(task, folder, *options, steps=4, before=inside).wait(SECONDS)
+    assert code == 0, output_of(folder)[-3000:]
+    assert latest.read_text() == "4" and list(read_run_log(metrics_of(folder)).index) == [1, 2, 3, 4]
