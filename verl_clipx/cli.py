@@ -1,6 +1,7 @@
 """The command `clipx`."""
 
 import contextlib
+import sys
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -330,11 +331,18 @@ def report(
         str | None,
         typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
     ] = None,
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(help="Other settings on the traced tokens, as of clipx replay: '+clipx=acpo clipx.alpha=1,2'."),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
     ] = False,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
+    if replay:
+        # A loss of the user's own may be in the folder that the command runs in.
+        sys.path.insert(0, "")
     from verl_clipx.diagnostics import follow as following
     from verl_clipx.diagnostics.report import PAGE, write_report
 
@@ -342,7 +350,8 @@ def report(
 
     def write(trains: bool) -> None:
         seconds = round(following.SECONDS) if trains else None
-        findings[:] = write_report(runs, out, title, baseline, reload_every=seconds)
+        words = [word for text in replay or [] for word in text.split()]
+        findings[:] = write_report(runs, out, title, baseline, replayed=words, reload_every=seconds)
         if trains:
             now = time.strftime("%H:%M:%S")
             console.print(f"{out / PAGE}: written at {now}", markup=False, highlight=False, soft_wrap=True)
@@ -411,8 +420,6 @@ def replay(
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
 ) -> None:
     """Apply methods to the tokens that a run traced: what each would clip, and which tokens' fate would change."""
-    import sys
-
     sys.path.insert(0, "")
     from verl_clipx.diagnostics.replay.command import content_of, print_replayed, replayed
 

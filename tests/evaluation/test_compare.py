@@ -191,7 +191,7 @@ def test_power_of_two_checkpoints_says_so():
         (("--points", "3", "--seeds", "2"), "--seeds 2:"),
         (("--points", "3", "--accuracy", "40"), "--accuracy 40.0: must be in (0, 1)"),
         (("--points", "3", "--power", "1"), "--power 1.0: must be in (0, 1)"),
-        (("--points", "3", "--prior", "nowhere"), "nowhere: no such folder"),
+        (("--points", "3", "--prior", "nowhere"), "nowhere: there is no such folder"),
     ],
 )
 def test_wrong_plans_are_refused(options, message):

@@ -359,7 +359,7 @@ def test_a_rule_that_cannot_score_leaves_an_evaluation_as_it_is(whole, tmp_path)
 def test_two_benchmarks_of_one_name_are_refused(inputs, tmp_path):
     _, questions = inputs
     twice = refuse(*options(inputs, tmp_path / "out"), "--benchmark", str(questions))
-    assert "two are called test" in twice
+    assert "two benchmarks are called test" in twice
 
 
 def test_the_default_reward_is_the_conservative_one():

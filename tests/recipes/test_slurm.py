@@ -207,7 +207,7 @@ def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp
 
 def test_an_unknown_container_runtime_is_refused(cluster):
     done = submit(cluster, RECIPE, CONTAINER_IMAGE="x", CONTAINER_RUNTIME="podman")
-    assert done.returncode == 2 and "CONTAINER_RUNTIME=podman: pyxis or apptainer" in done.stderr
+    assert done.returncode == 2 and "CONTAINER_RUNTIME=podman: must be pyxis or apptainer" in done.stderr
 
 
 def test_the_exit_code_is_the_runs(cluster):

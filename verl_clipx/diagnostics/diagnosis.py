@@ -219,9 +219,14 @@ def _skipped(run: Run) -> Onset | None:
     found = run.skipped_updates
     if found is None:
         return None
-    return Onset(
-        found.first, f"{keys.SKIPPED_UPDATES} above 0, or no finite {keys.GRADIENT_NORM}, in {found.steps} steps"
-    )
+    if found.updates is None:
+        count = f"updates skipped in {found.steps} of {found.trained} steps since, how many this log does not say"
+    else:
+        all_updates = (run.updates_a_step or 0) * found.trained
+        of_all = f" of {all_updates}" if all_updates >= found.updates else ""
+        count = f"{found.updates}{of_all} update{'' if found.updates == 1 and not of_all else 's'} skipped since"
+    named = ", ".join(key for key in keys.FINITE if key in run.not_finite and key != keys.GRADIENT_NORM)
+    return Onset(found.first, f"{count}; not finite in this log: {named}" if named else count)
 
 
 RULES = (
@@ -300,7 +305,8 @@ RULES = (
     Rule(
         "skipped updates", (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), _skipped,
         "any", "verl skips an update only where its gradient is not finite", False,
-        "Find the values that are not finite: the run's output names rank, fields and prompts.",
+        "The policy stayed as it was, so that clipping and bounds do not show how the method trains. Find the values "
+        "that are not finite: the run's output names rank, fields and prompts.",
         "docs/reliability.md#health",
     ),
     Rule(

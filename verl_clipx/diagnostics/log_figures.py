@@ -14,12 +14,10 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.drawing import end_labels, figure, room_at_the_ends
 from verl_clipx.diagnostics.findings import (
-    HARDLY,
     clipped,
     entropy_changes,
     has_searched_bounds,
     mass_shares,
-    percent,
     rewards,
     same_signs,
     went_as_estimated,
@@ -27,6 +25,7 @@ from verl_clipx.diagnostics.findings import (
 )
 from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT
 from verl_clipx.diagnostics.runs import Setting
+from verl_clipx.diagnostics.sentences import HARDLY, percent
 from verl_clipx.diagnostics.traced import GRPO_HIGH, GRPO_LOW
 from verl_clipx.diagnostics.windows import HIGH, LOW, MOST_MARKS, curve, marks, told, window_of, windowed
 

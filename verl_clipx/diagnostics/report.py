@@ -11,11 +11,13 @@ from pandas.api.types import is_numeric_dtype
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
+from verl_clipx.diagnostics.anatomy_figure import anatomy
 from verl_clipx.diagnostics.declared_figures import declared_plate
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style, svg_of, widened
-from verl_clipx.diagnostics.findings import Finding, findings, number
+from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, read_run, settings_of
+from verl_clipx.diagnostics.sentences import Finding, number
 from verl_clipx.diagnostics.token_view import token_sections
 from verl_clipx.diagnostics.trace_figures import trace_plates
 from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
@@ -51,6 +53,7 @@ def write_report(
     title: str | None = None,
     baseline: str | None = None,
     *,
+    replayed: list[str] | None = None,
     reload_every: int | None = None,
 ) -> list[Finding]:
     """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
@@ -60,6 +63,7 @@ def write_report(
         out: the folder to write to; made if it is not there. What a report wrote there is replaced, and all else stays.
         title: above the page; by default it names what is compared.
         baseline: the run or the method that the others' rewards are compared with; by default GRPO, or else the first.
+        replayed: other settings on the traced tokens, as `driver.candidates.candidates_of` takes them.
         reload_every: seconds after which a browser reads the page again; None: never.
 
     Returns:
@@ -75,11 +79,17 @@ def write_report(
     runs = [read_run(path) for path in paths]
     settings = settings_of(runs)
     updates = traced_updates(settings)
+    if replayed:
+        # Imports torch and the losses.
+        from verl_clipx.diagnostics.replay.on_page import replayed_all
+
+        updates = replayed_all(updates, replayed)
     compared_with = baseline_of(settings, baseline)
     told = findings(settings, compared_with)
     with style():
         others = declared_plate(settings)
-        plates = [*log_plates(settings, compared_with), *trace_plates(updates), *([others] if others.panels else [])]
+        plates = [*log_plates(settings, compared_with), anatomy(settings), *trace_plates(updates), others]
+        plates = [plate for plate in plates if plate.panels]
         _remove_those_before([*_files_of(plates), *([TOKENS] if updates else [])], out)
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
@@ -103,6 +113,7 @@ def write_report(
         steps={run.name: _steps(run) for run in runs},
         plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
         sections=sections,
+        replayed=updates[0].replayed if updates else (),
         data=[section.numbers for section in sections],
         palette=palette,
         distance=palette.CLOSEST,

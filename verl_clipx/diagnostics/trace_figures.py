@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_clipx.diagnostics.drawing import WIDTH, figure
-from verl_clipx.diagnostics.findings import number, percent
 from verl_clipx.diagnostics.log_figures import Panel, Plate
 from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
+from verl_clipx.diagnostics.sentences import number, percent
 from verl_clipx.diagnostics.traced import (
     ABOVE,
     BELOW,
