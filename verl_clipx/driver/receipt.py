@@ -8,7 +8,7 @@ from wrapt import wrap_function_wrapper
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
-from verl_clipx.driver.config import OBSERVE
+from verl_clipx.driver.listing import OBSERVE
 from verl_clipx.driver.support import Options, untested
 
 logger = logging.getLogger(__name__)

@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.base.method import NODE
 from verl_clipx.driver.clip_keys import ACTOR, DRO_BETA, MISPLACED, written
-from verl_clipx.driver.config import OBSERVE, Observe, Settings
+from verl_clipx.driver.config import Observe, Settings
+from verl_clipx.driver.listing import OBSERVE
 from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
 
 CALCULATE_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
