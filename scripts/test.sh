@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
 # Sets up the project's environment and runs every check. Safe to run twice.
-#   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: about 30 minutes
+#   bash scripts/test.sh          lint, contracts, unit tests, end-to-end runs of the real verl: about 16 minutes
 #   bash scripts/test.sh --fast   the same without end-to-end runs and slow unit tests: about five minutes
 #   bash scripts/test.sh --all    with every end-to-end run under every setting: about 110 starts of verl, some two
-#                                 hours, one of them on the oldest verl that is admitted; property tests draw new
-#                                 examples, as with pytest's --hypothesis-profile=random
+#                                 hours, one of them on the oldest verl that is admitted, and 17 with vLLM on the CPU;
+#                                 property tests draw new examples, as with pytest's --hypothesis-profile=random
 # Further arguments go to the last pytest. WORKERS tests run at a time: 2 by default, 0 for one after the other with its
-# output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM on the CPU, which make an environment of their own in
+# output in order. END_TO_END_VLLM=0 leaves out the runs with vLLM, which --all makes in an environment of their own in
 # .venv-vllm: 2 GB (docs/vllm_cpu.md).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -14,9 +14,15 @@ cd "$(dirname "$0")/.."
 selection='(end_to_end or slow) and not matrix'
 # Which examples property tests draw: a profile of tests/conftest.py.
 examples=repeatable
+vllm=
 case ${1:-} in
     --fast) selection='' ; shift ;;
-    --all) selection='(end_to_end or slow)'; examples=random; shift ;;
+    --all)
+        selection='(end_to_end or slow)'
+        examples=random
+        if [[ ${END_TO_END_VLLM:-1} != 0 ]]; then vllm=wanted; else selection+=' and not vllm'; fi
+        shift
+        ;;
     --help | -h) sed -n '2,10s/^# \{0,1\}//p' "$0"; exit 0 ;;
 esac
 
@@ -24,8 +30,6 @@ esac
 unset PYTHONDONTWRITEBYTECODE
 
 WORKERS=${WORKERS:-2}
-END_TO_END_VLLM=${END_TO_END_VLLM:-1}
-[[ $END_TO_END_VLLM != 0 || -z $selection ]] || selection+=' and not vllm'
 
 say() { printf '\n[test] %s: %s\n' "$(date +%T)" "$*"; }
 
@@ -49,7 +53,7 @@ VENV=${VENV:-.venv}
 export PATH="$PWD/$VENV/bin:$PATH"
 [[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"
 
-if [[ -n $selection && $END_TO_END_VLLM != 0 ]]; then
+if [[ -n $vllm ]]; then
     say "environment with vLLM, meanwhile (log: .venv-vllm.log)"
     env BASE_VENV="$VENV" VENV="${VLLM_VENV:-.venv-vllm}" bash scripts/setup_vllm_cpu.sh >.venv-vllm.log 2>&1 &
     vllm=$!
@@ -87,7 +91,7 @@ python -m pytest tests -m 'not end_to_end and not slow' --hypothesis-profile="$e
     -n "$WORKERS" --dist loadfile
 
 if [[ -n $selection ]]; then
-    if [[ $END_TO_END_VLLM != 0 ]]; then
+    if [[ -n $vllm ]]; then
         wait "$vllm" || { tail -n 30 .venv-vllm.log >&2; say "no environment with vLLM"; exit 1; }
         trap - EXIT
     fi

@@ -1,7 +1,7 @@
 """Reading README, CONTRIBUTING, CHANGELOG and docs: the code blocks, the inline code, the links.
 
-A command that no test can run says why at the end of its line, `# needs: GPUs`, alone or after other words and a
-semicolon: `# launch; needs: GPUs, the hub`. The reasons are those of REASONS.
+A block with commands that no test can run says why in an HTML comment right above it, which readers don't see:
+`<!-- needs: GPUs, the hub -->`. The reasons are those of REASONS.
 """
 
 import re
@@ -19,8 +19,7 @@ PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *s
 REASONS = frozenset({"GPUs", "a cluster", "the hub", "the network", "Docker", "minutes", "hours"})
 LANGUAGES = frozenset({"bash", "python", "yaml", ""})
 
-_MARK = re.compile(r"(?:^|; )needs: (?P<reasons>.*)$")
-_LIKE_A_MARK = re.compile(r"\bneeds\b", re.IGNORECASE)
+_MARK = re.compile(r"<!--\s*needs:\s*(?P<reasons>.*?)\s*-->\s*")
 _ASSIGNMENT = re.compile(r"[A-Z_][A-Z0-9_]*=")
 _SUBSTITUTION = re.compile(r"(?:export )?(?P<name>[A-Z_][A-Z0-9_]*)=\$\((?P<command>.*)\)")
 # Words, quoted parts and white space, then a comment, which begins where a word could.
@@ -41,11 +40,13 @@ class Block:
         language: its info string.
         text: what is in it.
         line: the number of its first line in the page.
+        needs: what the mark above it says that its commands need; empty without a mark.
     """
 
     language: str
     text: str
     line: int
+    needs: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,7 @@ class Command:
         line: the line's number in the page.
         words: program and arguments, without quotes.
         variables: the assignments before the program.
-        needs: why no test can run it; empty if one can.
+        needs: why no test can run it, as the mark above its block says; empty without a mark.
         stored_in: the variable that its output goes to, if any.
     """
 
@@ -73,11 +74,21 @@ def blocks_of(page: str) -> list[Block]:
     """The code blocks of a page's text, also those within lists.
 
     Raises:
-        Wrong: a language that is none of LANGUAGES.
+        Wrong: a language that is none of LANGUAGES, a mark with an unknown reason, or one that stands above no block.
     """
-    tokens = [token for token in MarkdownIt().parse(page) if token.type in ("fence", "code_block")]
-    # A fence's content begins after its opening line.
-    blocks = [Block(token.info.strip(), token.content, token.map[0] + 1 + (token.type == "fence")) for token in tokens]
+    blocks, needs = [], frozenset()
+    for token in MarkdownIt().parse(page):
+        if token.type in ("fence", "code_block"):
+            # A fence's content begins after its opening line.
+            line = token.map[0] + 1 + (token.type == "fence")
+            blocks.append(Block(token.info.strip(), token.content, line, needs))
+            needs = frozenset()
+        elif needs:
+            raise Wrong(f"line {token.map[0] if token.map else 0}: a mark belongs right above a code block")
+        elif token.type == "html_block":
+            needs = _reasons(token.map[0] + 1, token.content)
+    if needs:
+        raise Wrong("the page's last line: a mark belongs right above a code block")
     for block in blocks:
         if block.language not in LANGUAGES:
             raise Wrong(f"line {block.line}: a block of {block.language!r}; the tests read {sorted(LANGUAGES)}")
@@ -101,9 +112,9 @@ def commands_of(block: Block) -> list[Command]:
     """The commands of a block, a command of a `&&` chain each for itself.
 
     Raises:
-        Wrong: a mark with an unknown reason, or shell syntax that a test cannot follow.
+        Wrong: shell syntax that a test cannot follow.
     """
-    return [command for number, line in _whole_lines(block) for command in _commands_of_line(number, line)]
+    return [command for number, line in _whole_lines(block) for command in _commands_of_line(number, line, block.needs)]
 
 
 def command_of(text: str) -> Command:
@@ -133,15 +144,14 @@ def _whole_lines(block: Block) -> Iterator[tuple[int, str]]:
         raise Wrong(f"line {first}: ends in a backslash, and nothing follows")
 
 
-def _commands_of_line(number: int, line: str) -> Iterator[Command]:
+def _commands_of_line(number: int, line: str, needs: frozenset[str]) -> Iterator[Command]:
     match = _COMMENT.fullmatch(line)
     if match is None:
         raise Wrong(f"line {number}: quotes that do not close")
-    code, comment = match["code"].strip(), (match["comment"] or "").strip()
-    needs = _reasons(number, comment)
+    code = match["code"].strip()
+    if re.search(r"\bneeds:", match["comment"] or ""):
+        raise Wrong(f"line {number}: a mark for the tests belongs above the block: <!-- needs: REASON -->")
     if not code:
-        if needs:
-            raise Wrong(f"line {number}: a mark belongs at the end of its command's line")
         return
     substitution = _SUBSTITUTION.fullmatch(code)
     inner = substitution["command"] if substitution else code
@@ -160,10 +170,9 @@ def _commands_of_line(number: int, line: str) -> Iterator[Command]:
 
 
 def _reasons(number: int, comment: str) -> frozenset[str]:
-    match = _MARK.search(comment)
+    """The reasons of an HTML comment that is a mark; none of another comment."""
+    match = _MARK.fullmatch(comment)
     if match is None:
-        if _LIKE_A_MARK.search(comment):
-            raise Wrong(f"line {number}: '# {comment}' is no mark; write '# needs: REASON' or '# words; needs: REASON'")
         return frozenset()
     reasons = frozenset(match["reasons"].split(", "))
     if unknown := reasons - REASONS:

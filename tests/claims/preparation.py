@@ -39,6 +39,14 @@ def two_runs(folder: Path) -> None:
         write_run(folder / f"runs/{method}-seed1", method)
 
 
+def two_logs(folder: Path) -> None:
+    """The logs of README.md's two runs, where verl's file logger puts them."""
+    (folder / "runs").mkdir()
+    for method in ("grpo", "acpo"):
+        write_run(folder / f"prepared/{method}", method)
+        shutil.copy(folder / f"prepared/{method}/metrics.jsonl", folder / f"runs/{method}-seed1.jsonl")
+
+
 def two_evaluations(folder: Path) -> None:
     """Evaluations of two random policies on the same questions, by the default reward."""
     questions = save_questions(folder / "prepared", 6)
@@ -100,9 +108,11 @@ def run_script(folder: Path) -> None:
 
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
+    "README.md": [two_logs],
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
     "docs/diagnosis.md": [two_runs],
+    "docs/faq.md": [two_runs],
     "docs/replay.md": [two_runs],
     "docs/report.md": [two_runs],
     "docs/swap.md": [run_script],

@@ -1,13 +1,13 @@
-"""Every command in a code block of README.md and docs runs as printed, or says at the end of its line what it needs.
+"""Every command in a code block of README.md and docs runs as printed, or a mark above the block says what it needs.
 
 Covers: `clipx` commands and `python -m verl_clipx…` run in this process, a page's commands in order in one folder;
 verl's own command and printed overrides are composed and read as verl's driver reads them; recipes make a dry run;
 Python blocks run, YAML is parsed; marked commands and inline code have existing subcommands, options, files and
 variables; a page that breaks any of these rules fails.
 
-Not covered: what the output says, beyond that there is some; commands marked `# needs: …`; the fresh interpreters of
-`clipx doctor`, for which this process stands in (tests/driver/test_doctor.py starts them), and its Ray worker; whether
-a `python -m pytest` command passes, which is its own test's matter.
+Not covered: what the output says, beyond that there is some; commands that a mark, `<!-- needs: … -->`, excuses; the
+fresh interpreters of `clipx doctor`, for which this process stands in (tests/driver/test_doctor.py starts them), and
+its Ray worker; whether a `python -m pytest` command passes, which is its own test's matter.
 """
 
 import contextlib
@@ -109,17 +109,19 @@ def run_bash(block: Block) -> list[str]:
         commands = commands_of(block)
     except Wrong as error:
         return [str(error)]
+    excuses_nothing = block.needs and all(wants_mark(command) is False for command in commands)
     mistakes = []
     for command in commands:
         try:
             known = with_variables(command)
             wanted = wants_mark(known)
             if wanted and not known.needs:
-                raise Wrong("no test can run this; end the line with '# needs: REASON'")
+                raise Wrong("no test can run this; put <!-- needs: REASON --> above the block")
             check(known)
-            if known.needs and wanted is False:
+            if excuses_nothing:
                 raise Wrong("runs in a test; take the mark away")
-            if not known.needs:
+            # The mark is the block's: it excuses those of its commands that no test can run, and hides no other.
+            if wanted is False or not known.needs:
                 run(known)
         except Wrong as error:
             mistakes.append(f"line {command.line}: {command.text}: {error}")
@@ -236,9 +238,10 @@ def test_inline_code_names_what_there_is(name):
 FENCE = "```"
 
 
-def page(*lines: str, language: str = "bash") -> str:
-    """A page with one block."""
-    return "\n".join(["# Made up", "", FENCE + language, *lines, FENCE, ""])
+def page(*lines: str, language: str = "bash", needs: str = "") -> str:
+    """A page with one block, and the mark above it."""
+    mark = [f"<!-- needs: {needs} -->"] if needs else []
+    return "\n".join(["# Made up", "", *mark, FENCE + language, *lines, FENCE, ""])
 
 
 @pytest.mark.slow
@@ -257,16 +260,19 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("clipx report …"), "print the whole command"),
         (page("clipx recipe show $PRESET"), "$PRESET is not set by this page"),
         # marks
-        (page("clipx eval run m --benchmark b --out o --max-token 9  # needs: GPUs"), "No such option: --max-token"),
-        (page("clipx data build orz_75k --out o  # needs: the hub"), "data set 'orz_75k' is unknown"),
-        (page("clipx data build orz_57k --out o --prompt kk_chat  # needs: the hub"), "--prompt kk_chat"),
-        (page("clipx table plan acpo_table9 --run  # needs: hours"), "acpo_table9"),
-        (page("clipx eval run m --benchmark b --out o --max-tokens 9  # needs: luck"), "needs: luck; the reasons are"),
-        (page("clipx eval run m --benchmark b --out o --max-tokens 9  # needs GPUs"), "is no mark"),
-        (page("# needs: GPUs", "clipx methods"), "a mark belongs at the end"),
-        (page("clipx methods  # needs: GPUs"), "take the mark away"),
-        (page("clipx data build countdown --out o  # generated; needs: the hub"), "take the mark away"),
-        (page("clipx eval run m --backend cpu --benchmark b --out o --max-tokens 9  # needs: GPUs"), "take the mark"),
+        (page("clipx eval run m --benchmark b --out o --max-token 9", needs="GPUs"), "No such option: --max-token"),
+        (page("clipx data build orz_75k --out o", needs="the hub"), "data set 'orz_75k' is unknown"),
+        (page("clipx data build orz_57k --out o --prompt kk_chat", needs="the hub"), "--prompt kk_chat"),
+        (page("clipx table plan acpo_table9 --run", needs="hours"), "acpo_table9"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9", needs="luck"), "needs: luck; the reasons are"),
+        (page("clipx eval run m --benchmark b --out o --max-tokens 9  # needs: GPUs"), "belongs above the block"),
+        (page("# needs: GPUs", "clipx methods"), "belongs above the block"),
+        ("<!-- needs: GPUs -->\n\n# Made up\n" + page("clipx methods"), "belongs right above a code block"),
+        (page("clipx methods") + "<!-- needs: GPUs -->\n", "belongs right above a code block"),
+        (page("clipx methods nothing", "clipx watch runs/a --steps 1 -- sleep 9", needs="hours"), "nothing"),
+        (page("clipx methods", needs="GPUs"), "take the mark away"),
+        (page("clipx data build countdown --out o", needs="the hub"), "take the mark away"),
+        (page("clipx eval run m --backend cpu --benchmark b --out o --max-tokens 9", needs="GPUs"), "take the mark"),
         (page("clipx table plan cpu_small --run"), "no test can run this"),
         (page("clipx data build orz_57k --out o"), "no test can run this"),
         (page("clipx eval run m --benchmark b --out o --max-tokens 9"), "no test can run this"),
@@ -275,13 +281,13 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("python -m verl.trainer.main_ppo … +clipx=acpi"), "Could not find 'clipx/acpi'"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2"), "does not compose"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alpha=-2"), "does not compose"),
-        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2  # needs: GPUs"), "does not compose"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2", needs="GPUs"), "does not compose"),
         (page("reward.custom_reward_functoin.name=compute_score"), "does not compose"),
         # scripts
         (page("bash scripts/test.sh --fast"), "no test can run this"),
-        (page("bash scripts/test.sh --fats  # needs: hours"), "scripts/test.sh has no --fats"),
-        (page("bash scripts/tests.sh  # needs: hours"), "scripts/tests.sh: no such file"),
-        (page("bash scripts/quickstart.sh acpi  # needs: minutes"), "Could not find 'clipx/acpi'"),
+        (page("bash scripts/test.sh --fats", needs="hours"), "scripts/test.sh has no --fats"),
+        (page("bash scripts/tests.sh", needs="hours"), "scripts/tests.sh: no such file"),
+        (page("bash scripts/quickstart.sh acpi", needs="minutes"), "Could not find 'clipx/acpi'"),
         (
             page("DRY_RUN=1 METHOD=acpi bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"),
             "recipes/acpo/run_qwen2.5_3b_fsdp.sh: ",
@@ -289,20 +295,20 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("DRY_RUN=1 METOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "fsdp.sh has no METOD"),
         (page("METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"), "no test can run this"),
         (
-            page("sbatch recipes/cluster/slurm.sh METHOD=no recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: a cluster"),
+            page("sbatch recipes/cluster/slurm.sh METHOD=no recipes/acpo/run_qwen2.5_3b_fsdp.sh", needs="a cluster"),
             "recipes/acpo/run_qwen2.5_3b_fsdp.sh: ",
         ),
-        (page("sbatch recipes/cluster/slurm.sh METHOD=acpo  # needs: a cluster"), "no recipe for the cluster"),
+        (page("sbatch recipes/cluster/slurm.sh METHOD=acpo", needs="a cluster"), "no recipe for the cluster"),
         # other programs
-        (page("pip install 'verl-clipx[gpus]'  # needs: the network"), "[gpus]: the extras are"),
-        (page("pip install '.[gpus]'  # needs: the network"), "[gpus]: the extras are"),
+        (page("pip install 'verl-clipx[gpus]'", needs="the network"), "[gpus]: the extras are"),
+        (page("pip install '.[gpus]'", needs="the network"), "[gpus]: the extras are"),
         (page("pip install verl-clipx"), "no test can run this"),
-        (page("docker build --file docker/Dockerfile.tpu .  # needs: Docker"), "docker/Dockerfile.tpu: no such file"),
-        (page("python benchmarks/coverage.py --repeat 5  # needs: minutes"), "No such option: --repeat"),
+        (page("docker build --file docker/Dockerfile.tpu .", needs="Docker"), "docker/Dockerfile.tpu: no such file"),
+        (page("python benchmarks/coverage.py --repeat 5", needs="minutes"), "No such option: --repeat"),
         (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
         (page("python -m verl_clipx.tasks.countdown.policy runs/policies"), "no test can run this"),
         (page("clipx data build countdown --out data --option size=-1"), "exit code 1"),
-        (page("python benchmarks/loss.py --repeat 2  # needs: minutes"), "No such option: --repeat"),
+        (page("python benchmarks/loss.py --repeat 2", needs="minutes"), "No such option: --repeat"),
         (page("python -m pytest tests/test_nothing.py"), "tests/test_nothing.py: no such file"),
         (page("python -m pytest tests/driver/test_doctor.py -k test_nothing"), "-k test_nothing: no such test"),
         (page("python -c 'print('"), "never closed"),
@@ -316,7 +322,7 @@ def page(*lines: str, language: str = "bash") -> str:
         (page("def test_it():", "    assert 1 == 2", language="python"), "AssertionError"),
         (page("a: [1", language="yaml"), "line 4: while parsing"),
     ],
-    ids=lambda text: text.splitlines()[3] if FENCE in text else "",
+    ids=lambda text: text.partition(FENCE)[2].splitlines()[1] if FENCE in text else "",
 )
 def test_a_page_with_a_mistake_is_found(text, mistake, folder):
     found = mistakes_of(text)
@@ -331,8 +337,9 @@ def test_a_page_without_mistakes(folder):
         "    --option size=3 && clipx data show data/small/test.parquet   # built and shown",
         "NAMES=$(python -c 'print(\"acpo\")')",
         'clipx methods "$NAMES"',
-        "clipx table plan cpu_small --run  # 78 trainings; needs: hours",
-        "METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh  # needs: GPUs, the hub",
+        "clipx table plan cpu_small --run  # 78 trainings",
+        "METHOD=acpo bash recipes/acpo/run_qwen2.5_3b_fsdp.sh  # one machine of 8 GPUs",
+        needs="GPUs, the hub, hours",
     )
     assert mistakes_of(text) == []
     assert (folder / "data/small/test.parquet").is_file()

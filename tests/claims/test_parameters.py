@@ -190,7 +190,7 @@ def test_every_number_has_ends_and_those_that_are_not_its_own_a_reason():
 
 def test_a_range_without_an_end_needs_a_reason():
     for ends in ({}, {"at_least": 0}, {"at_most": 1}, {"above": 0, "at_least": 0, "at_most": 1}):
-        with pytest.raises(TypeError, match="or the reason why"):
+        with pytest.raises(TypeError, match="or a reason why one is missing"):
             number(**ends)
     allowed = optional(number(at_least=0, reason="nobody knows"))
     assert allowed.ends == (0, FLOAT32_LARGEST) and allowed.null

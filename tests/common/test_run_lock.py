@@ -1,16 +1,19 @@
 """The lock of a run's folder, between real processes.
 
 Covers: a process that lives, one that was killed, one of another host, of the same cluster's job; a start that is
-killed while it writes the lock; eight that start at once; the number of an ended process in use again; a wall clock
-that jumps. Not covered: two hosts at once, whose locks a shared file system keeps apart; verl's door is in
-tests/driver/test_start.py.
+killed while it writes the lock; eight that start at once, each waiting for the one that looks; the number of an ended
+process in use again; a wall clock that jumps. Not covered: two hosts at once, whose locks a shared file system keeps
+apart; verl's door is in tests/driver/test_start.py.
 """
 
+import fcntl
 import json
 import os
+import select
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -123,6 +126,28 @@ def test_of_eight_that_start_at_once_one_goes_on(lock):
     assert sum(line.startswith("taken:") for line in said) == 1, said
     for other in others:
         other.end()
+
+
+def test_a_start_waits_while_another_one_looks(lock):
+    lock.parent.mkdir()
+    lock.touch()
+    with lock.open("rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        other = Other(lock)
+        # Until the system lists it as waiting, or it has said something.
+        while (
+            not (waits := waits_for_a_lock(other.process.pid))
+            and not select.select([other.process.stdout], [], [], 0.01)[0]
+        ):
+            pass
+        assert waits
+    assert other.said() == "taken: None\n"
+    other.end()
+
+
+def waits_for_a_lock(pid):
+    """Whether a process waits for a file's lock, by proc_locks(5)."""
+    return any(f"-> FLOCK  ADVISORY  WRITE {pid} " in line for line in Path("/proc/locks").read_text().splitlines())
 
 
 def test_no_setting_of_the_clock_makes_an_owner_another(monkeypatch):

@@ -1,9 +1,10 @@
 """The losses through the real verl: Ray, FSDP2 over gloo, v1 trainers, rollouts, rewards.
 
-Covers, on 2 ranks: a user's own controller, compiled, with entropy selection, in sync; Lopti and advantage reweighting
-on BAPO with stale samples in bypass mode, with rejection and a KL loss, in colocate_async; the traces of both. With
-`-m matrix`: every method under every pair of settings. Not covered: one rank (test_tasks.py), equal bounds over ranks
-and what the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
+Covers, on 2 ranks: a user's own controller, compiled, seeded, with entropy selection and the engine's options of
+test_options.py, in sync; Lopti and advantage reweighting on BAPO with stale samples in bypass mode, with rejection and
+a KL loss, in colocate_async; the traces of both; the checkpoint of the second merged and evaluated. With `-m matrix`:
+every method under every pair of settings. Not covered: one rank (test_quickstart.py), equal bounds over ranks and what
+the other methods do (test_invariance.py, without Ray), learning (docs/quickstart.md has measured runs), GPUs.
 """
 
 import itertools
@@ -17,8 +18,10 @@ from typer.testing import CliRunner
 from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards, shards_in
 
+from .evaluation_round import VALIDATION, check_evaluation
 from .method_checks import CHECKS, FRACTIONS, SETTINGS
 from .runs import REPOSITORY, Run, check_receipt, train, write_documented_method
+from .test_options import SHOWN, TOGETHER, check_together
 
 pytestmark = pytest.mark.end_to_end
 
@@ -47,7 +50,8 @@ LOPTI_ON_STALE_BAPO = (
 
 @pytest.fixture(scope="module")
 def own(task, tmp_path_factory) -> Run:
-    """2 ranks, sync, no KL loss: the documented controller over the mini-batch, compiled, on selected tokens."""
+    """2 ranks, sync, seeded, no KL loss, the engine's options together: the documented controller over the mini-batch,
+    compiled, on selected tokens."""
     folder = write_documented_method(tmp_path_factory.mktemp("own"))
     return train(
         task,
@@ -57,16 +61,22 @@ def own(task, tmp_path_factory) -> Run:
         *("clipx.compile=true", "clipx.metrics=all"),
         *("+clipx/select=high_entropy", "clipx.select.over=mini_batch"),
         *("+clipx/trace=prompts", "clipx.trace.fraction=1", "clipx.trace.every=1"),
+        # So that the same responses come up in every run of the tests.
+        "+clipx/rollout=seeded",
+        *TOGETHER,
         "trainer.n_gpus_per_node=2",
-        environment={"PYTHONPATH": f"{REPOSITORY}:{folder}"},
+        environment=SHOWN | {"PYTHONPATH": f"{REPOSITORY}:{folder}"},
         steps=STEPS,
     )
 
 
 @pytest.fixture(scope="module")
 def lopti(task, tmp_path_factory) -> Run:
-    """2 ranks, colocate_async, KL loss: two passes on samples of older weights, with their probabilities as the old."""
-    ranks = ("trainer.n_gpus_per_node=2", f"trainer.save_freq={STEPS}")
+    """2 ranks, colocate_async, KL loss: two passes on samples of older weights, with their probabilities as the old.
+
+    Step 3 is validated and saved.
+    """
+    ranks = ("trainer.n_gpus_per_node=2", f"trainer.save_freq={STEPS}", f"trainer.test_freq={STEPS}", *VALIDATION)
     traces = ("+clipx/trace=prompts", "clipx.trace.fraction=0.5", "clipx.trace.every=3")
     return train(task, tmp_path_factory.mktemp("lopti"), *LOPTI_ON_STALE_BAPO, *ranks, *traces, steps=STEPS + 1)
 
@@ -181,6 +191,10 @@ def test_a_users_own_controller_trains_on_two_ranks(own):
     assert own.log[["actor/clipx/gradient_mass/HP", "actor/clipx/gradient_mass/LN"]].to_numpy().sum() == 0
 
 
+def test_the_engines_options_are_in_force(own):
+    check_together(own)
+
+
 def test_it_was_compiled(own):
     assert "compiled before the first step" in own.output
     assert "stays uncompiled" not in own.output
@@ -212,7 +226,8 @@ def test_stale_samples_are_seen_as_such(lopti):
 def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
     state = state_of(lopti)
     assert state["step"] == 2 * 2 * STEPS
-    assert sorted(state["statistics"]) == ["high/update_0", "high/update_1", "low/update_0", "low/update_1"]
+    # Only bounds over the scope lagged remember statistics.
+    assert state["statistics"] == {}
     # The learning rate moves once a rollout batch, as without Lopti: by a tenth of 5e-4.
     assert list(lopti.log["actor/lr"].diff())[1:] == pytest.approx([5e-5] * STEPS)
     for group in ("low", "high"):
@@ -220,6 +235,11 @@ def test_lopti_takes_twice_the_steps_in_two_passes(lopti):
         assert lopti.log[f"actor/clipx/{group}/c_high"].notna().all()
     # The first pass has moved the policy before the second one starts.
     assert (lopti.log["actor/clipx/high/ratio_mean"] - 1).abs().max() > 1e-4
+
+
+def test_the_checkpoint_of_two_ranks_is_evaluated_as_verl_validated_it(task, lopti, tmp_path):
+    comparison = check_evaluation(task, lopti, "countdown", STEPS, tmp_path)
+    assert comparison["avg"]["first"] != comparison["avg"]["second"]
 
 
 @pytest.mark.matrix

@@ -1,10 +1,10 @@
 """verl's own vLLM rollout on a CPU: weights reach vLLM after every update, in an environment of its own.
 
-Covers: ACPO on 2 ranks in sync, under the engine's options of test_options.py; with `-m matrix` acpo, bapo, dgpo and
-GRPO with Lopti, 1 and 2 ranks, both modes, and SmolLM2-135M, whose heads have 64 dimensions; on tokens of the actor's
-own version the rollout's log-probabilities are the actor's, in sync after every update; a hang fails with the stacks of
-all processes. Not covered: requests that an update interrupts (too short here to be sure of one), GPUs, sleep mode,
-tensor parallel rollouts, half precision, learning.
+Covers, with `-m matrix`: acpo, bapo, dgpo and GRPO with Lopti, 1 and 2 ranks, both modes, one of them under the
+engine's options of test_options.py, and SmolLM2-135M, whose heads have 64 dimensions; on tokens of the actor's own
+version the rollout's log-probabilities are the actor's, in sync after every update. In every run of the tests: a hang
+fails with the stacks of all processes. Not covered: requests that an update interrupts (too short here to be sure of
+one), GPUs, sleep mode, tensor parallel rollouts, half precision, learning.
 
 docs/vllm_cpu.md says what was run. The environment, VLLM_VENV or else .venv-vllm, is made by scripts/setup_vllm_cpu.sh
 when it is missing.
@@ -51,12 +51,8 @@ METHODS = {
     "lopti": ["+clipx=grpo", "+clipx/update=lopti"],
 }
 MODES = ("sync", "colocate_async")
-# Only the transfer of weights is about vLLM, and that knows no method. It carries TOGETHER.
-COVER = ("acpo", 2, "sync")
-CASES = [
-    pytest.param(*case, marks=() if case == COVER else pytest.mark.matrix)
-    for case in itertools.product(METHODS, (1, 2), MODES)
-]
+# Carries TOGETHER.
+UNDER_OPTIONS = ("acpo", 2, "sync")
 
 VLLM = [
     "actor_rollout_ref.rollout.name=vllm",
@@ -175,10 +171,11 @@ def test_a_hang_fails_with_the_stacks_of_all_processes(tmp_path):
 
 
 @pytest.mark.vllm
-@pytest.mark.parametrize(("method", "ranks", "mode"), CASES)
+@pytest.mark.matrix
+@pytest.mark.parametrize(("method", "ranks", "mode"), itertools.product(METHODS, (1, 2), MODES))
 def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method, ranks, mode):
     setting = (f"trainer.n_gpus_per_node={ranks}", f"trainer.v1.trainer_mode={mode}")
-    options = TOGETHER if (method, ranks, mode) == COVER else ()
+    options = TOGETHER if (method, ranks, mode) == UNDER_OPTIONS else ()
     run = train_with_vllm(*METHODS[method], *setting, *options)
     assert list(run.log.index) == list(range(1, STEPS + 1))
     for metric in check_receipt(run).filter(regex="^actor/"):

@@ -85,7 +85,10 @@ BROKEN = {
     contract.metrics_keep_their_keys: [
         (metrics(lambda sums, decision: {"spread": decision[0]} if sums[0] > 0 else {}), "the keys depend on the data"),
         (metrics(lambda sums, decision: {"width": decision[0]}), r"returns 'width', which it does not declare: add"),
-        (metrics(lambda sums, decision: {"spread": decision}), "'spread' with 1 dimensions: a metric has none"),
+        (
+            metrics(lambda sums, decision: {"spread": decision}),
+            "'spread' with 1 dimensions. A metric must have no dimension",
+        ),
         (
             broken(logs=(of_decision("spread", "", ""), of_decision("ratio_mean", "", ""))),
             "'ratio_mean': another metric",

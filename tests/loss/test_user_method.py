@@ -166,13 +166,13 @@ MISTAKES = {
     "a default of no use": (FUNCTION.format("", "ratio, *, of=()"), "default of type tuple cannot be a configuration"),
     "a function's taken name": (
         FUNCTION.replace("'wrong'", "'grpo'").format("", "ratio"),
-        r"users_losses:wrong: the name 'grpo' belongs to verl_clipx\.methods\.grpo:Grpo",
+        r"users_losses:wrong: the name 'grpo' already belongs to verl_clipx\.methods\.grpo:Grpo",
     ),
     "a function's word of a method": (FUNCTION.format("", "ratio, *, statistics=1.0"), "statistics is a word of every"),
     "a function's key of the node": (FUNCTION.format("", "ratio, *, scope=1.0"), "scope is a key of every clipx node"),
     "a class's taken name": (
         DATACLASS.format("FixedBounds, name='acpo'", "pass"),
-        r"users_losses:wrong: the name 'acpo' belongs to verl_clipx\.methods\.acpo:Acpo",
+        r"users_losses:wrong: the name 'acpo' already belongs to verl_clipx\.methods\.acpo:Acpo",
     ),
     "no @dataclass": (CLASS.format("FixedBounds, name='wrong'", "pass"), r"write it as @dataclass\(frozen=True"),
     "no name": (DATACLASS.format("Method", "pass"), 'class wrong.Method, name="…"'),

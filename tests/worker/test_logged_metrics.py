@@ -223,9 +223,9 @@ def tokens_of(rows):
 
 
 REFUSED = {
-    "ratio_mean": "the metric 'ratio_mean': another metric has this name: rename it",
-    "dominant": "verl reduces a name with max or min in it otherwise: rename it",
-    "low/ratio_mean": "the plugin logs 'ratio_mean' under this name, too: rename it",
+    "ratio_mean": "the metric 'ratio_mean': another metric already has this name. Rename it",
+    "dominant": "verl does not average names with max or min in them. Rename it",
+    "low/ratio_mean": "the plugin also logs 'ratio_mean' under this name. Rename it",
 }
 
 

@@ -1,4 +1,4 @@
-"""What a method is: parameters, bounds on the ratio, and the gradient weight F, with dJ/dlog_prob = F * A per token."""
+"""What a method is: parameters, bounds on the ratio, and the gradient weight F; dJ/dlog_prob = F * A per token."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ NODE = "clipx"
 # Ratios saturate at a log-ratio of 42.6 in float32 (tokens.py), so that a larger clamp would clamp nothing.
 LARGEST_CLAMP = 40.0
 
-# Bounds on a ratio: a larger one cuts off what null leaves free.
+# The largest bound on a ratio. For no bound at all, a parameter is null.
 LARGEST_BOUND = 1e6
 
 METHODS: dict[str, type["Method"]] = {}
@@ -29,19 +29,19 @@ WHEN_REGISTERED: list[Callable[[str], None]] = []
 
 
 class Bounds(NamedTuple):
-    """Clip bounds stated on what they act on, mostly the ratio itself (0.8 and 1.28, not 0.2 and 0.28).
+    """Clip bounds on the quantity that they act on, mostly the ratio itself (0.8 and 1.28, not 0.2 and 0.28).
 
     Attributes:
         low: lower bound; a float, or a tensor of the ratio's dtype that broadcasts to (sequences, length). On a ratio,
             which is never negative, 0 or less means no lower bound.
-        high: upper bound, likewise; ``inf`` means no upper bound.
+        high: upper bound, of the same form; ``inf`` means no upper bound.
     """
 
     low: Tensor | float
     high: Tensor | float
 
     def clip(self, ratio: Tensor) -> Tensor:
-        """The ratio within the bounds, (sequences, length); where they cross, the upper one."""
+        """The ratio clipped to the bounds, (sequences, length). If the bounds cross, the upper one wins."""
         return ratio.clamp(min=self.low).clamp(max=self.high)
 
 
@@ -64,9 +64,9 @@ NO_LIMIT = Limit("no bounds", "")
 class Method:
     """One policy loss: subclass it with `name=` and `source=` (paper, equation) to register another.
 
-    A subclass is a frozen, keyword-only dataclass whose fields are made by `parameter`; the first line of its docstring
-    says what it does. None of its methods waits for the accelerator: none reads a tensor's value on the host, indexes
-    with a boolean mask or branches on a value.
+    A subclass is a frozen, keyword-only dataclass whose fields are made by `parameter`. The first line of its docstring
+    says what it does. Its methods must not wait for the accelerator: they must not read a tensor's value on the host,
+    index with a boolean mask, or branch on a value.
 
     Raises:
         ValueError: when built with a value outside a parameter's range; names key, value and what is allowed.
@@ -74,13 +74,13 @@ class Method:
 
     name: ClassVar[str] = ""
     source: ClassVar[str] = ""
-    # What is wrong with the class, said where it is used: a module's other methods are not to suffer from it.
+    # What is wrong with the class. It is raised where the class is used, so that a module's other methods still work.
     refused: ClassVar[ValueError | None] = None
-    # Whether F may be 0 or less at ratio 1, or change with the size of A: the contract then asks neither, and the line
-    # that says what a run trains names it.
+    # Whether F may be 0 or less at ratio 1, or change with the size of A. The contract then checks neither, and the
+    # announced line of a run names it.
     unconstrained_weight: ClassVar[bool] = False
-    # Whether a token's weight depends on the others of its sequence: on an accelerator its sums are then compiled over
-    # whole sequences, else over parts of them. The result is the same.
+    # Whether a token's weight depends on the other tokens of its sequence. On an accelerator its sums are then compiled
+    # over whole sequences, and otherwise over parts of them. The result is the same.
     by_sequence: ClassVar[bool] = False
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
@@ -88,7 +88,7 @@ class Method:
     log_ratio_clamp: float | None = parameter(
         20.0,
         optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
-        "log importance-sampling ratios are clamped to plus or minus this, as verl does (20); null: not",
+        "log importance-sampling ratios are clamped to plus or minus this, as in verl (20); null: no clamp",
     )
 
     def __init_subclass__(cls, name: str | None = None, source: str = "", **kwargs: Any):
@@ -113,19 +113,19 @@ class Method:
 
     @property
     def asks_for(self) -> tuple[str, ...]:
-        """Which of `tokens.OPTIONAL` the method needs."""
+        """Those of `tokens.OPTIONAL` that the method needs."""
         return ()
 
     @property
     def what_limits(self) -> Limit:
-        """What limits the gradient weight: bounds, where the method has any."""
+        """What limits the gradient weight: the bounds, if the method has any."""
         return NO_LIMIT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
 
-    # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds need none of it.
+    # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 
     @property
     def statistics_size(self) -> int:
-        """Length of the statistics vector; 0 for bounds that depend on nothing."""
+        """Length of the statistics vector; 0 for bounds that do not depend on statistics."""
         return 0
 
     def statistics(self, t: Tokens) -> Tensor:
@@ -144,22 +144,22 @@ class Method:
         return {}
 
     def over_updates(self, metrics: dict[str, list[float]]) -> dict[str, float]:
-        """What to log besides of a rollout batch whose updates had these metrics, of which verl logs the means.
+        """What to log for a rollout batch, in addition to the means of its updates' metrics, which verl logs.
 
         Args:
-            metrics: name, for a member of a family name/bin_0 and so on, to its value in each update.
+            metrics: from a metric's name (name/bin_0, … for the members of a family) to its value in each update.
 
         Returns:
-            Names of the same form, of metrics in `logs`, to their values.
+            From names of the same form, which must be those of metrics in `logs`, to values.
         """
         return {}
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """Lower and upper bound on what `bounded` returns."""
+        """The lower and upper bound on the values that `bounded` returns."""
         return Bounds(0.0, math.inf)
 
     def bounded(self, t: Tokens) -> Tensor:
-        """What the bounds act on, (sequences, length): regions and clip fractions are counted by it."""
+        """The values that the bounds act on, (sequences, length). Regions and clip fractions are counted by them."""
         return t.ratio
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
@@ -167,11 +167,11 @@ class Method:
         raise NotImplementedError(f"{type(self).__name__}.gradient_weight: return the gradient weight F of every token")
 
     def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
-        """dJ/dlog_prob of each token, (sequences, length): F * A, but for a term that has a gradient where A is 0."""
+        """dJ/dlog_prob of each token, (sequences, length): F * A, unless a term has a gradient where A is 0."""
         return weight * t.advantages
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """What is logged as the loss, (sequences, length); minus `gradient` is its gradient whatever it is."""
+        """The value that is logged as the loss, (sequences, length). Its gradient is always minus `gradient`."""
         return -weight * t.advantages
 
 
@@ -179,14 +179,14 @@ class Method:
 class FixedBounds(Method):
     """Methods whose clip bounds are constants."""
 
-    # What limits the weight besides the bounds: parameters of which null means no such limit.
+    # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
 
     clip_low: float | None = parameter(
-        0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
+        0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: no bound"
     )
     clip_high: float | None = parameter(
-        1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
+        1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: no bound"
     )
 
     @property
@@ -199,7 +199,7 @@ class FixedBounds(Method):
 
 @dataclass(frozen=True, kw_only=True)
 class ConstantWeight(Method):
-    """Methods whose weight is a constant to the gradient, so that no token loses its gradient to log_ratio_clamp."""
+    """Methods whose weight the gradient treats as a constant, so that log_ratio_clamp never removes a gradient."""
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
@@ -223,12 +223,12 @@ def dual_clip_parameter(default: float | None) -> Any:
     return parameter(
         default,
         optional(number(above=1, at_most=LARGEST_BOUND)),
-        "tokens with A < 0 and a ratio above this get no gradient; null: off",
+        "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
     )
 
 
 def not_above(method: Any, low: str, high: str) -> None:
-    """Raises if one parameter is above another; null is above and below nothing.
+    """Raises if one parameter is above another. null is never above or below anything.
 
     Args:
         method: a method with its parameters.
@@ -243,22 +243,22 @@ def not_above(method: Any, low: str, high: str) -> None:
 
 
 def register(method: type[Method], name: str, source: str = "") -> None:
-    """Registers a method under its name; a re-imported module's copy takes the place of the first.
+    """Registers a method under its name. If a module is imported again, its copy replaces the first one.
 
     Args:
-        method: the class; if the name belongs to another one, it is not registered and cannot be built.
+        method: the class. If another class has the name, this one is not registered and cannot be built.
         name: without prefix; verl knows it as `clipx_<name>`.
         source: paper and equation.
     """
     method.name, method.source, method.refused = name, source or described(method), None
-    wrong = [f"{described(method)}: {sentence}: rename it." for sentence in wrong_names(method.logs, METRICS)]
+    wrong = [f"{described(method)}: {sentence}. Rename it." for sentence in wrong_names(method.logs, METRICS)]
     if wrong:
         method.refused = ValueError("\n".join(wrong))
         return
     existing = METHODS.get(name)
     if existing is not None and described(existing) != described(method):
         method.refused = ValueError(
-            f"{described(method)}: the name {name!r} belongs to {described(existing)}, take another one."
+            f"{described(method)}: the name {name!r} already belongs to {described(existing)}. Choose another one."
         )
         return
     METHODS[name] = method
@@ -267,7 +267,7 @@ def register(method: type[Method], name: str, source: str = "") -> None:
 
 
 def members(metric: Metric, value: Tensor) -> dict[str, Tensor]:
-    """A metric's name, or those of a family's members, to 0-d tensors.
+    """From a metric's name, or the names of a family's members, to 0-d tensors.
 
     Args:
         value: 0-d, or 1-d for a family.
@@ -278,10 +278,10 @@ def members(metric: Metric, value: Tensor) -> dict[str, Tensor]:
 
 
 def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric, dict[str, Tensor]]]:
-    """The declaration of each metric of a decision, with its members.
+    """The declaration of each metric of a decision, together with its members.
 
     Raises:
-        ValueError: a metric that is not declared as one of a decision, or a family where a number is declared.
+        ValueError: a metric is not declared with `of_decision`, or it is a family and was declared as a number.
     """
     known = {metric.name: metric for metric in method.logs if metric.over is Over.DECISION}
     found = []
@@ -293,15 +293,15 @@ def declared(method: Method, values: Mapping[str, Tensor]) -> list[tuple[Metric,
             )
         if value.ndim != bool(known[name].numbered):
             raise ValueError(
-                f"{described(type(method))}.metrics returns {name!r} with {value.ndim} dimensions: a metric has none, "
-                "a family, declared with numbered=, has one."
+                f"{described(type(method))}.metrics returns {name!r} with {value.ndim} dimensions. A metric must "
+                "have no dimension; a family, which numbered= declares, must have one."
             )
         found.append((known[name], members(known[name], value)))
     return found
 
 
 def described(target: Any) -> str:
-    """module:name of a class or a function, for messages."""
+    """A class or a function as module:name, for messages."""
     return f"{getattr(target, '__module__', '?')}:{getattr(target, '__qualname__', repr(target))}"
 
 

@@ -1,4 +1,4 @@
-"""What a metric is: one declared entry. Vectors, reductions, pages and charts all follow from it."""
+"""What a metric is: one declared entry, from which vectors, reductions, pages and charts all follow."""
 
 import re
 from collections.abc import Callable, Iterable, Iterator
@@ -17,7 +17,7 @@ ANY_NAME = "…"
 
 
 class Over(Enum):
-    """What the number is taken over, and so how it adds up over micro-batches, ranks and updates."""
+    """What a number is computed over, which determines how it adds up over micro-batches, ranks and updates."""
 
     TOKENS = "mean over the mini-batch's tokens, exact over micro-batches and ranks; verl averages it over updates"
     UPDATE = "made of sums over the mini-batch's tokens once they are whole; verl averages it over updates"
@@ -38,20 +38,20 @@ class Metric:
         name: without the prefix `clipx/`.
         meaning: what it is, in one line.
         unit: of the number.
-        over: what it is taken over.
-        section: the heading of docs/metrics.md under which it stands.
+        over: what it is computed over.
+        section: the heading of docs/metrics.md that it is listed under.
         detailed: whether only clipx.metrics=all logs it.
-        chart: the chart in which it is drawn with the others of that chart; "" for none.
+        chart: the chart that it is drawn in, with other metrics; "" for no chart.
         numbered: for a family of metrics, what its members are called: "bin" for name/bin_0, name/bin_1, …
-        adds_up: of a decision: where each micro-batch decides for itself, whether the numbers of the micro-batches add
-            up over the mini-batch, as counts do, or are averaged.
+        adds_up: for a DECISION that each micro-batch makes by itself: whether the numbers of the micro-batches add up
+            over the mini-batch, as counts do, or are averaged.
         sums: over TOKENS or an UPDATE: the names of the sums over tokens that it is made of.
-        of: from the sums, each divided by the number of tokens, to the metric. Linear over TOKENS; over an UPDATE it
-            gets floats, and where it returns None nothing is logged.
-        each: over TOKENS, in the place of `sums`: from `metrics.Seen` to the values of every token, or None to count
+        of: from the sums, each divided by the number of tokens, to the metric. It must be linear over TOKENS. Over an
+            UPDATE it gets floats, and nothing is logged if it returns None.
+        each: over TOKENS, instead of `sums`: from `metrics.Seen` to the values of every token, or None to count
             them, and the tokens that count, both (sequences, length).
-        last_update: over an UPDATE: whether it is of the last update only.
-        logged_as: its whole key where that is not clipx/<name>, for example the one by which verl's own losses log it.
+        last_update: over an UPDATE: whether it describes only the last update.
+        logged_as: its whole key if that is not clipx/<name>, for example the key under which verl's own losses log it.
     """
 
     name: str
@@ -71,12 +71,12 @@ class Metric:
 
     @property
     def key(self) -> str:
-        """As the worker logs it, a family without its members' numbers."""
+        """The key as the worker logs it; for a family, without the numbers of its members."""
         return self.logged_as or f"clipx/{self.name}"
 
     @property
     def pattern(self) -> str:
-        """A regular expression that fits its keys and no others."""
+        """A regular expression that matches its keys and no others."""
         key = re.escape(self.key).replace(ANY_NAME, "[^/]+")
         return key + (rf"/{self.numbered}_\d+" if self.numbered else "")
 
@@ -105,16 +105,16 @@ def same_key(one: Metric, other: Metric) -> bool:
 
 
 def wrong_names(own: Iterable[Metric], shared: Iterable[Metric]) -> Iterator[str]:
-    """What is wrong with the names of a method's own metrics, a sentence each."""
+    """What is wrong with the names of a method's own metrics, one sentence for each mistake."""
     own, shared = list(own), list(shared)
     for metric in own:
         name = metric.name
         others = [other for other in (*shared, *own) if other is not metric]
         if any(letters in f"{name}/{metric.numbered}" for letters in REDUCED_OTHERWISE):
-            yield f"the metric {name!r}: verl reduces a name with {' or '.join(REDUCED_OTHERWISE)} in it otherwise"
+            yield f"the metric {name!r}: verl does not average names with {' or '.join(REDUCED_OTHERWISE)} in them"
         if any(same_key(metric, other) for other in others):
-            yield f"the metric {name!r}: another metric has this name"
+            yield f"the metric {name!r}: another metric already has this name"
         if inner := PREFIXED.fullmatch(name):
             prefixed = replace(metric, name=inner["name"])
             if any(same_key(prefixed, other) for other in others):
-                yield f"the metric {name!r}: the plugin logs {inner['name']!r} under this name, too"
+                yield f"the metric {name!r}: the plugin also logs {inner['name']!r} under this name"

@@ -1,7 +1,7 @@
 """Typed, documented, validated fields for the methods' configurations.
 
-A parameter is an ordinary dataclass field whose metadata says what it means and which values it takes, so that one
-place serves the error messages, `clipx methods` and the documentation.
+A parameter is an ordinary dataclass field whose metadata says what it means and which values it takes. The error
+messages, `clipx methods` and the documentation all use this metadata.
 """
 
 import dataclasses
@@ -20,9 +20,9 @@ class Allowed:
     Args:
         description: the end of the sentence "must be ...".
         convert: returns the value in its proper type, or raises ValueError/TypeError if it is not allowed.
-        ends: the smallest and the largest number that is allowed; None where it is no number.
-        reason: why a number's ends are not the parameter's own; empty where they are, or where it is no number.
-        choices: the words that are allowed; empty where it is no choice.
+        ends: the smallest and the largest number that is allowed; None if it is not a number.
+        reason: why a number's ends are those of float32; empty if the parameter has its own, or if it is not a number.
+        choices: the words that are allowed; empty if it is not a choice.
     """
 
     description: str
@@ -36,19 +36,19 @@ class Allowed:
 def number(
     *, above: float | None = None, at_least: float | None = None, at_most: float | None = None, reason: str = ""
 ) -> Allowed:
-    """A number in a range; integers are accepted and become floats, booleans and text are not.
+    """A number in a range. Integers are accepted and become floats; booleans and text are refused.
 
     Args:
-        above, at_least: one of them is the lower end, outside or inside the range.
-        reason: in place of an end, why the parameter has none of its own; it then ends with float32.
+        above, at_least: the lower end, which lies outside the range (above) or inside it (at_least).
+        reason: why the parameter has no end of its own, if one is missing; its range then ends with float32.
 
     Raises:
-        TypeError: a range without an end or without a reason: every value of a range has to compute in float32.
+        TypeError: an end and the reason are both missing. Every value of a range must be computable in float32.
     """
     lower = at_least if above is None else above
     complete = lower is not None and at_most is not None
     if complete == bool(reason) or (above is not None and at_least is not None):
-        raise TypeError("number() needs one lower end and an upper end, or the reason why it has none")
+        raise TypeError("number() needs a lower and an upper end, or a reason why one is missing")
     lowest = next_float32(above) if above is not None else -FLOAT32_LARGEST if at_least is None else at_least
     highest = FLOAT32_LARGEST if at_most is None else at_most
 
@@ -69,7 +69,7 @@ def number(
 
 
 def integer(*, at_least: int, at_most: int) -> Allowed:
-    """A whole number in a range, its ends included; booleans and fractions are not accepted."""
+    """A whole number in a range that includes its ends. Booleans and fractions are refused."""
 
     def convert(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
@@ -99,12 +99,12 @@ def choice(*values: str) -> Allowed:
 
 
 def boolean() -> Allowed:
-    """True or false; 0 and 1 are not accepted."""
+    """True or false. 0 and 1 are refused."""
     return only("true or false", lambda value: isinstance(value, bool))
 
 
 def only(description: str, fits: Callable[[Any], bool]) -> Allowed:
-    """The values that fit, as they are.
+    """The values that fit, unchanged.
 
     Args:
         description: the end of the sentence "must be ...".
@@ -119,7 +119,7 @@ def only(description: str, fits: Callable[[Any], bool]) -> Allowed:
 
 
 def optional(allowed: Allowed) -> Allowed:
-    """What `allowed` takes, or null."""
+    """The values that `allowed` accepts, or null."""
     return dataclasses.replace(
         allowed,
         description=f"{allowed.description}, or null",

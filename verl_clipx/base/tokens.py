@@ -1,4 +1,4 @@
-"""What verl gives of a micro-batch, and what a method sees: its tokens and their importance-sampling ratio, finite."""
+"""What verl passes of a micro-batch, and what a method sees: its tokens and their importance-sampling ratio, finite."""
 
 import math
 from typing import NamedTuple
@@ -22,8 +22,8 @@ class Inputs(NamedTuple):
     Args:
         log_prob, old_log_prob, advantages: (sequences, length).
         mask: bool, (sequences, length); values outside are never used, not even NaN.
-        counted: bool, (sequences, length): the tokens that statistics and metrics count; None: those in the mask.
-        rollout_log_prob, entropy: (sequences, length); group: int64, (sequences,); None where nothing asks for them.
+        counted: bool, (sequences, length): the tokens that statistics and metrics count; None: the tokens in the mask.
+        rollout_log_prob, entropy: (sequences, length); group: int64, (sequences,); None unless something asks for them.
     """
 
     log_prob: Tensor
@@ -37,7 +37,7 @@ class Inputs(NamedTuple):
 
 
 class Tokens(NamedTuple):
-    """A micro-batch's tokens: detached, 0 outside the mask, float32 or, for float64 inputs, float64.
+    """A micro-batch's tokens: detached, 0 outside the mask, in float32, or in float64 for float64 inputs.
 
     Args:
         log_prob, old_log_prob: log-probabilities under the current and the old policy, (sequences, length).
@@ -80,7 +80,7 @@ def compute_dtype(dtype: torch.dtype) -> torch.dtype:
 
 
 def parts(values: Tensor) -> Tensor:
-    """What is added up by one block of threads: sequences or, on an accelerator, where they are whole ones, parts.
+    """What one block of threads adds up: sequences or, on an accelerator that can divide them evenly, parts of them.
 
     The grid of threads then follows from the number of tokens, however they are divided into sequences.
 
@@ -104,7 +104,7 @@ def number_in(members: Tensor) -> Tensor:
 
 
 def padded_parts(values: Tensor, outside: float) -> Tensor:
-    """As `parts`, but on an accelerator always whole ones; `outside` is what they are padded with."""
+    """As `parts`, but on an accelerator the values are padded with `outside`, so that all parts are whole."""
     if values.device.type == "cpu":
         return values
     columns = values.shape[-1]
@@ -126,9 +126,9 @@ def tokens_of(inputs: Inputs, log_ratio_clamp: float | None) -> Tokens:
     """What a loss and its statistics are computed from.
 
     Args:
-        inputs: the micro-batch, of any float dtype; which tokens count is not looked at.
-        log_ratio_clamp: the log-ratio is clamped to +-this (verl uses 20); None: only where the ratio or its square
-            would overflow.
+        inputs: the micro-batch, in any float dtype; `counted` is ignored.
+        log_ratio_clamp: the log-ratio is clamped to +-this (verl uses 20); None: it is clamped only where the ratio or
+            its square would overflow.
     """
     dtype, mask = compute_dtype(inputs.log_prob.dtype), inputs.mask
 

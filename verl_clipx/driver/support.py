@@ -354,7 +354,7 @@ OPTIONS = "tests/end_to_end/test_options.py"
 VLLM = "tests/end_to_end/test_vllm.py"
 # Bounds, gradients and log-probabilities in the engine without Ray, and a run with it.
 BOTH = f"the same through Ray: {OPTIONS}"
-BESIDE_VLLM = f"the same through Ray, beside vLLM: {VLLM}"
+BESIDE_VLLM = f"the same through Ray: {TRAINING}; beside vLLM: {VLLM}"
 
 ROWS = (
     Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo", on={STRATEGY: "fsdp2"}),

@@ -1,4 +1,4 @@
-"""The methods, a file each. A file that lies here is registered by being imported, as a user's own is."""
+"""The methods, one file each. Importing a file registers its method, as it registers a user's own."""
 
 from importlib import import_module
 from pkgutil import iter_modules

@@ -16,8 +16,9 @@ from verl_clipx.methods.grpo import ClippedSurrogate
 class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8"):
     """Bounds per probability bin, from the spread of the ratio in the bin.
 
-    Bounds 1 -+ epsilon, epsilon = alpha sigma + epsilon_base, sigma the ratio's population standard deviation in the
-    bin, with a relative error of about 1e-16 (1 + (mean - 1)^2 / variance).
+    A token's bounds are [1 - epsilon, 1 + epsilon], where epsilon = alpha sigma + epsilon_base and sigma is the
+    population standard deviation of the ratio in the token's probability bin. sigma is computed with a relative error
+    of about 1e-16 (1 + (mean - 1)^2 / variance).
     """
 
     logs = (
@@ -38,9 +39,13 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     )
 
     alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
-    epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin without spread")
-    epsilon_min: float | None = parameter(None, optional(number(at_least=0, at_most=1e3)), "least epsilon; null: free")
-    epsilon_max: float | None = parameter(None, optional(number(at_least=0, at_most=1e6)), "most epsilon; null: free")
+    epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin whose ratios do not vary")
+    epsilon_min: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1e3)), "smallest epsilon; null: no limit"
+    )
+    epsilon_max: float | None = parameter(
+        None, optional(number(at_least=0, at_most=1e6)), "largest epsilon; null: no limit"
+    )
     bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins")
     bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
     variance_epsilon: float = parameter(
@@ -61,7 +66,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         return 3 * self.bins
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Of each bin: number of tokens, sum of r - 1, sum of (r - 1)^2."""
+        """The number of tokens of each bin, then the sum of r - 1, then the sum of (r - 1)^2."""
         # A masked sum a bin fuses into one pass without atomic additions: the same to the last bit each time. Over
         # parts first, so that on an accelerator each has a block of threads, not all of them one.
         deviation = padded_parts(t.ratio.to(float64) - 1, 0.0)
@@ -73,7 +78,7 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         return stack(counts + sums + [where(bin == k, squared, 0.0).sum(-1) for k in range(self.bins)]).sum(-1)
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """Each bin's sigma, then each bin's epsilon."""
+        """sigma of each bin, then epsilon of each bin."""
         n, total, squares = statistics.view(3, self.bins)
         used, divisor = n >= self.min_tokens, n.clamp(min=1)
         variance = (squares / divisor - (total / divisor) ** 2).clamp(min=0)

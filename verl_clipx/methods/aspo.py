@@ -1,4 +1,4 @@
-"""ASPO (arXiv 2510.06062): the ratio flipped, so that positive tokens that the policy has learned weigh less."""
+"""ASPO (arXiv 2510.06062): a flipped ratio, so that positive tokens that the policy has already learned weigh less."""
 
 import math
 from dataclasses import dataclass
@@ -12,11 +12,11 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Aspo(FixedBounds, name="aspo", source="ASPO, in the form of DGPO's Eq. 6 and its authors' code"):
+class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the form of its authors' code"):
     """The reciprocal ratio as the weight of positive tokens, with a soft cap.
 
-    F = 0 where PPO clips; else 1/r on flipped tokens and r on the others, softly capped: a capped token keeps a
-    gradient, with the cap as its weight. The defaults are those of the authors' released code.
+    F = 0 where PPO clips. Otherwise F = 1/r for flipped tokens and F = r for the others. The cap is soft: a capped
+    token keeps a gradient, with the cap as its weight. The defaults are those of the authors' released code.
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("weight_low", "weight_high", "negative_weight_high")
@@ -25,15 +25,15 @@ class Aspo(FixedBounds, name="aspo", source="ASPO, in the form of DGPO's Eq. 6 a
         "positive", choice("positive", "both"), "tokens whose weight is the reciprocal ratio: those with A > 0, or all"
     )
     weight_low: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1e6)), "lower bound of a reciprocal weight; null: none"
+        None, optional(number(at_least=0, at_most=1e6)), "lower bound of a reciprocal weight; null: no bound"
     )
     weight_high: float | None = parameter(
-        3.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of a reciprocal weight; null: none"
+        3.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of a reciprocal weight; null: no bound"
     )
     negative_weight_high: float | None = parameter(
         3.0,
         optional(number(at_least=1e-3, at_most=1e6)),
-        "upper bound of the weight of tokens that are not flipped; null: none",
+        "upper bound of the weight of tokens that are not flipped; null: no bound",
     )
 
     def __post_init__(self) -> None:

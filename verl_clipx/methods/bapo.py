@@ -28,20 +28,22 @@ LEAST_LARGEST = 1e-25
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
+class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8 and Algorithm 1"):
     """Bounds searched until positive tokens contribute enough.
 
-    P and N are the contributions of tokens with positive and negative advantage. With w the token's weight:
-    P(c_high) sums w A min(r, c_high) and N(c_low) sums w |A| max(r, c_low) under counted="surrogate"; they sum w A r
-    over r <= c_high and w |A| r over r >= c_low under counted="gradient".
+    P and N are the contributions of tokens with positive and negative advantage. With w, the token's weight:
 
-    The search moves the bound named by `first` from its start towards its stop, the other one at its start, and ends at
-    the first candidate that satisfies the criterion; if none does, it leaves that bound at the last candidate and moves
-    the other. It is satisfied wherever N is 0. Under counted="surrogate" raising c_low raises N and cannot help ("net"
-    with a target above 1 aside): c_low ends at its start or its last candidate.
+        counted="surrogate": P(c_high) = sum of w A min(r, c_high),       N(c_low) = sum of w |A| max(r, c_low)
+        counted="gradient":  P(c_high) = sum of w A r over r <= c_high,   N(c_low) = sum of w |A| r over r >= c_low
 
-    Source: "net" is Eq. 8 as printed, "share" its prose and Fig. 4; "ratio", weight "none", first "lower" and last_step
-    "clipped" are the authors' released code.
+    The search moves the bound named by `first` from its start towards its stop while the other bound stays at its
+    start. It ends at the first candidate that satisfies the criterion. If no candidate does, it leaves this bound at
+    its last candidate and moves the other. The criterion is satisfied wherever N is 0. With counted="surrogate",
+    raising c_low raises N and cannot help (except for "net" with a target above 1), so c_low ends either at its start
+    or at its last candidate.
+
+    Source: "net" is Eq. 8 as printed; "share" is the paper's prose and Fig. 4. "ratio", weight "none", first "lower"
+    and last_step "clipped" are the authors' released code.
     """
 
     logs = (
@@ -68,7 +70,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
     counted: str = parameter(
         "surrogate",
         choice("surrogate", "gradient"),
-        "surrogate: every token counts with its clipped value (paper); gradient: only tokens with a live gradient",
+        "surrogate: every token counts with its clipped value (paper); gradient: only tokens that have a gradient",
     )
     weight: str = parameter(
         "old",
@@ -77,7 +79,9 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
     )
     first: str = parameter("upper", choice("upper", "lower"), "the bound that moves first (paper: upper)")
     last_step: str = parameter(
-        "full", choice("full", "clipped"), "a last step that would leave the range: not taken, or clipped to its end"
+        "full",
+        choice("full", "clipped"),
+        "a last step that would leave the range: full (not taken) or clipped (to its end)",
     )
     lower_start: float = parameter(0.6, number(at_least=0, at_most=1), "where the lower bound starts")
     lower_stop: float = parameter(0.9, number(at_least=0, at_most=1), "how far the lower bound may rise")
@@ -93,7 +97,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
         super().__post_init__()
         if self.contribution == "share" and self.target > 1:
             raise ValueError(
-                f"{NODE}.target={self.target:g} with {NODE}.contribution=share: a share is at most 1. Take a target "
+                f"{NODE}.target={self.target:g} with {NODE}.contribution=share: a share is at most 1. Set a target "
                 f"of at most 1, or {NODE}.contribution=ratio or net."
             )
         for side in ("lower", "upper"):
@@ -101,7 +105,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
             start, stop, step = self._range(side)
             if (stop - start) / step > MOST_CANDIDATES:
                 raise ValueError(
-                    f"{NODE}.{side}_step={step:g}: more than {MOST_CANDIDATES} candidates; take a larger step."
+                    f"{NODE}.{side}_step={step:g}: more than {MOST_CANDIDATES} candidates. Set a larger step."
                 )
 
     @property
@@ -226,7 +230,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO, Eq. 8 and Algorithm 1"):
 def magnitude_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -> Tensor:
     """The sum of the values' magnitudes in each interval, (positive + negative,), float64, counted in whole numbers.
 
-    A sign has its own unit: a single large value of the other one would leave little of its sums.
+    Each sign has its own unit, because a single large value of the other sign would leave little of its sums.
 
     Args:
         values: (sequences, length), at least 0 in the intervals for positive tokens, at most 0 in the others.
@@ -242,7 +246,7 @@ def magnitude_sums(values: Tensor, interval: Tensor, positive: int, negative: in
 
 
 def sum_from(values: Tensor) -> Tensor:
-    """Sums of each entry and all after it; not total minus cumulative sum, which would leave rounding errors for 0."""
+    """The sum of each entry and all after it. Total minus cumulative sum would leave rounding errors where it is 0."""
     return values.flip(0).cumsum(0).flip(0)
 
 

@@ -11,11 +11,11 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO, in the form of DGPO's Eq. 5"):
+class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in the form of DGPO's Eq. 5"):
     """GPPO with a scale on each side.
 
-    F = beta_low low where A < 0 and r < low, beta_high high where A > 0 and r > high, else r; 0 where A < 0 and
-    r > dual_clip (the authors' released code).
+    F = beta_low low where A < 0 and r < low, beta_high high where A > 0 and r > high, and r elsewhere. With a dual
+    clip, which only the authors' released code has, F = 0 where A < 0 and r > dual_clip.
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)

@@ -14,18 +14,19 @@ from verl_clipx.base.tokens import Tokens
 class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv 2506.13585), Eq. 4-5"):
     """Clips the importance weight and keeps every token's gradient.
 
-    F = clip(r, low, high); 0 where A < 0 and r < mask_low, and where A > 0 and r > mask_high (its unified form, Eq. 7).
+    F = clip(r, low, high). In its unified form (Eq. 7), F = 0 where A < 0 and r < mask_low, and where A > 0 and
+    r > mask_high.
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("mask_low", "mask_high")
 
     mask_low: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "drop tokens with A < 0 and a ratio below this; null: none"
+        None, optional(number(at_least=0, at_most=1)), "drop tokens with A < 0 and a ratio below this; null: drop none"
     )
     mask_high: float | None = parameter(
         None,
         optional(number(at_least=1, at_most=LARGEST_BOUND)),
-        "drop tokens with A > 0 and a ratio above this; null: none",
+        "drop tokens with A > 0 and a ratio above this; null: drop none",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

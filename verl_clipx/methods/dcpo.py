@@ -16,13 +16,14 @@ from verl_clipx.methods.grpo import ClippedSurrogate
 class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4"):
     """Bounds from the old probability: wide for rare tokens, narrow for likely ones.
 
-    With q the token's probability under the old policy, the ratio is clipped to
-    [1/2 + 1/2 sqrt(max(1 - 4 epsilon_low / q, 0)), 1/2 + 1/2 sqrt(1 + 4 epsilon_high / q)], the upper bound being at
-    most `largest_ratio`: where |(r - 1) r q| is at most epsilon. The lower bound is between 1/2 and 1.
+    With q, the token's probability under the old policy, the ratio is clipped to
 
-    Tokens with A < 0 have no upper bound but the dual clip.
+        [1/2 + 1/2 sqrt(max(1 - 4 epsilon_low / q, 0)), 1/2 + 1/2 sqrt(1 + 4 epsilon_high / q)]
 
-    Source: the paper's dynamic-adaptive clipping, not its advantages and not its average over tokens.
+    which is where |(r - 1) r q| is at most epsilon. The upper bound is at most `largest_ratio`, and the lower bound is
+    between 1/2 and 1. Tokens with A < 0 have no upper bound except the dual clip.
+
+    Source: the paper's dynamic-adaptive clipping, without its advantages and its average over tokens.
     """
 
     dual_clip: float | None = dual_clip_parameter(10.0)
@@ -30,7 +31,7 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     epsilon_low: float = parameter(0.16, number(at_least=0, at_most=1e3), "how wide the lower bound is")
     epsilon_high: float = parameter(0.2, number(at_least=0, at_most=1e3), "how wide the upper bound is")
     largest_ratio: float | None = parameter(
-        10.0, optional(number(at_least=1, at_most=LARGEST_BOUND)), "the upper bound is at most this; null: free"
+        10.0, optional(number(at_least=1, at_most=LARGEST_BOUND)), "the upper bound is at most this; null: no limit"
     )
 
     @property

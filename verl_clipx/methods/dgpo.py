@@ -10,17 +10,17 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dgpo(FixedBounds, name="dgpo", source="DGPO, Eq. 9-10"):
+class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10"):
     """A gradient that decays as a power of the ratio outside the bounds.
 
-    F = r (r / low)^n where A < 0 and r < low, r (high / r)^(1/m) where A > 0 and r > high, else r: continuous at both
-    bounds. m = 1 gives GPPO's constant upper bound.
+    F = r (r / low)^n where A < 0 and r < low, r (high / r)^(1/m) where A > 0 and r > high, and r elsewhere. F is
+    continuous at both bounds. With m = 1, its upper bound is constant, as in GPPO.
     """
 
     log_ratio_clamp: float | None = parameter(
         None,
         optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
-        "beyond this log ratio tokens whose weight is the ratio get no gradient (the release: 20); null: not",
+        "beyond this log ratio, tokens whose weight is the ratio get no gradient (release: 20); null: no clamp",
     )
     n: float = parameter(
         1.0, number(at_least=1e-3, at_most=1e3), "decay below the lower bound: the weight falls with ratio^(n+1)"
@@ -33,7 +33,7 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO, Eq. 9-10"):
         super().__post_init__()
         for key in ("clip_low", "clip_high"):
             if not getattr(self, key):
-                raise ValueError(f"{NODE}.{key}={getattr(self, key)!r}: DGPO scales its decay by the bound, set one.")
+                raise ValueError(f"{NODE}.{key}={getattr(self, key)!r}: DGPO scales its decay by the bound. Set one.")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio

@@ -18,9 +18,13 @@ SMALLEST = 1e-8
 class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 12, its D by Eq. 13 (tv) or 14 (kl)"):
     """Drops tokens by the divergence from the old policy.
 
-    D is signed: below 0 where the token's probability p fell from the old policy's q. tv: D = p - q. kl: |D| =
-    q log(q / p) + (1 - q) log((1 - q) / (1 - p)). F = min(r, weight_high), or 0 where A > 0 and D > threshold_high, and
-    where A < 0 and D < -threshold_low.
+    The divergence D has a sign: it is below 0 where the token's probability p is lower than q, that of the old policy.
+
+        tv:  D = p - q
+        kl:  |D| = q log(q / p) + (1 - q) log((1 - q) / (1 - p))
+
+    F = 0 where A > 0 and D > threshold_high, and where A < 0 and D < -threshold_low. Elsewhere
+    F = min(r, weight_high).
     """
 
     other_limits: ClassVar[tuple[str, ...]] = ("weight_high",)
@@ -28,20 +32,20 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     divergence: str = parameter(
         "tv",
         choice("tv", "kl"),
-        "of the sampled token against all others: total variation, or the KL of the old policy from the current",
+        "of the sampled token against all others: tv (total variation) or kl (of the old policy from the current)",
     )
     threshold_low: float | None = parameter(
         0.2,
         optional(number(at_least=0, at_most=100)),
-        "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: none",
+        "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: no token",
     )
     threshold_high: float | None = parameter(
         0.2,
         optional(number(at_least=0, at_most=100)),
-        "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: none",
+        "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: no token",
     )
     weight_high: float | None = parameter(
-        5.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of the ratio as a weight; null: none"
+        5.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of the ratio as a weight; null: no bound"
     )
 
     @property
@@ -49,7 +53,7 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         return limit_of(self, "fixed thresholds on the divergence", self.threshold_low, self.threshold_high)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """On the signed divergence."""
+        """The bounds on the signed divergence."""
         low, high = self.threshold_low, self.threshold_high
         return Bounds(-math.inf if low is None else -low, math.inf if high is None else high)
 

@@ -1,4 +1,4 @@
-"""DRO (arXiv 2405.19107): the advantage and a pull back to the old policy, in the place of a ratio and its bounds."""
+"""DRO (arXiv 2405.19107): the advantage and a pull back to the old policy, instead of a ratio and its bounds."""
 
 from dataclasses import dataclass
 
@@ -10,11 +10,12 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), per token as verl's dro"):
+class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token as in verl's dro"):
     """A penalty on the squared log-ratio in the place of bounds; it also pulls where A is 0.
 
-    The objective of a token is A log pi - beta/2 (log r)^2, its gradient A - beta log r. F is that over A and so
-    depends on the size of A. Where A is 0 there is no F; traces show 0, and the gradient is -beta log r all the same.
+    The objective of a token is A log pi - beta/2 (log r)^2, and its gradient is A - beta log r. F is this gradient
+    divided by A, so it depends on the size of A. Where A is 0, F does not exist: traces show 0, while the gradient is
+    still -beta log r.
     """
 
     unconstrained_weight = True

@@ -1,4 +1,4 @@
-"""GMPO (arXiv 2507.20673): the geometric mean of a sequence's ratios, each clipped by itself."""
+"""GMPO (arXiv 2507.20673): the geometric mean of a sequence's ratios, each of which is clipped."""
 
 import math
 from dataclasses import dataclass
@@ -11,21 +11,23 @@ from verl_clipx.base.tokens import Tokens, saturated
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), as verl's geo_mean"):
+class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
     """The geometric mean of the sequence's ratios, each clipped by itself.
 
-    s = exp(mean of log r over the sequence's tokens), where r counts at most as high if A > 0 and at least as low if
-    A < 0. F = s, or 0 at a token that is clipped. A is the whole sequence's, as in the paper; averaged by
-    seq-mean-token-mean this is then the gradient of A s, averaged over sequences.
+    s = exp(mean of log r over the sequence's tokens), where r counts as min(r, high) if A > 0 and as max(r, low)
+    if A < 0. F = 0 at a token that is clipped, and F = s elsewhere. A belongs to the whole sequence, as in the paper.
+    With seq-mean-token-mean, this is then the gradient of A s, averaged over sequences.
     """
 
     by_sequence = True
 
     clip_low: float | None = parameter(
-        math.exp(-0.4), optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: none"
+        math.exp(-0.4), optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: no bound"
     )
     clip_high: float | None = parameter(
-        math.exp(0.4), optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: none"
+        math.exp(0.4),
+        optional(number(at_least=1, at_most=LARGEST_BOUND)),
+        "upper clip bound on the ratio; null: no bound",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
@@ -34,7 +36,7 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), as verl's 
         return where(clipped, 0.0, self._geometric_mean(t, bounds))
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """-A s, also of a token that is clipped."""
+        """-A s, also for a token that is clipped."""
         return -t.advantages * self._geometric_mean(t, bounds)
 
     def _geometric_mean(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -1,4 +1,4 @@
-"""GPPO (Klear-Reasoner, arXiv 2508.07629): the tokens that PPO clips keep a gradient, with the bound as its weight."""
+"""GPPO (Klear-Reasoner, arXiv 2508.07629): tokens that PPO clips keep a gradient, with the bound as their weight."""
 
 from dataclasses import dataclass
 
@@ -9,10 +9,10 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Gppo(FixedBounds, name="gppo", source="GPPO, in the form of DGPO's Eq. 4"):
+class Gppo(FixedBounds, name="gppo", source="GPPO (arXiv 2508.07629), in the form of DGPO's Eq. 4"):
     """Tokens outside the bounds keep the bound as their weight.
 
-    F = low where A < 0 and r < low, high where A > 0 and r > high, else r.
+    F = low where A < 0 and r < low, high where A > 0 and r > high, and r elsewhere.
     """
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

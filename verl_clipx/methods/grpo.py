@@ -11,7 +11,9 @@ from verl_clipx.base.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class ClippedSurrogate(Method):
-    """F = r, or 0 where A > 0 and r > high, where A < 0 and r < low, and where A < 0 and r > dual_clip.
+    """PPO's clipped surrogate, min(r A, clip(r, low, high) A), with an optional dual clip.
+
+    F = 0 where A > 0 and r > high, where A < 0 and r < low, and where A < 0 and r > dual_clip. Elsewhere F = r.
 
     Source: PPO (arXiv 1707.06347), Eq. 7; as a gradient weight, DGPO, Eq. 2. Dual clip: arXiv 1912.09729.
     """
@@ -26,7 +28,7 @@ class ClippedSurrogate(Method):
         return where(clipped, 0.0, r)
 
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
-        """max(-A r, -A clip(r)), and for A < 0 at most -A dual_clip."""
+        """max(-A r, -A clip(r)), and at most -A dual_clip where A < 0."""
         A, r = t.advantages, t.ratio
         value = -minimum(A * r, A * bounds.clip(r))
         if self.dual_clip is None:

@@ -14,24 +14,24 @@ from verl_clipx.base.tokens import Tokens, saturated
 class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 7; per token as in Eq. 13-14"):
     """PPO's clip on the ratio of the whole sequence.
 
-    s = exp(mean of log r over the sequence's tokens). F = s, or 0 where A > 0 and s > high, where A < 0 and s < low,
-    and where log s > log_ratio_clamp. Averaged by seq-mean-token-mean this is the gradient of Eq. 5.
+    s = exp(mean of log r over the sequence's tokens). F = 0 where A > 0 and s > high, where A < 0 and s < low, and
+    where log s > log_ratio_clamp. Elsewhere F = s. With seq-mean-token-mean, this is the gradient of Eq. 5.
     """
 
     by_sequence = True
 
     clip_low: float | None = parameter(
-        0.9997, optional(number(at_least=0, at_most=1)), "lower clip bound on the sequence's ratio; null: none"
+        0.9997, optional(number(at_least=0, at_most=1)), "lower clip bound on the sequence's ratio; null: no bound"
     )
     clip_high: float | None = parameter(
         1.0004,
         optional(number(at_least=1, at_most=LARGEST_BOUND)),
-        "upper clip bound on the sequence's ratio; null: none",
+        "upper clip bound on the sequence's ratio; null: no bound",
     )
     log_ratio_clamp: float | None = parameter(
         10.0,
         optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
-        "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: not",
+        "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit",
     )
 
     @property
@@ -56,5 +56,5 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         return -minimum(A * s, A * bounds.clip(s))
 
     def _log_ratio(self, t: Tokens) -> Tensor:
-        """(sequences, 1), within the range of the dtype. Only the mean is clamped, no token, as in verl."""
+        """(sequences, 1), within the range of the dtype. As in verl, only the mean is clamped and not each token."""
         return saturated(t.sequence_mean(t.log_prob - t.old_log_prob))

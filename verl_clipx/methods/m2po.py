@@ -25,13 +25,15 @@ UNITS = 2.0**24
 class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     """Masks the tokens with the largest log-ratios, so that the others' second moment is at most a threshold.
 
-    F = r, or 0 where A > 0 and log r > tau, and where A < 0 and log r < -tau; r is the ratio of the current policy to
-    the one that sampled. Of the tokens that PPO's clip acts on (A > 0 and r > 1, A < 0 and r < 1), those with
-    |log r| <= tau have a mean (log r)^2 of at most `threshold`, and tau is the largest edge of a bucket of |log r| for
-    which that holds: at most one bucket (1.6 %) below what sorting the tokens would give.
+    F = 0 where A > 0 and log r > tau, and where A < 0 and log r < -tau. Elsewhere F = r, which is the ratio of the
+    current policy to the one that sampled.
 
-    Source: moment "kept" is the paper's Algorithm 1; "capped", the mean of min((log r)^2, tau^2) over all of these
-    tokens, and behaviour "old" are the authors' released code.
+    PPO's clip acts on tokens with A > 0 and r > 1 and on tokens with A < 0 and r < 1. Those of them with
+    |log r| <= tau have a mean (log r)^2 of at most `threshold`. tau is the largest edge of a bucket of |log r| for
+    which this holds, which is at most one bucket (1.6 %) below what sorting the tokens would give.
+
+    Source: moment "kept" is the paper's Algorithm 1. Moment "capped", the mean of min((log r)^2, tau^2) over all
+    tokens that PPO's clip acts on, and behaviour "old" are the authors' released code.
     """
 
     logs = (
@@ -56,7 +58,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     moment: str = parameter(
         "kept",
         choice("kept", "capped"),
-        "second moment of the tokens that are kept (paper), or of all, the masked ones capped at the bound (release)",
+        "the second moment of the tokens that are kept (paper), or of all, masked ones capped at the bound (release)",
     )
     behaviour: str = parameter(
         "rollout",
@@ -78,7 +80,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         return 2 * (PER_OCTAVE * OCTAVES + 2)
 
     def statistics(self, t: Tokens) -> Tensor:
-        """Of each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
+        """For each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
         A, x = t.advantages, self.bounded(t)
         counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
         squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
@@ -87,7 +89,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         return cat([numbers.to(float64), sums.to(float64) / UNITS])
 
     def decide(self, statistics: Tensor) -> Tensor:
-        """tau, infinite where nothing is masked; the second moment before and after; the share that is masked."""
+        """tau, which is infinite if nothing is masked; the second moment before and after; the share that is masked."""
         of_buckets = statistics.view(2, -1)
         number, total = of_buckets.cumsum(1)
         inner = inner_edges(statistics.device)

@@ -1,4 +1,4 @@
-"""SAPO (arXiv 2511.20347): a gate that falls off smoothly on both sides of the ratio 1, in the place of the clip."""
+"""SAPO (arXiv 2511.20347): a gate that falls off smoothly on both sides of the ratio 1, instead of the clip."""
 
 from dataclasses import dataclass
 
@@ -10,19 +10,19 @@ from verl_clipx.base.tokens import Tokens
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), its objective and the gradient of it"):
+class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     """A soft gate instead of bounds.
 
-    The objective is f(r) A with f(r) = 4 / tau sigmoid(tau (r - 1)), so that with p = sigmoid(tau (r - 1))
-    F = 4 p (1 - p) r: r at 1, smaller on both sides. tau is tau_positive where A > 0, else tau_negative. 0 beyond
-    log_ratio_clamp.
+    The objective is f(r) A with f(r) = 4 / tau sigmoid(tau (r - 1)). With p = sigmoid(tau (r - 1)), this gives
+    F = 4 p (1 - p) r, which is 1 at r = 1; the gate 4 p (1 - p) is smaller on both sides. tau is tau_positive where
+    A > 0 and tau_negative elsewhere. F = 0 beyond log_ratio_clamp.
     """
 
     tau_positive: float = parameter(
         1.0, number(at_least=1e-3, at_most=1e3), "temperature of tokens with A > 0; larger: a narrower gate"
     )
     tau_negative: float = parameter(
-        1.05, number(at_least=1e-3, at_most=1e3), "temperature of the others; larger: a narrower gate"
+        1.05, number(at_least=1e-3, at_most=1e3), "temperature of the other tokens; larger: a narrower gate"
     )
 
     @property

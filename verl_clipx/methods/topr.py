@@ -14,11 +14,11 @@ from verl_clipx.base.tokens import Tokens, saturated
 class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8"):
     """Weight 1 for positive samples and the truncated importance ratio for negative ones; no gradient is dropped.
 
-    F = clip(ratio, positive_low, positive_high) where A >= 0 and clip(ratio, negative_low, negative_high) where A < 0;
-    the paper's canonical limits are [1, 1] and [0, 1]. The ratio is that of the whole sequence to the old policy, the
-    product over its tokens: the paper's trajectories; log_ratio_clamp acts on each token before the product.
+    F = clip(ratio, positive_low, positive_high) where A >= 0 and clip(ratio, negative_low, negative_high) where A < 0.
+    The paper's canonical limits are [1, 1] and [0, 1]. The ratio is that of the whole sequence (the paper's trajectory)
+    to the old policy, which is the product over its tokens. log_ratio_clamp acts on each token before the product.
 
-    The paper's A is the reward, 1 or -1, without a baseline.
+    In the paper, A is the reward, 1 or -1, without a baseline.
     """
 
     by_sequence = True
@@ -26,16 +26,16 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
     level: str = parameter(
         "sequence",
         choice("sequence", "token"),
-        "the importance ratio of the whole sequence (paper), or of each token on its own",
+        "the importance ratio of the whole sequence (paper), or of each token separately",
     )
     positive_low: float = parameter(
-        1.0, number(at_least=0, at_most=LARGEST_BOUND), "least weight where A >= 0 (the paper's a+)"
+        1.0, number(at_least=0, at_most=LARGEST_BOUND), "smallest weight where A >= 0 (the paper's a+)"
     )
     positive_high: float = parameter(
         1.0, number(at_least=1e-3, at_most=LARGEST_BOUND), "largest weight where A >= 0 (the paper's b+)"
     )
     negative_low: float = parameter(
-        0.0, number(at_least=0, at_most=LARGEST_BOUND), "least weight where A < 0 (the paper's a-)"
+        0.0, number(at_least=0, at_most=LARGEST_BOUND), "smallest weight where A < 0 (the paper's a-)"
     )
     negative_high: float = parameter(
         1.0, number(at_least=0, at_most=LARGEST_BOUND), "largest weight where A < 0 (the paper's b-)"
@@ -48,7 +48,7 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
 
     @property
     def what_limits(self) -> Limit:
-        """Truncation; none where either sign has one weight."""
+        """Truncation, unless both signs have a constant weight."""
         if self.positive_low == self.positive_high and self.negative_low == self.negative_high:
             return Limit("constant weights and no bounds", "")
         return Limit("truncated weights and no bounds", "the truncation")
@@ -61,7 +61,7 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         return saturated(total).exp().expand_as(t.ratio)
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
-        """The weights' limits; none where they leave one weight, which then does not depend on the ratio."""
+        """The limits of the weights, unless they leave only one weight, which then does not depend on the ratio."""
         positive = limits(self.positive_low, self.positive_high)
         negative = limits(self.negative_low, self.negative_high)
         # Two numbers alone would make float32 of float64.
@@ -75,5 +75,5 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
 
 
 def limits(low: float, high: float) -> Bounds:
-    """Bounds on the ratio where the weight follows it, none where it is one number."""
+    """Bounds on the ratio if the weight follows it, and infinite ones if the weight is a single number."""
     return Bounds(low, high) if low < high else Bounds(0.0, math.inf)

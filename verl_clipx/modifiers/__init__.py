@@ -1,4 +1,4 @@
-"""What goes on top of a method: which tokens count, and by how much."""
+"""Modifiers, which you add to a method: they change which tokens count, and by how much."""
 
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 from verl_clipx.modifiers.entropy_selection import EntropySelection

@@ -11,7 +11,7 @@ from verl_clipx.base.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class AdvantageReweighting:
-    """Advantages times alpha * probability + 1 - alpha.
+    """Multiplies each advantage by alpha * probability + 1 - alpha.
 
     Source: AR-Lopti, Eq. 4 and Algorithm 1.
     """
@@ -24,7 +24,7 @@ class AdvantageReweighting:
     probability: str = parameter(
         "old",
         choice("old", "current"),
-        "the policy whose token probability it is: old (Algorithm 1, the release) or current (Eq. 4 as printed)",
+        "the policy whose token probability is used: old (Algorithm 1, release) or current (Eq. 4 as printed)",
     )
 
     def __post_init__(self) -> None:

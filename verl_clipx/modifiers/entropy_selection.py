@@ -1,4 +1,4 @@
-"""Entropy selection: the tokens of highest or lowest entropy, of each sequence or of all tokens of a mini-batch."""
+"""Entropy selection: the tokens of highest or lowest entropy, in each sequence or in the whole mini-batch."""
 
 import math
 from dataclasses import dataclass
@@ -22,8 +22,8 @@ HIGHEST_EDGE = 20.0
 class EntropySelection:
     """Only the tokens of highest or lowest entropy of the current policy have a gradient.
 
-    Source: Wang et al. 2025, "Beyond the 80/20 Rule", who select over the batch, here to the width of a bucket; ACPO's
-    released baselines select in each sequence (top 20 %, bottom 80 %).
+    Source: Wang et al. 2025, "Beyond the 80/20 Rule". They select over the batch, which is done here to the width of a
+    bucket. ACPO's released baselines select in each sequence (top 20 %, bottom 80 %).
     """
 
     node: ClassVar[str] = "clipx.select"
@@ -31,11 +31,11 @@ class EntropySelection:
     keep: str = parameter(
         "highest", choice("highest", "lowest"), "the tokens that are kept: of highest or lowest entropy"
     )
-    ratio: float = parameter(0.2, number(at_least=1e-6, at_most=1), "the share of the tokens that is kept")
+    ratio: float = parameter(0.2, number(at_least=1e-6, at_most=1), "the share of the tokens that are kept")
     over: str = parameter(
         "sequence",
         choice("sequence", "mini_batch"),
-        "where the share is taken: in each sequence, or over the optimizer mini-batch and all ranks (Wang et al.)",
+        "what the share is computed over: each sequence, or the optimizer mini-batch of all ranks (Wang et al.)",
     )
     normaliser: str = parameter(
         "selected",
@@ -49,13 +49,13 @@ class EntropySelection:
     def selected(self, entropy: Tensor, mask: Tensor, bucket: Tensor | None = None) -> Tensor:
         """The tokens that are kept: bool, (sequences, length), within the mask.
 
-        In a sequence, among equal entropies, the earlier tokens are kept, so padding and the order of the sequences
-        change nothing.
+        Among equal entropies in a sequence, the earlier tokens are kept, so padding and the order of the sequences make
+        no difference.
 
         Args:
             entropy: the current policy's entropy in nats, (sequences, length), any float dtype.
             mask: bool or 0/1, (sequences, length).
-            bucket: where a selection over the mini-batch ends, from `threshold`; None: at that of these tokens.
+            bucket: where a selection over the mini-batch ends, from `threshold`; None: it ends at that of these tokens.
         """
         mask = mask.bool()
         if self.over == "mini_batch":
@@ -64,12 +64,12 @@ class EntropySelection:
             return mask & (of_token >= end if self.keep == "highest" else of_token <= end)
         order = entropy.detach().argsort(dim=-1, descending=self.keep == "highest", stable=True)
         counts_in_order = mask.gather(-1, order)
-        # Ranks among the response's tokens alone: padding, NaN or not, may lie anywhere in the order.
+        # Only the response's tokens are ranked: padding, NaN or not, may lie anywhere in the order.
         chosen = counts_in_order & (counts_in_order.cumsum(-1) <= self.counts(mask).unsqueeze(-1))
         return torch.zeros_like(mask).scatter(-1, order, chosen)
 
     def counts(self, mask: Tensor) -> Tensor:
-        """How many tokens of each sequence are kept, known without any entropy: int64, (sequences,).
+        """The number of tokens of each sequence that are kept, which needs no entropy: int64, (sequences,).
 
         The whole part of ratio * tokens, but at least 1, as in ACPO's released code; 0 for a sequence without tokens.
 
@@ -82,7 +82,7 @@ class EntropySelection:
         return torch.minimum(share.clamp(min=1), tokens)
 
     def threshold(self, statistics: Tensor) -> tuple[Tensor, Tensor]:
-        """Where a selection over the mini-batch ends: whole buckets are kept, the fewest that hold the share.
+        """Where a selection over the mini-batch ends. It keeps the fewest whole buckets that hold the share.
 
         Args:
             statistics: sum of `entropy_statistics` over any tokens, (ENTROPY_BUCKETS,).

@@ -19,23 +19,25 @@ SMALLEST_EDGE = 1e-6
 
 @dataclass(frozen=True, kw_only=True)
 class Lopti:
-    """Two passes over the rollout batch, each updating on its own group of tokens; or the first of them alone."""
+    """Two passes over the rollout batch, each updating on its own group of tokens, or only the first of them."""
 
     node: ClassVar[str] = "clipx.update"
 
     eta: float = parameter(
         0.5, number(at_least=1e-6, at_most=1), "tokens whose old probability is at most this are low-probability tokens"
     )
-    equal: bool = parameter(True, boolean(), "whether a probability equal to eta is low (paper) or not (release)")
+    equal: bool = parameter(
+        True, boolean(), "whether a probability equal to eta counts as low (paper) or not (release)"
+    )
     order: str = parameter(
         "low_first",
         choice("low_first", "high_first", "low_only"),
-        "the group that is updated first (paper: low_first); low_only: the other is not updated",
+        "the group that is updated first (paper: low_first); low_only: the other group is not updated",
     )
     quantile: float | None = parameter(
         None,
         optional(number(at_least=1e-6, at_most=1)),
-        "eta is the probability below which this share of the rollout batch's tokens lies; null: eta as given",
+        "eta is the probability below which this share of the rollout batch's tokens lies; null: eta is used as given",
     )
 
     def __post_init__(self) -> None:
@@ -48,15 +50,15 @@ class Lopti:
 
 
 def low_probability(old_log_prob: Tensor, *, eta: float | Tensor, equal: bool) -> Tensor:
-    """Which tokens belong to the low-probability group; the others are the rest of the mask.
+    """The tokens of the low-probability group. The rest of the mask is the other group.
 
     Args:
         old_log_prob: log-probability of each token under the old policy, (sequences, length), any float dtype.
         eta: the threshold on the probability, in (0, 1], or a 0-d tensor.
-        equal: whether a probability of exactly eta is low: in the paper it is, in the released code not.
+        equal: whether a probability of exactly eta counts as low. It does in the paper, but not in the released code.
 
     Returns:
-        bool, (sequences, length), compared in float64; outside a mask the value means nothing.
+        bool, (sequences, length), compared in float64. Values outside the mask are meaningless.
 
     Source: AR-Lopti, Algorithm 1, lines 12 to 20.
     """
@@ -81,7 +83,7 @@ def probability_statistics(old_log_prob: Tensor, mask: Tensor) -> Tensor:
 
 
 def probability_quantile(statistics: Tensor, *, portion: float) -> Tensor:
-    """The threshold that makes a given portion of the tokens low; nothing is fetched to the host.
+    """The threshold below which a given portion of the tokens lies. It is computed without a host sync.
 
     Args:
         statistics: sum of `probability_statistics` over any tokens, (PROBABILITY_BUCKETS,).

@@ -278,8 +278,6 @@ class StepPlanner:
             self.state.step += 1
             if step.collected is not None and self.settings.scope == "lagged":
                 self._pending = (step.position, step.collected)
-            elif step.statistics is not None:
-                self.state.statistics[step.position] = step.statistics
             if step.next_share is not None:
                 self.state.shares[step.position] = step.next_share
         if step.estimated and step.collected is not None:

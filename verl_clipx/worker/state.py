@@ -33,8 +33,8 @@ class ControllerState:
 
     Args:
         step: optimizer steps that were taken (skipped ones don't count).
-        statistics: position of an update within its rollout batch to the statistics of its latest taken step (or their
-            exponential average), float64.
+        statistics: under `scope=lagged`, position of an update within its rollout batch to the statistics of its latest
+            taken step (or their exponential average), float64.
         shares: under clipx.precision, position to the share of the sequences that its next extra pass takes.
     """
 
