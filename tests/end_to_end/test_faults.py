@@ -4,6 +4,7 @@ Covers: a reward that raises or returns no score for some rows; a disk that is f
 after that. Not covered: a reward that hangs (tests/diagnostics/test_reward_guard.py).
 """
 
+import re
 import subprocess
 from pathlib import Path
 
@@ -25,13 +26,17 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 
 
 def test_a_prompt_without_a_score_is_named_and_left_out(task, tmp_path):
-    reward = tmp_path / "reward.py"
-    reward.write_text(REWARD)
-    run = train(task, tmp_path / "run", "+clipx=grpo", f"reward.custom_reward_function.path={reward}", steps=3)
+    (tmp_path / "reward.py").write_text(REWARD)
+    used = tmp_path / "used"
+    options = (f"reward.custom_reward_function.path={tmp_path / 'reward.py'}", f"trainer.rollout_data_dir={used}")
+    run = train(task, tmp_path / "run", "+clipx=grpo", *options, steps=3)
     assert list(run.log.index) == [1, 2, 3]
-    print(run.log.T.to_string())
     assert "has no score for a row (data_source='countdown'" in run.output
     assert "it raised ZeroDivisionError: a fault of the reward" in run.output
+    named = len(set(re.findall(r"extra_info\.index=(\d+)\): it r", run.output)))
+    # Of 16 prompts a step with 4 responses each, all others were trained on.
+    assert named > 3
+    assert sum(len((used / f"{step}.jsonl").read_text().splitlines()) for step in (1, 2, 3)) == 4 * (3 * 16 - named)
 
 
 @pytest.fixture
