@@ -49,13 +49,13 @@ GROUPS = {
 """Patterns of presets' names, and the table's columns."""
 
 BELOW = """
-Runs of one seed have the same problems in the same order, which the differences leave unused.
+Runs with the same seed have the same problems in the same order. The differences do not use this.
 
 ### The runs' logs
 
 ![reward, entropy, KL and clip fractions over rollout batches](../figures/{figure})
 
-[{steps}]({steps}) has the numbers of every step of every run.
+[{steps}]({steps}) contains the numbers of every step of every run.
 """
 """What follows the rendered table."""
 

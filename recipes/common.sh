@@ -1,24 +1,24 @@
 # shellcheck shell=bash
-# Sourced by the recipes: the variables that all of them have, and `launch`, which makes them one verl command.
+# Sourced by the recipes: the variables that all of them share, and `launch`, which turns them into one verl command.
 
 ############################# user-adjustable #############################
 
 # a group of configs/hardware: a100x4, a100x8, h100x8
 HARDWARE=${HARDWARE:-a100x8}
-# empty, or what a larger model or longer responses need on top: a group of configs/hardware/model, of .../response
+# empty, or a group of configs/hardware/model or .../response, which larger models or longer responses need in addition
 HARDWARE_MODEL=${HARDWARE_MODEL:-}
 HARDWARE_RESPONSE=${HARDWARE_RESPONSE:-}
 NNODES=${NNODES:-1}
-# empty: what the hardware group says
+# empty: the hardware group's value
 NGPUS_PER_NODE=${NGPUS_PER_NODE:-}
 
 # the folder of the data sets that `clipx data build` wrote
 CLIPX_DATA=${CLIPX_DATA:-data}
 
-# of training; a run folder belongs to one seed
+# the seed of training; a run folder belongs to one seed
 SEED=${SEED:-1}
 
-# empty, here and below: what the preset says
+# empty, here and below: the preset's value
 MODEL_PATH=${MODEL_PATH:-}
 TRAIN_FILE=${TRAIN_FILE:-}
 TEST_FILE=${TEST_FILE:-}
@@ -28,7 +28,7 @@ TOTAL_STEPS=${TOTAL_STEPS:-}
 SAVE_FREQ=${SAVE_FREQ:-}
 TEST_FREQ=${TEST_FREQ:-}
 
-# empty: runs/<preset>-seed<seed>; the same folder again means: go on from its last checkpoint
+# empty: runs/<preset>-seed<seed>; with the same folder, a run continues from its last checkpoint
 RUN_FOLDER=${RUN_FOLDER:-}
 # empty: the preset's
 PROJECT_NAME=${PROJECT_NAME:-}
@@ -39,7 +39,7 @@ LOGGER=${LOGGER:-[console,file]}
 
 # 1: print the command and stop
 DRY_RUN=${DRY_RUN:-0}
-# 0: do not check the environment and the plan first
+# 0: skip the checks of the environment and the plan
 PREFLIGHT=${PREFLIGHT:-1}
 
 ###########################################################################
@@ -69,7 +69,7 @@ launch() {
         names=$(sed -n "/^rows:/,\$ s|^  \([a-z0-9_]*\):.*|$paper/\1|p" "$RECIPES/../configs/recipe/$paper/rows.yaml")
     fi
     if ! grep -qFx -- "$preset" <<<"$names"; then
-        printf 'no preset %s (METHOD, REGIME or DATA); the presets of %s:\n%s\n' "$preset" "$paper" "$names" >&2
+        printf 'there is no preset %s (check METHOD, REGIME or DATA); the presets of %s are:\n%s\n' "$preset" "$paper" "$names" >&2
         return 2
     fi
     local data run_folder

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Creates the project's own virtual environment, or brings it up to date. Safe to run twice.
+# Creates the project's own virtual environment, or brings it up to date. It is safe to run twice.
 # Usage: bash scripts/environment.sh [EXTRA ...]    for example: bash scripts/environment.sh cpu dev
 set -euo pipefail
 
@@ -8,7 +8,7 @@ set -euo pipefail
 # where the environment is made
 VENV=${VENV:-.venv}
 
-# the interpreter it is made with; empty: the first of python3.11, python3.12, python3.10, python3 that fits
+# the interpreter that it is made with; empty: the first suitable one of python3.11, python3.12, python3.10, python3
 PYTHON=${PYTHON:-}
 
 # torch for the CPU, and where its CPU build is; if that cannot be reached, pip's own sources are used
@@ -40,7 +40,7 @@ if [[ ! -x $VENV/bin/python ]]; then
     "$PYTHON" -m venv "$VENV" || fail "$PYTHON has no venv module: apt-get install python3-venv"
 fi
 
-# What is installed depends on these alone. The stamp has their hash, then the extras that are installed.
+# What is installed depends only on these. The stamp has their hash, then the extras that are installed.
 wanted=$(printf '%s\n' "$TORCH_VERSION" | cat - pyproject.toml | sha256sum | cut -d ' ' -f 1)
 stamp=$VENV/.verl-clipx-installed
 installed=()

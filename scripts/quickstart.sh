@@ -1,16 +1,16 @@
 #!/usr/bin/env bash
 # Trains a small policy with the real verl on the CPU, once under GRPO's clip and once under another method, and puts
 # both runs on one page.
-#   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default acpo); grpo: that run alone
+#   bash scripts/quickstart.sh [METHOD]     METHOD: a group of configs/clipx (default acpo); with grpo, only that run
 #   MODEL=smollm2 bash scripts/quickstart.sh     a pretrained model, SmolLM2-135M-Instruct, on sums
-#   MODEL=folder bash scripts/quickstart.sh      any causal language model, a folder or a name on the hub, likewise
-# About ten minutes on two cores, besides the download of packages; up to 8 GB of memory; docs/quickstart.md has those of
-# MODEL. Safe to run twice: a run is named by its method, settings and seed; a finished one is used again, an unfinished
-# one is moved aside.
-# Adjustable by environment variables: SEEDS (runs of each method; 3 makes bands), SEED (the first of them), RUNS (where
-# runs are kept), TASK (with MODEL: a data set of docs/tasks/reasoning_gym.md), and those of scripts/environment.sh and of
-# the script in recipes/quickstart (TOTAL_STEPS, ACTOR_LR, …). Further arguments are Hydra overrides: of METHOD's runs
-# alone where they begin with clipx, else of all.
+#   MODEL=folder bash scripts/quickstart.sh      any causal language model, given as a folder or as an id on the hub
+# It takes about ten minutes on two cores and up to 8 GB of memory, plus the download of packages; docs/quickstart.md
+# says what MODEL takes. It is safe to run twice: runs are named by method, settings and seed, a finished run is used
+# again, and an unfinished one is moved aside.
+# Environment variables: SEEDS (number of runs of each method; 3 gives bands), SEED (the first seed), RUNS (folder that
+# runs are kept in), TASK (with MODEL: a data set of docs/tasks/reasoning_gym.md), those of scripts/environment.sh, and
+# those of the script in recipes/quickstart (TOTAL_STEPS, ACTOR_LR, …). Further arguments are Hydra overrides. If they
+# begin with clipx, they are for METHOD's runs only, and otherwise for all runs.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -24,7 +24,7 @@ METHOD=${1:-acpo}
 asked() { sed -n 's/^ *\([a-z_]*\): ???$/clipx.\1/p' "configs/clipx/$1.yaml"; }
 
 [[ -f configs/clipx/$METHOD.yaml && $METHOD != base ]] || {
-    printf 'no method %s; there are:' "$METHOD" >&2
+    printf 'there is no method %s; the methods are:' "$METHOD" >&2
     for group in configs/clipx/*.yaml; do
         name=$(basename "$group" .yaml)
         [[ $name == base || -n $(asked "$name") ]] || printf ' %s' "$name" >&2
@@ -34,13 +34,13 @@ asked() { sed -n 's/^ *\([a-z_]*\): ???$/clipx.\1/p' "configs/clipx/$1.yaml"; }
 }
 for key in $(asked "$METHOD"); do
     [[ " $* " == *" $key="* ]] || {
-        printf '%s needs a value that only you know: add %s=… (configs/clipx/%s.yaml says which)\n' \
+        printf '%s needs a value that only you know: add %s=… (configs/clipx/%s.yaml explains it)\n' \
             "$METHOD" "$key" "$METHOD" >&2
         exit 2
     }
 done
 
-# What GRPO's runs get of the overrides.
+# The overrides that GRPO's runs get.
 shared=()
 for override in "$@"; do
     [[ $override =~ ^[+~]*clipx[./] ]] || shared+=("$override")
@@ -49,7 +49,7 @@ done
 SEED=${SEED:-1}
 SEEDS=${SEEDS:-1}
 [[ $SEED =~ ^(0|[1-9][0-9]*)$ && $SEEDS =~ ^[1-9][0-9]*$ ]] || {
-    printf 'SEED=%s SEEDS=%s: give a whole number, and how many seeds from there on\n' "$SEED" "$SEEDS" >&2
+    printf 'SEED=%s SEEDS=%s: SEED must be a whole number, and SEEDS the number of seeds from there on\n' "$SEED" "$SEEDS" >&2
     exit 2
 }
 
@@ -109,8 +109,8 @@ export TEST_FILE=$RUNS/data/test.parquet
 
 say() { printf '\n[quickstart] %s\n' "$*"; }
 
-# A signal to this script ends what it runs: by itself bash would leave that behind, or wait for its end. Each command
-# gets a process group, so that what it has started gets the signal too.
+# A signal to this script also ends what it runs; bash by itself would leave that behind, or wait for its end. Each
+# command gets a process group, so that the processes that it has started get the signal as well.
 set -m
 child=
 ended_by() {

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # Optional: recipes/cluster/slurm.sh under a real Slurm, whose two nodes are namespaces of this machine.
 #   bash scripts/rehearse_slurm.sh [end | lost_node | power | time_limit ...]     all four by default
-# end: trains to the end. lost_node: a node's Ray is killed in the middle of a step. power: a node goes off the network with
-# all its processes, and comes back. time_limit: the job comes to its time limit. Each time the same job has to finish the
-# run. As root, on Debian or Ubuntu with slurmctld, slurmd, slurm-client, munge and iproute2; 8 GB of memory, half an hour.
-# docs/cluster.md has what was seen.
+# end: trains to the end. lost_node: a node's Ray is killed in the middle of a step. power: a node leaves the network with
+# all its processes, and returns. time_limit: the job reaches its time limit. Each time, the same job must finish the run.
+# It needs root on Debian or Ubuntu with slurmctld, slurmd, slurm-client, munge and iproute2, 8 GB of memory and half an
+# hour. docs/cluster.md shows the results.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

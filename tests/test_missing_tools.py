@@ -62,6 +62,7 @@ WITHOUT_WHAT_VERL_LACKS = {
     "diagnose .": (1, "metrics.jsonl: no such log."),
     "replay . +clipx=acpo": (1, "metrics.jsonl: no such log."),
     "table plan acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
+    "table fill reversal": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table collect acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "table render acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),
     "eval run model --benchmark aime24 --out out --max-tokens 1": (

@@ -1,5 +1,8 @@
 """The command `clipx`."""
 
+import contextlib
+import sys
+import time
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -15,6 +18,7 @@ from verl_clipx.common.files import last_lines, write_text
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.evaluation.commands import evaluation_app
+from verl_clipx.one_process.commands import fill
 from verl_clipx.reproduction.recipe_commands import recipe_app
 from verl_clipx.reproduction.table_commands import table_app
 from verl_clipx.tasks.commands import app as data_app
@@ -44,6 +48,7 @@ app = typer.Typer(
 console = TerminalConsole()
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
+table_app.command()(fill)
 app.add_typer(table_app, name="table")
 
 
@@ -273,13 +278,38 @@ def report(
         str | None,
         typer.Option(help="The run or the method that rewards are compared with: by default GRPO, or else the first."),
     ] = None,
+    replay: Annotated[
+        list[str] | None,
+        typer.Option(help="Other settings on the traced tokens, as of clipx replay: '+clipx=acpo clipx.alpha=1,2'."),
+    ] = None,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
+    ] = False,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
+    if replay:
+        # A loss of the user's own may be in the folder that the command runs in.
+        sys.path.insert(0, "")
+    from verl_clipx.diagnostics import follow as following
     from verl_clipx.diagnostics.report import PAGE, write_report
+
+    findings = []
+
+    def write(trains: bool) -> None:
+        seconds = round(following.SECONDS) if trains else None
+        words = [word for text in replay or [] for word in text.split()]
+        findings[:] = write_report(runs, out, title, baseline, replayed=words, reload_every=seconds)
+        if trains:
+            now = time.strftime("%H:%M:%S")
+            console.print(f"{out / PAGE}: written at {now}", markup=False, highlight=False, soft_wrap=True)
 
     try:
         with warnings_on(console):
-            findings = write_report(runs, out, title, baseline)
+            if follow:
+                with contextlib.suppress(KeyboardInterrupt):
+                    following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
+            else:
+                write(False)
     except (OSError, ValueError) as error:
         fail(error)
     for finding in findings:
@@ -339,8 +369,6 @@ def replay(
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
 ) -> None:
     """Apply methods to the tokens that a run traced: what each would clip, and which tokens' fate would change."""
-    import sys
-
     sys.path.insert(0, "")
     from verl_clipx.diagnostics.replay.command import replay_run
 

@@ -31,7 +31,7 @@ class RowsSource(ConfigSource):
         """A row's defaults list and its own values."""
         entry = entry_at(config_path)
         if entry is None:
-            raise ConfigLoadError(f"{config_path} is in no table of runs")
+            raise ConfigLoadError(f"{config_path} is not in any table of runs")
         config = OmegaConf.create({"defaults": list(entry.defaults)})
         for setting in entry.settings:
             OmegaConf.update(config, setting.key, setting.value, force_add=True)

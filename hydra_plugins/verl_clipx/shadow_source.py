@@ -34,7 +34,7 @@ class ShadowSource(ConfigSource):
     def load_config(self, config_path: str) -> ConfigResult:
         """The method of a group with its own parameters, under clipx.shadow."""
         if not self.is_config(config_path):
-            raise ConfigLoadError(f"{config_path} is no method's group")
+            raise ConfigLoadError(f"{config_path} is not the group of a method")
         from verl_clipx.driver.listing import shadow_node
 
         name = config_path.strip("/").removesuffix(".yaml").rpartition("/")[2]

@@ -6,7 +6,7 @@ set -xeuo pipefail
 ############################# user-adjustable #############################
 # and everything at the top of recipes/common.sh: HARDWARE, NNODES, MODEL_PATH, RUN_FOLDER, SEED, DRY_RUN, …
 
-# grpo or reinforce, alone or with _ar, _lopti, _ar_lopti; with _script: the released script's settings;
+# grpo or reinforce, without or with _ar, _lopti, _ar_lopti; with _script: the released script's settings;
 # grpo_low_only, grpo_lopti_high_first, grpo_ar_alpha_0_{1,2,4}, grpo_lopti_eta_0_{1,3,7}: the runs of Figure 6
 METHOD=${METHOD:-grpo_ar_lopti}
 

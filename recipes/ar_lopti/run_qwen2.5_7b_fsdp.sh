@@ -10,7 +10,7 @@ set -xeuo pipefail
 # kk, dsr or orz
 DATA=${DATA:-kk}
 
-# grpo (on kk also reinforce), alone or with _ar, _lopti, _ar_lopti; with _script: the released script's settings
+# grpo (on kk also reinforce), without or with _ar, _lopti, _ar_lopti; with _script: the released script's settings
 METHOD=${METHOD:-grpo_ar_lopti}
 
 ###########################################################################

@@ -2,7 +2,7 @@
 # One run as a Slurm job on any number of nodes, submitted from the root of the repository:
 #   sbatch --nodes=4 recipes/cluster/slurm.sh [VARIABLE=value …] RECIPE [override …]
 # A preempted job, one that lost a node, and one at its time limit are put back into the queue and go on from the last
-# checkpoint. docs/cluster.md has the rest.
+# checkpoint. docs/cluster.md says more.
 # The cluster's own options (--partition, --account, --qos, --gres for GPUs of a type) go on sbatch's command line.
 
 #SBATCH --job-name=clipx
@@ -15,7 +15,7 @@
 #SBATCH --requeue
 #SBATCH --open-mode=append
 #SBATCH --output=%x-%j.log
-# To this script alone, five minutes before the time limit.
+# The signal goes only to this script, five minutes before the time limit.
 #SBATCH --signal=B:USR1@300
 set -euo pipefail
 
@@ -57,7 +57,7 @@ fi
 # Slurm runs a copy of this file from another folder.
 cd "$SLURM_SUBMIT_DIR"
 if [[ ! -f recipes/cluster/payload.sh ]]; then
-    echo "$SLURM_SUBMIT_DIR is not the root of the repository: submit from there" >&2
+    echo "$SLURM_SUBMIT_DIR is not the root of the repository; submit the job from its root" >&2
     exit 2
 fi
 # shellcheck source=recipes/cluster/payload.sh
@@ -91,7 +91,7 @@ if [[ -n $CONTAINER_IMAGE ]]; then
         pyxis) step+=(--container-image="$CONTAINER_IMAGE" --container-mounts="$mounts" --container-workdir="$PWD") ;;
         apptainer) step+=(apptainer exec --nv --bind "$mounts" --pwd "$PWD" "$CONTAINER_IMAGE") ;;
         *)
-            echo "CONTAINER_RUNTIME=$CONTAINER_RUNTIME: pyxis or apptainer" >&2
+            echo "CONTAINER_RUNTIME=$CONTAINER_RUNTIME: must be pyxis or apptainer" >&2
             exit 2
             ;;
     esac
@@ -111,9 +111,9 @@ step+=(
 
 # requeue REASON: ends this job, with its steps, and puts it back into the queue.
 requeue() {
-    echo "$1: back into the queue; the next start goes on from the last checkpoint"
+    echo "$1: the job is requeued; its next start continues from the last checkpoint"
     scontrol requeue "$SLURM_JOB_ID" ||
-        echo "this cluster does not requeue jobs: submit the same command again" >&2
+        echo "this cluster does not requeue jobs; submit the same command again" >&2
 }
 signals=0
 trap 'signals=$((signals + 1)); requeue "time limit near"' USR1
@@ -133,7 +133,7 @@ while true; do
 done
 again=
 if [[ ! -e $begun ]]; then
-    echo "the run did not begin: Ray did not start on all nodes; the reason is above or in the nodes' /tmp/ray" >&2
+    echo "the run did not begin: Ray did not start on all nodes; the reason is above, or in /tmp/ray on the nodes" >&2
     [[ $code != 0 ]] || code=1
     # A first start more likely has a wrong set-up than bad luck.
     ((starts == 1)) || again="Ray did not start"
@@ -146,7 +146,7 @@ if [[ -n $again && $signals == 0 ]]; then
     if ((starts < MAX_STARTS)); then
         requeue "$again"
     else
-        echo "$again: not once more after MAX_STARTS=$MAX_STARTS starts" >&2
+        echo "$again: not requeued, because the job has been started MAX_STARTS=$MAX_STARTS times" >&2
     fi
 fi
 exit "$code"

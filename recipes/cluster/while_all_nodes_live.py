@@ -39,12 +39,18 @@ def run(command: Sequence[str], watch: Sequence[str]) -> int:
         while running.poll() is None and watcher.poll() is None:
             time.sleep(0.2)
         if running.poll() is None and watcher.returncode == 0:
-            print("a node was lost: ending the run; with all nodes it goes on from its checkpoint", file=sys.stderr)
+            print(
+                "a node was lost, so the run is ended; with all nodes back, it continues from its checkpoint",
+                file=sys.stderr,
+            )
             return LOST_NODE
         if watcher.poll():
-            print(f"nothing watches for lost nodes: the watcher ended with {watcher.returncode}", file=sys.stderr)
+            print(
+                f"nothing watches for lost nodes any more, because the watcher ended with {watcher.returncode}",
+                file=sys.stderr,
+            )
         if running.wait() != 0 and _ends_with_0(watcher):
-            print(f"a node was lost: the run failed with {running.returncode}", file=sys.stderr)
+            print(f"a node was lost, and the run failed with {running.returncode}", file=sys.stderr)
             return LOST_NODE
         # As a shell does with a signal's number.
         return running.returncode if running.returncode >= 0 else 128 - running.returncode

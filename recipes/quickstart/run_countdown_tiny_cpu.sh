@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the tiny policy on Countdown with the real verl on the CPU. quickstart.sh prepares what it needs and calls it;
-# the same command line with another +hardware is a run on GPUs.
+# Trains the tiny policy on Countdown with the real verl on the CPU. quickstart.sh prepares what it needs and calls it.
+# The same command line with another +hardware is a run on GPUs.
 set -xeuo pipefail
 
 ############################# user-adjustable #############################

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains the tiny policy on knights and knaves with the real verl on the CPU. docs/tasks/knights_and_knaves.md has the
-# two commands that make data and policy; the same command line with another +hardware is a run on GPUs.
+# Trains the tiny policy on knights and knaves with the real verl on the CPU. docs/tasks/knights_and_knaves.md shows
+# the two commands that make data and policy. The same command line with another +hardware is a run on GPUs.
 set -xeuo pipefail
 
 ############################# user-adjustable #############################

@@ -72,7 +72,7 @@ def _clipx_wants_mark(words: list[str]) -> bool | None:
     if words[:2] == ["data", "build"] and any(definitions()[word].hub for word in words if word in definitions()):
         # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
         return None if "--from" in words else True
-    return words[:1] == ["watch"] or "--run" in words
+    return words[:1] == ["watch"] or words[:2] == ["table", "fill"] or "--run" in words
 
 
 def check(command: Command, *, complete: bool = True) -> None:
@@ -256,7 +256,8 @@ def _check_script(words: list[str], variables: dict[str, str], complete: bool) -
         raise Wrong(f"{script}: no such file")
     text = (ROOT / script).read_text()
     known = text + (ROOT / "recipes/common.sh").read_text() if _is_recipe(script) else text
-    for word in [*variables, *(word for word in rest if word.startswith("--"))]:
+    # Python itself reads PYTHONPATH.
+    for word in [*({*variables} - {"PYTHONPATH"}), *(word for word in rest if word.startswith("--"))]:
         if not re.search(rf"(?<![\w-]){re.escape(word)}\b", known):
             raise Wrong(f"{script} has no {word}")
     if script.startswith("recipes/cluster/"):

@@ -34,17 +34,9 @@ def finished_run(folder: Path) -> None:
 
 
 def two_runs(folder: Path) -> None:
-    """The runs of docs/report.md and docs/diagnosis.md."""
+    """The runs of README.md, docs/report.md and other pages."""
     for method in ("grpo", "acpo"):
         write_run(folder / f"runs/{method}-seed1", method)
-
-
-def two_logs(folder: Path) -> None:
-    """The logs of README.md's two runs, where verl's file logger puts them."""
-    (folder / "runs").mkdir()
-    for method in ("grpo", "acpo"):
-        write_run(folder / f"prepared/{method}", method)
-        shutil.copy(folder / f"prepared/{method}/metrics.jsonl", folder / f"runs/{method}-seed1.jsonl")
 
 
 def two_evaluations(folder: Path) -> None:
@@ -108,7 +100,7 @@ def run_script(folder: Path) -> None:
 
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
-    "README.md": [two_logs],
+    "README.md": [two_runs],
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
     "docs/diagnosis.md": [two_runs],

@@ -131,7 +131,9 @@ def test_a_modifier_alone_is_none_of_a_method(modifier):
         # It is about the rollout and leaves verl's own loss alone.
         assert actor_of(config).policy_loss.loss_mode == "vanilla"
         return
-    with pytest.raises(Exception, match=r"goes on top of a method: choose one too, for example \+clipx=grpo"):
+    with pytest.raises(
+        Exception, match=r"is added to a method, and none is chosen\. Choose one as well, for example \+clipx=grpo"
+    ):
         actor_of(config)
 
 

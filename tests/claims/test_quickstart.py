@@ -32,7 +32,7 @@ def refusal(*arguments: str) -> str:
 
 
 def test_its_list_is_of_the_groups_that_need_nothing_more():
-    _, _, offered = refusal("nonsense").partition("there are: ")
+    _, _, offered = refusal("nonsense").partition("the methods are: ")
     assert offered.split() == sorted(group.removeprefix("+clipx=") for group in {*METHODS} - {*REFUSED})
 
 
@@ -177,7 +177,7 @@ def test_a_run_that_did_not_come_to_its_end_is_kept_and_trained_anew(tmp_path):
 @pytest.mark.parametrize("wrong", [{"SEEDS": "0"}, {"SEEDS": "three"}, {"SEED": "-1"}, {"SEED": "08"}])
 def test_seeds_are_whole_numbers(tmp_path, wrong):
     done = Machine(tmp_path).run(SCRIPT, **wrong, **NOWHERE)
-    assert (done.returncode, done.stdout) == (2, "") and "give a whole number" in done.stderr
+    assert (done.returncode, done.stdout) == (2, "") and "must be a whole number" in done.stderr
 
 
 def given(tmp_path, run: str) -> list[str]:

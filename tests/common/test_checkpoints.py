@@ -70,7 +70,7 @@ def test_what_is_missing_is_named_where_all_files_must_be_here(folder):
 def test_verls_file_of_the_last_step_may_be_cut_off(folder, text):
     (folder / LATEST).write_text(text)
     said, named = choose(folder)
-    assert named == "6" and "is no whole number" in said[0]
+    assert named == "6" and "is not a whole number" in said[0]
 
 
 def test_a_checkpoint_that_is_gone_is_no_fresh_start(folder):

@@ -146,9 +146,9 @@ BILLION_LAUGHS = "a: &a [x, x, x, x]\n" + "".join(
         ("data: {seed: 1", "not YAML of keys and values"),
         ("a: !!python/object/apply:os.getcwd []", "not YAML of keys and values"),
         ("a: ${", "not YAML of keys and values"),
-        ("- 1", "holds no keys and values"),
-        ("word", "holds no keys and values"),
-        ("", "holds no keys and values"),
+        ("- 1", "contains no keys and values"),
+        ("word", "contains no keys and values"),
+        ("", "contains no keys and values"),
         ("a: 1\n" * 300_000, "larger than"),
     ],
 )
@@ -163,7 +163,7 @@ def test_a_configuration_is_keys_and_values_of_bounded_size(tmp_path, content, m
 @pytest.mark.parametrize("content", [b"", b"x", b"-1", b"1.5", "\u0663".encode(), b"1 2"])
 def test_a_number_is_one(tmp_path, content):
     (tmp_path / "step").write_bytes(content)
-    with pytest.raises(ValueError, match=r"step: .* is no whole number"):
+    with pytest.raises(ValueError, match=r"step: .* is not a whole number"):
         read_whole_number(tmp_path / "step")
     (tmp_path / "step").write_bytes(b"12\n")
     assert read_whole_number(tmp_path / "step") == 12

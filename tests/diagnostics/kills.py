@@ -8,6 +8,7 @@ which it makes one of so many.
 import gc
 import json
 import os
+import re
 import resource
 import shutil
 import signal
@@ -80,9 +81,10 @@ def child(work, *, limit=None, event=None, folder=None) -> int:
 
 
 def content(folder: Path) -> dict[str, bytes]:
-    """Every file of a run but what a start left out, by its path."""
+    """Every file of a run but what a start left out, by its path; without the time at which it started."""
     files = (path for path in folder.rglob("*") if path.is_file() and "left_out" not in path.parts)
-    return {str(path.relative_to(folder)): path.read_bytes().replace(bytes(folder), b"RUN") for path in files}
+    found = {str(path.relative_to(folder)): path.read_bytes().replace(bytes(folder), b"RUN") for path in files}
+    return {path: re.sub(rb'"started": "[^"]*"', b"", text) for path, text in found.items()}
 
 
 def lines(folder: Path) -> list[bytes]:

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.diagnostics.runs import write_log
 from verl_clipx.cli import app
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.diagnosis import ALIKE, CUT, MISMATCH, RULES, diagnose, table
+from verl_clipx.diagnostics.diagnosis import RULES, diagnose, table
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.runs import Run, settings_of
 
@@ -41,7 +41,7 @@ BAPO = {"clipx.target": 0.4, "clipx.upper_stop": 3.0, "clipx.upper_step": 0.05}
 # By rule: metric to its value before and from the onset on, the record, and the onset.
 PATHOLOGIES = {
     "entropy collapse": ({keys.ENTROPY: (1.0, 0.01)}, {}, ONSET),
-    "reward flat because prompts score alike": ({ALIKE: (0.3, 0.95)}, {}, ONSET),
+    "reward flat because prompts score alike": ({keys.ALIKE: (0.3, 0.95)}, {}, ONSET),
     "one-sided clipping": ({keys.CLIPPED_LOW: (0.02, 0.04), keys.CLIPPED_HIGH: (0.02, 0.0)}, {}, ONSET),
     "bounds idle: one update a rollout batch": ({keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0)}, {}, 1),
     "bounds idle: the search never started": (
@@ -61,12 +61,12 @@ PATHOLOGIES = {
     ),
     "bounds saturated": ({keys.BOUND_HIGH_LAST: (1.5, 3.0), keys.SHARE_AFTER: (0.41, 0.3)}, BAPO, ONSET),
     "ratio anchored to another policy": ({keys.RATIO: (1.0, 1.05)}, BATCH, ONSET),
-    "mismatch of rollout and training": ({MISMATCH: (0.001, 0.05)}, {}, ONSET),
+    "mismatch of rollout and training": ({keys.MISMATCH: (0.001, 0.05)}, {}, ONSET),
     "truncated sampling": ({keys.REWARD: (0.5, 0.5)}, {"actor_rollout_ref.rollout.top_p": 0.9}, 1),
     "gradient explosion": ({keys.GRADIENT_NORM: (1.0, 500.0)}, {}, ONSET),
     "reward collapse": ({keys.REWARD: (0.5, 0.0)}, {}, ONSET),
     "skipped updates": ({keys.SKIPPED_UPDATES: (0.0, 2.0)}, {}, ONSET),
-    "responses cut at the limit": ({CUT: (0.01, 0.5)}, {}, ONSET),
+    "responses cut at the limit": ({keys.CUT: (0.01, 0.5)}, {}, ONSET),
 }
 
 

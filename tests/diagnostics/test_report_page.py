@@ -31,6 +31,11 @@ LOOK = """
   var other = page.querySelector(".tokens .kept.g-high"), before = tone(other);
   page.querySelector('input[value="grpo"]').click();
   found.switched = [before === tone(other), view.getAttribute("data-rule")];
+  page.querySelector('input[value="r0"]').click();
+  found.replayed = [view.getAttribute("data-rule"), /bapo: /.test(detail.textContent)];
+  found.dashed = Array.prototype.filter.call(tokens, function (node) {
+    return page.defaultView.getComputedStyle(node).outlineStyle === "dashed";
+  }).length === view.querySelectorAll(".r0-other:not(.on)").length;
   var unsafe = Array.prototype.filter.call(tokens, function (node) { return /onerror/.test(node.textContent); });
   found.steps = steps; found.tokens = tokens.length; 
   found.line = page.querySelector(".line").querySelectorAll("i").length;
@@ -39,6 +44,11 @@ LOOK = """
     var box = svg.getBoundingClientRect(); return box.width > 250 && box.height > 100;
   }).length;
   found.unsafe = unsafe.map(function (node) { return node.textContent; });
+  found.alone = Array.prototype.map.call(page.querySelectorAll(".alone"), function (one) {
+    return Math.round(Math.max.apply(null, Array.prototype.map.call(one.querySelectorAll("svg"), function (svg) {
+      return svg.getBoundingClientRect().width;
+    })));
+  });
   found.images = page.images.length; found.title = page.title;
   found.wide = page.documentElement.scrollWidth;
   found.small = Math.min.apply(null, Array.prototype.map.call(page.querySelectorAll("svg text"), function (node) {
@@ -54,7 +64,8 @@ LOOK = """
 def page(tmp_path_factory):
     folder = tmp_path_factory.mktemp("page")
     runs = [str(write_run(folder / f"{method}-seed1", method)) for method in ("grpo", "acpo")]
-    result = CliRunner().invoke(app, ["report", *runs, "--out", str(folder / "out")])
+    replayed = ["--replay", "+clipx=bapo"]
+    result = CliRunner().invoke(app, ["report", *runs, "--out", str(folder / "out"), *replayed])
     assert result.exit_code == 0, result.output
     return folder / "out" / "report.html"
 
@@ -72,6 +83,8 @@ def test_every_figure_is_there_and_nothing_sticks_out(opened):
     found, width = opened[0].found, opened[1]
     # Three outcomes, ACPO's bounds, seven figures of two settings each, and three charts of other metrics.
     assert found["figures"] == 3 + 1 + 7 * 2 + 3
+    # A panel by itself fills both columns where there are two.
+    assert found["alone"] == [720 if width > 1000 else 348] * 3
     assert found["wide"] <= width
     assert found["small"] >= 9
 
@@ -86,6 +99,10 @@ def test_tokens_by_keyboard_mouse_and_tap(opened):
 
 def test_the_switch_shows_what_grpo_would_have_done(opened):
     assert opened[0].found["switched"] == [False, "grpo"]
+
+
+def test_the_switch_has_the_replayed_settings_too(opened):
+    assert opened[0].found["replayed"] == ["r0", True] and opened[0].found["dashed"]
 
 
 def test_a_completion_that_looks_like_markup_stays_text(opened):

@@ -42,6 +42,32 @@ def start(tmp_path, monkeypatch):
     return run
 
 
+@pytest.mark.parametrize(
+    ("node", "written"),
+    [({"clipx": {"method": "acpo"}}, True), ({"clipx": {"method": "acpo", "log": False}}, False), ({}, False)],
+)
+def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(tmp_path, monkeypatch, node, written):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "elsewhere.jsonl"))
+    folder = tmp_path / "checkpoints"
+
+    def run(steps):
+        trainer = {"logger": ["console"], "default_local_dir": str(folder), "resume_mode": "auto"}
+        tracking = Tracking("project", "run", ["console"], config={"trainer": trainer, **node})
+        for step in steps:
+            tracking.log({"actor/entropy": 1.0}, step)
+        tracking.finish()
+
+    run([1, 2, 3])
+    assert not (tmp_path / "elsewhere.jsonl").exists()
+    assert (folder / "metrics.run.json").exists() == (folder / "metrics.jsonl").exists() == written
+    if written:
+        saved(tmp_path, 2)
+        run([3])
+        # As a file log: the lines that the run goes on from, and those that it makes again kept beside.
+        assert list(read_run_log(folder / "metrics.jsonl").index) == [1, 2, 3]
+        assert list(read_run_log(folder / "left_out" / "metrics.jsonl").index) == [1, 2, 3]
+
+
 def saved(tmp_path, step):
     (tmp_path / "checkpoints" / f"global_step_{step}").mkdir(parents=True, exist_ok=True)
     (tmp_path / "checkpoints" / "latest_checkpointed_iteration.txt").write_text(str(step))

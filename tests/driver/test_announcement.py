@@ -172,7 +172,9 @@ def test_what_limits_the_weight_and_can_act(group, values, limit, end):
 @pytest.mark.parametrize("group", ["sapo", "topr"])
 def test_at_ratio_1_neither_gate_nor_truncation_acts(group):
     line = line_of(f"+clipx={group}", **{"data.train_batch_size": 256})
-    assert re.search(r"1 update per rollout batch, at ratio 1: the (gate|truncation) cannot act \(for several", line)
+    assert re.search(
+        r"1 update per rollout batch, at ratio 1: the (gate|truncation) cannot act \(to make several", line
+    )
 
 
 AGG = f"{ACTOR}.loss_agg_mode"
@@ -237,7 +239,7 @@ def test_verls_switch_of_torch_compile_reaches_auto_and_nothing_else():
     assert actor_of(merged(["+clipx=grpo"])).policy_loss.clipx.functions("cuda").compiled
 
 
-FIRST = "recomputed with the weights that a rollout batch's first update starts from;"
+FIRST = "recomputed with the weights at the start of a rollout batch's first update;"
 
 
 @pytest.mark.parametrize(
@@ -252,7 +254,7 @@ FIRST = "recomputed with the weights that a rollout batch's first update starts 
         ({"rollout": {"nnodes": 1}, V1: "separate_async"}, f"{FIRST} 4 updates per rollout batch: clipping can act"),
         (
             {"async_training": {"require_batches": 2}, V1: "separate_async"},
-            "the weights that the rollout last got; 2 updates per rollout batch: clipping can act",
+            "the weights that the rollout last received; 2 updates per rollout batch: clipping can act",
         ),
         ({V1: "colocate_async", "data.train_batch_size": 256}, f"{FIRST} 1 update per rollout batch, at ratio 1: clip"),
         (
@@ -262,11 +264,11 @@ FIRST = "recomputed with the weights that a rollout batch's first update starts 
         # 1024 prompts in four parts of one mini-batch, each a step of the trainer.
         (
             {V1: "separate_async", "trainer.v1.separate_async.parameter_sync_step": 4},
-            "the weights that the rollout last got; 1 update per rollout batch: clipping can act",
+            "the weights that the rollout last received; 1 update per rollout batch: clipping can act",
         ),
         (
             {"async_training": {"require_batches": 2}},
-            "the weights that the rollout last got; 2 updates per rollout batch: clipping can act",
+            "the weights that the rollout last received; 2 updates per rollout batch: clipping can act",
         ),
         ({"data.train_batch_size": None}, f"{FIRST} an unknown number of updates per rollout batch"),
     ],

@@ -35,7 +35,7 @@ def test_it_says_who_tested_which_combination(monkeypatch):
         {finding.subject: finding.advice for finding in doctor.check_versions(has_gpu)} for has_gpu in (True, False)
     )
     assert on_gpu["vllm"] == (
-        "verl tests its GPU environment with this (verl-clipx has been tried on no GPU): vllm==0.24.0"
+        "verl tests its GPU environment with this (verl-clipx has not been run on a GPU): vllm==0.24.0"
     )
     assert on_cpu["torch"] == "verl-clipx's own tests run on a CPU with: torch==2.13.0"
 

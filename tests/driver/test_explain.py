@@ -72,10 +72,13 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
         ),
         (
             ["+clipx=observe", f"{CORRECTION}.bypass_mode=True", NO_LOG_PROBS],
-            f"{CORRECTION}.bypass_mode=True with {NO_LOG_PROBS}: that needs the log-probabilities of the rollout",
+            f"{CORRECTION}.bypass_mode=True with {NO_LOG_PROBS}: this needs the rollout's log-probabilities",
         ),
         (["+clipx=acpo", f"{ACTOR}.ppo_epochs=0"], f"{ACTOR}.ppo_epochs=0: no update would be made. Set it to a whole"),
-        (["+clipx=gspo", HIGH], "clip_ratio_high=0.28 would be clipx.clip_high=1.28: a width over 0.01 is one for the"),
+        (
+            ["+clipx=gspo", HIGH],
+            "clip_ratio_high=0.28 would be clipx.clip_high=1.28: a width over 0.01 is meant for the",
+        ),
         (
             ["+clipx=acpo", HIGH],
             "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
@@ -97,7 +100,10 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
         # verl's own check of the same run.
         (["+clipx=grpo", "data.train_batch_size=128"], "train_batch_size (128) must be >= actor.ppo_mini_batch_size"),
         (["python", "train.py"], "python: neither KEY=VALUE nor an option"),
-        (["python", "-m", "verl.trainer.sft_trainer"], "python -m verl.trainer.sft_trainer: verl's entry modules are"),
+        (
+            ["python", "-m", "verl.trainer.sft_trainer"],
+            "python -m verl.trainer.sft_trainer: not one of verl's entry modules. These are",
+        ),
     ],
 )
 def test_it_refuses_as_the_run_would_without_a_traceback(words, message):

@@ -1,11 +1,10 @@
 """What follows from the classes: docs/methods.md's table, and `clipx methods observe`.
 
 Covers: the page has the table that `clipx methods --markdown` prints, and every group that chooses a method is in it;
-what `clipx methods` makes of a group's name and of observe; README and docs/swap.md name every method. Not covered:
-what the rows say, its other columns (tests/driver/test_groups.py).
+what `clipx methods` makes of a group's name and of observe; README names every method. Not covered: what the rows say,
+its other columns (tests/driver/test_groups.py).
 """
 
-import re
 from pathlib import Path
 
 import pytest
@@ -64,8 +63,3 @@ def test_readme_says_when_to_take_each_method():
     section = (PAGE.parents[1] / "README.md").read_text().split("## Which method when")[1].split("\n## ")[0]
     rows = [line for line in section.splitlines() if line.startswith("|")]
     assert {*BUILT_IN} - methods_named("".join(row.split("|")[2] for row in rows)) == set()
-
-
-def test_the_page_on_swapping_has_a_column_for_each_method():
-    (header,) = re.findall("^.*your verl key.*$", (PAGE.parent / "swap.md").read_text(), re.MULTILINE)
-    assert {*BUILT_IN} - methods_named(header) == set()

@@ -105,7 +105,9 @@ def test_what_verls_own_loss_lacks_is_said_when_it_is_observed():
             ValueError, match=rf"{loss_mode}=dro with {key}=(null|0): verl's dro needs a penalty above 0"
         ):
             decided("observe", {loss_mode: "dro", key: beta})
-    with pytest.raises(ValueError, match=r"policy_loss\.tau_neg=1\.2 with clipx\.method=observe: verl has no such key"):
+    with pytest.raises(
+        ValueError, match=r"policy_loss\.tau_neg=1\.2 with clipx\.method=observe: verl does not have this key"
+    ):
         decided("observe", {f"{ACTOR}.policy_loss.tau_neg": 1.2})
     decided("observe", {loss_mode: "dro", key: 0.1, f"{ACTOR}.tau_neg": 1.2})
 

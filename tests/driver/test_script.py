@@ -112,7 +112,7 @@ def test_an_argument_reaches_no_network_either(script):
 
 
 def test_an_endless_script_ends(script):
-    with pytest.raises(ValueError, match=r"not done within 0\.5 s"):
+    with pytest.raises(ValueError, match=r"did not finish within 0\.5 s"):
         commands_of(["bash", script("while true; do :; done\n")], seconds=0.5)
 
 
@@ -123,7 +123,7 @@ def test_nothing_is_left_in_the_background(script, before, after):
     try:
         commands_of(["bash", path], seconds=0.5)
     except ValueError as error:
-        assert "not done" in str(error)
+        assert "did not finish" in str(error)
     time.sleep(0.1)
     assert not [process for process in psutil.process_iter() if path in cmdline(process)]
 
@@ -137,7 +137,11 @@ def cmdline(process):
 
 @pytest.mark.parametrize(
     ("words", "said"),
-    [(["bash"], "name a script"), (["bash", "-c", "true"], "name a script"), (["sh", "no.sh"], "no such")],
+    [
+        (["bash"], "no script is named"),
+        (["bash", "-c", "true"], "no script is named"),
+        (["sh", "no.sh"], "does not exist"),
+    ],
 )
 def test_what_is_no_script_is_refused(words, said):
     with pytest.raises(ValueError, match=said):
@@ -145,5 +149,5 @@ def test_what_is_no_script_is_refused(words, said):
 
 
 def test_a_script_without_python_is_refused(script):
-    with pytest.raises(ValueError, match=r"starts no Python \(exit code 3\)"):
+    with pytest.raises(ValueError, match=r"does not start Python \(exit code 3\)"):
         commands_of(["bash", script("exit 3\n")])

@@ -46,6 +46,12 @@ class RayStarts(Exception):
     """In place of a cluster."""
 
 
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """A folder for what a start writes below verl's relative trainer.default_local_dir."""
+    monkeypatch.chdir(tmp_path)
+
+
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """Runs an entry module up to where it would start Ray."""
@@ -85,10 +91,10 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     )
     expected = {
         # 1024 prompts by 256; one step off, verl bypasses by default.
-        "v1": "first update starts from; 4 updates per rollout batch: clipping can act",
-        "v0": "first update starts from; 4 updates per rollout batch: clipping can act",
+        "v1": "a rollout batch's first update; 4 updates per rollout batch: clipping can act",
+        "v0": "a rollout batch's first update; 4 updates per rollout batch: clipping can act",
         "one_step_off": "rollout's own (bypass_mode); 4 updates per rollout batch: clipping can act",
-        "fully_async": "weights that the rollout last got; 1 update per rollout batch: clipping can act",
+        "fully_async": "weights that the rollout last received; 1 update per rollout batch: clipping can act",
     }
     assert said[0].endswith(expected[door])
 
@@ -246,14 +252,35 @@ def test_nothing_is_locked_that_a_run_does_not_write(run, tmp_path, monkeypatch,
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/dev/null")
     seen = []
     monkeypatch.setattr(run_lock, "take", seen.append)
+    off = ["clipx.log=false"] if logger == "[console]" else []
     with pytest.raises(RayStarts):
-        run("v1", "+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/checkpoints")
+        run("v1", "+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/checkpoints", *off)
     assert seen == []
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe", "trainer.val_only=False"])
+def test_without_a_file_log_a_run_with_this_plugin_has_its_own(run, tmp_path, monkeypatch, group):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "elsewhere.jsonl"))
+    seen = []
+    monkeypatch.setattr(starts, "take", seen.append)
+    with pytest.raises(RayStarts):
+        run("v1", group, "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/run")
+    assert seen == ([tmp_path / "run" / "metrics.lock"] if "clipx" in group else [])
+
+
+def test_its_own_log_that_cannot_be_written_stops_before_ray_with_the_switch(run, tmp_path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(
+        OSError, match=r"trainer\.default_local_dir, the run's own log, which clipx\.log=false turns off"
+    ):
+        run("v1", "+clipx=grpo", "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/file/run")
 
 
 def test_a_folder_that_cannot_be_written_to_stops_before_ray_with_its_key(run, tmp_path, monkeypatch):
     # As root this process may write anywhere but below a file.
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file" / "metrics.jsonl"))
-    with pytest.raises(OSError, match=r"the run writes there \(VERL_FILE_LOGGER_PATH, the file log\): choose another"):
+    with pytest.raises(
+        OSError, match=r"the run writes there \(VERL_FILE_LOGGER_PATH, the file log\)\. Choose another folder"
+    ):
         run("v1", "+clipx=grpo", "trainer.logger=[file]")

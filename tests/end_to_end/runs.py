@@ -122,23 +122,9 @@ def step_is_logged(step: int) -> Callable[[Path], bool]:
     return lambda folder: step in read_growing_log(metrics_of(folder)).index
 
 
-def launch(
-    task,
-    folder: Path,
-    *overrides: str,
-    steps: int,
-    environment: dict[str, str] | None = None,
-    before: Sequence[str] = (),
-    entry: str = MAIN,
-    python: str = sys.executable,
-) -> subprocess.Popen:
-    """Starts a run that logs to the folder; arguments as for `train`, and words to put before the command."""
-    folder.mkdir(parents=True, exist_ok=True)
-    command = [
-        *before,
-        python,
-        "-m",
-        entry,
+def common_overrides(task, folder: Path, steps: int) -> list[str]:
+    """The Hydra overrides of every run; arguments as for `train`."""
+    return [
         "+hardware=cpu",
         "algorithm.adv_estimator=grpo",
         f"data.train_files={task.train}",
@@ -163,6 +149,27 @@ def launch(
         f"trainer.total_training_steps={steps}",
         f"trainer.default_local_dir={folder / 'checkpoints'}",
         "trainer.resume_mode=disable",
+    ]
+
+
+def launch(
+    task,
+    folder: Path,
+    *overrides: str,
+    steps: int,
+    environment: dict[str, str] | None = None,
+    before: Sequence[str] = (),
+    entry: str = MAIN,
+    python: str = sys.executable,
+) -> subprocess.Popen:
+    """Starts a run that logs to the folder; arguments as for `train`, and words to put before the command."""
+    folder.mkdir(parents=True, exist_ok=True)
+    command = [
+        *before,
+        python,
+        "-m",
+        entry,
+        *common_overrides(task, folder, steps),
         *overrides,
     ]
     variables = {"VERL_PLATFORM": "cpu", "VERL_FILE_LOGGER_PATH": str(metrics_of(folder)), **(environment or {})}

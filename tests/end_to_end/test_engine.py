@@ -440,7 +440,7 @@ def test_a_checkpoint_without_a_state_needs_a_word(found):
     assert found["whole"] == 1
     assert "is cut short or not a state of this plugin" in found["cut short"]
     for broken in ("cut short", "missing"):
-        assert "To start the bounds afresh: clipx.missing_state=fresh" in found[broken]
+        assert "To start the bounds afresh, set clipx.missing_state=fresh" in found[broken]
         assert found[f"{broken}, fresh"] == 0
 
 

@@ -138,7 +138,7 @@ def test_a_checkpoint_without_a_state_needs_a_word(task, killed_in_a_step, tmp_p
     assert process.wait(timeout=SECONDS) != 0
     output = output_of(tmp_path)
     assert "is cut short or not a state of this plugin" in output
-    assert "To start the bounds afresh: clipx.missing_state=fresh" in output
+    assert "To start the bounds afresh, set clipx.missing_state=fresh" in output
     run = train(task, tmp_path, *resume, "clipx.missing_state=fresh", steps=3)
     assert run.log.loc[3, "actor/clipx/epsilon_highest"] == pytest.approx(0.2, abs=1e-9)
 

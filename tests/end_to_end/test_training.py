@@ -196,7 +196,7 @@ def test_the_engines_options_are_in_force(own):
 
 
 def test_it_was_compiled(own):
-    assert "compiled before the first step" in own.output
+    assert "compiling the loss and its statistics before the first step" in own.output
     assert "stays uncompiled" not in own.output
 
 

@@ -49,7 +49,7 @@ def test_files_that_are_no_benchmark_are_refused(tmp_path):
         read_benchmark(tmp_path / "bare.parquet")
     path = save_questions(tmp_path, 1)
     pq.write_table(pq.read_table(path).slice(0, 0), tmp_path / "empty.parquet")
-    with pytest.raises(ValueError, match="has no question"):
+    with pytest.raises(ValueError, match="contains no question"):
         read_benchmark(tmp_path / "empty.parquet")
     for limit in (0, -1):
         with pytest.raises(ValueError, match=f"--limit {limit}: must be at least 1"):
@@ -91,7 +91,7 @@ def test_a_named_template_is_the_runs_own_chat_template():
     (encoded,) = encode_prompts(tokenizer, benchmark_of("2 3 = 5"), name)
     tokenizer.chat_template = QWEN_CHAT_TEMPLATE_WITH_THINK
     assert encode_prompts(tokenizer, benchmark_of("2 3 = 5"), "chat") == [encoded]
-    with pytest.raises(ValueError, match="--template json:dumps: is no text"):
+    with pytest.raises(ValueError, match="--template json:dumps: is not text"):
         encode_prompts(tokenizer, benchmark_of("1"), "json:dumps")
 
 

@@ -66,7 +66,7 @@ def test_two_checkpoints_and_what_is_not_said_on_the_methods(methods, tmp_path):
     found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
     assert found["over"] == "questions" and found["low"] < found["difference"] < found["high"]
     assert found["refused"].startswith("1 and 1 training seeds")
-    assert "of these two checkpoints alone. No interval on the methods: 1 and 1 training seeds" in text
+    assert "for these two checkpoints only. There is no interval for the methods: 1 and 1 training seeds" in text
     variance = json.loads(out.read_text())["variance"]["b"]["first"]["of_one_sample"]
     assert variance["seed"] is None and variance["sample"] > 0
 
@@ -79,7 +79,7 @@ def test_too_few_trainings_get_no_interval(methods, tmp_path, first, second):
     found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
     assert found["low"] is None and found["p_value"] is None and found["over"] is None
     assert "[" not in text.partition("avg")[2].partition("pass@")[0]
-    assert f"No interval: {found['refused']}." in text and "takes 3 of each" in text
+    assert f"There is no interval: {found['refused']}." in text and "takes 3 of each" in text
 
 
 def test_one_training_twice_is_not_two(methods, tmp_path):
@@ -88,13 +88,13 @@ def test_one_training_twice_is_not_two(methods, tmp_path):
     evaluation_of(tmp_path / "a-seed9", right["a"][0], questions, checkpoints=config["checkpoints"])
     (tmp_path / "a-seed1").symlink_to(folder / "a-seed1")
     text = invoke("compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
-    assert "are of the same checkpoint: that is one training, not two" in text
+    assert "are of the same checkpoint, so they are one training and not two" in text
 
 
 def test_names_that_no_folder_fits_are_refused(methods):
     folder, *_ = methods
     text = invoke("compare", folder / "c-seed*", folder / "b-seed1", code=1)
-    assert "c-seed*: no such folder, and no folder fits it as a pattern" in text
+    assert "c-seed*: there is no such folder, and no folder matches it as a pattern" in text
 
 
 def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
@@ -155,7 +155,10 @@ def test_power_from_assumptions(tmp_path):
     text = invoke("power", "--points", 5, "--accuracy", 0.4, "--questions", 200, "--seeds", 5, "--out", out)
     found = json.loads(out.read_text())
     assert found["measured"] == [] and text.count("assumed") == 4
-    assert f"200 questions, 8 samples, 5 seeds of each method: seen with a chance of {found['power']:.0%}" in text
+    assert (
+        f"200 questions, 8 samples, 5 seeds of each method: it is detected with a probability of {found['power']:.0%}"
+        in text
+    )
     assert found["design"] == {"questions": 200, "samples": 8, "seeds": 5}
     assert {(one["seeds"], one["samples"]) for one in found["options"]} >= {(3, 1), (10, 32)}
     assert found["ways"]["seeds"] >= 3
@@ -177,7 +180,7 @@ def test_power_from_prior_evaluations(methods, tmp_path):
 
 def test_power_of_two_checkpoints_says_so():
     text = invoke("power", "--points", 3, "--seeds", 1)
-    assert "1 seed of each method" in text and "with one seed nothing is said on the methods" in text
+    assert "1 seed of each method" in text and "one seed says nothing about the methods" in text
 
 
 @pytest.mark.parametrize(
@@ -188,7 +191,7 @@ def test_power_of_two_checkpoints_says_so():
         (("--points", "3", "--seeds", "2"), "--seeds 2:"),
         (("--points", "3", "--accuracy", "40"), "--accuracy 40.0: must be in (0, 1)"),
         (("--points", "3", "--power", "1"), "--power 1.0: must be in (0, 1)"),
-        (("--points", "3", "--prior", "nowhere"), "nowhere: no such folder"),
+        (("--points", "3", "--prior", "nowhere"), "nowhere: there is no such folder"),
     ],
 )
 def test_wrong_plans_are_refused(options, message):

@@ -180,7 +180,7 @@ def test_more_samples_are_added_to_those_there(inputs, whole, tmp_path):
 def test_other_settings_do_not_mix_with_what_is_there(inputs, whole, change, named):
     before = (whole / "results.json").read_bytes()
     message = refuse(*options(inputs, whole, *change))
-    assert named in message and "set another --out" in message
+    assert named in message and "Set another --out" in message
     assert (whole / "results.json").read_bytes() == before
 
 
@@ -216,7 +216,7 @@ def test_what_counts_as_right_can_be_changed_afterwards(whole, tmp_path):
     out = shutil.copytree(whole, tmp_path / "out")
     invoke("eval", "score", str(out), "--correct-from", "-1")
     assert results_of(out)["benchmarks"]["test"]["result"]["avg@4"]["mean"] == 1.0
-    assert "has no such part, only score, format" in refuse("eval", "score", str(out), "--correct", "acc")
+    assert "does not return this part, but only score, format" in refuse("eval", "score", str(out), "--correct", "acc")
 
 
 def test_greedy_equals_transformers_generate(inputs, tmp_path):
@@ -338,7 +338,7 @@ def test_several_benchmarks_have_samples_and_results_of_their_own(inputs, tmp_pa
 @pytest.mark.parametrize(
     ("rule", "message"),
     [
-        (("--correct", "nope"), "--correct nope: the reward has no such part, only score, format"),
+        (("--correct", "nope"), "--correct nope: the reward does not return this part, but only score, format"),
         (("--correct-from", "nan"), "--correct-from nan: must be a finite number"),
         (("--reward", "verl_clipx.tasks.hitab.reward:compute_score"), "row 0: ground_truth="),
     ],
@@ -359,7 +359,7 @@ def test_a_rule_that_cannot_score_leaves_an_evaluation_as_it_is(whole, tmp_path)
 def test_two_benchmarks_of_one_name_are_refused(inputs, tmp_path):
     _, questions = inputs
     twice = refuse(*options(inputs, tmp_path / "out"), "--benchmark", str(questions))
-    assert "two are called test" in twice
+    assert "two benchmarks are called test" in twice
 
 
 def test_the_default_reward_is_the_conservative_one():

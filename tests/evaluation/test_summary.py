@@ -77,7 +77,9 @@ def test_what_counts_as_right_can_be_chosen(scores):
     chosen = question_values(SAMPLES, scores, correct_part="score", correct_from=3.0)
     assert chosen["avg@4"].tolist() == [0.25, 0.75]
     assert question_values(SAMPLES, scores, correct_part="score", correct_from=-0.5)["avg@4"].tolist() == [0.75, 0.75]
-    with pytest.raises(ValueError, match="--correct verdict: the reward has no such part, only score, correct, format"):
+    with pytest.raises(
+        ValueError, match="--correct verdict: the reward does not return this part, but only score, correct, format"
+    ):
         question_values(SAMPLES, scores, correct_part="verdict")
 
 
@@ -115,7 +117,7 @@ def test_a_broken_answer_function_names_the_completion():
 
 
 def test_scores_of_other_completions_are_refused(scores):
-    with pytest.raises(ValueError, match="not of these completions"):
+    with pytest.raises(ValueError, match="do not belong to these completions"):
         question_values(SAMPLES, scores.iloc[::-1])
 
 

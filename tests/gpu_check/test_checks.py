@@ -111,7 +111,7 @@ def skipped(machine):
 def test_what_keeps_a_check_from_running():
     assert skipped(GPUS) == {}
     assert set(skipped(CPU)) == {"FSDP1", "flash attention", "Ulysses 2", "syncs and kernels", "memory"}
-    assert skipped(dataclasses.replace(GPUS, ranks=1)) == {"Ulysses 2": "needs two GPUs: --gpus 2"}
+    assert skipped(dataclasses.replace(GPUS, ranks=1)) == {"Ulysses 2": "it needs two GPUs: --gpus 2"}
     without = skipped(dataclasses.replace(GPUS, flash_attention=False))
     assert without == dict.fromkeys(("flash attention", "Ulysses 2", "memory"), "flash-attn is not installed")
     assert rollout.why_not(GPUS) is None

@@ -62,7 +62,7 @@ def test_a_check_that_measures_too_much_fails():
 
 def test_the_last_line_counts_what_was_skipped_by_a_word_of_its_own():
     assert last_line([PASS, PASS]) == "2 passed, 0 failed, 0 skipped"
-    assert last_line([PASS, FAIL, SKIP]) == "1 passed, 1 failed, 1 skipped: nothing is known of what was skipped"
+    assert last_line([PASS, FAIL, SKIP]) == "1 passed, 1 failed, 1 skipped: nothing is known about skipped checks"
 
 
 def test_the_command_shows_every_result_and_a_failures_log(check):

@@ -168,7 +168,10 @@ MISTAKES = {
         FUNCTION.replace("'wrong'", "'grpo'").format("", "ratio"),
         r"users_losses:wrong: the name 'grpo' already belongs to verl_clipx\.methods\.grpo:Grpo",
     ),
-    "a function's word of a method": (FUNCTION.format("", "ratio, *, statistics=1.0"), "statistics is a word of every"),
+    "a function's word of a method": (
+        FUNCTION.format("", "ratio, *, statistics=1.0"),
+        "statistics is a name that every",
+    ),
     "a function's key of the node": (FUNCTION.format("", "ratio, *, scope=1.0"), "scope is a key of every clipx node"),
     "a class's taken name": (
         DATACLASS.format("FixedBounds, name='acpo'", "pass"),
@@ -181,7 +184,7 @@ MISTAKES = {
         DATACLASS.format(
             "FixedBounds, name='wrong'", "bounds: float = parameter(1.0, number(at_least=0, at_most=1), '')"
         ),
-        "users_losses:wrong: bounds is a word of every method's own",
+        "users_losses:wrong: bounds is a name that every method uses",
     ),
     "a class's key of the node": (
         DATACLASS.format(
@@ -259,7 +262,7 @@ def test_a_module_imported_again_takes_the_place_of_the_first(users_module):
         (3, {}, "clipx.function=3: write it as package.module:name"),
         (f"{MODULE}:missing", {}, "has no attribute 'missing'.*must be importable in the driver and in every Ray"),
         ("no_such_module:soft", {}, "No module named 'no_such_module'.*must be importable"),
-        (f"{MODULE}:torch", {}, "nor a subclass of verl_clipx.Method"),
+        (f"{MODULE}:torch", {}, "not a subclass of verl_clipx.Method"),
         (f"{MODULE}:Method", {}, "write it as @dataclass"),
         (f"{MODULE}:soft", {"warmth": 1}, r"clipx\.warmth is not a parameter of tests_soft"),
         (f"{MODULE}:soft", {"temperature": "hot"}, r"clipx\.temperature='hot': must be a number"),

@@ -207,7 +207,7 @@ def test_verl_gets_one_makers_devices_and_the_activated_environment(cluster, tmp
 
 def test_an_unknown_container_runtime_is_refused(cluster):
     done = submit(cluster, RECIPE, CONTAINER_IMAGE="x", CONTAINER_RUNTIME="podman")
-    assert done.returncode == 2 and "CONTAINER_RUNTIME=podman: pyxis or apptainer" in done.stderr
+    assert done.returncode == 2 and "CONTAINER_RUNTIME=podman: must be pyxis or apptainer" in done.stderr
 
 
 def test_the_exit_code_is_the_runs(cluster):
@@ -218,7 +218,7 @@ def test_the_exit_code_is_the_runs(cluster):
 def test_a_job_that_lost_a_node_goes_back_into_the_queue(cluster):
     done = submit(cluster, RECIPE, SRUN_EXIT="75", SLURM_RESTART_COUNT="18")
     assert ["scontrol", "requeue", "4242"] in cluster.calls
-    assert "a node was lost: back into the queue" in done.stdout
+    assert "a node was lost: the job is requeued" in done.stdout
 
 
 def test_but_not_without_end(cluster):

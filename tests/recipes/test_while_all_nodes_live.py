@@ -95,7 +95,7 @@ def test_a_command_may_fail_of_a_lost_node_before_ray_notices():
 
 def test_without_a_watcher_the_command_goes_on(capfd):
     assert module.run(["sh", "-c", "sleep 1; exit 4"], ["sh", "-c", "exit 9"]) == 4
-    assert "nothing watches for lost nodes: the watcher ended with 9" in capfd.readouterr().err
+    assert "nothing watches for lost nodes any more, because the watcher ended with 9" in capfd.readouterr().err
 
 
 @pytest.fixture
@@ -127,7 +127,7 @@ def test_the_script(cluster, tmp_path, event):
         nodes.write_text("a")
         output, error = script.communicate(timeout=30)
         assert (script.returncode, output) == (75, "lost: b\n")
-        assert "a node was lost: ending the run" in error
+        assert "a node was lost, so the run is ended" in error
     else:
         script.send_signal(signal.Signals[event])
         script.communicate(timeout=30)

@@ -269,7 +269,7 @@ def test_an_evaluation_of_an_earlier_checkpoint_is_refused(tmp_path, make_run, p
     folder = make_run(GRPO, 1, None, 0.60)
     write_results(folder, "b", 0.4, "checkpoints", 10)
     (refused,) = collect(definition(), tmp_path, preset_values)["refused"]
-    assert refused["reasons"] == ["evaluation/b: checkpoints: step 20 is the last, evaluated [10]"]
+    assert refused["reasons"] == ["evaluation/b: checkpoints: step 20 is the last, but [10] was evaluated"]
 
 
 def test_correlations_with_the_score_are_over_all_responses(tmp_path, make_run, preset_values):

@@ -131,7 +131,7 @@ def test_what_cannot_be_drawn_is_refused(rendered, runs, tmp_path):
     assert done.exit_code == 1 and "--format png: name a file with --out" in done.output
     (runs / "tables" / "small.json").unlink()
     done = rendered("--format", "svg")
-    assert done.exit_code == 1 and "run `clipx table collect small` first" in " ".join(done.output.split())
+    assert done.exit_code == 1 and "Run `clipx table collect small` first" in " ".join(done.output.split())
     done = CliRunner().invoke(app, ["table", "render", "small", "--format", "pdf"])
     assert done.exit_code == 1 and "--format pdf: must be one of markdown, html, latex" in done.output
 
@@ -139,7 +139,7 @@ def test_what_cannot_be_drawn_is_refused(rendered, runs, tmp_path):
 def test_a_table_without_curves_and_a_figure_without_runs_are_refused(tmp_path):
     from verl_clipx.reproduction.curves import write_curves
 
-    with pytest.raises(ValueError, match="table small has no curves; use markdown"):
+    with pytest.raises(ValueError, match="table small has no curves\. Use markdown"):
         write_curves(small_table("{columns: [], rows: []}"), {"curves": []}, "svg")
-    with pytest.raises(ValueError, match="no curve of small was collected; see `clipx table plan small`"):
+    with pytest.raises(ValueError, match="no curve of small has been collected; `clipx table plan small` prints"):
         write_curves(small_table(DEFINITION), {"curves": []}, "svg")

@@ -74,13 +74,14 @@ def test_a_table_without_a_cause_has_no_footnote():
         (
             "rows.0.expected",
             [10, 10],
-            Footnote("The model before training: the paper prints one number for all regimes.", rows=("base",)),
+            Footnote("The model before training; the paper prints one number for all regimes.", rows=("base",)),
         ),
         (
             "rows.0.evaluation_options",
             "--template plain",
             Footnote(
-                "Evaluated with `--template plain`, so that the prompt is that of the trained rows.", rows=("base",)
+                "Evaluated with `--template plain`, so that the prompt is the same as in the trained rows.",
+                rows=("base",),
             ),
         ),
         (
@@ -95,8 +96,8 @@ def test_a_table_without_a_cause_has_no_footnote():
             "columns.1.measure",
             {"validation": "c", "samples": 2},
             Footnote(
-                "The best of all validations of a run, on the problems that are reported: optimistic, the more the "
-                "oftener one validates.",
+                "The best of all validations of a run, on the problems that are reported. This is optimistic, and more "
+                "so the more often a run is validated.",
                 columns=("C",),
             ),
         ),

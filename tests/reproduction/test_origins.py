@@ -144,7 +144,7 @@ def test_groups_and_title(folder):
 @pytest.mark.parametrize(
     ("text", "error", "match"),
     [
-        ("# no package\ndata: {}\n", ValueError, "first line has to be '# @package _global_'"),
+        ("# no package\ndata: {}\n", ValueError, "first line must be '# @package _global_'"),
         ("# @package _global_\ndefaults:\n  - base\n", ValueError, "defaults needs _self_"),
         ("# @package _global_\ndefaults:\n  - override /clipx: x\n  - _self_\n", ValueError, "without keywords"),
         ("# @package _global_\ndefaults:\n  - /clipx@a: x\n  - _self_\n", ValueError, "without keywords or packages"),

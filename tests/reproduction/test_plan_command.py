@@ -95,7 +95,7 @@ def test_a_run_of_unknown_length_says_what_to_add(plan):
         (["actor_rollout_ref.model.path=some/model"], "model.path=some/model: of unknown shape"),
         (["actor_rollout_ref.actor.ppo_mini_batch=3"], "ppo_mini_batch"),
         (["--hardware", "a100x16"], "a100x16"),
-        (["--hardware", "tpu"], "--hardware=tpu: of unknown speed. Use a100x4"),
+        (["--hardware", "tpu"], "--hardware=tpu: its speed is unknown. Use a100x4"),
     ],
 )
 def test_refusals_exit_with_1_and_say_what_to_change(plan, arguments, message):

@@ -103,10 +103,10 @@ def test_every_row_and_parts_may_be_left_out(made):
     [
         ("row:\n  one: [base]\n", "row: use every_row, parts and rows"),
         ("parts: {}\n", "it has no rows"),
-        ("rows:\n  one: base\n", r"rows: one: has to be a list of parts"),
-        ("rows:\n  one: [base, 3]\n", r"rows: one: 3: has to be a part or a value"),
-        ("parts:\n  a: [b]\nrows:\n  one: [a]\n", r"parts: a: has to be values, a line each"),
-        ("rows:\n  one:\n  - data.n: 1\n  - base\n", r"rows: one: base stands after a value"),
+        ("rows:\n  one: base\n", r"rows: one: must be a list of parts"),
+        ("rows:\n  one: [base, 3]\n", r"rows: one: 3: must be a part or a value"),
+        ("parts:\n  a: [b]\nrows:\n  one: [a]\n", r"parts: a: must be values, one on each line"),
+        ("rows:\n  one:\n  - data.n: 1\n  - base\n", r"rows: one: base comes after a value"),
     ],
 )
 def test_a_table_that_is_none_is_refused(made, text, match):
@@ -117,7 +117,7 @@ def test_a_table_that_is_none_is_refused(made, text, match):
 def test_a_part_is_in_one_place(made, tmp_path):
     (tmp_path / "recipe/made/method").mkdir()
     (tmp_path / "recipe/made/method/few.yaml").touch()
-    with pytest.raises(ValueError, match="method/few: is a file of this folder too"):
+    with pytest.raises(ValueError, match="method/few: is also a file of this folder"):
         made(TABLE)
 
 

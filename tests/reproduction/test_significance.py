@@ -117,7 +117,7 @@ def test_holm_is_over_the_methods_of_a_column_with_one_baseline():
 def test_what_is_refused_says_so(markup):
     reason = "1 and 1 training seeds; whether a method is better takes 3 of each"
     text = render(TABLE, results_of([comparison_of("x", None, refused=reason)]), markup)
-    assert f"No interval and no p: {reason}." in text and "Holm" not in text
+    assert f"There is no interval and no p: {reason}." in text and "Holm" not in text
     assert "[" not in text.partition("differences from the baseline")[2].partition("No interval")[0].replace(
         "\\\\[", ""
     )

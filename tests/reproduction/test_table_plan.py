@@ -301,7 +301,7 @@ def test_the_printed_plan_is_a_script(tmp_path):
 
 def test_a_wheel_says_that_it_needs_a_checkout(places, monkeypatch, tmp_path):
     monkeypatch.setattr(table_plan, "configs_folder", lambda: tmp_path / "configs")
-    with pytest.raises(FileNotFoundError, match=r"common\.sh: not there; run this from a checkout"):
+    with pytest.raises(FileNotFoundError, match=r"common\.sh: does not exist\. Run this from a checkout"):
         plan_table(TABLE, places, (1,))
 
 

@@ -226,7 +226,10 @@ NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
         ({"unit": "logged"}, "unit 'logged': `logged` is the unit of figures, whose columns are all curves"),
         ({"columns": [{"name": "x", "measure": {"curve": "actor/entropy"}}]}, "unit 'percent': `logged` is the unit"),
         ({"colour": "red"}, "no colour"),
-        ({"benchmarks": {"b": {"file": "b/test.parquet"}}}, "benchmark b: questions=None: give how many its file has"),
+        (
+            {"benchmarks": {"b": {"file": "b/test.parquet"}}},
+            "benchmark b: questions=None: give the number that its file has",
+        ),
         (
             {"columns": [{"name": "near", "measure": {"validation": "d", "samples": 4}}], "rows": [X]},
             "no benchmark d",
@@ -237,11 +240,11 @@ NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
         ({"origins": {"checkpoint": "[choice] the last"}}, "origins: give checkpoint, samples, temperature, top_p"),
         (
             {"origins": {"checkpoint": "the last"}},
-            "origins.checkpoint: 'the last' starts with none of [paper], [script]",
+            "origins.checkpoint: 'the last' must start with [paper], [script]",
         ),
         (
             {"benchmarks": {"b": {"file": "b/test.parquet", "questions": 4, "origin": "[guess] x"}}},
-            "benchmark b: '[guess] x' starts with none of [paper]",
+            "benchmark b: '[guess] x' must start with [paper]",
         ),
         ({"rows": [{**X, "model": "m"}]}, "row x: needs exactly one of preset"),
         ({"rows": [{"name": "x"}]}, "row x: needs exactly one of preset"),

@@ -1,4 +1,4 @@
-"""The catalog: all five tasks' data sets, each as `clipx data` expects it.
+"""The catalog: every task's data sets, each as `clipx data` expects it.
 
 Not covered: the rows; each task's tests build them.
 """

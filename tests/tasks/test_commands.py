@@ -97,7 +97,7 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
     ("arguments", "message"),
     [
         (("nothing",), "data set 'nothing' is unknown; there are countdown"),
-        (("hitab",), "clone the repository microsoft/HiTab"),
+        (("hitab",), "Clone the repository microsoft/HiTab"),
         (("hitab", "--from", "nowhere"), "nowhere does not exist"),
         (("countdown", "--prompt", "r1_base"), "prompt='r1_base' does not fit countdown"),
         (("countdown", "--option", "size"), "--option 'size' is not KEY=VALUE"),
@@ -158,7 +158,7 @@ def test_show_of_foreign_and_broken_files(clipx, tmp_path):
 
     pq.write_table(pa.Table.from_pylist([{"prompt": "[bold]plain[/] text", "answer": 1}]), tmp_path / "a.parquet")
     code, text = clipx("show", tmp_path / "a.parquet")
-    assert code == 0 and "not built by clipx data build" in text and "[bold]plain[/] text" in text
+    assert code == 0 and "not built by `clipx data build`" in text and "[bold]plain[/] text" in text
     (tmp_path / "b.parquet").write_text("broken")
     assert clipx("show", tmp_path / "b.parquet")[0] == 1
     assert clipx("show", tmp_path / "c.parquet")[0] == 1

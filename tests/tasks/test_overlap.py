@@ -104,7 +104,7 @@ def test_plain_strings_are_prompts_too(tmp_path):
 
 def test_other_files_are_refused(tmp_path):
     pq.write_table(pa.Table.from_pylist([{"question": "x"}]), tmp_path / "a.parquet")
-    with pytest.raises(ValueError, match=r"a.parquet: no column 'prompt' but \['question'\]"):
+    with pytest.raises(ValueError, match=r"a.parquet: it has no column 'prompt', only \['question'\]"):
         list(problems(tmp_path / "a.parquet"))
     with pytest.raises(FileNotFoundError, match=r"b.parquet does not exist"):
         list(problems(tmp_path / "b.parquet"))

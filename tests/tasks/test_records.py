@@ -55,7 +55,7 @@ def test_broken_copies_are_named(tmp_path, name, content, error, message):
 
 
 def test_an_empty_folder_is_refused(tmp_path):
-    with pytest.raises(FileNotFoundError, match="holds no file that ends in"):
+    with pytest.raises(FileNotFoundError, match="contains no file that ends in"):
         list(local_records(tmp_path))
 
 

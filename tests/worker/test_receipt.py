@@ -614,9 +614,9 @@ def test_the_gap_to_the_rollout_is_the_actors_in_bypass_mode_too(actor, caplog):
 
 def test_it_says_when_there_is_nothing_to_compare_with_the_rollout(actor, caplog):
     line, said = gap_of(actor, caplog, rollout_moved([5] * 6, [1] * 6))
-    assert line.startswith("no token is of the actor's own weights") and not said
+    assert line.startswith("no token was sampled with the actor's current weights") and not said
     line, said = gap_of(actor, caplog, lambda data: data.pop("rollout_log_probs"))
-    assert line == "the rollout returns no log-probabilities to compare the actor's with" and not said
+    assert line == "the rollout returns no log-probabilities that the actor's could be compared with" and not said
 
 
 def test_it_changes_no_gradient_no_statistics_and_no_data(actor):

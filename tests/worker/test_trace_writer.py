@@ -30,7 +30,7 @@ def test_what_does_not_fit_is_dropped_and_it_says_so_once(caplog):
     assert writer.dropped == 3
     go.set()
     assert writer.flush() and done == ["first", "holds nothing"]
-    assert len(caplog.records) == 1 and "30 MB wait to be written" in caplog.text
+    assert len(caplog.records) == 1 and "30 MB are waiting to be written" in caplog.text
     # Its room is free again, to the last byte and no further.
     go.clear()
     for number, size in enumerate((10_000_000, 10_000_000, 1)):

@@ -372,7 +372,10 @@ def test_a_gradient_that_is_not_finite_by_itself_is_named_once_too(stepping_work
     assert skipped() == 3 and skipped() == 3
     assert worker.logged["clipx/not_finite/rank"] == [-1.0]
     (message,) = caplog.messages
-    assert "verl skips an update whose gradient's norm is inf, though all that the loss is computed from" in message
+    assert (
+        "verl skips an update whose gradient's norm is inf, although everything that the loss is computed from"
+        in message
+    )
 
 
 @pytest.fixture

@@ -54,8 +54,8 @@ LEMMA_1: Entry = partial(
     chart="Lemma 1",
 )
 
-OTHER_REGIONS = "fraction of tokens in the other regions; those in LN and HP are the clip fractions"
-IN_REGION = "sum of |F·A| in each region, divided by the number of all tokens"
+OTHER_REGIONS = "fraction of tokens in each of the other regions; the clip fractions are those of LN and HP"
+IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number of all tokens"
 BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
 BY_PROBABILITY = "gradient mass of tokens whose old probability is in [0, 0.25), [0.25, 0.5), [0.5, 0.75), [0.75, 1]"
 
@@ -75,7 +75,7 @@ OF_TOKENS = (
     ),
     CLIPPED(
         "pg_clipfrac",
-        "their sum, in every method: what PPO would clip. It stays because dashboards know verl's name",
+        "the sum of these two, in every method: what PPO would clip; under the name that verl's dashboards use",
         sums=("LN", "HP"),
         of=add,
         logged_as="actor/pg_clipfrac",
@@ -103,7 +103,7 @@ OF_TOKENS = (
     ),
     MOVED(
         "effective_sample_size",
-        "(Σr)² / (n Σr²): the share of its tokens that a mini-batch is worth, weighted by the ratio",
+        "(Σr)² / (n Σr²): which share of its n tokens a mini-batch is worth when they are weighted by the ratio r",
         unit="fraction of tokens",
         over=Over.UPDATE,
         sums=("ratio", "squared_ratio"),
@@ -139,7 +139,7 @@ OF_TOKENS = (
     ),
     LEMMA_1(
         "lemma_1/slope",
-        "slope of log σ over log(1 - p) in the last update, σ the ratio's standard deviation at old probability p",
+        "slope of log σ over log(1 - p) in the last update; σ is the ratio's standard deviation at old probability p",
         of=lemma_1_slope,
     ),
     LEMMA_1("lemma_1/r_squared", "R² of that line", of=lemma_1_r_squared),
@@ -151,68 +151,68 @@ AGES = ("age_0", "age_1", "age_2", "age_3_or_more")
 
 SELECTED = Metric(
     "selected_fraction",
-    "entropy selection: fraction of tokens that are kept; of a selection in each sequence only with clipx.metrics=all",
+    "entropy selection: fraction of tokens that are kept; for selection in each sequence only with clipx.metrics=all",
     "fraction of tokens",
     Over.TOKENS,
     section="The run",
 )
 REJECTED = Metric(
     "rejected_fraction",
-    "bypass mode with `rollout_rs`: fraction of the tokens that are rejected; every other number is of those that are "
-    "left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
+    "bypass mode with `rollout_rs`: fraction of the tokens that are rejected; every other number is of those that "
+    "are left. In decoupled mode verl logs `rollout_corr/rollout_rs_masked_fraction`",
     "fraction of tokens",
     Over.TOKENS,
     section="The run",
 )
 CLOSED_FORM_DIFFERENCE = of_decision(
     "closed_form_difference",
-    "largest difference between the bounds at ratio 1 and those of the training pass, relative to half their width "
-    "(ACPO: to epsilon), by one rank's tokens, where the former were used",
+    "in updates that used the bounds at ratio 1: the largest difference from the bounds of the training pass, relative "
+    "to half their width (ACPO: to epsilon), by one rank's tokens",
     "of half the bounds' width",
 )
 SAMPLED = of_decision(
     "sampled_fraction",
-    "under `clipx.precision`: share of the mini-batch's sequences that the extra pass took; 0 where the ratio was 1 by "
+    "under `clipx.precision`: share of the mini-batch's sequences that the extra pass used; 0 if the ratio was 1 by "
     "definition",
     "fraction of sequences",
 )
 PREDICTED_ERROR = of_decision(
     "bounds_error/predicted",
     "under `clipx.precision`: largest standard error of a bound, relative to half the bounds' width (ACPO: to "
-    "epsilon), from the sample itself; 0 where it was the whole mini-batch",
+    "epsilon), estimated from the sample itself; 0 if the sample was the whole mini-batch",
     "of half the bounds' width",
     chart="error of the bounds",
 )
 REAL_ERROR = of_decision(
     "bounds_error/real",
     "under `clipx.precision`: largest difference between the bounds of a sample and those of all tokens, which the "
-    "training pass gives; one update later",
+    "training pass gives; logged one update later",
     "of half the bounds' width",
     chart="error of the bounds",
 )
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
-    "number of the rollout batch's updates, of both passes under Lopti, that verl skipped because the gradient's norm "
-    "was not finite",
+    "number of the rollout batch's updates that verl skipped because the gradient's norm was not finite; under Lopti "
+    "in both passes",
     "updates",
 )
 RECEIPT = RUN(
     "receipt",
-    "largest difference between the gradient that the loss has on log_prob and the announced one, in the first rollout "
+    "largest difference between the announced gradient on log_prob and the one that the loss has, in the first rollout "
     "batch after each start",
     "of the largest gradient",
 )
 STANDARD_ERROR = RUN(
     "critic/score/standard_error",
-    "standard error of verl's `critic/score/mean`, over prompts; of every run, also of verl's own losses, without "
-    "`actor/`",
+    "standard error of verl's `critic/score/mean`, over prompts; logged in every run, also with verl's own losses, and "
+    "without the prefix `actor/`",
     "score",
     logged_as="critic/score/standard_error",
 )
 VERSIONS = RUN(
     "staleness/versions",
-    "mean age of the tokens in weight versions: rollout batches trained since their sequence's last token was sampled; "
-    "from the run's first sample on that is older than 0",
+    "mean age of the tokens in weight versions, which is the number of rollout batches trained since their sequence's "
+    "last token was sampled; logged from the run's first sample on that is older than 0",
     "weight versions",
     chart="age of the samples",
 )
@@ -226,7 +226,7 @@ AGE_FRACTION = {
 AGE_SPREAD = {
     age: STALE(
         f"staleness/spread/{age}",
-        "standard deviation of log(current / rollout probability) at that age, 0 without such tokens; where the "
+        "standard deviation of log(current / rollout probability) at that age, 0 without such tokens; logged if the "
         "rollout returns log-probabilities",
         "nats",
         chart="spread of the log-ratio by age",
@@ -242,7 +242,7 @@ POSITIONS = tuple(f"position_{part}" for part in range(1, QUARTILES + 1))
 ANATOMY_QUANTILES = {
     share: PART(
         f"anatomy/…/{name}",
-        "size of a part of log(current / rollout probability) that 50, 90, 99 and 99.9 % of the tokens don't exceed",
+        "size of one part of log(current / rollout probability) that 50, 90, 99 and 99.9 % of tokens don't exceed",
         "nats",
         chart="parts of the log-ratio, 99 %" if name == "p99" else "",
     )
@@ -250,7 +250,7 @@ ANATOMY_QUANTILES = {
 }
 ANATOMY_POSITIVE = PART(
     "anatomy/…/positive",
-    "fraction of the tokens whose part is above 0; 0.5 for noise, near 0 or 1 where one distribution is truncated",
+    "fraction of the tokens whose part is above 0; 0.5 for noise, near 0 or 1 if one distribution is truncated",
     "fraction of tokens",
 )
 ANATOMY_OVER_BOUNDS = PART(
@@ -262,8 +262,8 @@ ANATOMY_OVER_BOUNDS = PART(
 ANATOMY_P99_IN = {
     name: PART(
         f"anatomy/…/p99/{name}",
-        "the 99 % of the tokens whose old probability is in a quarter of its range, of each age, and in each quarter "
-        "of their response",
+        "the same 99 % size for the tokens in each quarter of the old probability's range, of each age, and in each "
+        "quarter of their response",
         "nats",
     )
     for name in (*PROBABILITIES, *AGES, *POSITIONS)
@@ -271,12 +271,12 @@ ANATOMY_P99_IN = {
 IN_SHADOW: Entry = partial(Metric, over=Over.UPDATE, section="In the shadow")
 COSINE = IN_SHADOW(
     "shadow/…/cosine",
-    "cosine of F·A of a method in the shadow with the run's own, over all tokens of the mini-batch",
+    "cosine between a shadow method's F·A and the run's own, over all tokens of the mini-batch",
     "1",
     chart="in the shadow: cosine",
 )
 NORM_RATIO = IN_SHADOW(
-    "shadow/…/norm_ratio", "root of the sum of (F·A)² over the mini-batch's tokens, over that of the run", "1"
+    "shadow/…/norm_ratio", "norm of a shadow method's F·A over the mini-batch's tokens, divided by the run's own", "1"
 )
 HEALTH: Entry = partial(of_rollout_batch, section="Health")
 # What the trainer's process sees of every run, so also of verl's own losses; by what is not finite.
@@ -290,38 +290,38 @@ NOT_FINITE = {
     for name, meaning in {
         "rewards": "a reward",
         "advantages": "an advantage",
-        "log_probs": "a log-probability of the old policy or the rollout, in trainers that hand them to verl's metrics",
+        "log_probs": "a log-probability (old or rollout policy's, in trainers that pass them to verl's metrics)",
     }.items()
 }
 ALIKE_PROMPTS = HEALTH(
     "health/alike_prompts",
-    "share of the prompts with several samples whose samples all score alike: without another term of the loss they "
+    "share of the prompts with several samples whose samples all score alike; unless the loss has another term, they "
     "teach nothing",
     "fraction of prompts",
     logged_as="health/alike_prompts",
 )
 UNDECIDED = HEALTH(
     "health/undecided",
-    "share of the responses on which the verifier has no verdict, where the reward returns `undecided`",
+    "share of the responses on which the verifier has no verdict; logged if the reward returns `undecided`",
     "fraction of responses",
     logged_as="health/undecided",
 )
 CUT_RESPONSES = HEALTH(
     "health/cut_responses",
-    "share of the responses with `data.max_response_length` tokens. verl's `response_length/clip_ratio` is the share "
-    "with as many as the batch's longest",
+    "share of the responses with `data.max_response_length` tokens. (verl's `response_length/clip_ratio` is the share "
+    "with as many tokens as the batch's longest response.)",
     "fraction of responses",
     logged_as="health/cut_responses",
 )
 NOT_FINITE_LOG_PROBS = HEALTH(
     "not_finite/log_probs",
-    "sequences of the skipped updates with a log-probability or entropy that is not finite; only in such steps",
+    "sequences of skipped updates with a log-probability or entropy that is not finite; logged only in such steps",
     "sequences",
 )
 NOT_FINITE_RANK = HEALTH(
     "not_finite/rank",
-    "the first data-parallel rank that had something not finite in a skipped update, -1 where it came up on the way "
-    "back through the model; its output names field and prompt",
+    "the first data-parallel rank that had a value that is not finite in a skipped update, or -1 if it came up in the "
+    "backward pass through the model; the rank's output names field and prompt",
     "rank",
 )
 

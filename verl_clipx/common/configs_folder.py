@@ -13,4 +13,4 @@ def configs_folder() -> Path:
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "clipx").is_dir():
             return folder
-    raise FileNotFoundError(f"no configs/clipx in {package} or {package.parent}: install verl-clipx again.")
+    raise FileNotFoundError(f"there is no configs/clipx in {package} or {package.parent}. Install verl-clipx again.")

@@ -11,6 +11,9 @@ TOOLS = {
     "scipy": "scipy",
 }
 
+# What comes with verl; the name that is imported is the one that is installed.
+OF_VERL = ("tensorboard",)
+
 # What a few commands need: the name that is installed, and the extra that brings it.
 FURTHER = {
     "gguf": ("gguf", "pretrained"),
@@ -23,8 +26,10 @@ def needs_tool(user: str, module: str) -> str:
 
     Args:
         user: what needs it, such as a command.
-        module: a key of TOOLS or of FURTHER.
+        module: a key of TOOLS or of FURTHER, or one of OF_VERL.
     """
+    if module in OF_VERL:
+        return f"{user} needs {module}, which comes with verl: pip install {module}"
     name, extra = FURTHER.get(module) or (TOOLS[module], "tools")
     return f"{user} needs {name}: pip install 'verl-clipx[{extra}]'"
 
@@ -39,4 +44,4 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
         The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
     """
     module = (error.name or "").partition(".")[0]
-    return needs_tool(user, module) if module in TOOLS or module in FURTHER else None
+    return needs_tool(user, module) if module in {*TOOLS, *FURTHER, *OF_VERL} else None

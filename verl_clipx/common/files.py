@@ -142,7 +142,7 @@ def read_text(path: Path, most: int | None = None) -> str:
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
-        raise ValueError(f"{path}: no text in UTF-8 ({error}); is it the right file?") from None
+        raise ValueError(f"{path}: not text in UTF-8 ({error}); is it the right file?") from None
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
@@ -224,7 +224,7 @@ def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
     """
     misfit = _misfit(content, shape, "")
     if misfit:
-        raise ValueError(f"{path}: {misfit}; remove it, or make it anew")
+        raise ValueError(f"{path}: {misfit}; remove it, or create it again")
 
 
 def _misfit(value: Any, shape: Any, where: str) -> str | None:
@@ -263,13 +263,13 @@ def read_config(path: Path) -> "DictConfig":
             deepest = max(deepest, depth)
             if isinstance(event, yaml.AliasEvent) or depth > MAX_CONFIG_DEPTH:
                 found = "an alias (*name)" if depth <= MAX_CONFIG_DEPTH else f"more than {MAX_CONFIG_DEPTH} levels"
-                raise ValueError(f"{path}: has {found}; is it a run's configuration?")
+                raise ValueError(f"{path}: has {found}; is it the configuration of a run?")
         config = OmegaConf.load(io.StringIO(text))
     except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
         raise ValueError(f"{path}: not YAML of keys and values ({error}); was it cut off?") from None
     # OmegaConf takes a bare word for a key.
     if deepest == 0 or not isinstance(config, DictConfig):
-        raise ValueError(f"{path}: holds no keys and values; was it cut off?")
+        raise ValueError(f"{path}: contains no keys and values; was it cut off?")
     return config
 
 
@@ -281,7 +281,7 @@ def read_whole_number(path: Path) -> int:
     """
     text = read_bytes(path, 64).decode(errors="replace").strip()
     if not (text.isascii() and text.isdecimal()):
-        raise ValueError(f"{path}: {text!r} is no whole number; was it cut off?")
+        raise ValueError(f"{path}: {text!r} is not a whole number; was it cut off?")
     return int(text)
 
 

@@ -18,5 +18,5 @@ def fault_of_prompt(prompt: Any) -> str | None:
             return f"prompt holds {message!r:.60}, not a chat message of role and content"
         for key in ("role", "content"):
             if not isinstance(message.get(key), str):
-                return f"prompt has a message whose {key} is {message.get(key)!r:.60}, not a text"
+                return f"prompt has a message whose {key} is {message.get(key)!r:.60}, not text"
     return None

@@ -1,6 +1,9 @@
 """Where in a response its answer can stand: after its thinking, in a group of LaTeX."""
 
+from typing import Any
+
 THINK, END_OF_THINK = "<think>", "</think>"
+ANSWER, END_OF_ANSWER = "<answer>", "</answer>"
 
 
 def final_part(response: str) -> str | None:
@@ -16,6 +19,26 @@ def final_part(response: str) -> str | None:
     if response.rfind(THINK) > end:
         return None
     return response if end < 0 else response[end + len(END_OF_THINK) :]
+
+
+def tagged_answer(response: Any, max_length: int) -> str | None:
+    """Return the content of the last `<answer>…</answer>` after a response's thinking.
+
+    Args:
+        response: anything but a string has no answer.
+        max_length: longest answer, in characters.
+
+    Returns:
+        The content; None if there is no such answer, or it is longer.
+    """
+    text = final_part(response) if isinstance(response, str) else None
+    if text is None:
+        return None
+    end = text.rfind(END_OF_ANSWER)
+    start = text.rfind(ANSWER, 0, max(end, 0))
+    if start < 0 or end - start - len(ANSWER) > max_length:
+        return None
+    return text[start + len(ANSWER) : end]
 
 
 def braced(text: str, start: int, max_length: int) -> str | None:

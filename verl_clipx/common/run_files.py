@@ -2,7 +2,9 @@
 
 import os
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 METRICS = "metrics.jsonl"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
@@ -17,6 +19,28 @@ def log_path(project: str, experiment: str) -> Path:
         return Path(os.environ[LOG_VARIABLE])
     root = Path(os.environ.get("VERL_FILE_LOGGER_ROOT", ".")).expanduser()
     return root / project / f"{experiment}.jsonl"
+
+
+def has_file_log(trainer: Mapping[str, Any]) -> bool:
+    """Whether verl's file logger is among those of the node `trainer`."""
+    loggers = trainer.get("logger") or ()
+    return "file" in ([loggers] if isinstance(loggers, str) else loggers)
+
+
+def own_log_path(config: Mapping[str, Any]) -> Path | None:
+    """Where a run's log and record are: verl's file log, or without one in trainer.default_local_dir.
+
+    Args:
+        config: of the run, verl's whole one.
+
+    Returns:
+        None where it has no file log, and is without this plugin's node or says clipx.log=false.
+    """
+    trainer, node = config.get("trainer") or {}, config.get("clipx")
+    if has_file_log(trainer):
+        return log_path(trainer.get("project_name"), trainer.get("experiment_name"))
+    folder = trainer.get("default_local_dir")
+    return Path(folder) / METRICS if node and node.get("log", True) and folder else None
 
 
 def record_path(log: Path) -> Path:

@@ -14,6 +14,8 @@ from typing import Any, BinaryIO
 
 import psutil
 
+from verl_clipx.common.files import read_bytes
+
 # Where a launcher says which job of a cluster it belongs to: of its starts, each one begins when the last has ended.
 JOB_VARIABLE = "CLIPX_JOB"
 
@@ -91,7 +93,7 @@ def take(path: Path) -> str | None:
         if before is not None and (before.host, before.pid, before.started) == (me.host, me.pid, me.started):
             return None
         if before is None:
-            said = f"{path} names no process: its owner was killed as it wrote it" if content else None
+            said = f"{path} names no process, because its owner was killed while writing it" if content else None
         elif before.host == me.host and start_of(before.pid) == before.started:
             raise FolderInUse(f"{path}: a run is going on here ({before.named}). {WAIT.format(pid=before.pid)}")
         elif before.host == me.host:
@@ -109,6 +111,15 @@ def take(path: Path) -> str | None:
         atexit.register(release)
     _held.add(path)
     return said
+
+
+def is_held(path: Path) -> bool:
+    """Whether a run holds a lock; one of another host, which cannot be seen from here, does until the file is gone."""
+    try:
+        owner = _owner(read_bytes(path))
+    except FileNotFoundError:
+        return False
+    return owner is not None and (owner.host != socket.gethostname() or start_of(owner.pid) == owner.started)
 
 
 def release() -> None:
@@ -155,10 +166,11 @@ def _owner(content: bytes) -> Owner | None:
 
 
 WAIT = (
-    "Wait for its end or end it (kill {pid}), or give this run a folder of its own: VERL_FILE_LOGGER_PATH for the log, "
+    "Wait until it ends, end it (kill {pid}), or give this run its own folder: VERL_FILE_LOGGER_PATH for the log, "
     "trainer.default_local_dir for the checkpoints."
 )
 ELSEWHERE = (
-    "From here nobody can see whether it lives. If it has ended, remove the file and start again; if it hasn't, give "
-    "this run a folder of its own: VERL_FILE_LOGGER_PATH for the log, trainer.default_local_dir for the checkpoints."
+    "It cannot be seen from here whether that run is alive. If it has ended, remove the file and start again. If it "
+    "has not, give this run its own folder: VERL_FILE_LOGGER_PATH for the log, trainer.default_local_dir for the "
+    "checkpoints."
 )

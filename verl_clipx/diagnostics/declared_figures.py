@@ -4,9 +4,10 @@ import re
 
 from verl_clipx.base.metric import Metric
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.drawing import end_labels, figure
-from verl_clipx.diagnostics.log_figures import MOST_BARS, Panel, Plate, step_axis
+from verl_clipx.diagnostics.drawing import end_labels, figure, room_at_the_ends
+from verl_clipx.diagnostics.log_figures import Panel, Plate, step_axis
 from verl_clipx.diagnostics.runs import Setting
+from verl_clipx.diagnostics.windows import curve, marks, told, window_of
 from verl_clipx.loss.metric_listing import every_metric
 from verl_clipx.methods import METHODS
 
@@ -32,29 +33,38 @@ def declared_charts(columns: set[str]) -> dict[str, dict[str, Metric]]:
 def declared_plate(settings: list[Setting]) -> Plate:
     """One figure for each chart, with the declared meaning of what is in it."""
     columns = {column for setting in settings for run in setting.runs for column in run.log}
-    panels, meanings = [], {}
+    panels, meanings, window = [], {}, window_of(settings)
     for index, (chart, metrics) in enumerate(declared_charts(columns).items()):
-        told = dict.fromkeys(f"{metric.name}: {metric.meaning} ({metric.unit})" for metric in metrics.values())
-        meanings |= told
+        of_chart = dict.fromkeys(f"{metric.name}: {metric.meaning} ({metric.unit})" for metric in metrics.values())
+        meanings |= of_chart
+        names = apart(list(metrics)) if len(metrics) > 1 else None
         drawing, (axes,) = figure(220, left=52)
         ends = []
         for setting in settings:
-            for column, line_style in zip(metrics, LINE_STYLES * len(metrics), strict=False):
+            for position, (column, line_style) in enumerate(zip(metrics, LINE_STYLES * len(metrics), strict=False)):
                 mean = setting.mean(column).dropna()
                 if mean.empty:
                     continue
-                marker = "o" if len(mean) <= MOST_BARS else None
-                axes.plot(mean.index, mean, color=setting.colour, ls=line_style, marker=marker, markersize=3)
-                name = column.rpartition("/")[2] if len(metrics) > 1 else setting.label
-                ends.append((mean.index[-1], mean.iloc[-1], name, setting.colour))
+                middle = curve(axes, mean, window, setting.colour, ls=line_style, **marks(mean, window))
+                name = names[position] if names else setting.label
+                ends.append((middle.index[-1], middle.iloc[-1], name, setting.colour))
         step_axis(axes)
         if len(ends) > 1:
-            drawing.subplots_adjust(right=1 - min(0.4, (12 + 6.6 * max(len(name) for _, _, name, _ in ends)) / 348))
+            room_at_the_ends(drawing, [name for _, _, name, _ in ends])
             end_labels(axes, ends)
-        panels.append(Panel(f"declared_{index}", chart, f"{'; '.join(told)}, over training steps.", drawing))
+        panels.append(Panel(f"declared_{index}", chart, f"{'; '.join(of_chart)}, over training steps.", drawing))
     return Plate(
         "What else was logged",
         "a curve that changes where reward, entropy or clipping change.",
-        "; ".join(meanings) + ".",
+        f"{told(window)}{'; '.join(meanings)}.",
         panels,
     )
+
+
+def apart(columns: list[str]) -> list[str]:
+    """What tells the columns of a chart apart: their keys without the parts that all of them begin or end with."""
+    keys = [column.split("/") for column in columns]
+    for end in (0, -1):
+        while all(len(key) > 1 for key in keys) and len({key[end] for key in keys}) == 1:
+            keys = [key[1:] if end == 0 else key[:-1] for key in keys]
+    return ["/".join(key).replace("_", " ") for key in keys]

@@ -13,8 +13,6 @@ from verl_clipx.diagnostics.runs import Run
 
 PAGE = "docs/diagnosis.md"
 
-ALIKE, CUT = "health/alike_prompts", "health/cut_responses"
-MISMATCH = "training/rollout_probs_diff_mean"
 COUNT = "actor/clipx/count/bin_*"
 
 # Steps in a row that a state must last: one bad rollout batch is no pathology.
@@ -221,9 +219,14 @@ def _skipped(run: Run) -> Onset | None:
     found = run.skipped_updates
     if found is None:
         return None
-    return Onset(
-        found.first, f"{keys.SKIPPED_UPDATES} above 0, or no finite {keys.GRADIENT_NORM}, in {found.steps} steps"
-    )
+    if found.updates is None:
+        count = f"updates skipped in {found.steps} of {found.trained} steps since, how many this log does not say"
+    else:
+        all_updates = (run.updates_a_step or 0) * found.trained
+        of_all = f" of {all_updates}" if all_updates >= found.updates else ""
+        count = f"{found.updates}{of_all} update{'' if found.updates == 1 and not of_all else 's'} skipped since"
+    named = ", ".join(key for key in keys.FINITE if key in run.not_finite and key != keys.GRADIENT_NORM)
+    return Onset(found.first, f"{count}; not finite in this log: {named}" if named else count)
 
 
 RULES = (
@@ -234,7 +237,7 @@ RULES = (
         "Raise the upper bound, or take a method that keeps tokens of low probability.", "docs/methods.md",
     ),
     Rule(
-        "reward flat because prompts score alike", (ALIKE,), _beyond(ALIKE, MOST_ALIKE),
+        "reward flat because prompts score alike", (keys.ALIKE,), _beyond(keys.ALIKE, MOST_ALIKE),
         f"{MOST_ALIKE:.0%} of the prompts or more, {LASTING} steps in a row",
         "such prompts have advantage 0, so fewer than a tenth teach", True,
         "Take easier or harder prompts, more samples a prompt, or filter groups.", "docs/reliability.md#health",
@@ -277,7 +280,7 @@ RULES = (
         "Look at bypass mode and staleness: the clip acts on the mismatch too.", "docs/scopes.md#staleness",
     ),
     Rule(
-        "mismatch of rollout and training", (MISMATCH,), _beyond(MISMATCH, MOST_MISMATCH),
+        "mismatch of rollout and training", (keys.MISMATCH,), _beyond(keys.MISMATCH, MOST_MISMATCH),
         f"mean difference of probability {MOST_MISMATCH:g} or more, {LASTING} steps in a row", "judgement", True,
         "Compare the engines' precision and versions, or correct it (algorithm.rollout_correction).",
         "docs/scopes.md#staleness",
@@ -302,11 +305,12 @@ RULES = (
     Rule(
         "skipped updates", (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), _skipped,
         "any", "verl skips an update only where its gradient is not finite", False,
-        "Find the values that are not finite: the run's output names rank, fields and prompts.",
+        "The policy stayed as it was, so that clipping and bounds do not show how the method trains. Find the values "
+        "that are not finite: the run's output names rank, fields and prompts.",
         "docs/reliability.md#health",
     ),
     Rule(
-        "responses cut at the limit", (CUT,), _beyond(CUT, MOST_CUT),
+        "responses cut at the limit", (keys.CUT,), _beyond(keys.CUT, MOST_CUT),
         f"{MOST_CUT:.0%} of the responses or more, {LASTING} steps in a row", "judgement", True,
         "Raise data.max_response_length, or look whether responses ramble.", "docs/reliability.md#health",
     ),

@@ -1,5 +1,6 @@
 """Matplotlib figures for the page: drawn for their width in CSS pixels, with text as text."""
 
+import io
 import re
 from pathlib import Path
 from typing import Any
@@ -7,13 +8,22 @@ from typing import Any
 import matplotlib
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Bbox
 
-from verl_clipx.common.files import read_text, replacing
+from verl_clipx.common.files import replacing
 from verl_clipx.diagnostics.palette import HAIR, INK, SOFT
 
 # Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
 WIDTH = 348
+# Of a panel that would stand in a row by itself: both columns and the gap between them.
+WIDE = 720
+# Between the labels of two ticks, in pixels.
+APART = 5
+# No axis has more ticks.
+MOST_TICKS = 5
 
 STYLE = {
     "svg.fonttype": "none",
@@ -72,6 +82,9 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
     apart, heights = (high - low) * 0.075, []
     for _, y, _, _ in sorted(items, key=lambda item: item[1]):
         heights.append(max(y, heights[-1] + apart) if heights else y)
+    # Those that would stand above the axis push all others down.
+    for at, highest in enumerate(high - apart * i for i in range(len(heights))):
+        heights[-1 - at] = min(heights[-1 - at], highest)
     for (x, _, text, colour), y in zip(sorted(items, key=lambda item: item[1]), heights, strict=True):
         axes.annotate(
             text,
@@ -85,24 +98,73 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
         )
 
 
+def room_at_the_ends(drawing: Figure, labels: list[str]) -> None:
+    """Makes room for labels at the right ends of a drawing's lines."""
+    drawing.subplots_adjust(right=1 - min(0.45, (12 + 6.6 * max(map(len, labels))) / WIDTH))
+
+
+def spread_ticks(drawing: Figure) -> None:
+    """Takes ticks away until no two labels of a drawing's axes touch."""
+    for name in ("xaxis", "yaxis"):
+        axes = [getattr(one, name) for one in drawing.axes if one.axison]
+        counted = [one for one in axes if isinstance(one.get_major_locator(), MaxNLocator)]
+        for ticks in range(MOST_TICKS, 0, -1):
+            for one in counted:
+                one.get_major_locator().set_params(nbins=ticks)
+            if not _touch([box for one in axes for box in _labels(one)]):
+                break
+
+
+def _labels(axis: Axis) -> list[Bbox]:
+    """Where the labels of the ticks that are drawn stand."""
+    low, high = sorted(axis.get_view_interval())
+    # Places the ticks, also those outside the axis.
+    axis.get_ticklabels()
+    labels = [tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high]
+    return [label.get_window_extent() for label in labels if label.get_visible() and label.get_text()]
+
+
+def _touch(boxes: list[Bbox]) -> bool:
+    grown = [box.padded(APART / 2) for box in boxes]
+    return any(one.overlaps(other) for at, one in enumerate(grown) for other in grown[:at])
+
+
+def widened(drawing: Figure) -> Figure:
+    """The same drawing at the width of both columns, its margins unchanged."""
+    margins, height = drawing.subplotpars, drawing.get_size_inches()[1]
+    scale = WIDTH / WIDE
+    drawing.set_size_inches(WIDE / 72, height)
+    drawing.subplots_adjust(left=margins.left * scale, right=1 - (1 - margins.right) * scale)
+    return drawing
+
+
 # Of a file, with what matplotlib is told.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144}}
 
 
 def save(drawing: Figure, folder: Path, name: str) -> None:
     """Writes a figure as SVG and PNG."""
+    spread_ticks(drawing)
     for kind, options in FORMATS.items():
         with replacing(folder / f"{name}.{kind}") as partial:
             drawing.savefig(partial, format=kind, **options)
 
 
-def inline(path: Path, name: str, description: str) -> Markup:
-    """An SVG file for the page: ids of its own, no metadata, the page's type, a text for those who can't see it.
+def svg_of(drawing: Figure) -> str:
+    """A figure as SVG, in no file."""
+    spread_ticks(drawing)
+    text = io.StringIO()
+    drawing.savefig(text, format="svg", **FORMATS["svg"])
+    return text.getvalue()
+
+
+def inline(text: str, name: str, description: str) -> Markup:
+    """An SVG for the page: ids of its own, no metadata, the page's type, a text for those who can't see it.
 
     Args:
+        text: of the file.
         name: unlike that of every other figure on the page.
     """
-    text = read_text(path)
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)

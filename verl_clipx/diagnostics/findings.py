@@ -22,43 +22,15 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.anatomy import what_moved_the_ratio
 from verl_clipx.diagnostics.diagnosis import diagnose
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
+from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
 
-# Below this share of the tokens a method "hardly" clips.
-HARDLY = 0.01
 # A ratio nearer to 1 than this is 1, up to rounding.
 ROUNDING = 1e-6
 # Of the log's numbers: a bound that moves by less stands still.
 STILL = 1e-9
-
-
-class Finding(NamedTuple):
-    """A claim and what it rests on.
-
-    Args:
-        head: the claim, one sentence.
-        text: the numbers.
-    """
-
-    head: str
-    text: str
-
-
-def number(value: float, digits: int = 3) -> str:
-    """A number with a real minus sign."""
-    return f"{value:.{digits}f}".replace("-", "−")
-
-
-def percent(value: float) -> str:
-    """A share in per cent, with two digits below one per cent."""
-    return f"{number(100 * value, 2 if abs(value) < HARDLY else 1)}\u202f%"
-
-
-def between(values: pandas.Series, digits: int = 2) -> str:
-    """From the smallest to the largest, or the one value."""
-    low, high = (number(value, digits) for value in (values.min(), values.max()))
-    return low if low == high else f"{low} to {high}"
 
 
 def clipped(setting: Setting) -> pandas.Series:
@@ -115,6 +87,15 @@ def what_clipping_did(setting: Setting) -> Finding:
         key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)
     ):
         return Finding(f"What {label} clipped is not known.", "Its clip fractions are not finite in any step.")
+    of_verl = setting.mean(keys.PG_CLIPPED)
+    if share.empty and len(of_verl):
+        return Finding(
+            f"verl counted {percent(of_verl.mean())} of the tokens of {label} as clipped.",
+            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}. verl’s vanilla loss "
+            "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
+            "which a token of a small one weighs more; its other losses count something else under this name. "
+            "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
+        )
     if share.empty:
         return Finding(
             f"What {label} clipped is not known.",
@@ -122,7 +103,7 @@ def what_clipping_did(setting: Setting) -> Finding:
         )
     if share.max() == 0:
         ratio = setting.mean(keys.RATIO)
-        if skipped_updates(setting) or not_finite(setting):
+        if any(run.skipped_updates for run in setting.runs) or not_finite(setting):
             reason = f"No token left the bounds in {len(share)} steps; but values that are not finite stop updates."
         elif not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
             reason = (
@@ -147,7 +128,8 @@ def what_clipping_did(setting: Setting) -> Finding:
     if kept > 0:
         head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those tokens had {percent(kept)} of the gradient’s mass |F·A|; under PPO’s clip they would have none."
+            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under "
+            "PPO’s clip they would have none."
         )
     return Finding(head, text)
 
@@ -207,21 +189,6 @@ def _of_bins(setting: Setting, names: list[str]) -> Finding:
     return Finding(f"{setting.label}’s bounds hardly differed between probability bins.", text)
 
 
-def small_bins(setting: Setting) -> Finding | None:
-    """A warning where ACPO's bins hold so few tokens that none can be clipped."""
-    counts = [setting.mean(name).mean() for name in setting.bins("count")]
-    alpha = setting.parameter("alpha", 3.0)
-    few = [count for count in counts if 0 < count <= alpha**2 + 1]
-    if not few:
-        return None
-    held = f"{between(pandas.Series(few), 0)} token{'' if max(few) < 1.5 else 's'}"
-    return Finding(
-        f"{len(few)} of {setting.label}’s {len(counts)} bins had too few tokens to clip.",
-        f"Among n tokens none lies further than σ√(n − 1) from their mean, so with n ≤ {alpha**2 + 1:g} none "
-        f"exceeds {alpha:g}σ. On average a mini-batch had {held} there: larger ones may show another picture.",
-    )
-
-
 class Compared(NamedTuple):
     """A setting's rewards against the baseline's.
 
@@ -262,7 +229,9 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
 
 
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
-    """How many seeds of each setting collapsed; None where none did and there is no verdict that this could upset.
+    """The share of seeds of each setting that collapsed; None with too few seeds, or a single setting without any.
+
+    A run's own collapse is in its diagnosis, with the step.
 
     Args:
         settings: those whose runs log no reward are left out.
@@ -273,7 +242,7 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     fell = {setting.label: steps for setting in ordered if (steps := _collapses(setting))}
     some = [f"{sum(map(bool, steps))} of {len(steps)} seeds of {label}" for label, steps in fell.items() if any(steps)]
     fewest = min(map(len, fell.values()), default=0)
-    if not some and (len(fell) < 2 or fewest < MIN_SEEDS):
+    if fewest < MIN_SEEDS or (not some and len(fell) < 2):
         return None
     base, *others = fell
     judged = corrected([compare_shares(fell[base], fell[label]) for label in others])
@@ -294,15 +263,10 @@ def _collapses(setting: Setting) -> list[int | None]:
 
 
 def _collapsed(label: str, steps: list[int | None]) -> str:
-    """How many collapsed and when, with an interval from three seeds on."""
-    fell = [str(step) for step in steps if step]
-    text = f"{label}: {len(fell)} of {len(steps)}"
-    if fell:
-        text += f", in step {' and '.join(fell)} below a quarter of the best reward before"
-    if len(steps) < MIN_SEEDS:
-        return text
-    found = share(len(fell), len(steps))
-    return f"{text}, exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
+    """How many collapsed, with an interval."""
+    fell = sum(map(bool, steps))
+    found = share(fell, len(steps))
+    return f"{label}: {fell} of {len(steps)}, exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
 
 
 def _compared(one: Setting, two: Setting) -> Compared | None:
@@ -416,35 +380,6 @@ def _rise(setting: Setting) -> Finding | None:
     return Finding(head, f"{text}. After minus before: {signed(found.difference)}, {_interval(found)}.")
 
 
-def skipped_updates(setting: Setting) -> list[Finding]:
-    """For each run of which verl skipped updates, because their gradients were not finite: how many, and what to do."""
-    return [finding for run in setting.runs if (finding := _skipped(run))]
-
-
-def _skipped(run: Run) -> Finding | None:
-    skipped = run.skipped_updates
-    if skipped is None:
-        return None
-    advice = (
-        "verl skips an update whose gradient norm is not finite: the policy stays as it was, and the samples taught it "
-        "nothing. What stands below on clipping and bounds does not show how the method trains. Look for rewards, "
-        "advantages and log-probabilities that are not finite: "
-    )
-    named = [key for key in keys.FINITE if key in run.not_finite and key != keys.GRADIENT_NORM]
-    advice += f"in this log {', '.join(named)}." if named else "the run’s output names the first that it meets."
-    if skipped.updates is None:
-        return Finding(
-            f"Updates were skipped in {skipped.steps} of {skipped.trained} steps of {run.name} since step "
-            f"{skipped.first}.",
-            f"The gradient norm of those steps is not finite; of how many updates, the log does not say. {advice}",
-        )
-    all_updates = (run.updates_a_step or 0) * skipped.trained
-    of_all = f" of {all_updates}" if all_updates >= skipped.updates else ""
-    were = "update of {} was" if f"{skipped.updates}{of_all}" == "1" else "updates of {} were"
-    head = f"{skipped.updates}{of_all} {were.format(run.name)} skipped since step {skipped.first}."
-    return Finding(head, advice)
-
-
 def not_finite(setting: Setting) -> list[Finding]:
     """For each run that logged values that are not finite: which, at how many steps, and that means leave them out."""
     found = []
@@ -514,17 +449,16 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 
 
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: the runs' health and what casts doubt on the others, then diagnosis, then tokens, then rewards.
+    """All sentences: the runs' health, values that are left out, their diagnosis, then tokens, then rewards.
 
     Args:
         settings: at least one.
         baseline: see `rewards`.
     """
-    found: list[Finding | None] = []
-    for doubts_about in (health, skipped_updates, not_finite):
-        found += [finding for setting in settings for finding in doubts_about(setting)]
+    found: list[Finding | None] = [finding for setting in settings for finding in health(setting)]
+    found += [finding for setting in settings for finding in not_finite(setting)]
     found += [Finding(one.head, one.text) for setting in settings for run in setting.runs for one in diagnose(run)]
     for setting in settings:
-        found += [what_clipping_did(setting), what_bounds_did(setting), small_bins(setting)]
+        found += [what_clipping_did(setting), what_bounds_did(setting), what_moved_the_ratio(setting)]
     found += [*rewards(settings, baseline), collapses(settings, baseline), unequal_starts(settings)]
     return [finding for finding in found if finding]

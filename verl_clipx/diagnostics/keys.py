@@ -12,13 +12,20 @@ ENTROPY = "actor/entropy"
 ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 GRADIENT_NORM = "actor/grad_norm"
+# What verl's own losses say of clipping.
+PG_CLIPPED = "actor/pg_clipfrac"
+LENGTH = "response_length/mean"
+MISMATCH = "training/rollout_probs_diff_mean"
+ALIKE, CUT, UNDECIDED = "health/alike_prompts", "health/cut_responses", "health/undecided"
+# What figures show in per cent.
+SHARES = (ALIKE, CUT, PG_CLIPPED)
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
 NOT_FINITE_RANK = "actor/clipx/not_finite/rank"
 # Of a run's health: what each number is, as a page says it; shares of a step, then counts.
 HEALTH_SHARES = {
-    "health/alike_prompts": "prompts whose samples all scored alike",
-    "health/undecided": "answers on which the verifier had no verdict",
-    "health/cut_responses": "responses cut at their greatest length",
+    ALIKE: "prompts whose samples all scored alike",
+    UNDECIDED: "answers on which the verifier had no verdict",
+    CUT: "responses cut at their greatest length",
 }
 HEALTH_COUNTS = {
     "health/not_finite/rewards": "rewards",
@@ -34,6 +41,8 @@ BOUND_LOW_LAST, BOUND_HIGH_LAST = "actor/clipx/c_low_last", "actor/clipx/c_high_
 SHARE_BEFORE, SHARE_AFTER = "actor/clipx/positive_share_before", "actor/clipx/positive_share_after"
 EPSILON_HIGHEST = "actor/clipx/epsilon_highest"
 MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP", "LP", "HN", "M")}
+# The share of tokens within the bounds, of runs with clipx.metrics=all.
+IN_M = "actor/clipx/region_fraction/M"
 
 # What is expected to be finite at every step of a run, the first causes first.
 FINITE = (
@@ -53,7 +62,8 @@ FINITE = (
 
 # What the figures of reward, bounds, clipping and gradient mass draw; the other declared metrics are drawn by chart.
 DRAWN = (
-    *(REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
+    *(REWARD, REWARD_ERROR, ENTROPY, ENTROPY_ESTIMATE, KL, GRADIENT_NORM, CLIPPED_LOW, CLIPPED_HIGH, *MASS.values()),
+    *(LENGTH, CUT, ALIKE, MISMATCH, PG_CLIPPED),
     *(BOUND_LOW, BOUND_HIGH, BOUND_LOW_LAST, BOUND_HIGH_LAST, SHARE_BEFORE, SHARE_AFTER),
 )
 DRAWN_IN_BINS = re.compile(r"actor/clipx/epsilon(_last)?/bin_\d+")

@@ -1,23 +1,27 @@
 """`clipx report`: one page about the runs that it is given, its figures and its numbers."""
 
+import re
 from pathlib import Path
 
 import pandas
 from jinja2 import Environment, PackageLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 from pandas.api.types import is_numeric_dtype
 
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
+from verl_clipx.diagnostics.anatomy_figure import anatomy
 from verl_clipx.diagnostics.declared_figures import declared_plate
-from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style
-from verl_clipx.diagnostics.findings import Finding, findings, number
+from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style, svg_of, widened
+from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, read_run, settings_of
+from verl_clipx.diagnostics.sentences import Finding, number
 from verl_clipx.diagnostics.token_view import token_sections
 from verl_clipx.diagnostics.trace_figures import trace_plates
 from verl_clipx.diagnostics.traced import TracedUpdate, traced_updates
+from verl_clipx.diagnostics.trained import what_was_trained
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
@@ -34,7 +38,24 @@ environment = Environment(
 )
 
 
-def write_report(paths: list[Path], out: Path, title: str | None = None, baseline: str | None = None) -> list[Finding]:
+def _breakable(text: str) -> Markup:
+    """A text that a narrow column may break within keys and paths, nowhere else in a word, and not in `A < 0`."""
+    html = re.sub(r"([/_=](?=\w)|\.(?=[A-Za-z_]))", r"\1<wbr>", str(escape(text)))
+    return Markup(re.sub(r"\bA (&[lg]t;) 0", "A\u00a0\\1\u00a00", html))
+
+
+environment.filters["breakable"] = _breakable
+
+
+def write_report(
+    paths: list[Path],
+    out: Path,
+    title: str | None = None,
+    baseline: str | None = None,
+    *,
+    replayed: list[str] | None = None,
+    reload_every: int | None = None,
+) -> list[Finding]:
     """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
 
     Args:
@@ -42,6 +63,8 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
         out: the folder to write to; made if it is not there. What a report wrote there is replaced, and all else stays.
         title: above the page; by default it names what is compared.
         baseline: the run or the method that the others' rewards are compared with; by default GRPO, or else the first.
+        replayed: other settings on the traced tokens, as `driver.candidates.candidates_of` takes them.
+        reload_every: seconds after which a browser reads the page again; None: never.
 
     Returns:
         The sentences that the page begins with.
@@ -56,11 +79,17 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     runs = [read_run(path) for path in paths]
     settings = settings_of(runs)
     updates = traced_updates(settings)
+    if replayed:
+        # Imports torch and the losses.
+        from verl_clipx.diagnostics.replay.on_page import replayed_all
+
+        updates = replayed_all(updates, replayed)
     compared_with = baseline_of(settings, baseline)
     told = findings(settings, compared_with)
     with style():
         others = declared_plate(settings)
-        plates = [*log_plates(settings, compared_with), *trace_plates(updates), *([others] if others.panels else [])]
+        plates = [*log_plates(settings, compared_with), anatomy(settings), *trace_plates(updates), others]
+        plates = [plate for plate in plates if plate.panels]
         _remove_those_before([*_files_of(plates), *([TOKENS] if updates else [])], out)
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
@@ -71,6 +100,7 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or _title(settings),
+        reload_every=reload_every,
         settings=settings,
         findings=told,
         baseline=compared_with.label,
@@ -79,9 +109,11 @@ def write_report(paths: list[Path], out: Path, title: str | None = None, baselin
         differences=_differences(settings),
         unknown=[run.name for run in runs if not run.configuration],
         versions=_versions(runs),
+        trained=what_was_trained(runs),
         steps={run.name: _steps(run) for run in runs},
         plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
         sections=sections,
+        replayed=updates[0].replayed if updates else (),
         data=[section.numbers for section in sections],
         palette=palette,
         distance=palette.CLOSEST,
@@ -114,13 +146,17 @@ def _remove_those_before(names: list[str], out: Path) -> None:
     write_text(path_of(WRITTEN), "".join(f"{name}\n" for name in names))
 
 
-def _write_figures(plates: list[Plate], folder: Path) -> dict[str, Markup]:
-    """Saves every panel and returns it for the page, by name."""
+def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]:
+    """Saves every panel and returns it for the page, by name; also wide where no other would stand beside it."""
     drawings = {}
     for plate in plates:
         for panel in plate.panels:
             save(panel.drawing, folder, panel.name)
-            drawings[panel.name] = inline(folder / f"{panel.name}.svg", panel.name, panel.description)
+            forms = [inline(read_text(folder / f"{panel.name}.svg"), panel.name, panel.description)]
+            if panel is plate.panels[-1] and len(plate.panels) % 2:
+                name = f"{panel.name}-wide"
+                forms.append(inline(svg_of(widened(panel.drawing)), name, panel.description))
+            drawings[panel.name] = forms
     return drawings
 
 

@@ -99,7 +99,7 @@ def read_run_log(path: Path) -> pandas.DataFrame:
     if whole.strip() and rest.strip() and not _is_entry(rest):
         warnings.warn(f"{path}: its last line is cut off and was left out: {_shown(rest)}", stacklevel=2)
         text = whole
-    return _table(text, path)
+    return table_of(_rows(text, path))
 
 
 def read_growing_log(path: Path) -> pandas.DataFrame:
@@ -115,7 +115,7 @@ def read_growing_log(path: Path) -> pandas.DataFrame:
         ValueError: a whole line is of something else.
     """
     text = read_bytes(path) if path.exists() else b""
-    return _table(text[: text.rfind(b"\n") + 1], path)
+    return table_of(_rows(text[: text.rfind(b"\n") + 1], path))
 
 
 def not_finite_steps(path: Path) -> dict[str, list[int]]:
@@ -128,7 +128,11 @@ def not_finite_steps(path: Path) -> dict[str, list[int]]:
         Metric to its training steps, ascending; without the metrics that were finite wherever they were logged.
     """
     text = read_bytes(path)
-    rows = _rows(text[: text.rfind(b"\n") + 1], path)
+    return not_finite_in(_rows(text[: text.rfind(b"\n") + 1], path))
+
+
+def not_finite_in(rows: Mapping[int, Mapping[str, float]]) -> dict[str, list[int]]:
+    """The same of a log's numbers by step."""
     found: dict[str, list[int]] = {}
     for step in sorted(rows):
         for key, value in rows[step].items():
@@ -161,8 +165,9 @@ def _shown(line: bytes) -> str:
     return repr(line[:60].decode(errors="replace"))
 
 
-def _table(text: bytes, path: Path) -> pandas.DataFrame:
-    table = pandas.DataFrame.from_dict(_rows(text, path), orient="index").sort_index()
+def table_of(rows: Mapping[int, Mapping[str, float]]) -> pandas.DataFrame:
+    """A log's numbers as a table: a row a step (index `step`), ascending, a column a metric."""
+    table = pandas.DataFrame.from_dict(rows, orient="index").sort_index()
     table.index.name = "step"
     return table
 

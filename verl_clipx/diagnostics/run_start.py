@@ -10,6 +10,7 @@ import logging
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import metadata
@@ -21,13 +22,16 @@ from wrapt import wrap_function_wrapper
 
 from verl_clipx.common.checkpoints import resumed_step, step_of_line
 from verl_clipx.common.files import file_names_in, read_lines, remove_partials, replacing, write_private_text
-from verl_clipx.common.run_files import LOG_VARIABLE, left_out_path, log_path, record_path, traces_path
+from verl_clipx.common.run_files import LOG_VARIABLE, left_out_path, log_path, own_log_path, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.loss.metric_listing import tensorboard_charts
 
 logger = logging.getLogger(__name__)
 
 VALIDATION = re.compile(r"[0-9]{1,18}\.jsonl")
+
+# How Ray names the kind of a node's accelerators among its resources.
+ACCELERATOR = "accelerator_type:"
 
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
 
@@ -39,8 +43,11 @@ def install(tracking: ModuleType) -> None:
 
 def _with_ours(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
     project, experiment, backends, config = _arguments(*positional, **named)
-    path, config = log_path(project, experiment), config or {}
-    to_file = "file" in ([backends] if isinstance(backends, str) else backends)
+    backends, config = [backends] if isinstance(backends, str) else list(backends), config or {}
+    path, to_file = log_path(project, experiment), "file" in backends
+    if not to_file and (own := own_log_path(config)) is not None:
+        path, to_file = own, True
+        positional, named = (project, experiment, [*backends, "file"], config), {}
     # A pipe or a device keeps no lines, and must not be replaced.
     if to_file and (path.is_file() or not path.exists()):
         trainer = config.get("trainer", {})
@@ -236,7 +243,7 @@ def leave_out_later_files(log: Path, step: int, validations: str | None) -> int:
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
-    """Writes a run's configuration and versions beside its log, for its owner only.
+    """Writes a run's start, accelerators, configuration and versions beside its log, for its owner only.
 
     `ray_kwargs` is left out, whose runtime environment may hold any credential; others are redacted.
 
@@ -245,10 +252,20 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
         config: as verl resolved it.
     """
     record = {
+        "started": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "accelerators": _accelerators(),
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": redacted({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }
     write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
+
+
+def _accelerators() -> list[str]:
+    """The kinds of accelerators in the Ray cluster: this process need not see any itself."""
+    import ray
+
+    found = ray.cluster_resources() if ray.is_initialized() else {}
+    return sorted(name.removeprefix(ACCELERATOR) for name in found if name.startswith(ACCELERATOR))
 
 
 def _version(distribution: str) -> str | None:

@@ -18,8 +18,17 @@ from verl_clipx.common.secrets import redacted
 from verl_clipx.common.traces import Shard, shards_in
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
+from verl_clipx.diagnostics.other_logs import reader_of
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
-from verl_clipx.diagnostics.run_log import RunFolder, SkippedUpdates, not_finite_steps, read_run_log, skipped_updates
+from verl_clipx.diagnostics.run_log import (
+    RunFolder,
+    SkippedUpdates,
+    not_finite_in,
+    not_finite_steps,
+    read_run_log,
+    skipped_updates,
+    table_of,
+)
 
 GRPO_METHOD = "grpo"
 
@@ -29,7 +38,7 @@ _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 # What may differ between runs of one setting: seeds, names, places, and copies of what stands elsewhere.
 _SEEDS = re.compile(r"(^|[._])seed$")
 _NOT_OF_THE_SETTING = re.compile(
-    r"^(hydra|ray_kwargs|clipx\.(trace|shadow|health\w*)|trainer\.(logger|resume_\w+|\w+_dir|(max_)?\w+_to_keep))\b"
+    r"^(hydra|ray_kwargs|clipx\.(trace|shadow|log|health\w*)|trainer\.(logger|resume_\w+|\w+_dir|(max_)?\w+_to_keep))\b"
     r"|\.(experiment|project)_name$|policy_loss\.(clipx|run)\b|_target_$"
 )
 
@@ -46,6 +55,7 @@ class Run:
         traces: the folder where its traces are, if it wrote any.
         not_finite: metric to the steps at which it was logged as NaN, infinity or null; of validations' scores those
             at which a sample's was.
+        record: what the run wrote down besides: when it `started`, and on which kinds of `accelerators`.
     """
 
     name: str
@@ -55,6 +65,7 @@ class Run:
     held_out: list[HeldOutReward]
     traces: Path
     not_finite: Mapping[str, list[int]] = field(default_factory=dict)
+    record: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def shards(self) -> list[Shard]:
@@ -76,6 +87,12 @@ class Run:
         ours = self.configuration.get("clipx.method")
         method = of_verl if ours in (None, "observe") else ours
         return str(method or (named["setting"] if named else self.name)).removeprefix("clipx_")
+
+    @property
+    def loss(self) -> str:
+        """The method as the page calls it: a loss of the user's own by the name that its author gave it."""
+        own = self.configuration.get("clipx.function")
+        return str(own).rpartition(":")[2] if own else self.method.upper().replace("_", " ")
 
     @cached_property
     def significant(self) -> dict[str, str]:
@@ -165,23 +182,33 @@ class Setting:
 _NONE = pandas.DataFrame(dtype=float)
 
 
+def log_of(path: Path) -> Path:
+    """The log of a run that is named by its folder or by that log; a folder of another logger's is a log itself."""
+    metrics = RunFolder(path).metrics
+    return metrics if path.is_dir() and (metrics.exists() or reader_of(path) is None) else path
+
+
 def read_run(path: Path) -> Run:
     """Reads what a run left.
 
     Args:
-        path: its folder, or the file of its log.
+        path: its folder, or the file of its log; or what `other_logs.reader_of` knows.
 
     Raises:
         FileNotFoundError: there is no log.
         ValueError: the log is empty, cut short, or of no policy's training; says so.
     """
-    log_path = RunFolder(path).metrics if path.is_dir() else path
-    log = read_run_log(log_path)
+    log_path = log_of(path)
+    reader = reader_of(log_path)
+    if reader is None:
+        log, not_finite = read_run_log(log_path), not_finite_steps(log_path)
+    else:
+        rows = reader(log_path)
+        log, not_finite = table_of(rows), not_finite_in(rows)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
-    folder = RunFolder(log_path.parent)
+    folder = RunFolder(path if path.is_dir() else log_path.parent)
     validations = held_out_rewards(folder.validation) if path.is_dir() else []
-    not_finite = not_finite_steps(log_path)
     if steps := [reward.step for reward in validations if reward.not_finite]:
         not_finite[keys.HELD_OUT] = steps
     name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
@@ -189,13 +216,14 @@ def read_run(path: Path) -> Run:
     # An older record, or Hydra's own, has what was given.
     configuration = flat(redacted(record.get("configuration") or _of_hydra(folder.path)))
     return Run(
-        name.removesuffix(".jsonl"),
+        name.removesuffix(log_path.suffix) if name == path.name and path.is_file() else name,
         log,
         configuration,
         record.get("versions", {}),
         [reward for reward in validations if reward.problems],
         traces_path(log_path),
         not_finite,
+        record,
     )
 
 
@@ -288,7 +316,7 @@ def baseline_of(settings: list[Setting], name: str | None = None) -> Setting:
 
 def _labels(runs: list[Run]) -> list[str]:
     """The method of each; where methods repeat, with a value that sets it apart, or the run's name, or a number."""
-    methods = [run.method.upper().replace("_", " ") for run in runs]
+    methods = [run.loss for run in runs]
     labels = []
     for index, (run, method) in enumerate(zip(runs, methods, strict=True)):
         rivals = [other for other, same in zip(runs, methods, strict=True) if same == method]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pandas
 
-from verl_clipx.diagnostics.traced import EVENTS, HIGH, LOW, TracedUpdate
+from verl_clipx.diagnostics.traced import EVENTS, HIGH, KEPT, LOW, TracedUpdate
 
 MOST_COMPLETIONS = 64
 MOST_TOKENS = 512
@@ -19,13 +19,13 @@ class Line:
 
     Args:
         sample: its number among those to the prompt, from 1.
-        tokens: text, event under its own method and event under GRPO, a triple a token.
+        tokens: text and classes of its HTML, a pair a token: events under the run's own rule, GRPO's and replayed ones.
     """
 
     sample: int
     score: float | None
     advantage: float
-    tokens: list[tuple[str, str, str]]
+    tokens: list[tuple[str, str]]
     left_out: int
 
 
@@ -50,6 +50,7 @@ class Section:
         groups: its prompts, in the page's order.
         clipped, clipped_under_grpo: numbers of clipped tokens among those shown, by the setting's own rule and by
             GRPO's.
+        clipped_under: the same for each replayed setting.
         numbers: for the page's script: a list a field, a value a token in the page's order.
     """
 
@@ -58,6 +59,7 @@ class Section:
     clipped: int
     clipped_under_grpo: int
     total: int
+    clipped_under: list[int]
     numbers: dict[str, list]
 
 
@@ -69,7 +71,7 @@ def visible(text: str) -> str:
 def token_sections(updates: list[TracedUpdate]) -> list[Section]:
     """Up to MOST_COMPLETIONS completions in all, the same number a setting, whole prompts first.
 
-    The settings show the same prompts where they have them: first those with the most tokens that either rule clips in
+    The settings show the same prompts where they have them: first those with the most tokens that any rule clips in
     any of them, then those with an advantage.
     """
     if not updates:
@@ -79,7 +81,8 @@ def token_sections(updates: list[TracedUpdate]) -> list[Section]:
 
 
 def _ordered_prompts(tokens: pandas.DataFrame) -> list[str]:
-    clipped = tokens[["event", "under_grpo"]].isin([LOW, HIGH]).any(axis=1)
+    judged = ["event", "under_grpo", *(name for name in tokens if name.endswith(": event"))]
+    clipped = tokens[judged].isin([LOW, HIGH]).any(axis=1)
     counts = pandas.DataFrame({"prompt": tokens.prompt, "clipped": clipped, "learning": tokens.advantage != 0})
     return list(counts.groupby("prompt").sum().sort_values(["clipped", "learning"], ascending=False).index)
 
@@ -92,7 +95,10 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
         left -= len(samples)
         if samples:
             shown = [rows.iloc[:MOST_TOKENS] for _, rows in samples]
-            lines = [_line(rows, len(all_rows) - len(rows)) for rows, (_, all_rows) in zip(shown, samples, strict=True)]
+            lines = [
+                _line(rows, len(all_rows) - len(rows), update.replayed)
+                for rows, (_, all_rows) in zip(shown, samples, strict=True)
+            ]
             groups.append(Group(str(samples[0][1].prompt_text.iloc[0] or prompt), lines))
             kept += shown
     together = pandas.concat(kept)
@@ -102,18 +108,32 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
         int(together.event.isin([LOW, HIGH]).sum()),
         int(together.under_grpo.isin([LOW, HIGH]).sum()),
         len(together),
-        _numbers(together),
+        [int(together[f"{label}: event"].isin([LOW, HIGH]).sum()) for label in update.replayed],
+        _numbers(together, update.replayed),
     )
 
 
-def _line(rows: pandas.DataFrame, left_out: int) -> Line:
+def _line(rows: pandas.DataFrame, left_out: int, replayed: tuple[str, ...]) -> Line:
     first = rows.iloc[0]
     score = None if pandas.isna(first.score) else float(first.score)
-    triples = list(zip(map(visible, rows.text), rows.event, rows.under_grpo, strict=True))
-    return Line(int(first["sample"]) + 1, score, float(first.advantage), triples, left_out)
+    judged = [rows.event, rows.under_grpo, *(rows[f"{label}: event"] for label in replayed)]
+    tokens = list(zip(map(visible, rows.text), map(_classes, zip(*judged, strict=True)), strict=True))
+    return Line(int(first["sample"]) + 1, score, float(first.advantage), tokens, left_out)
 
 
-def _numbers(rows: pandas.DataFrame) -> dict[str, list[Any]]:
+def _classes(judged: tuple[str, ...]) -> str:
+    """The HTML classes of a token: its event under each rule, and replayed rules under which its gradient differs."""
+    own, grpo, *replayed = judged
+    if set(judged) == {KEPT}:
+        return ""
+    found = [own, f"g-{grpo}"]
+    for number, event in enumerate(replayed):
+        other = (event in (LOW, HIGH)) != (own in (LOW, HIGH))
+        found.append(f"r{number}-{event}{f' r{number}-other' if other else ''}")
+    return " ".join(found)
+
+
+def _numbers(rows: pandas.DataFrame, replayed: tuple[str, ...]) -> dict[str, list[Any]]:
     def rounded(values: pandas.Series) -> list[float | None]:
         return [float(f"{value:.4g}") if isfinite(value) else None for value in map(float, values)]
 
@@ -122,4 +142,10 @@ def _numbers(rows: pandas.DataFrame) -> dict[str, list[Any]]:
     numbers["region"] = list(rows.region)
     numbers["event"] = [EVENTS.index(event) for event in rows.event]
     numbers["under_grpo"] = [EVENTS.index(event) for event in rows.under_grpo]
+    numbers["replayed"] = [
+        {name: rounded(rows[f"{label}: {name}"]) for name in ("low", "high", "weight")}
+        | {"label": label, "region": list(rows[f"{label}: region"])}
+        | {"event": [EVENTS.index(event) for event in rows[f"{label}: event"]]}
+        for label in replayed
+    ]
     return numbers

@@ -8,9 +8,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from verl_clipx.diagnostics.drawing import WIDTH, figure
-from verl_clipx.diagnostics.findings import number, percent
 from verl_clipx.diagnostics.log_figures import Panel, Plate
 from verl_clipx.diagnostics.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, INK, SOFT
+from verl_clipx.diagnostics.sentences import number, percent
 from verl_clipx.diagnostics.traced import (
     ABOVE,
     BELOW,
@@ -192,7 +192,9 @@ def where_clipped(updates: list[TracedUpdate]) -> Plate:
     if len(together) == 0:
         heading = "None of these tokens is clipped"
     elif len(together) >= FEW and (together < 0.5).mean() > 0.5:
+        of_all = percent(float((pandas.concat([probabilities(update.tokens) for update in updates]) < 0.5).mean()))
         heading = f"{percent((together < 0.5).mean())} of the clipped tokens had a probability below one half"
+        heading += f", of all tokens {of_all}"
     elif len(updates) > 1:
         each = [f"{update.setting.label} clips {count}" for update, count in zip(updates, counts, strict=True)]
         heading = "Of these tokens " + ", ".join(each)
@@ -240,9 +242,13 @@ def entropies(updates: list[TracedUpdate]) -> Plate:
     together = pandas.concat([update.tokens for update in updates])
     correlation = float(probabilities(together).rank().corr(together.entropy.rank()))
     clipped = together[together.event.isin([LOW, HIGH])]
-    share = float((probabilities(clipped) < 0.5).mul(clipped.entropy < together.entropy.median()).mean())
+    share, of_all = (
+        float(((probabilities(some) < 0.5) & (some.entropy < together.entropy.median())).mean())
+        for some in (clipped, together)
+    )
     if len(clipped) >= FEW and share > 0.5:
         heading = f"{percent(share)} of the clipped tokens have a low probability and a low entropy"
+        heading += f", of all tokens {percent(of_all)}"
     elif correlation < -0.5:
         heading = "Unlikely tokens stand where the policy is unsure"
     else:

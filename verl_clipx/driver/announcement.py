@@ -52,22 +52,22 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
     return f"{'; '.join(filter(None, parts))}{shadowed(settings)}{traced(settings)}"
 
 
-# What limits verl's own loss is not known here.
+# The plugin does not know what limits verl's own loss.
 VERL_LIMIT = Limit("", "clipping, if this loss clips,")
 
-# After the parameters of a method that the contract asks less of.
+# Announced after the parameters of a method that sets unconstrained_weight.
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
 
-# How a paper averages that has its mode from a group.
+# How a paper averages, by the mode that the method's group gives.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
 
 
 def averages(run: RunFacts, *, observed: bool) -> str:
-    """verl's aggregation mode, and the paper's where it is another one.
+    """verl's aggregation mode, and the paper's if that is a different one.
 
     Args:
         run: facts of the run.
-        observed: whether verl's own loss is trained; some, such as its sapo, average in a way of their own.
+        observed: whether verl's own loss is trained. Some of verl's losses, such as its sapo, average in their own way.
     """
     said, key = f"loss_agg_mode {run.loss_agg_mode}", f"{ACTOR}.loss_agg_mode"
     if observed:
@@ -79,7 +79,7 @@ def averages(run: RunFacts, *, observed: bool) -> str:
 
 
 def corrections(run: RunFacts, *, observed: bool) -> list[str]:
-    """What is done to the samples' weights, mask and probabilities besides; nothing by default.
+    """Corrections of the samples' weights, mask and probabilities. By default there are none.
 
     Args:
         run: facts of the run.
@@ -100,13 +100,13 @@ def corrections(run: RunFacts, *, observed: bool) -> list[str]:
 
 
 def shadowed(settings: Settings | Observe) -> str:
-    """The methods that are computed beside the one that trains, with a semicolon in front; empty without any."""
+    """The methods in the shadow of the one that trains, after a semicolon; empty if there are none."""
     shadow = getattr(settings, "shadow", None)
     return "" if shadow is None else f"; in the shadow {', '.join(shadow.methods)}"
 
 
 def traced(settings: Settings | Observe) -> str:
-    """What is traced, and where to, with a semicolon in front; empty if nothing is."""
+    """What is traced, and to which folder, after a semicolon; empty if nothing is traced."""
     trace = settings.trace
     if trace is None:
         return ""
@@ -115,7 +115,7 @@ def traced(settings: Settings | Observe) -> str:
 
 
 def differences(settings: Settings, run: RunFacts) -> list[str]:
-    """Parameters whose value is not the group's, with both values and, where it is verl's, the key it comes from."""
+    """Parameters whose value is not the group's: both values and, if one of verl's keys sets it, this key."""
     group = parameters_of_group(run.group or settings.method.name)
     found = []
     for name, value, default in values_of(settings):
@@ -127,7 +127,7 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
 
 
 def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
-    """Name, value and default of each parameter of a clipx node that has a part in what is trained."""
+    """Name, value and default of each parameter of a clipx node that changes what is trained."""
     return [
         (field.name, getattr(owner, field.name), field.default)
         for owner in (settings.method, settings)
@@ -137,7 +137,7 @@ def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
 
 
 def parameters_of_group(group: str) -> dict[str, Any]:
-    """What a group of the plugin's sets; nothing for somebody's own, whose parameters are held against the defaults."""
+    """What a group of the plugin sets. Empty for a user's group, whose parameters are compared with the defaults."""
     try:
         return group_settings(group)
     except FileNotFoundError:
@@ -145,7 +145,7 @@ def parameters_of_group(group: str) -> dict[str, Any]:
 
 
 def switched_off(run: RunFacts, name: str, value: Any) -> str:
-    """Which of verl's switches of torch.compile has set clipx.compile, for `differences`; empty if none has."""
+    """Which of verl's switches of torch.compile set clipx.compile, for `differences`; empty if none did."""
     if name != "compile" or value is not False or not run.uncompiled_by:
         return ""
     return f"; from {run.uncompiled_by}=False"
@@ -162,18 +162,18 @@ def shown(value: Any) -> str:
 
 
 def source_of_old_log_probs(run: RunFacts) -> str:
-    """Where verl's trainer has old_log_probs from."""
+    """Where verl's trainer gets old_log_probs from."""
     if run.bypass:
         return "are the rollout's own (bypass_mode)"
     if run.old_policy_starts_the_update:
-        return "are recomputed with the weights that a rollout batch's first update starts from"
+        return "are recomputed with the weights at the start of a rollout batch's first update"
     if run.mini_batches_at_once or (run.uses_v1 and run.trainer_mode == "separate_async"):
-        return "are recomputed with the weights that the rollout last got"
+        return "are recomputed with the weights that the rollout last received"
     return "are the trainer's"
 
 
 def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
-    """Updates per rollout batch, and whether what limits the loss can act in them.
+    """The number of updates per rollout batch, and whether the loss's limits can act in them.
 
     Args:
         run: facts of the run.
@@ -184,6 +184,6 @@ def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
         return "an unknown number of updates per rollout batch"
     number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"
     if run.makes_one_update and not twice:
-        several = f"for several updates set {ACTOR}.ppo_mini_batch_size below data.train_batch_size"
+        several = f"to make several updates, set {ACTOR}.ppo_mini_batch_size below data.train_batch_size"
         return f"{number}, at ratio 1: {limit.acting or 'clipping'} cannot act ({several})"
     return f"{number}: {limit.acting} can act" if limit.acting else f"{number}: nothing clips"

@@ -1,4 +1,4 @@
-"""Settings of the loss as a command line lists them: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
+"""The settings of the loss that a command line lists: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
 
 import itertools
 from collections.abc import Mapping
@@ -17,14 +17,14 @@ from verl_clipx.driver.listing import group_settings
 
 @dataclass
 class Candidate:
-    """A method's group with what was set on top of it.
+    """A method's group with the settings that the command line adds to it.
 
     Args:
         group: the group that chose the method.
         node: its clipx node.
-        given: keys under the node to what the command line sets.
+        given: from keys under the node to the values that the command line sets.
         modifiers: as the command line names them.
-        swept: keys under the node to the values that the command line lists for them.
+        swept: from keys under the node to the values that the command line lists for them.
     """
 
     group: str
@@ -40,7 +40,7 @@ class Candidate:
             chosen: by swept key.
 
         Raises:
-            ValueError: an unknown key or a bad value; or what no single pass over tokens can show.
+            ValueError: an unknown key, a bad value, or a setting that no single pass over tokens can show.
         """
         node = OmegaConf.create(self.node)
         for modifier in self.modifiers.values():
@@ -49,16 +49,16 @@ class Candidate:
             OmegaConf.update(node, key, value, force_add=True)
         built = build(**OmegaConf.to_container(node))
         if isinstance(built, Observe):
-            raise ValueError(f"+{NODE}={self.group}: leaves verl's own loss as it is and has none. Name a method.")
+            raise ValueError(f"+{NODE}={self.group}: observes verl's own loss and is not a method. Name a method.")
         if built.update is not None:
             raise ValueError(
-                f"+{NODE}/update=lopti: its second pass sees the weights that the first one left, which no trace of "
-                "another run knows. Leave it out; in a run with Lopti each of its passes is an update of its own."
+                f"+{NODE}/update=lopti: its second pass sees the weights after the first one, which a trace of another "
+                "run cannot know. Leave it out; in the traces of a run with Lopti, each pass is an update by itself."
             )
         return built
 
     def label(self, chosen: Mapping[str, Any]) -> str:
-        """The group, and what is set on top of it."""
+        """The group, and what is added to it."""
         of_modifiers = [name.removeprefix(f"{NODE}/") for name in self.modifiers]
         return " ".join([self.group, *of_modifiers, *(f"{k}={v}" for k, v in {**self.given, **chosen}.items())])
 
@@ -71,13 +71,13 @@ class Candidate:
 
 
 def candidates_of(words: list[str]) -> list[Candidate]:
-    """What a command line lists: each `+clipx=<group>` begins a candidate, which the words after it go on top of.
+    """What a command line lists: each `+clipx=<group>` begins a candidate, to which the words after it add.
 
     Args:
-        words: Hydra overrides; several values, separated by commas, are one candidate each.
+        words: Hydra overrides; each of several values that commas separate makes one candidate.
 
     Raises:
-        ValueError: a word is no override of the clipx node, comes before any method, or names a group that isn't there.
+        ValueError: a word is not an override of the clipx node, comes before any method, or names an unknown group.
     """
     found: list[Candidate] = []
     try:
@@ -93,7 +93,7 @@ def candidates_of(words: list[str]) -> list[Candidate]:
                 raise ValueError(f"{word}: name one method at a time, +{NODE}=acpo +{NODE}=bapo.")
             continue
         if not found:
-            raise ValueError(f"{word}: comes before any method. Begin with one, for example +{NODE}=acpo.")
+            raise ValueError(f"{word}: comes before any method. Name a method first, for example +{NODE}=acpo.")
         if key.startswith(f"{NODE}/") and len(values) == 1:
             name = f"{key.removeprefix(f'{NODE}/')}/{values[0]}"
             found[-1].modifiers[f"{key}={values[0]}"] = _group(name)

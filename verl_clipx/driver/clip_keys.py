@@ -230,7 +230,8 @@ def same_bound(ours: float | None, current: float | None) -> bool:
 def contradiction(one: Taken, other: Taken) -> str:
     """What to say of two of verl's keys that want different values of one parameter."""
     return (
-        f"{ACTOR}.{other.key}={written(other.given)} but {ACTOR}.{one.key}={written(one.given)}: remove one of the two."
+        f"{ACTOR}.{other.key}={written(other.given)} but {ACTOR}.{one.key}={written(one.given)}: they contradict each "
+        "other. Remove one of the two."
     )
 
 
@@ -257,8 +258,8 @@ def ignored_keys(method: Method, policy_loss: Any) -> list[str]:
 def of_another_loss(method: Method, source: str, value: Any, reader: str) -> str:
     """What to say of a key that only another loss reads."""
     return (
-        f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}: only {reader} reads it, so that it would "
-        f"be ignored. Remove {ACTOR}.{source}."
+        f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}: only {reader} reads it, so it would be "
+        f"ignored. Remove {ACTOR}.{source}."
     )
 
 
@@ -275,7 +276,7 @@ def corrections(policy_loss: Any) -> dict[str, Any]:
 def misplaced_correction(method: Method, key: str, value: Any) -> str:
     """What to say of a key of rollout correction that stands where only verl's bypass loss looks for it."""
     message = of_another_loss(method, f"policy_loss.rollout_correction.{key}", value, "verl's own loss bypass_mode")
-    return f"{message} What a run corrects is set under algorithm.rollout_correction."
+    return f"{message} Set a run's corrections under algorithm.rollout_correction."
 
 
 def would_be_ignored(method: Method, source: str, value: Any) -> str:
@@ -284,7 +285,7 @@ def would_be_ignored(method: Method, source: str, value: Any) -> str:
     what = "temperature" if "tau_" in source else what
     return (
         f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}, which has no {what} and would "
-        f"ignore it: remove {ACTOR}.{source}. `clipx methods {method.name}` lists what it takes."
+        f"ignore it. Remove {ACTOR}.{source}. `clipx methods {method.name}` lists its parameters."
     )
 
 
@@ -307,23 +308,23 @@ def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Co
         return None
     would_be = f"{said} would be {key}={'null' if ours is None else f'{ours:g}'}"
     if ours is not None and meaning.value is below_one and ours <= 0:
-        return f"{would_be}, which bounds no ratio: remove it, or set {key}=null as well."
+        return f"{would_be}, which is not a bound on any ratio. Remove it, or set {key}=null as well."
     try:
         field.metadata["allowed"].convert(ours)
     except (ValueError, TypeError, OverflowError):
-        return f"{would_be}, which must be {field.metadata['allowed'].description}: change it."
+        return f"{would_be}, which must be {field.metadata['allowed'].description}. Change it."
     if value is not None and value < meaning.narrowest:
         return (
-            f"{would_be}: a width under {meaning.narrowest:g} is one for the ratio of a sequence, and {method.name} "
-            f"bounds that of a token. Remove it, or set {key}={ours:g} beside it if you mean it."
+            f"{would_be}: a width under {meaning.narrowest:g} is meant for the ratio of a sequence, but {method.name} "
+            f"bounds the ratio of a token. Remove it, or also set {key}={ours:g} if you mean it."
         )
     if value is not None and value > meaning.widest:
         return (
-            f"{would_be}: a width over {meaning.widest:g} is one for the ratio of a token, and {method.name} bounds "
-            f"that of a sequence, which hardly leaves 1. Set {ACTOR}.{source} to a width such as 4e-4, remove it for "
-            f"the group's bound, or set {key}={ours:g} beside it if you mean it."
+            f"{would_be}: a width over {meaning.widest:g} is meant for the ratio of a token, but {method.name} bounds "
+            f"the ratio of a sequence, which stays close to 1. Set {ACTOR}.{source} to a width such as 4e-4, remove it "
+            f"to keep the group's bound, or also set {key}={ours:g} if you mean it."
         )
     if current != field.default or key in named:
         current = "null" if current is None else f"{current:g}"
-        return f"{would_be}, but its group or the command line says {key}={current}: remove one of the two."
+        return f"{would_be}, but its group or the command line says {key}={current}. Remove one of the two."
     return None

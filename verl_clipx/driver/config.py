@@ -9,7 +9,17 @@ import torch
 
 from verl_clipx.base.method import NODE, Bounds
 from verl_clipx.base.metric import REDUCED_OTHERWISE
-from verl_clipx.base.parameters import Allowed, choice, number, only, optional, parameter, reject_unknown, validate
+from verl_clipx.base.parameters import (
+    Allowed,
+    boolean,
+    choice,
+    number,
+    only,
+    optional,
+    parameter,
+    reject_unknown,
+    validate,
+)
 from verl_clipx.driver.health import HealthLimits
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
@@ -30,14 +40,16 @@ def compile_parameter(meaning: str) -> Any:
     return parameter(
         "auto",
         allowed,
-        f"whether torch.compile fuses {meaning}; auto: on an accelerator, where verl's use_torch_compile is not off",
+        f"whether torch.compile fuses {meaning}; auto: on an accelerator, unless verl's use_torch_compile is off",
     )
 
 
 def metrics_parameter() -> Any:
     """Which metrics are logged."""
     return parameter(
-        "default", choice("default", "all"), "default: the metrics that most runs need; all: those behind them too"
+        "default",
+        choice("default", "all"),
+        "default: the metrics that most runs need; all: also the more detailed ones",
     )
 
 
@@ -46,7 +58,16 @@ def health_parameter() -> Any:
     return parameter(
         "warn",
         choice("warn", "stop"),
-        "where a step is beyond a limit of clipx.health_limits: warn, once for each limit, or stop the run",
+        "what happens if a step exceeds a limit of clipx.health_limits: warn (once for each limit) or stop the run",
+    )
+
+
+def log_parameter() -> Any:
+    """Whether a run without a file log writes one."""
+    return parameter(
+        True,
+        boolean(),
+        "where trainer.logger has no file: whether metrics and record are written to trainer.default_local_dir",
     )
 
 
@@ -81,8 +102,8 @@ def shadow_of(node: Mapping[str, Any]) -> Shadow:
     for name, parameters in node.items():
         if wrong := [letters for letters in REDUCED_OTHERWISE if letters in name]:
             raise ValueError(
-                f"{Shadow.node}.{name}: verl reduces metrics with {wrong[0]!r} in their name otherwise. Take another "
-                f"group, or the node by hand: +{Shadow.node}.NAME.method=… with its parameters."
+                f"{Shadow.node}.{name}: verl does not average metrics with {wrong[0]!r} in their name. Choose another "
+                f"group, or write the node by hand: +{Shadow.node}.NAME.method=… with its parameters."
             )
         try:
             built = build(**parameters)
@@ -91,7 +112,10 @@ def shadow_of(node: Mapping[str, Any]) -> Shadow:
         if isinstance(built, Observe):
             raise ValueError(f"+{NODE}/shadow={name}: observe has no loss of its own. Name a method.")
         if "entropy" in built.method.asks_for:
-            raise ValueError(f"{Shadow.node}.{name}: {built.method.name} needs the entropy, which no shadow has.")
+            raise ValueError(
+                f"{Shadow.node}.{name}: {built.method.name} needs the entropy, which methods in the shadow do not "
+                "get. Remove it."
+            )
         methods[name] = built.method
     return Shadow(methods)
 
@@ -108,36 +132,39 @@ class Settings:
     scope: str = parameter(
         "mini_batch",
         choice("mini_batch", "lagged", "micro_batch"),
-        "over what the statistics behind adaptive bounds are taken: mini_batch (exact: the optimizer mini-batch of all "
-        "ranks), lagged (the same update of the previous rollout batch, free), micro_batch (this one on this rank)",
+        "the tokens that the statistics behind the bounds are computed from: mini_batch (exact: the optimizer "
+        "mini-batch of all ranks), lagged (the same update of the previous rollout batch; no extra forward pass) or "
+        "micro_batch (the current micro-batch of this rank)",
     )
     lagged_average: float = parameter(
         0.0,
         number(at_least=0, at_most=0.999),
-        "scope=lagged: weight of the past in an exponential average of the statistics; 0: the previous ones alone",
+        "scope=lagged: weight of the past in an exponential average of the statistics; 0: only the previous statistics",
     )
     precision: float = parameter(
         0.0,
         number(at_least=0, at_most=1),
-        "scope=mini_batch: the extra pass takes as many sequences as keep the standard error of the bounds' distance "
-        "from 1 below this share of it; 0: all sequences, exactly",
+        "scope=mini_batch: the extra pass takes only as many sequences as it needs to keep the standard error of the "
+        "bounds' distance from 1 below this share of that distance; 0: all sequences, so the bounds are exact",
     )
     missing_state: str = parameter(
         "error",
         choice("error", "fresh"),
-        "resuming from a checkpoint without a usable state of the bounds: an error, or a fresh start",
+        "what happens if the checkpoint has no usable state of the bounds: error stops the run, fresh starts them "
+        "afresh",
     )
     receipt: str = parameter(
         "auto",
         choice("auto", "stop", "warn", "off"),
-        "where the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
-        "warn, or off, which does not look; auto: stop where tests ran all of the run's options, else warn",
+        "what happens if the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
+        "warn, or off (nothing is compared); auto: stop if tests have run all of the run's options, otherwise warn",
     )
     compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
     metrics: str = metrics_parameter()
     health: str = health_parameter()
+    log: bool = log_parameter()
     health_limits: HealthLimits | None = parameter(
-        None, optional(instance(HealthLimits)), "the most that a step may have; null: the defaults"
+        None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
     )
     shaping: AdvantageReweighting | None = parameter(
         None, optional(instance(AdvantageReweighting)), "+clipx/shaping=advantage_reweighting"
@@ -163,8 +190,8 @@ class Settings:
         """Why there is no extra pass that could take a part of the sequences, and what to do; empty if there is."""
         if not self.adaptive:
             return (
-                f"{NODE}.method={self.method.name}: its bounds follow no statistics that a sample could give. Choose a "
-                "method whose bounds do, for example +clipx=acpo"
+                f"{NODE}.method={self.method.name}: its bounds do not follow statistics that a sample could estimate. "
+                "Choose a method whose bounds do, for example +clipx=acpo"
             )
         if self.scope != "mini_batch":
             return (
@@ -173,7 +200,7 @@ class Settings:
             )
         if self.selects_over_mini_batch:
             return (
-                f"{NODE}.select.over=mini_batch: the selection's threshold takes the whole extra pass. "
+                f"{NODE}.select.over=mini_batch: the selection's threshold needs the whole extra pass. "
                 f"Set {NODE}.select.over=sequence"
             )
         return ""
@@ -236,8 +263,9 @@ class Observe:
     compile: str | bool = compile_parameter("the metrics into one graph")
     metrics: str = metrics_parameter()
     health: str = health_parameter()
+    log: bool = log_parameter()
     health_limits: HealthLimits | None = parameter(
-        None, optional(instance(HealthLimits)), "the most that a step may have; null: the defaults"
+        None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
     )
     trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
 
@@ -277,8 +305,8 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
     """
     if method is None and function is None:
         raise ValueError(
-            f"{NODE}.method=None and {NODE}.function=None: no method is chosen (+clipx=base is none, but what every "
-            "method's group has in common). Choose one by its group, for example +clipx=acpo, or a loss of your own: "
+            f"{NODE}.method=None and {NODE}.function=None: no method is chosen (+clipx=base is not a method, but what "
+            "all groups have in common). Choose one by its group, for example +clipx=acpo, or a loss of your own: "
             "+clipx=custom clipx.function=package.module:name."
         )
     if method is not None and function is not None:
@@ -292,7 +320,9 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
     chosen = method_named(method) if method is not None else load_method(function)
     taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
     if taken:
-        raise ValueError(f"{NODE}.function={function!r}: {sorted(taken)[0]} is a key of every clipx node, rename it.")
+        raise ValueError(
+            f"{NODE}.function={function!r}: {sorted(taken)[0]} is a key of every clipx node. Rename this parameter."
+        )
     reject_unknown(parameters, parameters_of(chosen), NODE, chosen.name)
     own = {key: value for key, value in parameters.items() if key not in AROUND}
     around = {key: with_node(key, value) for key, value in parameters.items() if key in AROUND}

@@ -32,7 +32,7 @@ GPU_COMBINATION = {
 }
 
 TESTED_HERE = "verl-clipx's own tests run on a CPU with"
-TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has been tried on no GPU)"
+TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has not been run on a GPU)"
 
 RAY_PORTS = {6379: "Ray's head node", 8265: "Ray's dashboard", 10001: "Ray's client server"}
 NEEDED_MEMORY_GB = 8
@@ -162,7 +162,7 @@ def check_tools() -> Finding:
     missing = [distribution for module, distribution in TOOLS.items() if importlib.util.find_spec(module) is None]
     if not missing:
         return Finding("ok", "tools", ", ".join(TOOLS.values()))
-    advice = "training needs none of them but for rewards of mathematics; for the other commands: "
+    advice = "training needs them only for rewards of mathematics; for the other commands: "
     return Finding("warning", "tools", f"no {', '.join(missing)}", f"{advice}pip install 'verl-clipx[tools]'")
 
 
@@ -181,15 +181,18 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
     if error or not losses:
         advice = error or (
-            f"verl loaded no clipx plugin: VERL_USE_EXTERNAL_PLUGINS is {policy!r}, it must be auto or contain clipx; "
-            "verl-clipx must be installed in this environment (pip install verl-clipx)"
+            f"verl did not load the clipx plugin. VERL_USE_EXTERNAL_PLUGINS is {policy!r}; it must be auto or contain "
+            "clipx, and verl-clipx must be installed in this environment (pip install verl-clipx)"
         )
         return [Finding("error", f"losses {where}", "not registered", advice)]
     findings = [Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")]
     if TRAINING_WORKER in worker:
         findings.append(Finding("ok", f"training worker {where}", TRAINING_WORKER))
     else:
-        advice = "another plugin replaced ActorRolloutRefWorker.actor_worker_cls: metrics will not be exact"
+        advice = (
+            "another plugin has replaced ActorRolloutRefWorker.actor_worker_cls, so metrics would not be exact; "
+            "remove it"
+        )
         findings.append(Finding("error", f"training worker {where}", worker[0] if worker else "none", advice))
     return findings
 
@@ -209,7 +212,9 @@ def check_accelerators() -> list[Finding]:
     build = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
     findings = [Finding("ok", "torch build", build)]
     if not torch.cuda.is_available():
-        advice = "runs here need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine install verl-clipx[gpu]"
+        advice = (
+            "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, install verl-clipx[gpu]"
+        )
         findings.append(Finding("warning", "GPUs", "none", advice))
         return findings
     for index in range(torch.cuda.device_count()):
@@ -228,8 +233,18 @@ def check_resources(folder: Path) -> list[Finding]:
     import psutil
 
     amounts = [
-        ("free memory", psutil.virtual_memory().available, NEEDED_MEMORY_GB, "a CPU run takes about 6 GB; stop others"),
-        (f"free disk at {folder}", shutil.disk_usage(folder).free, NEEDED_DISK_GB, "free some, or run elsewhere"),
+        (
+            "free memory",
+            psutil.virtual_memory().available,
+            NEEDED_MEMORY_GB,
+            "a CPU run takes about 6 GB; stop other programs",
+        ),
+        (
+            f"free disk at {folder}",
+            shutil.disk_usage(folder).free,
+            NEEDED_DISK_GB,
+            "free some space, or run in another folder",
+        ),
         (
             f"free disk at {tempfile.gettempdir()}",
             shutil.disk_usage(tempfile.gettempdir()).free,
@@ -254,7 +269,7 @@ def check_ports() -> list[Finding]:
     for port, user in RAY_PORTS.items():
         with socket.socket() as probe:
             in_use = probe.connect_ex(("127.0.0.1", port)) == 0
-        advice = "a Ray cluster or another program is running: a run joins the cluster, or stop it (ray stop)"
+        advice = "a Ray cluster or another program uses it; a run joins the cluster, unless you stop it (ray stop)"
         findings.append(
             Finding("warning", f"port {port} ({user})", "in use", advice)
             if in_use
@@ -264,7 +279,7 @@ def check_ports() -> list[Finding]:
 
 
 def check_options() -> list[Finding]:
-    """Which of verl's options the plugin is run with, which it was written for without a test, which it refuses."""
+    """Which of verl's options are run in tests, which are untested, and which are refused."""
     from verl_clipx.driver.support import ROWS
 
     meanings = {"run": "run in tests on a CPU", "untested": "untested", "refused": "refused by the driver"}

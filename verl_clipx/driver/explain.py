@@ -68,7 +68,7 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     place = list(words).index("-m") + 1
     module = words[place] if place < len(words) else "nothing"
     if module not in ENTRIES:
-        raise ValueError(f"python -m {module}: verl's entry modules are {', '.join(ENTRIES)}.")
+        raise ValueError(f"python -m {module}: not one of verl's entry modules. These are {', '.join(ENTRIES)}.")
     return module, list(words[place + 1 :])
 
 
@@ -90,7 +90,7 @@ def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[st
     options, overrides = parser.parse_known_args(list(arguments))
     unknown = [word for word in overrides if "=" not in word and not word.startswith("~")]
     if unknown:
-        raise ValueError(f"{unknown[0]}: neither KEY=VALUE nor an option that this command knows.")
+        raise ValueError(f"{unknown[0]}: is neither KEY=VALUE nor an option that this command knows.")
     beside = Path(importlib.util.find_spec(module).origin).parent
     with initialize_config_dir(str((beside / options.config_path).resolve()), version_base=None):
         if options.config_dir is not None:

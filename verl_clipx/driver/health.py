@@ -37,7 +37,9 @@ class HealthLimits:
     node: ClassVar[str] = "clipx.health_limits"
 
     skipped_updates: int = parameter(
-        0, integer(at_least=0, at_most=LARGEST), "updates of a step that verl skipped, their gradient not being finite"
+        0,
+        integer(at_least=0, at_most=LARGEST),
+        "updates of a step that verl skipped because their gradient was not finite",
     )
     not_finite: int = parameter(
         0,
@@ -45,7 +47,9 @@ class HealthLimits:
         "responses of a step with a reward, an advantage or a log-probability that is not finite",
     )
     alike_prompts: float = parameter(
-        0.95, number(at_least=0, at_most=1), "share of the prompts whose samples all score alike and so teach nothing"
+        0.95,
+        number(at_least=0, at_most=1),
+        "share of the prompts whose samples all have the same score and so teach nothing",
     )
     undecided: float = parameter(
         0.1, number(at_least=0, at_most=1), "share of the responses on which the verifier has no verdict"

@@ -161,8 +161,8 @@ def another_loss(loss_mode: str, settings: Settings) -> str | None:
     if loss_mode in ("clipx_custom", f"clipx_{name}"):
         return None
     return (
-        f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} but {NODE}.method={name}: choose the method by its "
-        f"group alone (+clipx={name})."
+        f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} but {NODE}.method={name}: they contradict each "
+        f"other. Choose the method only by its group (+clipx={name})."
     )
 
 
@@ -170,8 +170,10 @@ def missing_method(node: Any) -> str:
     """What to say when there is a clipx node, or a part of one, and no method."""
     given = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
     if given:
-        return f"{', '.join(given)} goes on top of a method: choose one too, for example +clipx=grpo."
-    return f"{NODE} is missing: choose a method by its group, for example +clipx=acpo."
+        return (
+            f"{', '.join(given)} is added to a method, and none is chosen. Choose one as well, for example +clipx=grpo."
+        )
+    return f"{NODE} is missing. Choose a method by its group, for example +clipx=acpo."
 
 
 def require_loss_of_verl(loss_mode: str) -> None:
@@ -179,7 +181,7 @@ def require_loss_of_verl(loss_mode: str) -> None:
     if loss_mode.startswith("clipx_"):
         raise ValueError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} with {NODE}.method={OBSERVE}: the plugin's own "
-            f"losses have these metrics already. Choose the method by its group alone (+clipx={loss_mode[6:]}), or "
+            f"losses already have these metrics. Choose the method only by its group (+clipx={loss_mode[6:]}), or "
             "observe one of verl's losses (loss_mode=vanilla)."
         )
 
@@ -199,7 +201,7 @@ def check_run(settings: Settings, run: RunFacts) -> None:
         asking = asking or asking_for_rollout_log_probs(method).replace(f"{NODE}.", f"{NODE}.shadow.{name}.")
     if asking and not run.rollout_log_probs:
         raise ValueError(
-            f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}: set it to true."
+            f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}. Set it to true."
         )
     refuse_padded_length(run.loss_agg_mode, run.loss_scale_factor)
 
@@ -216,6 +218,6 @@ def refuse_padded_length(loss_agg_mode: str, loss_scale_factor: Any) -> None:
     if loss_agg_mode == "seq-mean-token-sum-norm" and loss_scale_factor is None:
         raise ValueError(
             f"actor_rollout_ref.actor.loss_agg_mode={loss_agg_mode} with actor_rollout_ref.actor.loss_scale_factor="
-            "null: it would divide by the padded length of each micro-batch. Set loss_scale_factor to a constant, for "
-            "example ${data.max_response_length}."
+            "null: verl would divide by the padded length of each micro-batch. Set loss_scale_factor to a constant, "
+            "for example ${data.max_response_length}."
         )

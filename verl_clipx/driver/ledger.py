@@ -54,13 +54,13 @@ def taken_over_as(key: str) -> str:
             if given(source, {key: 0.5}, ()) is not None:
                 takers.setdefault(meaning.parameter, []).append(name)
     parameters = (f"`{NODE}.{parameter}` ({', '.join(names)})" for parameter, names in takers.items())
-    return f"{'; '.join(parameters)}; another value than verl's default is refused under the others"
+    return f"{'; '.join(parameters)}; under the other methods only verl's default is allowed"
 
 
-OF_THE_SAMPLES = "what it makes of the samples reaches every loss alike"
-MISPLACED_CORRECTION = "only verl's bypass loss reads what is here; it is set under algorithm.rollout_correction"
-BY_VERL = "refused at the start where verl's own code would refuse it with the first batch"
-BESIDE = "of the loss that is added to the method's"
+OF_THE_SAMPLES = "changes the samples, in the same way for every loss"
+MISPLACED_CORRECTION = "only verl's bypass loss reads it; set corrections under algorithm.rollout_correction"
+BY_VERL = "a value that verl's own code would refuse with the first batch is refused at the start"
+BESIDE = "belongs to the loss that is added to the method's"
 OF_DISTILLATION = "distillation.distillation_loss"
 
 # Keys that verl's losses read, and what stands beside them.
@@ -69,38 +69,46 @@ ON_THE_PATH = (
     Row(
         f"{ACTOR}.policy_loss.loss_mode",
         REFUSED,
-        "but for that of the group, which sets it; +clipx=observe takes any of verl's",
+        "except for the group's own, which the group sets; +clipx=observe accepts any of verl's",
     ),
     *(
-        Row(f"{ACTOR}.policy_loss.{key}", REFUSED, f"but for verl's default: only verl's own loss {loss} reads it")
+        Row(
+            f"{ACTOR}.policy_loss.{key}",
+            REFUSED,
+            f"except for verl's default, because only verl's own loss {loss} reads it",
+        )
         for key, (_, loss) in OF_OTHER_LOSSES.items()
     ),
     Row(f"{ACTOR}.policy_loss.rollout_correction", REFUSED, MISPLACED_CORRECTION),
     Row(
         f"{ACTOR}.loss_agg_mode",
         READ,
-        "and named on the line; seq-mean-token-sum-norm is refused without loss_scale_factor",
+        "the line of the run names it; seq-mean-token-sum-norm is refused without loss_scale_factor",
     ),
-    Row(f"{ACTOR}.loss_scale_factor", READ, "required by seq-mean-token-sum-norm, else refused"),
+    Row(f"{ACTOR}.loss_scale_factor", READ, "seq-mean-token-sum-norm requires it"),
     Row(f"{ACTOR}.entropy_coeff", READ, "ppo_loss adds the entropy bonus to the method's loss"),
     Row(f"{ACTOR}.use_kl_loss", READ, "ppo_loss adds the KL loss to the method's loss"),
-    Row(f"{ACTOR}.kl_loss_coef", READ, "of that KL loss"),
-    Row(f"{ACTOR}.kl_loss_type", READ, "of that KL loss"),
-    Row(f"{ACTOR}.strategy", READ, "which engine; the receipt stops only where a test covers it"),
-    Row(f"{ACTOR}.global_batch_info", IRRELEVANT, "verl's ppo_loss fills it in for the aggregation"),
-    Row(BYPASS, READ, "the ratio is then to the policy that sampled"),
-    Row(ROLLOUT_IS, READ, "refused in bypass mode and beside a ratio to the policy that sampled: it would count twice"),
-    *(Row(key, READ, f"of these weights; {BY_VERL}") for key in WITH_ROLLOUT_IS),
+    Row(f"{ACTOR}.kl_loss_coef", READ, "belongs to that KL loss"),
+    Row(f"{ACTOR}.kl_loss_type", READ, "belongs to that KL loss"),
+    Row(f"{ACTOR}.strategy", READ, "chooses the engine; the receipt stops a run only if a test covers the engine"),
+    Row(f"{ACTOR}.global_batch_info", IRRELEVANT, "verl's ppo_loss sets it for the aggregation"),
+    Row(BYPASS, READ, "makes the ratio the one to the policy that sampled"),
+    Row(
+        ROLLOUT_IS,
+        READ,
+        "refused in bypass mode and with a ratio to the policy that sampled, because it would count twice",
+    ),
+    *(Row(key, READ, f"belongs to these weights; {BY_VERL}") for key in WITH_ROLLOUT_IS),
     Row(ROLLOUT_RS, READ, f"in bypass mode the plugin's losses reject as verl's bypass loss does; {BY_VERL}"),
-    *(Row(key, READ, f"of this rejection; {BY_VERL}") for key in WITH_ROLLOUT_RS),
-    Row(LOSS_TYPE, REFUSED, "but for ppo_clip: only verl's bypass loss reads it"),
+    *(Row(key, READ, f"belongs to this rejection; {BY_VERL}") for key in WITH_ROLLOUT_RS),
+    Row(LOSS_TYPE, REFUSED, "except for ppo_clip, because only verl's bypass loss reads it"),
     Row("algorithm.gamma", READ, OF_THE_SAMPLES),
     Row("algorithm.norm_adv_by_std_in_grpo", READ, OF_THE_SAMPLES),
     Row("algorithm.gdpo_reward_keys", READ, OF_THE_SAMPLES),
     Row("algorithm.gdpo_reward_weights", READ, OF_THE_SAMPLES),
-    Row("algorithm.kl_ctrl", READ, "of the KL penalty in the rewards; it doesn't touch the loss"),
+    Row("algorithm.kl_ctrl", READ, "belongs to the KL penalty in the rewards and doesn't touch the loss"),
     Row(DISTILLATION, READ, "adds verl's distillation loss to the method's, and the line names it"),
-    Row(TASK_REWARDS, REFUSED, "where it is False under distillation: verl would then train no policy loss"),
+    Row(TASK_REWARDS, REFUSED, "if it is False under distillation, because verl would then train no policy loss"),
     Row(DISTILLATION_LOSS, READ, BESIDE),
     Row(DISTILLATION_COEFFICIENT, READ, BESIDE),
     *(
@@ -110,8 +118,8 @@ ON_THE_PATH = (
             *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "use_chunked_topk", "chunked_topk_chunk_size"),
         )
     ),
-    Row(f"{OF_DISTILLATION}.global_batch_info", IRRELEVANT, "verl's distillation loss fills it in for the aggregation"),
-    Row("critic", READ, "its value loss, model, engine and optimizer are the critic's own"),
+    Row(f"{OF_DISTILLATION}.global_batch_info", IRRELEVANT, "verl's distillation loss sets it for the aggregation"),
+    Row("critic", READ, "the critic has a value loss, model, engine and optimizer of its own"),
 )
 
 ENGINE = "of the engine that computes log-probabilities and gradients; docs/support.md says what was run"

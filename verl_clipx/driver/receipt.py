@@ -58,18 +58,18 @@ def _with_receipt(wrapped, tracking, positional: tuple, named: dict[str, Any]) -
     wrapped(*positional, **named)
     data = named.get("data", positional[0] if positional else {})
     due = getattr(tracking, "clipx_receipt", None)
-    # Before, verl trains the critic alone.
+    # Before this step, verl trains only the critic.
     if due is None or data.get(STEP, -1) < tracking.clipx_critic_warmup:
         return
     tracking.clipx_receipt = None
     if any(str(key).endswith(RECEIPT.key) for key in data):
         return
     if due == "stop":
-        raise RuntimeError(f"{MISSING} To train on: {NODE}.receipt=off.")
+        raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
     logger.warning("clipx: %s", MISSING)
 
 
 MISSING = (
-    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so that "
-    "nothing says which loss it trained."
+    f"the first logged training step has no {RECEIPT.key}: it was not made by the plugin's training worker, so "
+    "nothing shows which loss it trained."
 )

@@ -82,8 +82,8 @@ def misplaced_temperatures(config: DictConfig) -> list[str]:
     """SAPO's temperatures where verl's scripts write them, and verl's own configuration has no such keys."""
     node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
     return [
-        f"{ACTOR}.policy_loss.{key}={written(node[key])} with {NODE}.method={OBSERVE}: verl has no such key and would "
-        f"stop. Set {ACTOR}.{key}, which its sapo reads."
+        f"{ACTOR}.policy_loss.{key}={written(node[key])} with {NODE}.method={OBSERVE}: verl does not have this key and "
+        f"would stop. Set {ACTOR}.{key}, which its sapo reads."
         for key in MISPLACED
         if key in node
     ]
@@ -122,7 +122,7 @@ def without_log_probs(config: DictConfig) -> str | None:
         return None
     switches = f"{BYPASS}=False" if needing[0].startswith(BYPASS) else f"{needing[0].partition('=')[0]}=null"
     return (
-        f"{', '.join(needing)} with {CALCULATE_LOG_PROBS}={returned}: that needs the log-probabilities of the rollout, "
+        f"{', '.join(needing)} with {CALCULATE_LOG_PROBS}={returned}: this needs the rollout's log-probabilities, "
         f"which it would not return. Set {CALCULATE_LOG_PROBS}=True, or {switches}."
     )
 

@@ -45,10 +45,12 @@ def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[
         ValueError: no script, one that needs what is not given to it, takes too long, or starts no Python.
     """
     if len(words) < 2 or words[1].startswith("-"):
-        raise ValueError(f"{' '.join(words)}: name a script, as in clipx explain -- bash run.sh KEY=VALUE …")
+        raise ValueError(
+            f"{' '.join(words)}: no script is named. Name one, as in clipx explain -- bash run.sh KEY=VALUE …"
+        )
     script = Path(words[1])
     if not script.is_file():
-        raise ValueError(f"{script}: no such script.")
+        raise ValueError(f"{script}: this script does not exist.")
     refuse_network(script, words[2:])
     with tempfile.TemporaryDirectory() as folder:
         programs, record, empty = (Path(folder) / name for name in ("programs", "record", "empty"))
@@ -69,14 +71,17 @@ def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[
         try:
             _, errors = bash.communicate(timeout=seconds)
         except subprocess.TimeoutExpired:
-            raise ValueError(f"{script}: not done within {seconds:g} s, though nothing in it was trained.") from None
+            raise ValueError(
+                f"{script}: it did not finish within {seconds:g} s, although nothing in it was trained. Give the "
+                "command that it ends in instead."
+            ) from None
         finally:
             end_session(bash.pid)
             bash.wait()
         found = [command for command in recorded(read_text(record)) if command[0] in PYTHONS or "-m" in command]
     refuse_what_failed(script, errors)
     if not found:
-        raise ValueError(f"{script}: it starts no Python (exit code {bash.returncode}).")
+        raise ValueError(f"{script}: it does not start Python (exit code {bash.returncode}).")
     return found
 
 

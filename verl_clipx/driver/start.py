@@ -15,7 +15,15 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.base.method import NODE
 from verl_clipx.common.checkpoints import choose_checkpoint
-from verl_clipx.common.run_files import CHECKPOINTS_LOCK, LOG_VARIABLE, lock_path, log_path, traces_path
+from verl_clipx.common.run_files import (
+    CHECKPOINTS_LOCK,
+    LOG_VARIABLE,
+    has_file_log,
+    lock_path,
+    log_path,
+    own_log_path,
+    traces_path,
+)
 from verl_clipx.common.run_lock import take
 from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.clip_keys import (
@@ -32,6 +40,8 @@ from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import another_loss
 from verl_clipx.driver.runnable import what_stops
 from verl_clipx.methods import METHODS
+
+NAMES = ("project_name", "experiment_name")
 
 RAY_CURRENT_CLUSTER = Path("/tmp/ray/ray_current_cluster")
 
@@ -111,12 +121,12 @@ def own_folder(config: DictConfig) -> None:
     if trainer is None or OmegaConf.select(config, ACTOR) is None:
         return
     locks: dict[Path, str] = {}
-    loggers, log = trainer.get("logger") or (), None
-    if "file" in ([loggers] if isinstance(loggers, str) else loggers):
-        log = log_path(trainer.get("project_name"), trainer.get("experiment_name")).absolute()
+    log = own_log_path(config)
+    if log is not None:
+        log = log.absolute()
         # A pipe or a device belongs to nobody.
         if log.is_file() or not log.exists():
-            locks[lock_path(log)] = f"{LOG_VARIABLE}, the file log"
+            locks[lock_path(log)] = f"{LOG_VARIABLE}, the file log" if has_file_log(trainer) else OWN_LOG
     if (trainer.get("save_freq") or 0) > 0 and trainer.get("default_local_dir"):
         folder = Path(trainer.default_local_dir).absolute()
         locks[folder / CHECKPOINTS_LOCK] = "trainer.default_local_dir, the checkpoints"
@@ -125,16 +135,19 @@ def own_folder(config: DictConfig) -> None:
             said = take(lock)
         except OSError as error:
             raise type(error)(
-                error.errno, f"{error.strerror}; the run writes there ({key}): choose another", str(lock)
+                error.errno, f"{error.strerror}; the run writes there ({key}). Choose another folder", str(lock)
             ) from None
         if said:
-            print(f"clipx: {said}; this run takes its place", flush=True)
+            print(f"clipx: {said}; this run takes it over", flush=True)
     if trainer.get("resume_mode") == "auto" and trainer.get("default_local_dir"):
         log = log if log is not None and log.is_file() else None
         nodes, ranks = int(trainer.get("nnodes") or 1), int(trainer.get("n_gpus_per_node") or 1)
         told = choose_checkpoint(Path(trainer.default_local_dir).absolute(), log, nodes=nodes, ranks_a_node=ranks)
         if told:
             print(f"clipx: {'; '.join(told)}", flush=True)
+
+
+OWN_LOG = f"trainer.default_local_dir, the run's own log, which {NODE}.log=false turns off"
 
 
 def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
@@ -175,7 +188,9 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         raise ValueError("\n".join(filter(None, refused)))
     with open_dict(config):
         if settings.trace is not None and settings.trace.folder is None:
-            log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in ("project_name", "experiment_name")))
+            log = own_log_path(config)
+            if log is None:
+                log = log_path(*(OmegaConf.select(config, f"trainer.{key}") for key in NAMES))
             node[NODE].trace.folder = str(traces_path(log).absolute())
         node[NODE].update({parameter: of.value for parameter, of in taken.items()})
         if isinstance(settings, Settings):
@@ -211,7 +226,7 @@ def refuse_without_group(loss_mode: Any) -> None:
     function = f" {NODE}.function=package.module:name" if group == "custom" else ""
     raise ValueError(
         f"{ACTOR}.policy_loss.loss_mode={loss_mode} without its group: it would train with default parameters and, "
-        f"where bounds adapt, with statistics of a micro-batch. Replace it by the group: +{NODE}={group}{function}."
+        f"if its bounds adapt, with statistics of a micro-batch. Replace it by the group: +{NODE}={group}{function}."
     )
 
 
@@ -232,15 +247,15 @@ def require_accelerator(ray_address: str | None, device: str | None = None) -> N
 
     if get_platform().device_name == "cpu" and device not in (None, "cpu"):
         raise RuntimeError(
-            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which carries what a CPU run needs, "
-            "or unset VERL_PLATFORM."
+            f"VERL_PLATFORM=cpu but trainer.device={device}: add +hardware=cpu, which contains the settings of a "
+            "CPU run, or unset VERL_PLATFORM."
         )
     if ray.is_initialized() or ray_address or os.environ.get("RAY_ADDRESS") or RAY_CURRENT_CLUSTER.exists():
         return
     if get_platform().is_available():
         return
     raise RuntimeError(
-        "No GPU here, and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM=cpu and add +hardware=cpu:\n"
+        "There is no GPU here and no Ray cluster to join. To run on the CPU, set VERL_PLATFORM and add +hardware=cpu:\n"
         "    VERL_PLATFORM=cpu python -m verl.trainer.main_ppo +hardware=cpu …\n"
         "To join a cluster, set RAY_ADDRESS or +ray_kwargs.ray_init.address."
     )

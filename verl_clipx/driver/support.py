@@ -1,4 +1,4 @@
-"""What of verl the plugin serves: every option with the test that runs it, or untested, or refused.
+"""Which of verl's options the plugin supports: each one with the test that runs it, or untested, or refused.
 
 This is the one place that says so: the driver refuses by it, `clipx doctor` and the table of docs/support.md are made
 from it.
@@ -87,7 +87,7 @@ def has_sequence_parallel_attention(name: str | None) -> bool:
 
 WRONG_ATTENTION = (
     "each rank would attend to its own slice of a sequence and train on wrong log-probabilities, because verl patches "
-    "flash attention alone"
+    "only flash attention"
 )
 
 
@@ -114,9 +114,9 @@ def weights_in_bypass_mode(options: Options, node: Settings | Observe) -> str | 
     if isinstance(node, Observe) or not options.get(BYPASS) or weights is None:
         return None
     return (
-        f"{ROLLOUT_IS}={weights} with {BYPASS}=True: the ratio of clipx.method={node.method.name} is to the policy "
-        "that sampled, and the weights would correct for that policy a second time; verl withholds them from its own "
-        f"PPO loss, too. Set {ROLLOUT_IS}=null, or {BYPASS}=False."
+        f"{ROLLOUT_IS}={weights} with {BYPASS}=True: the ratio of clipx.method={node.method.name} is already relative "
+        "to the policy that sampled, and the weights would correct for that policy a second time. verl does not give "
+        f"them to its own PPO loss either. Set {ROLLOUT_IS}=null, or {BYPASS}=False."
     )
 
 
@@ -126,8 +126,8 @@ def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
     if isinstance(node, Observe) or weights is None or getattr(node.method, "behaviour", None) != "rollout":
         return None
     return (
-        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of clipx.method={node.method.name} is to the "
-        "policy that sampled, and verl's weights would correct for that policy a second time. Set "
+        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of clipx.method={node.method.name} is already "
+        "relative to the policy that sampled, and verl's weights would correct for that policy a second time. Set "
         f"{ROLLOUT_IS}=null, or clipx.behaviour=old."
     )
 
@@ -138,8 +138,8 @@ def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
     if isinstance(node, Observe) or loss_type in (None, "ppo_clip"):
         return None
     return (
-        f"{LOSS_TYPE}={loss_type} with {NODE}.method={node.method.name}: only verl's own bypass loss reads it, so that "
-        f"it would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
+        f"{LOSS_TYPE}={loss_type} with {NODE}.method={node.method.name}: only verl's own bypass loss reads it, so it "
+        f"would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
     )
 
 
@@ -226,7 +226,7 @@ def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
         return None
     return (
         f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the extra pass over the mini-batch would "
-        f"route by itself, and see other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
+        f"choose its own routes and see other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
         "disabled, or do without that pass (clipx.scope=lagged or micro_batch, clipx.select.over=sequence)."
     )
 
@@ -236,8 +236,8 @@ def dynamic_context(options: Options, _: Settings | Observe) -> str | None:
     if options.get(STRATEGY) != "megatron" or not options.get(DYNAMIC_CONTEXT):
         return None
     return (
-        f"{DYNAMIC_CONTEXT}=True: verl then gives each rank a data-parallel group of its own, so that statistics and "
-        f"metrics would be one rank's. Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is served."
+        f"{DYNAMIC_CONTEXT}=True: verl then gives each rank its own data-parallel group, so statistics and metrics "
+        f"would be those of one rank. Set {DYNAMIC_CONTEXT}=False; a fixed context_parallel_size is supported."
     )
 
 
@@ -353,17 +353,17 @@ TRAINERS = "tests/end_to_end/test_trainers.py"
 OPTIONS = "tests/end_to_end/test_options.py"
 VLLM = "tests/end_to_end/test_vllm.py"
 # Bounds, gradients and log-probabilities in the engine without Ray, and a run with it.
-BOTH = f"the same through Ray: {OPTIONS}"
-BESIDE_VLLM = f"the same through Ray: {TRAINING}; beside vLLM: {VLLM}"
+BOTH = f"also through Ray: {OPTIONS}"
+BESIDE_VLLM = f"also through Ray: {TRAINING}; with vLLM: {VLLM}"
 
 ROWS = (
-    Row("FSDP2", "strategy=fsdp2", RANKS, "1, 2 and 4 ranks over gloo", on={STRATEGY: "fsdp2"}),
-    Row("FSDP1", "strategy=fsdp", remark="cannot start from a CPU's parameters"),
+    Row("FSDP2", "strategy=fsdp2", RANKS, "on 1, 2 and 4 ranks over gloo", on={STRATEGY: "fsdp2"}),
+    Row("FSDP1", "strategy=fsdp", remark="can't start from parameters on a CPU"),
     Row("Megatron", "model_engine=megatron", remark="needs GPUs; a rank of the last pipeline stage keeps the state"),
     Row(
         "Megatron, dynamic context parallelism",
         "megatron.dynamic_context_parallel=True",
-        remark="each rank is its own data-parallel group",
+        remark="because each rank would be its own data-parallel group",
         refusal=dynamic_context,
     ),
     Row(
@@ -371,75 +371,80 @@ ROWS = (
         "megatron.router_replay.mode=R3",
         remark="needs GPUs; the extra pass replays the routes that the samples bring",
     ),
-    Row("MindSpeed", "model_engine=megatron trainer.device=npu", remark="verl's Megatron on an NPU; needs one"),
+    Row("MindSpeed", "model_engine=megatron trainer.device=npu", remark="needs an NPU, on which it is verl's Megatron"),
     Row("VeOmni", "model_engine=veomni", remark="needs GPUs"),
     Row("VeOmni, router replay R3", "veomni.router_replay.mode=R3", remark="needs GPUs"),
     Row("TorchTitan", "model_engine=torchtitan", remark="needs GPUs"),
     Row(
         "FSDP-Turbo",
         "strategy=fsdp_turbo",
-        remark="needs GPUs; it shares sequences among ranks by itself, with eager attention: "
-        "tests/driver/test_support.py",
+        remark="needs GPUs; shares sequences among ranks by itself, with eager attention: tests/driver/test_support.py",
     ),
-    Row("Automodel", "strategy=automodel", remark="needs GPUs; verl 0.9.1 has no actor's configuration of it"),
+    Row("Automodel", "strategy=automodel", remark="needs GPUs; verl 0.9.1 has no configuration of it for the actor"),
     Row("QAT", "qat.enable=True", remark="needs GPUs", on={QAT: True}),
-    Row("multi-token prediction", f"{MTP}=True", remark="its loss is the engine's own", on={MTP: True}),
+    Row("multi-token prediction", f"{MTP}=True", remark="the engine adds a loss of its own", on={MTP: True}),
     Row(
         "PrefixGrouper",
         "use_prefix_grouper=True",
-        remark="needs its package and flash-attention",
+        remark="needs its own package and flash attention",
         on={PREFIX_GROUPER: True},
     ),
     Row(
         "images and videos",
         "data.image_key=images",
-        remark="no model of the tests takes any",
+        remark="no model in the tests accepts them",
         on={MODEL_PATH: takes_images},
     ),
-    Row("vLLM", f"{ENGINE_NAME}=vllm", VLLM, "its build for CPUs", on={ENGINE_NAME: "vllm"}),
-    Row("the CPU's rollout", f"{ENGINE_NAME}=cpu", TRAINING, "of +hardware=cpu", on={ENGINE_NAME: "cpu"}),
+    Row("vLLM", f"{ENGINE_NAME}=vllm", VLLM, "vLLM's build for CPUs", on={ENGINE_NAME: "vllm"}),
+    Row(
+        "the CPU's rollout",
+        f"{ENGINE_NAME}=cpu",
+        TRAINING,
+        "this project's server, chosen by +hardware=cpu",
+        on={ENGINE_NAME: "cpu"},
+    ),
     Row("SGLang", f"{ENGINE_NAME}=sglang", remark="needs GPUs"),
     Row(
         "VeOmni, router replay R2",
         "veomni.router_replay.mode=R2",
-        remark="where a method needs the extra pass, which would route by itself",
+        remark="if the method needs the extra pass, which would choose routes of its own",
         refusal=recorded_routes,
     ),
-    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"sdpa; {BESIDE_VLLM}"),
+    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"with sdpa; {BESIDE_VLLM}"),
     Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS, BESIDE_VLLM),
     Row(
         "Ulysses, flash attention",
         "ulysses_sequence_parallel_size=2",
         RANKS,
-        f"2 and 4 ranks; in place of the kernel, which needs GPUs, its formula in torch; {BOTH}",
+        f"on 2 and 4 ranks, with the kernel's formula in torch, because the kernel needs GPUs; {BOTH}",
     ),
     Row(
         "Ulysses, sdpa or eager attention",
         "ulysses_sequence_parallel_size=2",
-        remark=f"{WRONG_ATTENTION}; so on every CPU, and in the worker by the model's own attention",
+        remark=f"{WRONG_ATTENTION}; this includes every CPU, and the worker checks the model's own attention",
         refusal=attention_on_a_slice,
     ),
     Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS, BESIDE_VLLM),
     Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS, BESIDE_VLLM),
-    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"4 ranks; {BOTH}"),
-    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"packed; {BESIDE_VLLM}"),
-    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "its training; its rollout needs GPUs"),
+    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"on 4 ranks; {BOTH}"),
+    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"with packing; {BESIDE_VLLM}"),
+    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "the training only; the rollout needs GPUs"),
     Row(
         "LoRA, merged for the rollout",
         "actor_rollout_ref.model.lora.merge=True",
         OPTIONS,
-        f"its training: {RANKS}; verl rounds merged weights to bfloat16",
+        f"the training: {RANKS}; verl rounds merged weights to bfloat16",
     ),
     Row(
         "fused kernels",
         f"{FUSED_KERNELS}=True",
         GPU_CHECK,
-        f"torch's back end, tied embeddings; {BOTH}",
+        f"with torch's back end and tied embeddings; {BOTH}",
     ),
     Row(
         "fused kernels under FSDP2, untied embeddings",
         f"{FUSED_KERNELS}=True",
-        remark=f"{WRAPPED_HEAD}: {ENGINE}; in the driver where the model's configuration lies there",
+        remark=f"{WRAPPED_HEAD}: {ENGINE}; the driver refuses it if it can read the model's configuration",
         refusal=fused_kernels_of_a_wrapped_head,
     ),
     Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", GPU_CHECK, BOTH),
@@ -449,45 +454,45 @@ ROWS = (
         "rollout correction",
         "algorithm.rollout_correction.rollout_is=token",
         TRAINERS,
-        "weights and rejection; the weights in the loss: tests/worker/test_policy_loss.py",
+        "both weights and rejection; the weights in the loss: tests/worker/test_policy_loss.py",
     ),
     Row(
         "rollout correction of M2PO's ratio to the rollout policy",
         f"clipx.behaviour=rollout {ROLLOUT_IS}=token",
-        remark="it would be corrected twice",
+        remark="because the ratio would be corrected twice",
         refusal=corrected_twice,
     ),
-    Row("bypass mode", f"{BYPASS}=True", TRAINING, "v1 trainer, colocate_async"),
+    Row("bypass mode", f"{BYPASS}=True", TRAINING, "in the v1 trainer's colocate_async mode"),
     Row(
         "bypass mode, v0 trainer",
         f"{BYPASS}=True trainer.use_v1=False",
-        remark="verl names its own loss in the driver only, after the workers were built, so the composed one trains: "
+        remark="verl names its own loss only in the driver, after the workers were built, so the composed loss trains: "
         "tests/worker/test_verl_contract.py",
         on={BYPASS: True, USE_V1: False},
     ),
     Row(
         "weights in bypass mode",
         f"{BYPASS}=True {ROLLOUT_IS}=token",
-        remark="they would correct twice; verl withholds them from its own PPO loss there",
+        remark="because they would correct a second time; verl withholds them from its own PPO loss there",
         refusal=weights_in_bypass_mode,
     ),
     Row(
         "rejection in bypass mode",
         f"{BYPASS}=True {ROLLOUT_RS}=seq_mean_k3",
         TRAINING,
-        "by the current weights, as in verl's own bypass loss; every method: tests/worker/test_rejection.py",
+        "rejects by the current weights, as verl's own bypass loss does; every method: tests/worker/test_rejection.py",
     ),
     Row(
         "REINFORCE as verl's own bypass loss",
         f"{LOSS_TYPE}=reinforce",
-        remark="no other loss reads it",
+        remark="because no other loss reads this key",
         refusal=other_bypass_loss,
     ),
     Row(
         "truncated sampling under ratios to the rollout policy",
         f"{ROLLOUT}.top_p=0.9 {BYPASS}=True",
-        remark="and with top_k or min_p, under rollout correction or clipx.behaviour=rollout: the ratios would be off "
-        "by the probability that truncation keeps",
+        remark="also with top_k or min_p, and under rollout correction or clipx.behaviour=rollout, because the ratios "
+        "would be off by the probability that truncation keeps",
         refusal=mismatch_in_the_objective,
     ),
     Row(
@@ -499,25 +504,25 @@ ROWS = (
     Row(
         "distillation without task rewards",
         f"{DISTILLATION}=True {TASK_REWARDS}=False",
-        remark="verl trains only its distillation loss",
+        remark="because verl then trains only its distillation loss",
         refusal=distilled_without_task_rewards,
     ),
     Row("v1 trainer, sync", "trainer.v1.trainer_mode=sync", TRAINING),
     Row("v1 trainer, colocate_async", "trainer.v1.trainer_mode=colocate_async", TRAINING),
-    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", TRAINERS, "weights sent over gloo"),
+    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", TRAINERS, "weights are sent over gloo"),
     Row("v0 trainer", "trainer.use_v1=False", TRAINERS),
-    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", TRAINERS, "weights sent over gloo"),
+    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", TRAINERS, "weights are sent over gloo"),
     Row(
         "fully_async_policy",
         "verl.experimental.fully_async_policy",
         TRAINERS,
-        f"weights sent over gloo; old_log_probs of restored weights: {ENGINE}",
+        f"weights are sent over gloo; old_log_probs of restored weights: {ENGINE}",
     ),
     Row(
         "verl's Tinker worker",
         "verl.workers.engine_workers_tinker",
         ENGINE,
-        "fixed bounds; scope=mini_batch and lagged, selection and Lopti stop at the first loss",
+        "with fixed bounds; scope=mini_batch and lagged, selection and Lopti stop at the first loss",
     ),
     Row("GRPO's advantages", f"{ESTIMATOR}=grpo", TRAINING, on={ESTIMATOR: "grpo"}),
     Row(
@@ -534,7 +539,7 @@ ROWS = (
     Row(
         "group filtering",
         f"{GROUP_FILTERING}=True",
-        remark="the worker gets refilled batches: tests/cpu/test_replay_buffer.py",
+        remark="the worker gets batches that are filled up again: tests/cpu/test_replay_buffer.py",
         on={GROUP_FILTERING: True},
     ),
     Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", TRAINERS),

@@ -19,10 +19,13 @@ class Trace:
     fraction: float = parameter(
         0.01,
         number(above=0, at_most=1),
-        "share of the prompts that is traced, by a hash of seed and prompt: the same ones in every run",
+        "share of the prompts that are traced; a hash of seed and prompt chooses them, so they are the same in every "
+        "run",
     )
-    every: int = parameter(10, integer(at_least=1, at_most=1_000_000), "traces one of so many rollout batches")
-    seed: int = parameter(0, integer(at_least=0, at_most=2**31 - 1), "another seed traces other prompts")
+    every: int = parameter(10, integer(at_least=1, at_most=1_000_000), "one of this many rollout batches is traced")
+    seed: int = parameter(
+        0, integer(at_least=0, at_most=2**31 - 1), "seed of this choice: another seed traces other prompts"
+    )
     folder: str | None = parameter(
         None,
         optional(only("a path", lambda value: isinstance(value, str) and value != "")),

@@ -48,7 +48,9 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
         raise ValueError(f"--limit {limit}: must be at least 1")
     name = path.stem if name is None else name
     if not name or name.startswith(".") or "/" in name or "\\" in name:
-        raise ValueError(f"benchmark name {name!r}: it becomes a folder, so give one without a slash or leading dot")
+        raise ValueError(
+            f"benchmark name {name!r}: it becomes a folder's name, so it must not contain a slash or begin with a dot"
+        )
     if not path.exists():
         raise FileNotFoundError(f"--benchmark {path}: no such file; give a Parquet file in verl's format")
     table = read_table(path)
@@ -61,7 +63,7 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
         if fault:
             raise ValueError(f"--benchmark {path}, row {number}: {fault}")
     if not rows:
-        raise ValueError(f"--benchmark {path}: has no question")
+        raise ValueError(f"--benchmark {path}: contains no question")
     questions = [
         Question(row["data_source"], row["prompt"], row["reward_model"]["ground_truth"], row.get("extra_info") or {})
         for row in rows
@@ -72,7 +74,7 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
 def _fault(row: dict[str, Any]) -> str | None:
     """What of a row is not as verl's format has it."""
     if not isinstance(row["data_source"], str):
-        return f"data_source is {row['data_source']!r:.60}, not a text"
+        return f"data_source is {row['data_source']!r:.60}, not text"
     if fault := fault_of_prompt(row["prompt"]):
         return fault
     if "ground_truth" not in (row["reward_model"] if isinstance(row["reward_model"], dict) else {}):

@@ -52,7 +52,7 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
     if not folder.exists():
         if _HUB_ID.fullmatch(model) and not model.startswith("."):
             return [Checkpoint(model.rsplit("/", 1)[-1], None, model)]
-        raise FileNotFoundError(f"{model}: no such folder, and no id on the Hugging Face hub")
+        raise FileNotFoundError(f"{model}: there is no such folder, and it is not an id on the Hugging Face hub")
     folder = folder.resolve()
     if (folder / "config.json").is_file():
         return [Checkpoint(folder.name, None, str(folder))]
@@ -69,7 +69,7 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
         found = [checkpoint for checkpoint in found if checkpoint.step is None or checkpoint.step <= last]
     if not found:
         raise FileNotFoundError(
-            f"{model}: holds neither a model (config.json) nor a verl checkpoint (global_step_<N>/actor, actor)"
+            f"{model}: contains neither a model (config.json) nor a verl checkpoint (global_step_<N>/actor, actor)"
         )
     return sorted(found, key=lambda checkpoint: checkpoint.step)
 
@@ -105,7 +105,7 @@ def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
         return saved
     if not (folder / "fsdp_config.json").is_file():
         raise ValueError(
-            f"{folder}: no FSDP checkpoint (fsdp_config.json). Merge a Megatron one with "
+            f"{folder}: it contains no FSDP checkpoint (fsdp_config.json). Merge a Megatron checkpoint with "
             f"`python -m verl.model_merger merge --backend megatron --local_dir {folder} --target_dir …` "
             "and evaluate that folder"
         )
@@ -128,8 +128,8 @@ def merge(actor: Path, target: Path) -> None:
     """
     if (actor / "lora_adapter").is_dir() or (actor / "lora_train_meta.json").is_file():
         raise ValueError(
-            f"{actor}: a checkpoint of LoRA adapters. Merge them into the base model (peft's merge_and_unload) and "
-            "evaluate that folder"
+            f"{actor}: it is a checkpoint of LoRA adapters. Merge them into the base model (peft's merge_and_unload) "
+            "and evaluate that folder"
         )
     partial = target.with_name(f".{target.name}.partial")
     try:
@@ -137,7 +137,7 @@ def merge(actor: Path, target: Path) -> None:
         partial.mkdir(parents=True)
     except OSError as error:
         raise PermissionError(
-            f"{target}: cannot be written ({error}); set --merged-models to a folder that can"
+            f"{target}: cannot be written ({error}); set --merged-models to a folder that can be written"
         ) from error
     command = [sys.executable, "-m", "verl.model_merger", "merge", "--backend", "fsdp"]
     command += ["--local_dir", str(actor), "--target_dir", str(partial)]

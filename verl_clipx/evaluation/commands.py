@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 Cluster = Annotated[
     str | None,
-    typer.Option(help="Key of extra_info that questions of one source share: intervals over sources, not questions."),
+    typer.Option(help="Key of extra_info that is equal for questions of one source: intervals are then over sources."),
 ]
 
 DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score_for_evaluation"
@@ -31,7 +31,7 @@ def evaluation_app(generate_on_cpu: "GenerateOnCPU") -> typer.Typer:
     Args:
         generate_on_cpu: the generator behind `--backend cpu`.
     """
-    app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints and estimate accuracy; compare runs.")
+    app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate accuracy, and compare runs.")
     app.command()(_run_command(generate_on_cpu))
     app.command()(score)
     app.command()(compare)
@@ -43,42 +43,54 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
     def run(
         model: Annotated[
             str,
-            typer.Argument(help="A run's folder of global_step_N, one of them, a Hugging Face folder, or a hub id."),
+            typer.Argument(
+                help="A run's folder of global_step_N, one of them, a Hugging Face folder, or an id on the hub."
+            ),
         ],
         benchmark: Annotated[
-            list[str], typer.Option(help="Parquet file in verl's format, or NAME=FILE. May be repeated.")
+            list[str], typer.Option(help="Parquet file in verl's format, or NAME=FILE. You can repeat it.")
         ],
-        out: Annotated[Path, typer.Option(help="The evaluation's folder; the same command resumes what is in it.")],
+        out: Annotated[
+            Path, typer.Option(help="Folder of the evaluation; the same command continues an evaluation that is in it.")
+        ],
         max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")],
         protocol: Annotated[
             str, typer.Option(help="greedy, sampled, mean-of-last-three or best-validation (optimistic).")
         ] = "sampled",
-        samples: Annotated[int | None, typer.Option(help="Samples a question; the protocol's by default.")] = None,
-        temperature: Annotated[float | None, typer.Option(help="0 is greedy; the protocol's by default.")] = None,
-        top_p: Annotated[float, typer.Option(help="Nucleus sampling; 1 keeps all tokens.")] = 1.0,
-        top_k: Annotated[int, typer.Option(help="Keep this many tokens; 0 keeps all.")] = 0,
+        samples: Annotated[
+            int | None, typer.Option(help="Samples for each question; by default the protocol's.")
+        ] = None,
+        temperature: Annotated[
+            float | None, typer.Option(help="Sampling temperature, 0 for greedy; by default the protocol's.")
+        ] = None,
+        top_p: Annotated[float, typer.Option(help="Top-p of nucleus sampling; 1 keeps all tokens.")] = 1.0,
+        top_k: Annotated[int, typer.Option(help="Top-k: sample from this many tokens; 0 keeps all.")] = 0,
         seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
         template: Annotated[
-            str, typer.Option(help="chat, plain for a base model without a chat template, or package.module:NAME.")
+            str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")
         ] = "chat",
         limit: Annotated[int | None, typer.Option(help="Only the first questions of each benchmark.")] = None,
         reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,
         correct: Annotated[
             str | None,
-            typer.Option(help="Part of the reward that says what is right; correct, acc or score by default."),
+            typer.Option(help="Part of the reward that says what is right; by default correct, acc or score."),
         ] = None,
-        correct_from: Annotated[float, typer.Option(help="Its smallest value of a right response.")] = 1.0,
+        correct_from: Annotated[float, typer.Option(help="The smallest value of this part in a right response.")] = 1.0,
         answer: Annotated[
-            str | None, typer.Option(help="Function from text to answer, for maj@k; <answer> or \\boxed{} by default.")
+            str | None, typer.Option(help="Function from text to answer, for maj@k; by default <answer> or \\boxed{}.")
         ] = None,
         cluster: Cluster = None,
-        backend: Annotated[str, typer.Option(help="vllm, or cpu.")] = "vllm",
-        tensor_parallel_size: Annotated[int, typer.Option(help="vLLM: GPUs an engine.")] = 1,
-        gpu_memory_utilization: Annotated[float, typer.Option(help="vLLM: share of a GPU's memory.")] = 0.9,
+        backend: Annotated[str, typer.Option(help="vllm or cpu.")] = "vllm",
+        tensor_parallel_size: Annotated[int, typer.Option(help="vLLM: GPUs for each engine.")] = 1,
+        gpu_memory_utilization: Annotated[
+            float, typer.Option(help="vLLM: share of a GPU's memory that it may use.")
+        ] = 0.9,
         dtype: Annotated[str, typer.Option(help="vLLM: type of the weights.")] = "auto",
-        shard_size: Annotated[int, typer.Option(min=1, max=1_000_000, help="Completions stored at a time.")] = 256,
+        shard_size: Annotated[
+            int, typer.Option(min=1, max=1_000_000, help="Completions that are sampled and stored at a time.")
+        ] = 256,
         merged_models: Annotated[
-            Path | None, typer.Option(help="Where to keep merged FSDP checkpoints; inside the checkpoint by default.")
+            Path | None, typer.Option(help="Folder of merged FSDP checkpoints; by default inside the checkpoint.")
         ] = None,
     ) -> None:
         """Sample, score and report. Interrupted, the same command goes on where it stopped."""
@@ -105,7 +117,8 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
                 raise ValueError(f"--backend {backend}: must be one of {', '.join(backends)}")
             if backend == "vllm" and not has_vllm():
                 raise ValueError(
-                    "--backend vllm: vLLM is not installed here; pip install 'verl-clipx[gpu]', or --backend cpu"
+                    "--backend vllm: vLLM is not installed here. Run pip install 'verl-clipx[gpu]', or use --backend "
+                    "cpu"
                 )
             named = [entry.partition("=") if "=" in entry else ("", "", entry) for entry in benchmark]
             rules = {
@@ -148,7 +161,9 @@ def score(
     reward: Annotated[str | None, typer.Option(help="Another reward function, package.module:function.")] = None,
     answer: Annotated[str | None, typer.Option(help="Another function from text to answer.")] = None,
     correct: Annotated[str | None, typer.Option(help="Another part of the reward that says what is right.")] = None,
-    correct_from: Annotated[float | None, typer.Option(help="Its smallest value of a right response.")] = None,
+    correct_from: Annotated[
+        float | None, typer.Option(help="The smallest value of this part in a right response.")
+    ] = None,
     cluster: Cluster = None,
 ) -> None:
     """Score the stored completions again, for instance after the reward was mended."""
@@ -207,5 +222,7 @@ def _print_results(results: dict[str, Any], path: Path) -> None:
         if found["no_interval"]:
             console.print(f"No intervals: {found['no_interval']}.", markup=False, soft_wrap=True)
     if config["protocol"] == "best-validation":
-        console.print("best-validation is optimistic: the checkpoint was chosen on the questions it is reported on.")
+        console.print(
+            "best-validation is optimistic, because the checkpoint was chosen on the questions that are reported."
+        )
     console.print(f"Intervals: {results['interval']}. All results: {path}", markup=False, soft_wrap=True)

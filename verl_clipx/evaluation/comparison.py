@@ -72,7 +72,7 @@ def find_evaluations(pattern: str) -> list[EvaluationFolder]:
     """
     found = [pattern] if Path(pattern).is_dir() else sorted(path for path in glob.glob(pattern) if Path(path).is_dir())
     if not found:
-        raise FileNotFoundError(f"{pattern}: no such folder, and no folder fits it as a pattern")
+        raise FileNotFoundError(f"{pattern}: there is no such folder, and no folder matches it as a pattern")
     return [EvaluationFolder(Path(path)) for path in found]
 
 
@@ -101,7 +101,7 @@ def read_sides(*methods: Sequence[EvaluationFolder]) -> dict[str, tuple[list[Sid
     shared = [name for name in configs[base.path]["benchmarks"] if all(name in names for names in every)]
     if not shared:
         named = "; ".join(f"{path} has {', '.join(config['benchmarks'])}" for path, config in configs.items())
-        raise ValueError(f"no common benchmark: {named}")
+        raise ValueError(f"the evaluations have no common benchmark: {named}")
     for name in shared:
         entries = [config["benchmarks"][name] for config in configs.values()]
         if len({(entry["sha256"], entry["questions"]) for entry in entries}) > 1:
@@ -160,7 +160,7 @@ def _check_rules(first: Path, one: dict[str, Any], second: Path, other: dict[str
         if one.get(key) != other.get(key):
             raise ValueError(
                 f"{key} is {one.get(key)!r} in {first} and {other.get(key)!r} in {second}: score one of them again "
-                "(clipx eval score), so that both were judged by one rule"
+                "(clipx eval score), so that both use the same rule"
             )
 
 
@@ -170,7 +170,9 @@ def _check_trainings(method: Sequence[EvaluationFolder], configs: dict[Path, dic
         for checkpoint in configs[folder.path]["checkpoints"].values():
             other = seen.setdefault(checkpoint["fingerprint"], folder.path)
             if other != folder.path:
-                raise ValueError(f"{other} and {folder.path} are of the same checkpoint: that is one training, not two")
+                raise ValueError(
+                    f"{other} and {folder.path} are of the same checkpoint, so they are one training and not two"
+                )
 
 
 def _side(method: Sequence[EvaluationFolder], configs: dict[Path, dict[str, Any]], benchmark: str) -> Side:

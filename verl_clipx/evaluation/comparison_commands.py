@@ -17,12 +17,14 @@ if TYPE_CHECKING:
     from verl_clipx.common.statistics.power import Design, Parts
     from verl_clipx.evaluation.comparison import Compared
 
-METHOD = "Folder of an evaluation, or a quoted pattern of a method's folders, one a training seed"
+METHOD = "Folder of an evaluation, or a quoted pattern of a method's folders, one for each training seed"
 
 
 def compare(
     first: Annotated[str, typer.Argument(help=f"{METHOD}: 'runs/grpo-seed*/evaluation/aime24'.")],
-    second: Annotated[str, typer.Argument(help="The same of another one; differences are this one minus the first.")],
+    second: Annotated[
+        str, typer.Argument(help="The same for another method; differences are this one minus the first.")
+    ],
     out: Annotated[Path | None, typer.Option(help="Also write the comparison to this JSON file.")] = None,
 ) -> None:
     """Say whether one method is better than another, or one checkpoint than another.
@@ -71,11 +73,11 @@ def _meaning(one: "Comparison", questions: int) -> str:
     from verl_clipx.common.statistics.comparison import QUESTIONS
 
     if one.over is None:
-        return f"No interval: {one.refused}."
+        return f"There is no interval: {one.refused}."
     if one.over == QUESTIONS:
         return (
-            f"Intervals over {questions} questions, of these two checkpoints alone. "
-            f"No interval on the methods: {one.refused}."
+            f"Intervals over {questions} questions, for these two checkpoints only. "
+            f"There is no interval for the methods: {one.refused}."
         )
     return f"Intervals over {one.seeds[0]} and {one.seeds[1]} training seeds and {questions} questions together."
 
@@ -113,30 +115,35 @@ def _print_variance(found: "Compared") -> None:
     for part, texts in cells.items():
         table.add_row("question x seed" if part == "interaction" else part, *texts)
     console.print(table)
-    console.print("Standard deviations; empty: not known from these evaluations.", highlight=False)
+    console.print("Standard deviations. These evaluations cannot tell those of empty cells.", highlight=False)
 
 
 def power(
-    points: Annotated[float, typer.Option(help="The difference to see, in points (hundredths) of accuracy.")],
-    questions: Annotated[int, typer.Option(help="Questions of the benchmark.")] = 500,
-    samples: Annotated[int, typer.Option(help="Samples a question.")] = 8,
+    points: Annotated[float, typer.Option(help="The difference to detect, in points (hundredths) of accuracy.")],
+    questions: Annotated[int, typer.Option(help="Number of questions of the benchmark.")] = 500,
+    samples: Annotated[int, typer.Option(help="Samples for each question.")] = 8,
     seeds: Annotated[
-        int, typer.Option(help="Trainings of each method, at least 3; 1: two checkpoints as they are.")
+        int, typer.Option(help="Trainings of each method, at least 3; or 1 to compare two checkpoints as they are.")
     ] = 3,
     accuracy: Annotated[float, typer.Option(help="The baseline's accuracy, between 0 and 1.")] = 0.5,
-    spread: Annotated[float, typer.Option(help="Share of a score's variance that is between questions, 0 to 1.")] = 0.5,
+    spread: Annotated[
+        float, typer.Option(help="Share of a score's variance that lies between questions, 0 to 1.")
+    ] = 0.5,
     agreement: Annotated[
-        float, typer.Option(help="Correlation over questions of two trainings' chances, 0 to 1.")
+        float,
+        typer.Option(help="Correlation, over questions, of two trainings' probabilities of a right answer, 0 to 1."),
     ] = 0.9,
     seed_deviation: Annotated[
         float, typer.Option(help="Standard deviation of the accuracy between trainings, in points.")
     ] = 2.0,
     prior: Annotated[
         list[str] | None,
-        typer.Option(help=f"{METHOD}; what it tells replaces assumptions. Twice: of two methods."),
+        typer.Option(help=f"{METHOD}; its measurements replace assumptions. Give it twice for two methods."),
     ] = None,
-    benchmark: Annotated[str | None, typer.Option(help="Which of the prior evaluations' benchmarks.")] = None,
-    wanted: Annotated[float, typer.Option("--power", help="The chance to see it that a design should have.")] = 0.8,
+    benchmark: Annotated[str | None, typer.Option(help="Which benchmark of the prior evaluations to use.")] = None,
+    wanted: Annotated[
+        float, typer.Option("--power", help="The probability of detecting it that a design should have.")
+    ] = 0.8,
     out: Annotated[Path | None, typer.Option(help="Also write it to this JSON file.")] = None,
 ) -> None:
     """Before spending: the chance that `clipx eval compare` shows a difference, and what it takes for 80 %.
@@ -159,12 +166,12 @@ def power(
         chance = power_of(parts, points / 100, design)
         console.print(
             f"A true difference of {points:g} points, {questions} questions, {samples} samples, {seeds} "
-            f"{'seed' if seeds == 1 else 'seeds'} of each method: seen with a chance of {chance:.0%}.",
+            f"{'seed' if seeds == 1 else 'seeds'} of each method: it is detected with a probability of {chance:.0%}.",
             soft_wrap=True,
             highlight=False,
         )
         if seeds == 1:
-            console.print("That is of these two checkpoints; with one seed nothing is said on the methods.")
+            console.print("This is about these two checkpoints; one seed says nothing about the methods.")
         ways = _ways(parts, points / 100, design, wanted)
         options = _options(parts, points / 100, design, wanted)
         if out is not None:
@@ -195,7 +202,9 @@ def _prior(patterns: list[str], benchmark: str | None) -> tuple[dict[str, Any], 
     parts = measured_parts(values[0], values[1] if len(values) > 1 else None, samples)
     about = {"accuracy": float(values[0].mean()), "trainings": [len(side) for side in values]}
     if not 0 < about["accuracy"] < 1:
-        raise ValueError(f"--prior {patterns[0]}: its accuracy is {about['accuracy']:g}, which tells no variance")
+        raise ValueError(
+            f"--prior {patterns[0]}: its accuracy is {about['accuracy']:g}, from which no variance can be estimated"
+        )
     return about, parts
 
 

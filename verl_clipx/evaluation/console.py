@@ -19,5 +19,5 @@ def errors() -> Iterator[None]:
     except (ValueError, OSError, RuntimeError) as error:
         fail(error)
     except KeyboardInterrupt:
-        console.print("interrupted; finished shards are kept, the same command goes on from there")
+        console.print("interrupted; finished shards are kept, and the same command continues from there")
         raise typer.Exit(130) from None

@@ -41,7 +41,7 @@ def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
     correct = np.asarray(correct, dtype=bool)
     samples = correct.shape[1]
     if not 1 <= k <= samples:
-        raise ValueError(f"k={k}: pass@k needs 1 <= k <= {samples}, the number of samples a question")
+        raise ValueError(f"k={k}: pass@k needs 1 <= k <= {samples}, the number of samples for each question")
     right = correct.sum(axis=1)
     # All k draws are wrong: for i = 0 … k - 1 the draw comes from n - c - i wrong ones among n - i.
     drawn = np.arange(k)

@@ -56,7 +56,9 @@ class EvaluationFolder:
             ValueError: it cannot be read.
         """
         if not self.config.exists():
-            raise FileNotFoundError(f"{self.path}: holds no evaluation (config.json); make one with `clipx eval run`")
+            raise FileNotFoundError(
+                f"{self.path}: contains no evaluation (config.json); make one with `clipx eval run`"
+            )
         config = read_json_object(self.config, CONFIG)
         empty = [key for key in ("checkpoints", "benchmarks") if not config[key]]
         if empty:
@@ -85,5 +87,5 @@ def claim(path: Path, origin: dict[str, Any]) -> None:
     ]
     if different:
         raise ValueError(
-            f"{path.parent} holds completions of another evaluation ({'; '.join(different)}): set another --out"
+            f"{path.parent} contains completions of another evaluation ({'; '.join(different)}). Set another --out"
         )

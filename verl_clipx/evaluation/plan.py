@@ -48,11 +48,13 @@ class Plan:
         names = [benchmark.name for benchmark in self.benchmarks]
         twice = sorted({name for name in names if names.count(name) > 1})
         if twice:
-            raise ValueError(f"--benchmark: two are called {', '.join(twice)}; name them with --benchmark NAME=FILE")
+            raise ValueError(
+                f"--benchmark: two benchmarks are called {', '.join(twice)}; name them with --benchmark NAME=FILE"
+            )
         if self.protocol is GREEDY and self.sampling.temperature > 0:
             raise ValueError(
-                f"--protocol greedy --temperature {self.sampling.temperature}: greedy takes the most likely token; "
-                "choose --protocol sampled"
+                f"--protocol greedy --temperature {self.sampling.temperature}: greedy always takes the most likely "
+                "token. Use --protocol sampled"
             )
 
     def chosen(self) -> list[Checkpoint]:

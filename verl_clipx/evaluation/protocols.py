@@ -18,8 +18,8 @@ class Protocol:
     """How many of a run's checkpoints count, the latest; None for all."""
 
 
-GREEDY = Protocol("greedy", "one checkpoint, the most likely token each time", 0.0, 1, 1)
-SAMPLED = Protocol("sampled", "one checkpoint, k samples a question", 1.0, 8, 1)
+GREEDY = Protocol("greedy", "one checkpoint, always the most likely token", 0.0, 1, 1)
+SAMPLED = Protocol("sampled", "one checkpoint, k samples for each question", 1.0, 8, 1)
 MEAN_OF_LAST_THREE = Protocol(
     "mean-of-last-three",
     "AR-Lopti: mean over a run's last three checkpoints; greedy unless --temperature says otherwise",
@@ -29,7 +29,7 @@ MEAN_OF_LAST_THREE = Protocol(
 )
 BEST_VALIDATION = Protocol(
     "best-validation",
-    "ACPO's Table 1: the best checkpoint of a run, chosen on the questions it is reported on (optimistic)",
+    "ACPO's Table 1: the best checkpoint of a run, chosen on the questions that are reported (optimistic)",
     1.0,
     4,
     None,

@@ -96,11 +96,13 @@ def read_samples(folder: Path, *, questions: int, samples: int) -> pandas.DataFr
     table = table[(table["sample"] < samples) & (table["question"] < questions)]
     table = table.sort_values(["question", "sample"], ignore_index=True)
     if table.duplicated(["question", "sample"]).any():
-        raise ValueError(f"{folder}: holds a completion twice, as two evaluations at once would leave it; remove it")
+        raise ValueError(
+            f"{folder}: contains a completion twice, as if two evaluations had run at the same time; remove it"
+        )
     if len(table) != questions * samples:
         raise ValueError(
-            f"{folder}: {len(table)} of {questions * samples} completions are there; "
-            "finish them with the same `clipx eval run` command"
+            f"{folder}: {len(table)} of {questions * samples} completions exist. "
+            "Repeat the same `clipx eval run` command to finish them"
         )
     return table
 

@@ -29,7 +29,7 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
     """
     function = _load(name, option)
     if not callable(function):
-        raise ValueError(f"{option} {name}: is no function")
+        raise ValueError(f"{option} {name}: is not a function")
     return function
 
 
@@ -37,11 +37,11 @@ def load_text(name: str, option: str) -> str:
     """Import a text, as `load_function` does a function.
 
     Raises:
-        ValueError: the name is malformed, there is no such module or name, or it is no text.
+        ValueError: the name is malformed, there is no such module or name, or it is not text.
     """
     text = _load(name, option)
     if not isinstance(text, str):
-        raise ValueError(f"{option} {name}: is no text")
+        raise ValueError(f"{option} {name}: is not text")
     return text
 
 
@@ -111,7 +111,7 @@ def score_samples(
             raise RuntimeError(
                 f"the reward or the answer function failed on benchmark {benchmark.name}, "
                 f"question {sample.question}, sample {sample.sample} "
-                f"({type(error).__name__}: {error}). All completions are kept: mend it and run `clipx eval score`."
+                f"({type(error).__name__}: {error}). All completions are kept. Fix it and run `clipx eval score`."
             ) from error
         rows.append(row)
         on_sample()
@@ -123,9 +123,9 @@ def _numbers(returned: Any) -> dict[str, float]:
     parts = returned if isinstance(returned, dict) else {"score": returned}
     numbers = {PART + key: float(value) for key, value in parts.items() if isinstance(value, Real)}
     if PART + "score" not in numbers:
-        raise TypeError(f"returned {returned!r}, which has no number `score`")
+        raise TypeError(f"returned {returned!r}, which does not contain a number `score`")
     if not all(map(math.isfinite, numbers.values())):
-        raise ValueError(f"returned {returned!r}, of which no mean can be taken")
+        raise ValueError(f"returned {returned!r}, whose mean cannot be computed")
     return numbers
 
 

@@ -35,7 +35,7 @@ def is_correct(scores: pandas.DataFrame, part: str | None, threshold: float) -> 
     parts = [column.removeprefix(PART) for column in scores if column.startswith(PART)]
     chosen = part if part is not None else next(name for name in CORRECT_PARTS if name in parts)
     if chosen not in parts:
-        raise ValueError(f"--correct {part}: the reward has no such part, only {', '.join(parts)}")
+        raise ValueError(f"--correct {part}: the reward does not return this part, but only {', '.join(parts)}")
     return scores[PART + chosen] >= threshold
 
 
@@ -65,7 +65,9 @@ def question_values(
     """
     keys = ["question", "sample"]
     if not np.array_equal(samples[keys].to_numpy(), scores[keys].to_numpy()):
-        raise ValueError("the scores are not of these completions: run `clipx eval score` on the evaluation's folder")
+        raise ValueError(
+            "the scores do not belong to these completions. Run `clipx eval score` on the evaluation's folder"
+        )
     questions = samples["question"].nunique()
     k = len(samples) // questions
 

@@ -107,7 +107,7 @@ def vllm_backend(settings: VLLMSettings, engine: type = VLLMEngine, device: str 
         if count < 1:
             raise RuntimeError(
                 f"--tensor-parallel-size {settings.tensor_parallel_size}: Ray sees {devices} {device}s, too few for "
-                "one engine; lower it, or evaluate on the CPU with --backend cpu"
+                "one engine. Lower it, or evaluate on the CPU with --backend cpu"
             )
         needs = settings.tensor_parallel_size
         options = {"num_gpus": needs} if device == "GPU" else {"resources": {device: needs}}

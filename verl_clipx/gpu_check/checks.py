@@ -171,7 +171,7 @@ def compiled(bench: Bench) -> Measured:
     )
     # Where the compiler fails a warning says so, and the loss stays as it is.
     if not actors[1].policy_loss.clipx.functions(device).compiled:
-        return Measured(False, "the compiler failed, so the loss stayed uncompiled: the log of a run says why")
+        return Measured(False, "the compiler failed, so the loss stayed uncompiled; the log of a run says why")
     return found
 
 
@@ -220,20 +220,20 @@ def arrived(part: Part, tokens: dict[str, Tensor]) -> bool:
 
 def needs_gpu(machine: Machine) -> str | None:
     """Why a check that needs a GPU cannot run."""
-    return "counts what a GPU does" if machine.device == "cpu" else None
+    return "it counts what a GPU does" if machine.device == "cpu" else None
 
 
 def needs_flash_attention(machine: Machine) -> str | None:
     """Why a check that needs flash attention cannot run."""
     if machine.device == "cpu":
-        return "flash attention runs on GPUs alone"
+        return "flash attention runs only on GPUs"
     return None if machine.flash_attention else "flash-attn is not installed"
 
 
 def needs_two_with_flash_attention(machine: Machine) -> str | None:
     """Why two ranks cannot share a sequence."""
     if machine.ranks < 2:
-        return "needs two GPUs: --gpus 2"
+        return "it needs two GPUs: --gpus 2"
     return needs_flash_attention(machine)
 
 

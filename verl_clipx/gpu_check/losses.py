@@ -37,7 +37,7 @@ def loss_results(device: str) -> Iterator[Result]:
     for name in BUILT_IN:
         started = time.monotonic()
         if started - begun > SECONDS:
-            yield Result(f"loss of {name}", "skip", "not run: nine minutes were over")
+            yield Result(f"loss of {name}", "skip", "not run, because nine minutes had passed")
             continue
         try:
             result = result_of(f"loss of {name}", loss_check(METHODS[name](), device), 0.0)

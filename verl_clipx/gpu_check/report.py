@@ -67,7 +67,7 @@ def last_line(results: Sequence[Result]) -> str:
     """How many passed, failed and were skipped."""
     found = counts(results)
     line = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in found.items())
-    return f"{line}: nothing is known of what was skipped" if found["skip"] else line
+    return f"{line}: nothing is known about skipped checks" if found["skip"] else line
 
 
 def line_of(result: Result) -> str:

@@ -24,7 +24,7 @@ METRIC = "rollout_corr/k3_kl"
 def why_not(machine: Machine) -> str | None:
     """Why vLLM cannot run, or None if it can."""
     if machine.device == "cpu":
-        return "vLLM on a CPU has an environment of its own: tests/end_to_end/test_vllm.py"
+        return "vLLM on a CPU needs a separate environment: tests/end_to_end/test_vllm.py"
     return None if machine.vllm else "vLLM is not installed"
 
 
@@ -115,7 +115,7 @@ def vllm_rollout(machine: Machine, model: Path, folder: Path) -> Measured:
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(machine, model, folder)]
     code = run(command, {"VERL_FILE_LOGGER_PATH": str(metrics)}, log, SECONDS)
     if code != 0:
-        ended = f"no end within {SECONDS} s" if code is None else f"exit code {code}"
+        ended = f"it did not end within {SECONDS} s" if code is None else f"exit code {code}"
         raise RuntimeError("\n".join([f"{ended} of verl.trainer.main_ppo", *last_lines(log, 60)]))
     return agreement(read_run_log(metrics)[METRIC].tolist())
 

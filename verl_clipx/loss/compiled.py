@@ -242,4 +242,4 @@ def example_inputs(method: Method, device: torch.device | str, *, counted: bool,
     )
 
 
-NOT_COMPILED = "clipx.compile: %s stays uncompiled, the compiler failed: %s: %s"
+NOT_COMPILED = "clipx.compile: %s stays uncompiled because the compiler failed: %s: %s"

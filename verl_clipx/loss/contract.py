@@ -263,7 +263,7 @@ def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
 
 
 def weight_is_positive_at_ratio_1(method: Method) -> None:
-    """At ratio 1 the weight of every token with A other than 0 is above 0: what did well becomes likelier."""
+    """At ratio 1 the weight of every token with A other than 0 is above 0, so what did well becomes likelier."""
     if method.unconstrained_weight:
         return
     tensors = example()
@@ -362,7 +362,7 @@ def no_value_is_read_on_the_host(method: Method) -> None:
 
 
 RETURN_F = (
-    "Return the gradient weight F, for GRPO the ratio, and no loss: the gradient is F*A, and the plugin multiplies by "
+    "Return the gradient weight F (for GRPO: the ratio), not a loss: the gradient is F*A, and the plugin multiplies by "
     "A. A method that means it sets unconstrained_weight=True."
 )
 

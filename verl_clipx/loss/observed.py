@@ -18,10 +18,10 @@ LOG_RATIO_CLAMP = 20.0
 # After those of `token_sums`: numbers of tokens, and a gradient's mass that no F * A has.
 OBSERVED_SUMS = ("without gradient", "without gradient, r < 1", "without gradient, r > 1", "mass, A = 0")
 
-WITHOUT_GRADIENT = "those of them with a ratio below 1, above 1; at a ratio of 1 a token is in neither"
+WITHOUT_GRADIENT = "the same for tokens with a ratio below 1, and above 1; a token at a ratio of 1 is in neither"
 IN_MIDDLE = (
-    "sum of |g| in M. This and the masses of the other regions are in the unit of the table above: under `token-mean` "
-    "they are |F·A| divided by the number of all tokens"
+    "sum of |g| over the tokens in M. Under `token-mean` this and the masses of the other regions have the unit of the "
+    "table above: |F·A| divided by the number of all tokens"
 )
 
 # What means something else of a gradient than of F * A, or stands beside verl's own number.
@@ -36,8 +36,8 @@ OF_GRADIENT_ALONE = (
     CLIPPED("clip_fraction_high", WITHOUT_GRADIENT, sums=OBSERVED_SUMS[2:3], chart="clipped tokens"),
     Metric(
         "ppo_kl",
-        "as `ppo_kl` above; verl's own `ppo_kl` stays beside it (a mean of micro-batch means, of absolute values under "
-        "`kl_cov`)",
+        "the same as `ppo_kl` above; verl logs its own `ppo_kl` too (a mean of micro-batch means; under `kl_cov` "
+        "of absolute values)",
         "nats per token",
         Over.TOKENS,
         section="How far the policy moved",

@@ -1,4 +1,4 @@
-"""A user's own loss: a class like the built-in ones, or one function and one decorator for a weight alone."""
+"""A user's own loss: a class like the built-in ones or, if it is only a weight, one function and one decorator."""
 
 import dataclasses
 import importlib
@@ -18,7 +18,7 @@ from verl_clipx.methods.bapo import Bapo
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 
 # The reason why a function's own numbers have no narrower range.
-ANY_NUMBER = "any that float32 holds: the function alone knows its range"
+ANY_NUMBER = "any that float32 holds: only the function knows its range"
 
 BASES: dict[str, type[Method]] = {"fixed": FixedBounds, "acpo": Acpo, "bapo": Bapo}
 
@@ -156,8 +156,8 @@ def method_of(loaded: Any) -> type[Method]:
     method = loaded if isinstance(loaded, type) and issubclass(loaded, Method) else DECORATED.get(described(loaded))
     if method is None:
         raise ValueError(
-            f"{described(loaded)} is not decorated with @verl_clipx.register_loss(name), nor a subclass of "
-            "verl_clipx.Method."
+            f"{described(loaded)} is not decorated with @verl_clipx.register_loss(name) and is not a subclass of "
+            "verl_clipx.Method. Write one of the two."
         )
     if isinstance(method, ValueError):
         raise method
@@ -185,8 +185,8 @@ def reject_unusable_fields(method: type[Method]) -> None:
     for field in dataclasses.fields(method):
         if field.name not in inherited and any(hasattr(parent, field.name) for parent in parents):
             raise ValueError(
-                f"{described(method)}: {field.name} is a word of every method's own: give the parameter another name; "
-                "a constant of that name has no annotation."
+                f"{described(method)}: {field.name} is a name that every method uses. Give the parameter another "
+                "name; if it is a constant of that name, remove its annotation."
             )
         if "allowed" not in field.metadata:
             raise ValueError(

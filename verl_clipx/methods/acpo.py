@@ -26,12 +26,14 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         of_rollout_batch(
             "epsilon_last", "epsilon of the rollout batch's last update", "ratio", numbered="bin", chart="last bounds"
         ),
-        of_rollout_batch("epsilon_highest", "largest epsilon of a bin with tokens in any of its updates", "ratio"),
-        of_rollout_batch("epsilon_average", "epsilon's average over all tokens of the rollout batch", "ratio"),
+        of_rollout_batch(
+            "epsilon_highest", "largest epsilon of any bin with tokens in any update of the rollout batch", "ratio"
+        ),
+        of_rollout_batch("epsilon_average", "average of epsilon over all tokens of the rollout batch", "ratio"),
         of_decision("count", "tokens per bin, over the mini-batch", "tokens", numbered="bin", adds_up=True),
         of_decision(
             "sigma",
-            "σ per bin; epsilon is alpha σ + epsilon_base where no least or most epsilon acts",
+            "σ per bin; epsilon is alpha σ + epsilon_base unless a least or most epsilon applies",
             "ratio",
             numbered="bin",
             detailed=True,

@@ -49,10 +49,14 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     logs = (
         of_decision("c_low", "the lower bound found", "ratio", chart="bounds"),
         of_decision("c_high", "the upper bound found", "ratio", chart="bounds"),
-        of_rollout_batch("c_low_highest", "how far the search moved the lower bound in any of its updates", "ratio"),
-        of_rollout_batch("c_high_highest", "how far the search moved the upper bound in any of its updates", "ratio"),
-        of_rollout_batch("c_low_last", "the lower bound of its last update", "ratio", chart="last bounds"),
-        of_rollout_batch("c_high_last", "the upper bound of its last update", "ratio", chart="last bounds"),
+        of_rollout_batch("c_low_highest", "the highest lower bound of any of the rollout batch's updates", "ratio"),
+        of_rollout_batch("c_high_highest", "the highest upper bound of any of the rollout batch's updates", "ratio"),
+        of_rollout_batch(
+            "c_low_last", "the lower bound of the rollout batch's last update", "ratio", chart="last bounds"
+        ),
+        of_rollout_batch(
+            "c_high_last", "the upper bound of the rollout batch's last update", "ratio", chart="last bounds"
+        ),
         of_decision("positive_share_before", "P/(P+N) at the starting bounds", "fraction", chart="positive share"),
         of_decision("positive_share_after", "P/(P+N) at the bounds found", "fraction", chart="positive share"),
     )

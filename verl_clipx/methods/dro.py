@@ -11,7 +11,7 @@ from verl_clipx.base.tokens import Tokens
 
 @dataclass(frozen=True, kw_only=True)
 class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token as in verl's dro"):
-    """A penalty on the squared log-ratio in the place of bounds; it also pulls where A is 0.
+    """A penalty on the squared log-ratio instead of bounds; it also pulls where A is 0.
 
     The objective of a token is A log pi - beta/2 (log r)^2, and its gradient is A - beta log r. F is this gradient
     divided by A, so it depends on the size of A. Where A is 0, F does not exist: traces show 0, while the gradient is

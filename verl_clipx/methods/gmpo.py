@@ -12,7 +12,7 @@ from verl_clipx.base.tokens import Tokens, saturated
 
 @dataclass(frozen=True, kw_only=True)
 class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
-    """The geometric mean of the sequence's ratios, each clipped by itself.
+    """The geometric mean of the sequence's ratios, each clipped before the mean.
 
     s = exp(mean of log r over the sequence's tokens), where r counts as min(r, high) if A > 0 and as max(r, low)
     if A < 0. F = 0 at a token that is clipped, and F = s elsewhere. A belongs to the whole sequence, as in the paper.

@@ -39,17 +39,20 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     logs = (
         of_decision(
             "log_ratio_bound",
-            "tokens that PPO's clip acts on are masked where their log-ratio is above this; 64 where none is",
+            "among the tokens that PPO's clip acts on, those with a larger log-ratio are masked; 64 if none is",
             "nats",
             chart="bound on the log-ratio",
         ),
-        of_rollout_batch("log_ratio_bound_lowest", "the narrowest of the rollout batch", "nats"),
+        of_rollout_batch("log_ratio_bound_lowest", "the narrowest such bound in the rollout batch", "nats"),
         of_rollout_batch(
-            "log_ratio_bound_last", "the bound of its last update", "nats", chart="bound on the log-ratio"
+            "log_ratio_bound_last",
+            "the bound of the rollout batch's last update",
+            "nats",
+            chart="bound on the log-ratio",
         ),
         of_decision("second_moment_before", "mean squared log-ratio of the tokens that PPO's clip acts on", "nats²"),
-        of_decision("second_moment_after", "what is left of it", "nats²"),
-        of_decision("masked_share", "share of the tokens that PPO's clip acts on that are masked", "fraction"),
+        of_decision("second_moment_after", "the same after masking", "nats²"),
+        of_decision("masked_share", "which share of the tokens that PPO's clip acts on is masked", "fraction"),
     )
 
     threshold: float = parameter(

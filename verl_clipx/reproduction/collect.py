@@ -15,7 +15,7 @@ from verl_clipx.common.command_line import installed_version
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
 from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure
-from verl_clipx.reproduction.run_folder import RunFolder, find_runs
+from verl_clipx.reproduction.run_folder import KEPT, KeptRun, RunFolder, find_runs
 from verl_clipx.reproduction.significance import CellKey, compare_rows
 from verl_clipx.reproduction.tables_definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
 
@@ -79,7 +79,10 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         usable = 0
         for path in folders:
             try:
-                usable += _collect_run(table, source, cells, runs, RunFolder(path), preset_values, found)
+                if path.name.endswith(KEPT):
+                    usable += _collect_kept(table, source, cells, runs, KeptRun(path), preset_values, found)
+                else:
+                    usable += _collect_run(table, source, cells, runs, RunFolder(path), preset_values, found)
             except (OSError, ValueError, OmegaConfBaseException) as error:
                 # A file that cannot be read is that run's matter alone.
                 name = path.relative_to(runs).as_posix()
@@ -151,8 +154,33 @@ def _collect_run(
     return True
 
 
+def _collect_kept(
+    table: Table,
+    source: Source,
+    cells: list[tuple[Row, Column]],
+    runs: Path,
+    run: KeptRun,
+    preset_values: PresetValues,
+    found: Collected,
+) -> bool:
+    """As `_collect_run`, of a kept run: it has no configuration, but the hash of one."""
+    name, hashed = run.path.relative_to(runs).as_posix(), hash_of_values(preset_values(source.preset))
+    if run.record["config_hash"] != hashed:
+        reason = f"config_hash: preset {hashed[:12]}, run {run.record['config_hash'][:12]}; verl's defaults count too"
+        found.refused.append({"folder": name, "preset": source.preset, "reasons": [reason]})
+        return False
+    found.runs.append({"folder": name, "preset": source.preset, "model": None, "filled_in": {}, **run.record})
+    _read_cells(table, cells, run, name, run.record["seed"], found)
+    return True
+
+
 def _read_cells(
-    table: Table, cells: list[tuple[Row, Column]], run: RunFolder, name: str, seed: int | None, found: Collected
+    table: Table,
+    cells: list[tuple[Row, Column]],
+    run: RunFolder | KeptRun,
+    name: str,
+    seed: int | None,
+    found: Collected,
 ) -> int:
     """Adds a run's numbers to what was found; returns how many there are."""
     number = 0

@@ -78,7 +78,8 @@ LEFT_OUT = (
     # seeds, and what makes samples a function of them
     "*.seed",
     "*.data_loader_seed",
-    "clipx_rollout.*",
+    "clipx_rollout.sampler.*",
+    "clipx_rollout.cpu_dtype",
     # what is written down about a run
     "clipx.trace.*",
     "*.clipx.trace.*",
@@ -88,6 +89,8 @@ LEFT_OUT = (
     "*.clipx.receipt",
     "clipx.health*",
     "*.clipx.health*",
+    "clipx.log",
+    "*.clipx.log",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # read off other keys

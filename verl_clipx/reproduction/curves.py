@@ -41,10 +41,11 @@ def write_curves(table: Table, results: Mapping[str, Any], markup: str) -> bytes
         ValueError: the table has no curves, or no run has been collected.
     """
     if not table.is_figure:
-        raise ValueError(f"--format {markup}: table {table.name} has no curves; use markdown, html or latex")
+        raise ValueError(f"--format {markup}: table {table.name} has no curves. Use markdown, html or latex")
     if not results["curves"]:
         raise ValueError(
-            f"--format {markup}: no curve of {table.name} was collected; see `clipx table plan {table.name}`"
+            f"--format {markup}: no curve of {table.name} has been collected; `clipx table plan {table.name}` prints "
+            "what is missing"
         )
     if markup == "csv":
         return _csv(results["curves"]).encode()

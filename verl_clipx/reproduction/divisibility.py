@@ -109,7 +109,7 @@ def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
             mini_batch,
             f"{mini_batch} prompts x {ROLLOUT}.n={samples} = {mini_batch_rows} responses do not divide over "
             f"{data_parallel} data-parallel ranks ({gpus} GPUs / {sequence_parallel} that share a sequence)",
-            f"Use a multiple of {multiple} prompts, or other numbers for trainer.nnodes and "
+            f"Use a multiple of {multiple} prompts, or change trainer.nnodes or "
             f"{ACTOR}.ulysses_sequence_parallel_size.",
         )
     layout = Layout(
@@ -161,7 +161,7 @@ def check_with_verl(config: DictConfig) -> None:
             key,
             "???",
             "has no value",
-            "The run needs a measured one; to estimate, any will do.",
+            "The run needs a measured value; for an estimate, any value will do.",
         )
     config = copy.deepcopy(config)
     try:
@@ -172,7 +172,7 @@ def check_with_verl(config: DictConfig) -> None:
         # Hydra wraps what a dataclass raises.
         reason = error.__cause__ or error
         raise ConfigurationError(
-            "configuration", "as composed", f"verl refuses it: {reason}", "Change what it names."
+            "configuration", "as composed", f"verl refuses it: {reason}", "Change the keys that it names."
         ) from error
 
 
@@ -203,7 +203,8 @@ def _check_covered(config: DictConfig) -> None:
             "trainer.v1.trainer_mode",
             mode,
             not config.trainer.use_v1 or mode in ("sync", "colocate_async"),
-            "It generates on GPUs of its own; trainer.v1.trainer_mode=colocate_async plans its training's memory.",
+            "It generates on separate GPUs. To plan the memory of its training, set "
+            "trainer.v1.trainer_mode=colocate_async.",
         ),
     ):
         if not covered:
@@ -260,7 +261,7 @@ def _check_micro_batches(config: DictConfig, layout: Layout) -> None:
             f"{ROLLOUT}.log_prob_use_dynamic_bsz",
             rollout.log_prob_use_dynamic_bsz,
             f"must equal {ACTOR}.use_dynamic_bsz={actor.use_dynamic_bsz}",
-            "Set only the actor's: the other follows.",
+            "Set only the actor's; the other follows it.",
         )
     reference = (("actor_rollout_ref.ref.log_prob", ref, "log_prob"),) if needs_reference(config) else ()
     for prefix, node, name in (

@@ -20,7 +20,7 @@ from verl_clipx.reproduction.tables_definition import (
 )
 
 LONGEST_VALUE = 24
-"""Characters of a preset's value that a footnote repeats; a longer one is named by its key alone."""
+"""Characters of a preset's value that a footnote repeats; of a longer one, only the key is named."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +69,13 @@ def before_training(table: Table) -> Iterator[Footnote]:
         if (row.model or row.models) and len(regimes) > len({source.model for source in sources if source}):
             rows.append(row.name)
     if rows:
-        yield Footnote("The model before training: the paper prints one number for all regimes.", rows=tuple(rows))
+        yield Footnote("The model before training; the paper prints one number for all regimes.", rows=tuple(rows))
 
 
 def other_options(table: Table) -> Iterator[Footnote]:
     """A row's `evaluation_options`."""
     for options, rows in _grouped((row.evaluation_options, row.name) for row in table.rows if row.evaluation_options):
-        yield Footnote(f"Evaluated with `{options}`, so that the prompt is that of the trained rows.", rows=rows)
+        yield Footnote(f"Evaluated with `{options}`, so that the prompt is the same as in the trained rows.", rows=rows)
 
 
 def bounds_from_a_run(table: Table) -> Iterator[Footnote]:
@@ -92,8 +92,8 @@ def best_validation(table: Table) -> Iterator[Footnote]:
     columns = [column.name for column in table.columns if VALIDATION in column.measure]
     if columns:
         text = (
-            "The best of all validations of a run, on the problems that are reported: optimistic, the more the oftener "
-            "one validates."
+            "The best of all validations of a run, on the problems that are reported. This is optimistic, and more so "
+            "the more often a run is validated."
         )
         yield Footnote(text, columns=tuple(columns))
 
@@ -135,7 +135,9 @@ def moving_average(table: Table) -> Iterator[Footnote]:
     """`smooth`."""
     smooth = ((column.measure["smooth"], column.name) for column in table.columns if "smooth" in column.measure)
     for weight, columns in _grouped(smooth):
-        yield Footnote(f"Exponential moving average, weight of the past {weight}; faint: as logged.", columns=columns)
+        yield Footnote(
+            f"Exponential moving average, weight of the past {weight}; faint lines are as logged.", columns=columns
+        )
 
 
 def last_numbers(table: Table) -> Iterator[Footnote]:

@@ -10,13 +10,15 @@ import numpy as np
 from omegaconf import OmegaConf
 
 from verl_clipx.common.files import read_table
-from verl_clipx.common.statistics.collapse import collapse
+from verl_clipx.common.statistics.collapse import collapse, last_level
 from verl_clipx.reproduction.run_folder import RunFolder
 from verl_clipx.reproduction.tables_definition import (
+    AVERAGE,
     BENCHMARK,
     COLLAPSE,
     CORRELATION,
     CURVE,
+    LEVEL,
     TIMING,
     VALIDATION,
     Column,
@@ -106,6 +108,10 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
     if COLLAPSE in how:
         values = curve_of(run, {CURVE: how[COLLAPSE]}).values
         return Value(float(collapse([value for value in values if np.isfinite(value)]) is not None))
+    if LEVEL in how:
+        return Value(last_level(curve_of(run, {CURVE: how[LEVEL]}).values))
+    if AVERAGE in how:
+        return Value(float(np.mean(curve_of(run, {CURVE: how[AVERAGE]}).values)))
     if VALIDATION in how and not (row.model or row.models):
         check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
         return Value(best_validation(run, how[VALIDATION], how["samples"]))
@@ -130,7 +136,9 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
         if f"{section}/{name}" in step
     ]
     if not found:
-        raise NotThere(f"no val-core/{name} in metrics.jsonl; is actor_rollout_ref.rollout.val_kwargs.n {samples}?")
+        raise NotThere(
+            f"no val-core/{name} in metrics.jsonl; check that actor_rollout_ref.rollout.val_kwargs.n is {samples}"
+        )
     return max(found)
 
 
@@ -239,7 +247,7 @@ def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str
     wrong = wrong_settings(table, row, benchmark, config)
     steps = [checkpoint["step"] for checkpoint in config["checkpoints"].values()]
     if run.last_checkpoint is not None and run.last_checkpoint not in steps:
-        wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, evaluated {steps}")
+        wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, but {steps} was evaluated")
     if wrong:
         raise ValueError(f"evaluation/{benchmark}: {'; '.join(wrong)}")
     return results

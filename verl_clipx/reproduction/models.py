@@ -121,8 +121,8 @@ def shape_of(model: str) -> ModelShape:
     name = model.rstrip("/").rsplit("/", 1)[-1].lower()
     if name not in KNOWN_SHAPES:
         raise ValueError(
-            f"actor_rollout_ref.model.path={model}: of unknown shape. Name a local folder that holds the model's "
-            f"config.json, or one of: {', '.join(KNOWN_SHAPES)}."
+            f"actor_rollout_ref.model.path={model}: its shape is unknown. Name a local folder that contains the "
+            f"model's config.json, or one of: {', '.join(KNOWN_SHAPES)}."
         )
     return KNOWN_SHAPES[name]
 
@@ -135,7 +135,7 @@ def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
     """
     family = config.get("model_type")
     if family not in FAMILIES:
-        raise ValueError(f"config.json: model_type={family}; only {' and '.join(FAMILIES)} are sized here.")
+        raise ValueError(f"config.json: model_type={family}; only {' and '.join(FAMILIES)} are supported here.")
     heads = config["num_attention_heads"]
     return ModelShape(
         hidden_size=config["hidden_size"],

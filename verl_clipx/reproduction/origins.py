@@ -16,7 +16,7 @@ from verl_clipx.reproduction.rows import SELF, Setting, entry_at, settings_of, t
 LABELS = {
     "paper": "the paper",
     "script": "the released script or code",
-    "choice": "our choice: the paper and the release are silent",
+    "choice": "our choice, because neither the paper nor the release says",
     "method": "what connects a group of configs/clipx with verl",
     "override": "the command line, or another group on it",
     "verl": "verl's own default",
@@ -142,11 +142,11 @@ def _read_file(file: str) -> _Part:
         raise FileNotFoundError(f"{file} is not in {configs_folder()}.")
     lines = path.read_text(encoding="utf-8").splitlines()
     if not lines or lines[0] != _GLOBAL:
-        raise ValueError(f"{file}: its first line has to be {_GLOBAL!r}.")
+        raise ValueError(f"{file}: its first line must be {_GLOBAL!r}.")
     values = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
     defaults = tuple(values.pop("defaults", [SELF]))
     if SELF not in defaults:
-        raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is plain.")
+        raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is clear.")
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
     head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
     return _Part(head, defaults, _leaves(settings_of(root, values, lines) if values else (), file))

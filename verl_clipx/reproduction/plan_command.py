@@ -20,15 +20,17 @@ console = TerminalConsole()
 
 
 def plan(
-    name: Annotated[str, typer.Argument(help="A run, as clipx recipe list names it: acpo/countdown_3b_acpo_near.")],
-    overrides: Annotated[list[str] | None, typer.Argument(help="Overrides as for the run itself.")] = None,
-    hardware: Annotated[str, typer.Option(help="a100x4, a100x8 or h100x8.")] = "a100x8",
+    name: Annotated[
+        str, typer.Argument(help="The preset, as `clipx recipe list` names it, such as acpo/countdown_3b_acpo_near.")
+    ],
+    overrides: Annotated[list[str] | None, typer.Argument(help="Hydra overrides, as for the run itself.")] = None,
+    hardware: Annotated[str, typer.Option(help="The machine: a100x4, a100x8 or h100x8.")] = "a100x8",
     nodes: Annotated[int, typer.Option(min=1, help="Number of machines.")] = 1,
     train_prompts: Annotated[
-        int | None, typer.Option(min=1, help="Prompts of the training set, where its files are not here.")
+        int | None, typer.Option(min=1, help="Number of prompts in the training set, if its files are not here.")
     ] = None,
     mean_response: Annotated[
-        float | None, typer.Option(min=0.01, max=1, help="Mean response, as a share of the longest.")
+        float | None, typer.Option(min=0.01, max=1, help="Mean length of a response, as a share of the longest.")
     ] = None,
 ) -> None:
     """Estimate memory, tokens, updates and GPU-hours of a run. Exit code 1 if it cannot fit or does not divide."""
@@ -44,7 +46,7 @@ def plan(
 
     gpu = GPUS.get(hardware.split("x")[0])
     if gpu is None:
-        fail(f"--hardware={hardware}: of unknown speed. Use a100x4, a100x8 or h100x8.")
+        fail(f"--hardware={hardware}: its speed is unknown. Use a100x4, a100x8 or h100x8.")
     assumptions = Assumptions()
     if mean_response is not None:
         assumptions = replace(assumptions, mean_response_share=mean_response)
@@ -93,7 +95,7 @@ def _memory(result: "Estimate") -> Table:
     for phase in result.phases:
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in phase.parts.items() if size >= GIB / 20)
         table.add_row(phase.name, f"{phase.total / GIB:.1f}", parts)
-    table.add_row("host, a node", f"{result.host_bytes / GIB:.0f}", "what is offloaded, or loading the model")
+    table.add_row("host, a node", f"{result.host_bytes / GIB:.0f}", "offloaded states, or loading the model")
     return table
 
 
@@ -108,7 +110,9 @@ def _work(result: "Estimate") -> Table:
         "GPU-hours of a step": f"{result.gpu_hours_per_step:.2f}",
     }
     if steps is None:
-        rows["the run"] = "unknown: data.train_files is not here. Add --train-prompts or trainer.total_training_steps."
+        rows["the run"] = (
+            "unknown, because data.train_files is not here. Add --train-prompts or trainer.total_training_steps."
+        )
     else:
         rows["the run"] = (
             f"{steps} steps, {steps * work.updates} updates, "

@@ -19,14 +19,16 @@ COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "bl
 
 @recipe_app.command("list")
 def list_presets(
-    part: Annotated[str, typer.Argument(help="Only presets with this in their name, such as bapo/ or _near.")] = "",
+    part: Annotated[
+        str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
+    ] = "",
 ) -> None:
     """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
     from verl_clipx.reproduction.presets import preset_names, summary_of
 
     names = [name for name in preset_names() if part in name]
     if not names:
-        fail(f"no preset has {part!r} in its name; clipx recipe list names them all")
+        fail(f"no preset has {part!r} in its name; `clipx recipe list` names them all")
     rows = []
     for one in map(summary_of, names):
         updates = "" if one.updates is None else str(one.updates)
@@ -43,7 +45,8 @@ def show(
         list[str] | None, typer.Argument(help="Further overrides, such as +hardware=a100x8 clipx.alpha=2.")
     ] = None,
     all_values: Annotated[
-        bool, typer.Option("--all", help="The whole resolved configuration as YAML, verl's own defaults included.")
+        bool,
+        typer.Option("--all", help="Print the whole resolved configuration as YAML, including verl's own defaults."),
     ] = False,
 ) -> None:
     """Show what a preset sets and where each value comes from; all other values are verl's own defaults."""

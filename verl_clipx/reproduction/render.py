@@ -34,7 +34,7 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
     if markup not in FORMATS:
         raise ValueError(f"--format {markup}: must be one of {', '.join(FORMATS)}")
     if results is not None and results["table"] != table.name:
-        raise ValueError(f"the results are of table {results['table']}, not of {table.name}; collect them again")
+        raise ValueError(f"the results belong to table {results['table']}, not to {table.name}. Collect them again")
     pages = [build_page(table, results), significance_page(table, results) if results else None]
     return "\n".join(_written(page, markup) for page in pages if page)
 
@@ -126,7 +126,7 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
         lines.append(f"Commit of {number} {'run' if number == 1 else 'runs'}: {commit}.")
     lines.append(f"Collected at commit {results['collected_with']['commit'] or 'not recorded'}.")
     if results["refused"]:
-        lines.append(f"{len(results['refused'])} refused: see the results file.")
+        lines.append(f"{len(results['refused'])} refused; the results file says why.")
     return lines
 
 

@@ -1,6 +1,6 @@
 """The tables of runs, configs/recipe/<paper>/rows.yaml: what a row, and a part that lies in the table, sets.
 
-Every Hydra application may import this through the plugin's configuration source, so it knows YAML and OmegaConf alone.
+Every Hydra application may import this through the plugin's configuration source, so it knows only YAML and OmegaConf.
 """
 
 from collections.abc import Iterator, Mapping
@@ -144,16 +144,16 @@ def _read(path: Path, paper: str) -> Rows:
     def part(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
         found = values[_PARTS][key.value]
         if not isinstance(found, dict):
-            raise ValueError(f"{path}: {_PARTS}: {key.value}: has to be values, a line each.")
+            raise ValueError(f"{path}: {_PARTS}: {key.value}: must be values, one on each line.")
         if (path.parent / f"{key.value}.yaml").is_file():
-            raise ValueError(f"{path}: {_PARTS}: {key.value}: is a file of this folder too; keep one of them.")
+            raise ValueError(f"{path}: {_PARTS}: {key.value}: is also a file of this folder. Keep one of them.")
         return Entry(title(key), (SELF,), tuple(settings_of(node, found, lines)))
 
     def row(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
         found = values[_ROWS][key.value]
         where = f"{path}: {_ROWS}: {key.value}"
         if not isinstance(found, list):
-            raise ValueError(f"{where}: has to be a list of parts.")
+            raise ValueError(f"{where}: must be a list of parts.")
         own = (
             [
                 Setting(one.key, key.value if one.value == _NAME else one.value, one.comment)
@@ -167,10 +167,10 @@ def _read(path: Path, paper: str) -> Rows:
             if isinstance(item, dict):
                 own += settings_of(item_node, item, lines)
             elif not isinstance(item, str):
-                raise ValueError(f"{where}: {item}: has to be a part or a value.")
+                raise ValueError(f"{where}: {item}: must be a part or a value.")
             elif len(own) > len(values.get(_EVERY_ROW, {})):
                 raise ValueError(
-                    f"{where}: {item} stands after a value; values come last, since Hydra merges them last."
+                    f"{where}: {item} comes after a value. Values must come last, because Hydra merges them last."
                 )
             else:
                 defaults.append(_default(item, paper))

@@ -1,5 +1,8 @@
-"""What a training run left behind: its configuration, its metrics, its evaluations."""
+"""What a training run left behind: its configuration, its metrics, its evaluations; or of a kept run its log."""
 
+import gzip
+import json
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -8,7 +11,15 @@ from typing import Any
 import pandas
 from omegaconf import DictConfig
 
-from verl_clipx.common.files import parse_json, read_bytes, read_config, read_json_object, read_table, read_whole_number
+from verl_clipx.common.files import (
+    parse_json,
+    read_bytes,
+    read_config,
+    read_json_object,
+    read_table,
+    read_whole_number,
+    replacing,
+)
 from verl_clipx.common.secrets import redacted
 from verl_clipx.reproduction.config_hash import significant_values
 
@@ -49,7 +60,7 @@ class RunFolder:
         """
         path = self.path / ".hydra" / "config.yaml"
         if not path.exists():
-            raise FileNotFoundError(f"{path}: not there; start the run with hydra.run.dir={self.path}")
+            raise FileNotFoundError(f"{path}: does not exist. Start the run with hydra.run.dir={self.path}")
         return read_config(path)
 
     @cached_property
@@ -63,15 +74,8 @@ class RunFolder:
 
         Lines that a killed process left unfinished are left out.
         """
-        steps: dict[int, dict[str, float]] = {}
         path = self.path / "metrics.jsonl"
-        for line in read_bytes(path).splitlines() if path.exists() else []:
-            try:
-                entry = parse_json(line, "")
-                steps.setdefault(int(entry["step"]), {}).update(entry["data"])
-            except (ValueError, TypeError, KeyError, OverflowError):
-                continue
-        return dict(sorted(steps.items()))
+        return metrics_of(read_bytes(path).splitlines() if path.exists() else [])
 
     @property
     def last_step(self) -> int:
@@ -114,8 +118,76 @@ class RunFolder:
         folder = self.path / "evaluation" / benchmark
         paths = sorted(folder.glob(f"*/{benchmark}/scores.parquet"))
         if not paths:
-            raise ValueError(f"{folder}: holds no scores.parquet; score it with `clipx eval score {folder}`")
+            raise ValueError(f"{folder}: contains no scores.parquet; score it with `clipx eval score {folder}`")
         return pandas.concat([read_table(path).to_pandas() for path in paths], ignore_index=True)
+
+
+KEPT = ".jsonl.gz"
+"""How the name of a kept run ends."""
+
+DIGITS = 6
+"""Significant digits of a kept run's metrics."""
+
+
+@dataclass(frozen=True)
+class KeptRun:
+    """A run that has ended, in one compressed file: what it was, and of each step the metrics that tables need."""
+
+    path: Path
+
+    @cached_property
+    def lines(self) -> list[bytes]:
+        """The record, then a line a step.
+
+        Raises:
+            ValueError: the file is no such run; names it.
+        """
+        try:
+            lines = gzip.decompress(read_bytes(self.path)).splitlines()
+        except (OSError, EOFError) as error:
+            raise ValueError(f"{self.path}: no kept run: {error}; remove it, and `clipx table fill` makes it") from None
+        if not lines:
+            raise ValueError(f"{self.path}: no kept run: it is empty; remove it, and `clipx table fill` makes it")
+        return lines
+
+    @cached_property
+    def record(self) -> dict[str, Any]:
+        """What it was: seed, config_hash, steps, started_from, policy, trained_on, commit, versions, seconds."""
+        return parse_json(self.lines[0], str(self.path))
+
+    @cached_property
+    def metrics(self) -> dict[int, dict[str, float]]:
+        """By step, the metrics that were kept."""
+        return metrics_of(self.lines[1:])
+
+
+def keep_run(path: Path, record: Mapping[str, Any], metrics: Mapping[int, Mapping[str, float]]) -> None:
+    """Write a kept run; it appears whole or not at all.
+
+    Args:
+        path: its name ends in `KEPT`.
+        record: see `KeptRun.record`.
+        metrics: by step.
+    """
+    steps = [
+        {"step": step, "data": {key: float(f"{value:.{DIGITS}g}") for key, value in data.items()}}
+        for step, data in metrics.items()
+    ]
+    content = "".join(json.dumps(entry) + "\n" for entry in [record, *steps])
+    with replacing(path) as partial:
+        partial.write_bytes(gzip.compress(content.encode(), mtime=0))
+
+
+def metrics_of(lines: Iterable[bytes]) -> dict[int, dict[str, float]]:
+    """By step, what verl's file logger wrote; lines that a killed process left unfinished are left out."""
+    steps: dict[int, dict[str, float]] = {}
+    for line in lines:
+        try:
+            entry = parse_json(line, "")
+            steps.setdefault(int(entry["step"]), {}).update(entry["data"])
+        except (ValueError, TypeError, KeyError, OverflowError):
+            continue
+    return dict(sorted(steps.items()))
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:
@@ -127,8 +199,13 @@ def run_path(runs: Path, source: str, seed: int) -> Path:
     return runs / f"{source}-seed{seed}"
 
 
+def kept_path(runs: Path, preset: str, seed: int) -> Path:
+    """Where `clipx table fill` keeps a run."""
+    return runs / f"{preset}-seed{seed}{KEPT}"
+
+
 def find_runs(runs: Path, source: str) -> list[Path]:
-    """The folders of a preset's runs, in the order of their seeds' numbers."""
+    """A preset's runs, folders and kept ones, in the order of their seeds' numbers."""
     folder, name = (runs / source).parent, (runs / source).name
-    found = [path for path in folder.glob(f"{name}-seed*") if path.name.removeprefix(f"{name}-seed").isdecimal()]
-    return sorted(found, key=lambda path: int(path.name.removeprefix(f"{name}-seed")))
+    seeds = {path: path.name.removeprefix(f"{name}-seed").removesuffix(KEPT) for path in folder.glob(f"{name}-seed*")}
+    return sorted((path for path, seed in seeds.items() if seed.isdecimal()), key=lambda path: int(seeds[path]))

@@ -125,7 +125,7 @@ def _below(found: Collection[Comparison], baselines: Iterable[str]) -> list[str]
     kinds = {one.over for one in found if one.low is not None}
     of = {
         SEEDS_AND_QUESTIONS: "over training seeds and questions together",
-        SEEDS: "over training seeds alone where a number has no questions",
+        SEEDS: "only over training seeds where a number has no questions",
     }
     said = [text for kind, text in of.items() if kind in kinds]
     if said:
@@ -137,4 +137,4 @@ def _below(found: Collection[Comparison], baselines: Iterable[str]) -> list[str]
     if any(one.verdict for one in found):
         lines.append("p: Holm's, over the methods of a column with one baseline, not over columns. Bold: p < 0.05.")
     reasons = dict.fromkeys(one.refused for one in found if one.verdict is None)
-    return [*lines, *(f"No interval and no p: {reason}." for reason in reasons)]
+    return [*lines, *(f"There is no interval and no p: {reason}." for reason in reasons)]

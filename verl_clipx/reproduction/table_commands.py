@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from verl_clipx.reproduction.table_plan import Job
     from verl_clipx.reproduction.tables_definition import Table
 
-table_app = typer.Typer(no_args_is_help=True, help="The papers' tables: what fills them, and what came out.")
+table_app = typer.Typer(
+    no_args_is_help=True, help="The papers' tables: plan the runs that fill them, collect and render the results."
+)
 console = TerminalConsole()
 progress_console = TerminalConsole(stderr=True)
 
@@ -46,18 +48,20 @@ def list_tables() -> None:
 def plan(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
-    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; the table's by default.")] = None,
-    hardware: Annotated[str | None, typer.Option(help="Group of configs/hardware; the table's by default.")] = None,
-    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a training; the table's by default.")] = None,
-    row: Annotated[list[str] | None, typer.Option(help="Only this row; may be given several times.")] = None,
-    seed: Annotated[list[int] | None, typer.Option(help="Training seed; may be given several times.")] = None,
-    evaluation_options: Annotated[str, typer.Option(help="Further options of every `clipx eval run`.")] = "",
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; by default the table's.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Group of configs/hardware; by default the table's.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a training; by default the table's.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Only this row; you can repeat it.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only this training seed; you can repeat it.")] = None,
+    evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx eval run`.")] = "",
     run: Annotated[bool, typer.Option("--run", help="Run the commands one after the other.")] = False,
 ) -> None:
     """Print the commands that fill a table, without those that are done; or run them, going on where it stopped."""
     from verl_clipx.reproduction.table_plan import Places, plan_table
 
     table = _load(name)
+    if table.in_one_process:
+        fail(f"table {name}: `clipx table fill {name}` makes its runs")
     places = Places(
         runs=runs,
         data=data or Path(table.data),
@@ -72,7 +76,7 @@ def plan(
     except (OSError, ValueError) as error:
         fail(error)
     waiting = [job for job in jobs if not job.done]
-    _say(f"# {name}: {len(waiting)} of {len(jobs)} commands to do. {_cost(table, places, waiting)}")
+    _say(f"# {name}: {len(waiting)} of {len(jobs)} commands left. {_cost(table, places, waiting)}")
     if run:
         _run_all(waiting, already=len(jobs) - len(waiting), of=len(jobs))
         return
@@ -138,7 +142,7 @@ def _run_all(jobs: list["Job"], already: int, of: int) -> None:
             code = run_job(job, on_step)
             if code == 130:
                 progress.stop()
-                console.print("interrupted; the same command goes on")
+                console.print("interrupted; the same command continues")
                 raise typer.Exit(130)
             if code:
                 progress.stop()
@@ -154,14 +158,14 @@ def _run_all(jobs: list["Job"], already: int, of: int) -> None:
 def collect(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
-    out: Annotated[Path | None, typer.Option(help="Results; RUNS/tables/<name>.json by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File of the results; by default RUNS/tables/<name>.json.")] = None,
 ) -> None:
     """Read the runs' numbers, refusing runs that are not the presets'. Says what is missing."""
     from verl_clipx.reproduction.collect import collect as collect_table
 
     table = _load(name)
     if not runs.is_dir():
-        fail(f"--runs {runs}: no such folder; give the one that `clipx table plan` trained in")
+        fail(f"--runs {runs}: there is no such folder. Give the one that `clipx table plan` trained in")
     # The runs' validation files are looked for there.
     os.environ.setdefault("CLIPX_DATA", table.data)
     try:
@@ -191,11 +195,13 @@ def collect(
 def render(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
-    results: Annotated[Path | None, typer.Option(help="From `collect`; RUNS/tables/<name>.json by default.")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Results from `collect`; by default RUNS/tables/<name>.json.")
+    ] = None,
     markup: Annotated[
         str, typer.Option("--format", help="markdown, html or latex; curves: svg, png or csv.")
     ] = "markdown",
-    out: Annotated[Path | None, typer.Option(help="File to write; standard output by default.")] = None,
+    out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
 ) -> None:
     """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty.
 
@@ -207,12 +213,12 @@ def render(
     table = _load(name)
     path = results or default_results(runs, name)
     if results and not results.exists():
-        fail(f"--results {results}: no such file; make it with `clipx table collect {name}`")
+        fail(f"--results {results}: there is no such file. Make it with `clipx table collect {name}`")
     try:
         found = read_json_object(path, {"definition": str}) if path.exists() else None
         if found is not None and found["definition"] != hash_of_definition(table):
             raise ValueError(
-                f"{path}: the table's definition has changed since; run `clipx table collect {name}` again"
+                f"{path}: the table's definition has changed since then. Run `clipx table collect {name}` again"
             )
         if found is not None:
             check_shape(path, found, RESULTS)
@@ -235,7 +241,7 @@ def _curves(table: "Table", results: dict | None, markup: str, path: Path) -> by
     from verl_clipx.reproduction.curves import write_curves
 
     if results is None:
-        raise ValueError(f"--format {markup}: {path} is not there; run `clipx table collect {table.name}` first")
+        raise ValueError(f"--format {markup}: {path} does not exist. Run `clipx table collect {table.name}` first")
     return write_curves(table, results, markup)
 
 

@@ -141,7 +141,9 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     """
     recipes = configs_folder().parent / "recipes" / "common.sh"
     if not recipes.is_file():
-        raise FileNotFoundError(f"{recipes}: not there; run this from a checkout of the repository, not from a wheel")
+        raise FileNotFoundError(
+            f"{recipes}: does not exist. Run this from a checkout of the repository, not from a wheel"
+        )
     with contextlib.suppress(ValueError):
         recipes = recipes.relative_to(Path.cwd())
     variables = {

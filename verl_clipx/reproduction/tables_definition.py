@@ -17,10 +17,13 @@ MEAN_OF, GAIN_OF = "mean_of", "gain_of"
 COLLAPSE = "collapse"
 """Whether the metric that it names, logged in training, collapsed: 1 or 0 a seed, whose mean is the share that did."""
 
+LEVEL, AVERAGE = "level", "average"
+"""Of the metric that they name, logged in training, the mean of the last tenth of the steps, and of all of them."""
+
 CORRELATION = "correlation"
 """With `benchmark`: in the place of a metric's mean how it goes with the score, pearson or spearman."""
 
-READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE)
+READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE, LEVEL, AVERAGE)
 FROM_COLUMNS = (MEAN_OF, GAIN_OF)
 
 EVALUATED = ("checkpoint", "samples", "temperature", "top_p", "max_tokens", "grader")
@@ -99,6 +102,7 @@ class Table:
         hardware: `+hardware` group of the training commands.
         data: folder of the data sets, unless `clipx table plan --data` names another.
         seconds_per_run: wall-clock time of a run with its evaluation, where a CPU can make it.
+        in_one_process: whether `clipx table fill` makes its runs, not the recipes.
         prepare: `makes`: a file below the data folder; `command`: what makes it.
         benchmarks: by name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`,
             their `origin`, unless the paper names the questions, and `cluster`, the field of extra_info that questions
@@ -128,6 +132,7 @@ class Table:
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
     seconds_per_run: int | None = None
+    in_one_process: bool = False
     prepare: tuple[Mapping[str, str], ...] = ()
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
@@ -145,7 +150,9 @@ class Table:
         for name, settings in self.benchmarks.items():
             questions = settings.get("questions")
             if not isinstance(questions, int) or questions < 1:
-                self._refuse(f"benchmark {name}: questions={questions!r}: give how many its file has, at least 1")
+                self._refuse(
+                    f"benchmark {name}: questions={questions!r}: give the number that its file has, at least 1"
+                )
             self._check_origin(f"benchmark {name}", settings.get("origin", "[paper] x"))
         if any(self.is_curve(column) != (self.unit == "logged") for column in self.columns):
             self._refuse(f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves")
@@ -165,7 +172,7 @@ class Table:
 
     def _check_origin(self, what: str, text: str) -> None:
         if not _ORIGIN.fullmatch(text):
-            self._refuse(f"{what}: {text!r} starts with none of [paper], [script], [choice]")
+            self._refuse(f"{what}: {text!r} must start with [paper], [script] or [choice]")
 
     def _check_row(self, row: Row) -> None:
         origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]

@@ -84,25 +84,34 @@ def seeded(
         max_off_policy_strategy: passed on, without effect in this mode.
         sampler_kwargs: ``rollout_name``, ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; optional: ``poll_interval``
-            (seconds).
+            (seconds), ``versions_old`` (of `+clipx/rollout=stale`).
         refill_fn: asks the trainer for that many fresh prompts.
 
     Raises:
         ValueError: a setting with which the batches depend on time, or an engine that takes no seed per request.
     """
-    _require(trainer_mode == "sync", "trainer.v1.trainer_mode", trainer_mode, "sync: elsewhere batches depend on time")
+    _require(
+        trainer_mode == "sync", "trainer.v1.trainer_mode", trainer_mode, "sync; in other modes batches depend on timing"
+    )
     steps = trainer_config.get("parameter_sync_step", 1)
-    _require(steps == 1, "trainer.v1.sync.parameter_sync_step", steps, "1: otherwise the first samples to arrive win")
+    _require(steps == 1, "trainer.v1.sync.parameter_sync_step", steps, "1; otherwise the first samples to arrive win")
     filters = bool((sampler_kwargs.get("filter_groups") or {}).get("enable", False))
     _require(
-        not filters, "algorithm.filter_groups.enable", filters, "False: how many prompts are drawn depends on time"
+        not filters,
+        "algorithm.filter_groups.enable",
+        filters,
+        "False; otherwise the number of prompts that are drawn depends on timing",
+    )
+    old = sampler_kwargs.get("versions_old", 0)
+    _require(
+        old == 0, "clipx_rollout.versions_old", old, "0: only training in one process (clipx table fill) keeps weights"
     )
     engine = sampler_kwargs["rollout_name"]
     _require(
         engine in SEEDED_ENGINES,
         "actor_rollout_ref.rollout.name",
         engine,
-        f"{' or '.join(SEEDED_ENGINES)}: they take a seed with every request",
+        f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request",
     )
     refill_failed = bool(sampler_kwargs["sync_refill_failed_groups"])
     train_batch_size = sampler_kwargs["train_batch_size"]

@@ -106,7 +106,7 @@ def build_split(
         if record is not None and record.request == request:
             return record
         made_by = "by something else" if record is None else f"with {_differences(record.request, request)}"
-        raise FileExistsError(f"{path} is there and was made {made_by}; remove it or choose another folder")
+        raise FileExistsError(f"{path} already exists and was made {made_by}; remove it or choose another folder")
     counts = _Counts()
     rows = definition.rows(source, split=split, prompt=prompt, **options)
     if not definition.repeats:
@@ -124,7 +124,7 @@ def build_split(
             with replacing(path) as partial:
                 _write(spool, partial, schema, record)
         except pa.ArrowException as error:
-            raise ValueError(f"{definition.name}, {split}: Parquet has no place for the rows ({error})") from error
+            raise ValueError(f"{definition.name}, {split}: Parquet cannot store the rows ({error})") from error
     finally:
         spool.unlink(missing_ok=True)
     return record
@@ -249,9 +249,11 @@ def _check(definition: DatasetDefinition, split: str, prompt: str, limit: int | 
     if prompt not in definition.prompts:
         raise ValueError(f"prompt={prompt!r} does not fit {definition.name}: {', '.join(definition.prompts)}")
     if limit is not None and limit < 1:
-        raise ValueError(f"limit={limit} is below 1; give the most rows to keep")
+        raise ValueError(f"limit={limit} is below 1; give the number of rows to keep at most")
     if limit is not None and limit > MAX_TABLE_ROWS:
-        raise ValueError(f"limit={limit} is above {MAX_TABLE_ROWS}, the most rows of a file; leave it out for all")
+        raise ValueError(
+            f"limit={limit} is above {MAX_TABLE_ROWS}, the largest number of rows in a file; leave it out for all rows"
+        )
     known = option_names(definition)
     hints = get_type_hints(definition.rows)
     for key, value in options.items():

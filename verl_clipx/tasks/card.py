@@ -11,7 +11,7 @@ from verl_clipx.tasks.overlap import OverlapReport
 from verl_clipx.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
 
 PLAIN_TEXT_HINT = (
-    "the prompt is plain text for a base model; verl adds no chat marks to it with\n"
+    "the prompt is plain text for a base model; verl adds no chat markers to it with\n"
     f'actor_rollout_ref.model.custom_chat_template="\\"{PLAIN_TEXT_CHAT_TEMPLATE}\\""'
 )
 

@@ -6,7 +6,7 @@ from importlib import import_module
 
 from verl_clipx.tasks.definition import DatasetDefinition
 
-TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym")
+TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym", "reversal")
 
 
 @lru_cache(maxsize=1)
@@ -31,7 +31,7 @@ def collect(found: Iterable[DatasetDefinition]) -> dict[str, DatasetDefinition]:
     for definition in found:
         if definition.name in by_name:
             tasks = f"{by_name[definition.name].task} and {definition.task}"
-            raise ValueError(f"data set {definition.name!r} is defined by {tasks}; rename one")
+            raise ValueError(f"data set {definition.name!r} is defined by both {tasks}; rename one of them")
         by_name[definition.name] = definition
     return by_name
 

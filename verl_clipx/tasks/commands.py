@@ -16,7 +16,7 @@ from verl_clipx.common.listed import print_list
 from verl_clipx.common.messages import fault_of_prompt
 from verl_clipx.common.terminal import TerminalConsole
 
-app = typer.Typer(no_args_is_help=True, help="Data sets of the papers in verl's format.")
+app = typer.Typer(no_args_is_help=True, help="The papers' data sets in verl's format.")
 console = TerminalConsole()
 progress_console = TerminalConsole(stderr=True)
 
@@ -24,7 +24,7 @@ MAX_SHOWN = 2000
 
 
 @app.command("list")
-def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, for its details.")] = None) -> None:
+def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, to show its details.")] = None) -> None:
     """List the data sets that can be built, or say all about one."""
     from verl_clipx.tasks.building import option_names
     from verl_clipx.tasks.catalog import definition_named, definitions
@@ -42,10 +42,10 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, f
     for key, value in (
         ("what", one.summary),
         ("task, kind", f"{one.task}, {one.kind}"),
-        ("hub", one.hub or "none: generated, or a local copy with --from"),
+        ("hub", one.hub or "no hub: generated, or a local copy with --from"),
         ("license", one.license),
         ("splits", ", ".join(one.splits)),
-        ("prompts, default first", ", ".join(one.prompts)),
+        ("prompts, the default first", ", ".join(one.prompts)),
         ("options", ", ".join(option_names(one)) or "none"),
     ):
         table.add_row(key, escape(value))
@@ -54,17 +54,17 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, f
 
 @app.command()
 def build(
-    name: Annotated[str, typer.Argument(help="The data set; `clipx data list` names them.")],
-    out: Annotated[Path, typer.Option(help="Folder for <split>.parquet, README.md and card.json.")],
-    source: Annotated[Path | None, typer.Option("--from", help="A local copy instead of the hub.")] = None,
-    prompt: Annotated[str | None, typer.Option(help="Prompt template; the data set's default if left out.")] = None,
-    limit: Annotated[int | None, typer.Option(help="Most rows to keep of each split.")] = None,
-    split: Annotated[list[str] | None, typer.Option(help="Only this split; may be given several times.")] = None,
+    name: Annotated[str, typer.Argument(help="The data set; `clipx data list` names them all.")],
+    out: Annotated[Path, typer.Option(help="Folder to write <split>.parquet, README.md and card.json to.")],
+    source: Annotated[Path | None, typer.Option("--from", help="A local copy to read instead of the hub.")] = None,
+    prompt: Annotated[str | None, typer.Option(help="Prompt template; by default the data set's.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Largest number of rows to keep of each split.")] = None,
+    split: Annotated[list[str] | None, typer.Option(help="Only this split; you can repeat it.")] = None,
     option: Annotated[
-        list[str] | None, typer.Option(help="An option of the data set, KEY=VALUE; may be given several times.")
+        list[str] | None, typer.Option(help="An option of the data set, KEY=VALUE; you can repeat it.")
     ] = None,
     check_overlap: Annotated[
-        list[Path] | None, typer.Option(help="Evaluation file to compare with; may be given several times.")
+        list[Path] | None, typer.Option(help="Evaluation file to compare with; you can repeat it.")
     ] = None,
 ) -> None:
     """Build a data set: deduplicated Parquet files and a card. Splits finished before are not made again."""
@@ -107,7 +107,7 @@ def build(
         # The hub's client raises many kinds of OSError; what helps is the same. Wrong arguments are ValueErrors.
         reached_out = source is None and isinstance(error, OSError) and not isinstance(error, FileExistsError)
         from_hub = reached_out and name in definitions() and definitions()[name].hub
-        advice = f"\nIf the hub ({from_hub}) cannot be reached, give a local copy: --from PATH" if from_hub else ""
+        advice = f"\nIf the hub ({from_hub}) cannot be reached, give a local copy with --from PATH" if from_hub else ""
         fail(f"{error}{advice}")
     for message in caught:
         console.print(f"[yellow]{escape(str(message.message))}[/]", soft_wrap=True)
@@ -131,7 +131,7 @@ def build(
 @app.command()
 def show(
     file: Annotated[Path, typer.Argument(help="A Parquet file in verl's schema.")],
-    rows: Annotated[int, typer.Option(min=0, help="How many rows, from the first.")] = 1,
+    rows: Annotated[int, typer.Option(min=0, help="Number of rows to show, from the first.")] = 1,
 ) -> None:
     """Show how a file was built and its first rows, prompts as the policy's chat messages."""
     from verl_clipx.common.files import parquet_file
@@ -146,7 +146,7 @@ def show(
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
     record = read_record(file)
     if record is None:
-        console.print("not built by clipx data build")
+        console.print("not built by `clipx data build`")
     else:
         request = record.request
         console.print(

@@ -131,7 +131,9 @@ def problems(path: Path) -> Iterator[str]:
         raise FileNotFoundError(f"{path} does not exist; give a Parquet file that `clipx data build` wrote")
     with parquet_file(path, ["prompt"]) as file:
         if "prompt" not in file.schema_arrow.names:
-            raise ValueError(f"{path}: no column 'prompt' but {file.schema_arrow.names}; give a file in verl's schema")
+            raise ValueError(
+                f"{path}: it has no column 'prompt', only {file.schema_arrow.names}; give a file in verl's schema"
+            )
         for batch in file.iter_batches(batch_size=1024, columns=["prompt"]):
             for prompt in batch.column("prompt").to_pylist():
                 yield _problem(prompt)

@@ -30,7 +30,7 @@ def longest_prompt(model: str, files: list[Path]) -> int:
 
 
 def main(
-    model: Annotated[str, typer.Argument(help="The model's folder, or its name on the hub.")],
+    model: Annotated[str, typer.Argument(help="The model's folder, or its id on the hub.")],
     files: Annotated[list[Path], typer.Argument(help="Parquet files in verl's schema.")],
 ) -> None:
     """Print the length of the longest prompt, in tokens of the model."""

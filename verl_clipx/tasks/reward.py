@@ -70,7 +70,7 @@ def reward_of(data_source: str, for_evaluation: bool = False) -> Reward:
     modules = reward_modules()
     if data_source not in modules:
         raise ValueError(
-            f"data_source={data_source!r} has no reward; known are {', '.join(sorted(modules))}. For rows of your own "
+            f"data_source={data_source!r} has no reward; known are {', '.join(sorted(modules))}. For your own rows, "
             "name your reward in reward.custom_reward_function"
         )
     module = import_module(modules[data_source])

@@ -173,6 +173,6 @@ def refuse_dropout(modules: Any) -> None:
     if found:
         raise ValueError(
             f"the model has dropout: {', '.join(found[:5])}. The extra pass behind bounds over "
-            "the mini-batch runs without it and would not fit the training pass. Switch it off (for example "
+            "the mini-batch runs without it and would not match the training pass. Switch it off (for example "
             "+actor_rollout_ref.model.override_config.attention_dropout=0), or use clipx.scope=lagged or micro_batch."
         )

@@ -124,10 +124,10 @@ def counted(number: int, noun: str) -> str:
 GRADIENT = "gradient"
 NOT_FINITE = (
     "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "
-    "named once; clipx/skipped_updates counts the updates that verl skips."
+    "named only once; clipx/skipped_updates counts the updates that verl skips."
 )
 GRADIENT_NOT_FINITE = (
-    "clipx: verl skips an update whose gradient's norm is %s, though all that the loss is computed from is finite on "
-    "rank 0: another rank names what is not, or it came up on the way back through the model. Said once; "
-    "clipx/skipped_updates counts the updates that verl skips."
+    "clipx: verl skips an update whose gradient's norm is %s, although everything that the loss is computed from is "
+    "finite on rank 0. Either another rank names what is not finite, or it arose in the backward pass through the "
+    "model. This is said only once; clipx/skipped_updates counts the updates that verl skips."
 )

@@ -195,7 +195,9 @@ def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
             "worker from verl.workers.engine_workers.TrainingWorker and have its set_loss_fn call super().set_loss_fn."
         )
     if settings.update is not None:
-        raise ValueError(f"{NODE}.update: Lopti's passes exist only in the plugin's training worker.")
+        raise ValueError(
+            f"{NODE}.update: Lopti's passes exist only in the plugin's training worker. Leave it out here."
+        )
 
 
 def decided(method: Method, functions: TokenFunctions, inputs: Inputs, step: OptimizerStep) -> tuple[Tensor, Tensor]:

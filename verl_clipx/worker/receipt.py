@@ -224,7 +224,7 @@ class Receipt:
             "the largest"
         ]
         if self._rejected:
-            parts.append(f"verl's {self._run.options[ROLLOUT_RS]} leaves {self._rejected} of them without any")
+            parts.append(f"verl's {self._run.options[ROLLOUT_RS]} leaves {self._rejected} of them without a gradient")
         updates = ["the first update's", f"a later one's, {SHARE_APART:.0%} of its tokens {APART:g} away from F = 1,"]
         parts += [
             f"in {which} backward pass to {one.largest:.1e}"
@@ -307,7 +307,7 @@ class Receipt:
     def _wrong(self, what: str) -> None:
         message = f"receipt: {what}: the run does not train what its line says"
         if self._stops:
-            raise RuntimeError(f"{message}. To train on and be warned only: {NODE}.receipt=warn.")
+            raise RuntimeError(f"{message}. To continue with only a warning, set {NODE}.receipt=warn.")
         logger.warning("clipx: %s.", message)
 
 
@@ -499,10 +499,10 @@ def compared_with_rollout(found: tuple[float, int] | None) -> str:
         found: from `gap_to_rollout`.
     """
     if found is None:
-        return "the rollout returns no log-probabilities to compare the actor's with"
+        return "the rollout returns no log-probabilities that the actor's could be compared with"
     gap, tokens = found
     if tokens == 0:
-        return "no token is of the actor's own weights, to compare its log-probabilities with the rollout's"
+        return "no token was sampled with the actor's current weights, so its log-probabilities cannot be compared"
     if gap > GAP:
         logger.warning(WIDE_GAP, gap, tokens)
     return f"actor and rollout differ by {gap:.2g} nats a token on {tokens} tokens of the same weights"

@@ -133,5 +133,5 @@ def asked_for(method: Method, kept: Kept) -> Inputs:
     optional = {name: getattr(kept.inputs, name) if name in method.asks_for else None for name in OPTIONAL}
     for name in method.asks_for:
         if optional[name] is None:
-            raise ValueError(f"clipx.shadow: {method.name} needs {name}, which this batch has not.")
+            raise ValueError(f"clipx.shadow: {method.name} needs {name}, which this batch does not have.")
     return kept.inputs._replace(**optional)

@@ -82,6 +82,9 @@ class TraceWriter:
                 self._held -= size
 
 
-FULL = "clipx.trace: the disk is slower than the training: %.0f MB wait to be written, further updates are not traced."
+FULL = (
+    "clipx.trace: the disk is slower than the training: %.0f MB are waiting to be written. Further updates are not "
+    "traced."
+)
 DROPPED = "clipx.trace: %d updates were not traced, because the disk was slower than the training."
 FAILED = "clipx.trace: nothing more is traced by this process, and the training goes on: %s: %s"

@@ -385,9 +385,9 @@ class ClipxTraining:
             return state
         settings = self.planner.settings
         if settings.missing_state == "fresh" or not settings.adaptive or settings.scope == "micro_batch":
-            logger.warning("the bounds start afresh: %s", state)
+            logger.warning("clipx: the bounds start afresh: %s", state)
             return ControllerState()
-        raise RuntimeError(f"{state}. To start the bounds afresh: clipx.missing_state=fresh.")
+        raise RuntimeError(f"{state}. To start the bounds afresh, set clipx.missing_state=fresh.")
 
     def _state_rank(self) -> int:
         # Of the last pipeline stage: the others see no tokens.
@@ -419,7 +419,7 @@ class ClipxTraining:
         if settings.precision and stages > 1:
             raise ValueError(
                 f"{NODE}.precision={settings.precision:g} with {PIPELINE}={stages}: only the last stage knows how many "
-                f"sequences suffice, and every stage has to pass the same. Set {NODE}.precision=0, or {PIPELINE}=1."
+                f"sequences suffice, but all stages must pass the same ones. Set {NODE}.precision=0, or {PIPELINE}=1."
             )
 
     def _weights_moved(self) -> torch.Tensor | None:
@@ -435,16 +435,16 @@ class ClipxTraining:
 
 
 LOPTI_WITHOUT_PASSES = (
-    f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls train_batch alone. Train by "
+    f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls only train_batch. Train by "
     "train_mini_batch, or leave it out."
 )
 UNSAVED = (
     "clipx: verl could not save %s, whose disk has %.0f MB left. If it is full, make room and start the run again: "
     "it resumes from the checkpoint before."
 )
-COMPILED = "clipx: the loss and its statistics are compiled before the first step."
+COMPILED = "clipx: compiling the loss and its statistics before the first step."
 RATIO_NOT_ONE = (
-    "clipx: the first update of a rollout batch was taken to start at ratio 1, but its bounds differ by %.3g of their "
-    "width: old_log_probs do not come from these weights, or their kernel or precision is another one. From now on "
-    "every update has its extra pass."
+    "clipx: the first update of a rollout batch was assumed to start at ratio 1, but its bounds differ by %.3g of "
+    "their width. Either old_log_probs do not come from these weights, or they were computed with another kernel or "
+    "precision. From now on every update has an extra pass."
 )

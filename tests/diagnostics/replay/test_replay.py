@@ -107,7 +107,7 @@ def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns(
         (("+clipx=apco",), "+clipx=apco: there is no such group"),
         (("clipx.alpha=2",), "comes before any method"),
         (("+clipx=observe",), "leaves verl's own loss as it is"),
-        (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights that the first one left"),
+        (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights after the first one"),
         (("+clipx=grpo", "data.seed=1"), "data.seed=1: write +clipx=GROUP"),
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),
         (("+clipx=bapo", "clipx.weight=rollout"), "bapo needs rollout_log_prob"),

@@ -113,7 +113,9 @@ def test_unfinished_attempt_leaves_out_one_number():
 def test_exhausted_space_says_how_many_there_are():
     config = CountdownConfig(min_numbers=2, max_numbers=2, max_value=3, operators="+")
     # 1+1, 1+2, 1+3, 2+2, 2+3, 3+3 are all there is, over both splits.
-    with pytest.raises(ValueError, match=r"^count=7 train problems cannot be had .* found [1-6]; ask for fewer"):
+    with pytest.raises(
+        ValueError, match=r"^count=7 train problems do not exist .* only [1-6] were found; ask for fewer"
+    ):
         generate_problems(config, 7, 0, "train")
 
 

@@ -74,7 +74,7 @@ def test_a_bar_in_a_cell_is_the_same_character_in_table_and_answer():
 
 
 def test_checked_samples_without_a_question_are_left_out():
-    with pytest.warns(UserWarning, match=r"sample 1: question=\['30.0125'\] is no text; left out"):
+    with pytest.warns(UserWarning, match=r"sample 1: question=\['30.0125'\] is not text, so the sample is left out"):
         rows = list(checked_rows(RELEASE, split="test", prompt="r1_base"))
     assert [row["extra_info"]["index"] for row in rows] == [0]
 
@@ -112,7 +112,7 @@ SAMPLE = {"id": "1", "table_id": "900", "question": "how many?", "answer": [1.0]
     [
         ({"id": "1"}, ValueError, r"dev_samples.jsonl, sample 0: no field 'table_id'"),
         (SAMPLE | {"answer": []}, ValueError, r"sample 0: no answer"),
-        (SAMPLE | {"table_id": "../900"}, ValueError, r"table_id='../900' is no file name"),
+        (SAMPLE | {"table_id": "../900"}, ValueError, r"table_id='../900' is not a file name"),
         (SAMPLE, FileNotFoundError, r"table '900' is not there"),
     ],
 )
@@ -130,7 +130,7 @@ def test_table_of_another_kind_is_named(tmp_path):
 
 
 def test_missing_copy_says_where_the_release_is(tmp_path):
-    with pytest.raises(FileNotFoundError, match="clone the repository microsoft/HiTab"):
+    with pytest.raises(FileNotFoundError, match="Clone the repository microsoft/HiTab"):
         list(release_rows(None, split="dev", prompt="r1_base"))
     with pytest.raises(FileNotFoundError, match=r"dev_samples.jsonl does not exist; give the release's repository"):
         list(release_rows(tmp_path, split="dev", prompt="r1_base"))

@@ -126,7 +126,7 @@ def test_harder_problems_by_their_generators_settings(tmp_path):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (['settings={"digits": 3}'], "settings={.*'digits': 3.* do not fit reasoning-gym's chain_sum: .*digits"),
+        (['settings={"digits": 3}'], "settings={.*'digits': 3.* are not valid for reasoning-gym's chain_sum: .*digits"),
         (
             ['settings={"min_digits": 9}'],
             "reasoning-gym's chain_sum: max_digits must be >= min_digits",

@@ -43,6 +43,15 @@ def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
     return int(np.argmax(fallen)) if fallen.any() else None
 
 
+def last_level(values: Sequence[float] | np.ndarray) -> float:
+    """The level at which a training ends: the mean of the last tenth of its steps, at least three, as `collapse` takes.
+
+    Args:
+        values: ``[steps]``, in order, at least one.
+    """
+    return float(np.mean(values[-max(STEPS, len(values) // PART) :]))
+
+
 def caution(seeds: int) -> str | None:
     """What an interval over so many seeds of each method does not know of collapses; None from 20 on."""
     known = max((count for count in COVERAGE if count <= seeds), default=None)

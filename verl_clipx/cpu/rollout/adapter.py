@@ -78,9 +78,9 @@ class CPUServerAdapter(BaseRollout):
             ValueError: another wire format, or an unmerged adapter.
         """
         if wire_format != "named_tensors":
-            raise ValueError(f"wire_format={wire_format!r}: the CPU rollout takes only 'named_tensors'")
+            raise ValueError(f"wire_format={wire_format!r}: the CPU rollout accepts only 'named_tensors'")
         if peft_config is not None:
-            raise ValueError("the CPU rollout has no adapters: set actor_rollout_ref.model.lora.merge=True")
+            raise ValueError("the CPU rollout does not support adapters. Set actor_rollout_ref.model.lora.merge=True")
         max_bytes = self.config.checkpoint_engine.update_weights_bucket_megabytes << 20
         held = None
         for message in pack_weights(weights, max_bytes):

@@ -67,7 +67,7 @@ def read_sampling_parameters(
     unknown = sorted(key for key, value in given.items() if key not in ACCEPTED_KEYS and value is not None)
     if unknown:
         values = ", ".join(f"{key}={given[key]!r}" for key in unknown)
-        raise ValueError(f"the CPU rollout cannot honour {values}: accepted are {', '.join(ACCEPTED_KEYS)}")
+        raise ValueError(f"the CPU rollout does not support {values}. It supports {', '.join(ACCEPTED_KEYS)}")
     penalty = given.get("repetition_penalty")
     if penalty not in (None, 1.0):
         raise ValueError(f"repetition_penalty={penalty!r}: the CPU rollout accepts only 1.0")

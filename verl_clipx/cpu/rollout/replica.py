@@ -20,7 +20,7 @@ class CPUReplica(RolloutReplica):
             ValueError: the server would serve a reward or teacher model.
         """
         if self.is_reward_model or self.is_teacher_model:
-            raise ValueError("rollout.name=cpu serves the policy only: use a rule-based reward and no teacher model")
+            raise ValueError("rollout.name=cpu supports only the policy. Use a rule-based reward and no teacher model")
         node_id, address = await self.workers[0].__ray_call__.remote(_location)
         name = server_name(self.replica_rank)
         server = (

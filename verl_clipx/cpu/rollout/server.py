@@ -113,7 +113,9 @@ class CPUServer:
             RuntimeError: the server has no weights yet, or has failed; the message holds the original traceback.
         """
         if image_data or video_data or audio_data:
-            raise ValueError("the CPU rollout generates from text only: the request carries image, video or audio data")
+            raise ValueError(
+                "the CPU rollout generates only from text, but the request contains image, video or audio data"
+            )
         prompt_ids = list(normalize_token_ids(prompt_ids))
         room = self._max_model_len - len(prompt_ids)
         if not prompt_ids or room < 1:
@@ -136,7 +138,7 @@ class CPUServer:
                 return self._output(None, with_log_probs=False)
             await self._admitting.wait()
         if not self._has_weights:
-            raise RuntimeError(f"{server_name(self.replica_rank)} has no weights yet: the trainer must send them first")
+            raise RuntimeError(f"{server_name(self.replica_rank)} has no weights yet. The trainer must send them first")
         if self._failure:
             raise RuntimeError(f"{server_name(self.replica_rank)} has failed:\n{self._failure}")
         request = Request(request_id, prompt_ids, parameters, self._seed(request_id, parameters.seed))

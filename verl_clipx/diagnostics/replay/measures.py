@@ -52,7 +52,7 @@ class Replay:
         by_update: update to the same, without intervals.
         bounds: `low` and `high` to the least, the median and the greatest bound of a token.
         clipped_by_probability: a quarter of the old probability's range each: share of its tokens in LN and in HP.
-        changed: a row a token that has a gradient under one of run and setting and none under the other.
+        tokens: a row a token of all updates: what the setting does to it, and `change`, empty or REGAINED or LOST.
         against_run: of the run's own setting, the largest difference of a bound from the one that the run trained
             with, relative to it; else None.
     """
@@ -63,8 +63,13 @@ class Replay:
     by_update: dict[int, dict[str, float]]
     bounds: dict[str, tuple[float, float, float]]
     clipped_by_probability: list[tuple[float, float]]
-    changed: pandas.DataFrame
+    tokens: pandas.DataFrame
     against_run: float | None = None
+
+    @property
+    def changed(self) -> pandas.DataFrame:
+        """The tokens that have a gradient under one of run and setting and none under the other."""
+        return self.tokens[self.tokens.change != ""]
 
 
 def replay(label: str, settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> Replay:
@@ -97,7 +102,7 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
         {update.update: over_updates([found]) for update, found in zip(updates, measured, strict=True)},
         _ends(tokens),
         _by_probability(tokens),
-        tokens[tokens.change != ""],
+        tokens,
         _against(tokens, updates) if is_own(settings, own) else None,
     )
 
@@ -119,7 +124,7 @@ def of_run(updates: Sequence[TracedTokens]) -> Replay:
         {},
         _ends(tokens),
         _by_probability(tokens),
-        tokens[:0],
+        tokens,
     )
 
 

@@ -33,17 +33,23 @@ def _assumption(default: float, meaning: str) -> float:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Every number that neither the configuration nor the model fixes. None of them was measured on a GPU here."""
+    """Every number that neither the configuration nor the model determines. No number was measured on a GPU here."""
 
-    process_gib: float = _assumption(1.5, "GiB a GPU of the training process: CUDA context, NCCL, library workspaces")
+    process_gib: float = _assumption(
+        1.5, "GiB on each GPU for the training process: CUDA context, NCCL, library workspaces"
+    )
     server_gib: float = _assumption(
-        2.5, "GiB a GPU of the rollout server outside its share, awake or asleep: CUDA context, NCCL, CUDA graphs"
+        2.5, "GiB on each GPU for the rollout server beyond its share, awake or asleep: CUDA context, NCCL, CUDA graphs"
     )
     allocator_share: float = _assumption(0.05, "share of the GPU's memory that fragmentation makes unusable")
-    gathered_layers: int = _assumption(3, "layers whose parameters FSDP holds whole at a time: in use, next, arriving")
-    compute_utilisation: float = _assumption(0.35, "share of the data sheet's operations a second in training, prefill")
+    gathered_layers: int = _assumption(
+        3, "layers that FSDP holds whole at a time: the one in use, the next, and one arriving"
+    )
+    compute_utilisation: float = _assumption(
+        0.35, "share of the data sheet's operations a second in training and prefill"
+    )
     bandwidth_utilisation: float = _assumption(0.5, "share of the data sheet's memory bandwidth while decoding")
-    decode_step_seconds: float = _assumption(0.006, "seconds that a decoding step takes besides reading memory")
+    decode_step_seconds: float = _assumption(0.006, "seconds that a decoding step takes in addition to reading memory")
     mean_prompt_share: float = _assumption(0.5, "mean prompt, as a share of data.max_prompt_length")
     mean_response_share: float = _assumption(
         0.5, "mean response, as a share of data.max_response_length; one response of a batch reaches the limit"

@@ -88,7 +88,7 @@ def actor_update(run: Run) -> Phase:
     # verl 0.9.0 lacks the key and works as with True.
     if run.engine.get(name, True):
         set_it = "Set it to False" if name in run.engine else "verl 0.9.0 lacks the key; use verl 0.9.1"
-        key, fix = f"{ACTOR}.fsdp_config.{name}", f"{set_it}: a whole gradient is kept on each GPU."
+        key, fix = f"{ACTOR}.fsdp_config.{name}", f"{set_it}: otherwise each GPU keeps a whole gradient."
     elif sum(_states(run).values()) > sum(parts.values()) / 2:
         key, fix = "trainer.nnodes", MORE_GPUS
     else:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.generator import SPLITS, Problem, Split, generate_problems
+from verl_clipx.tasks.countdown.generator import Problem, generate_problems
 from verl_clipx.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt
 from verl_clipx.tasks.definition import DatasetDefinition, Row
 from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.records import read_records
+from verl_clipx.tasks.splits import SPLITS, Split
 
 DATA_SOURCE = "countdown"
 BOXED_DATA_SOURCE = "countdown_boxed"
@@ -75,7 +76,7 @@ def generated_rows(
         ValueError: if a source is given, or a value is out of its range.
     """
     if source is not None:
-        raise ValueError(f"source={source}: countdown's problems are generated; leave the local copy out")
+        raise ValueError(f"source={source}: countdown's problems are generated; leave out --from")
     config = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
     count = size if size is not None else DEFAULT_SIZES[split]
     yield from build_rows(generate_problems(config, count, seed, split), split, prompt)

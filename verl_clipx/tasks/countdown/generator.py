@@ -4,18 +4,11 @@ A problem is a multiset of numbers and a target; the generator draws an expressi
 so that every problem comes with one solution. As in the game, intermediate results are whole and never negative.
 """
 
-import hashlib
 import random
 from dataclasses import dataclass
-from typing import Literal
 
 from verl_clipx.tasks.countdown.config import CountdownConfig
-
-Split = Literal["train", "test"]
-SPLITS: tuple[Split, ...] = ("train", "test")
-
-# A problem's split follows from the problem alone, so no two runs, seeds or stages can put one in both.
-TEST_SHARE = 0.1
+from verl_clipx.tasks.splits import SPLITS, Split, split_of_key
 
 # Draws without a new problem after which the space counts as exhausted.
 MAX_FRUITLESS_DRAWS = 20_000
@@ -51,9 +44,8 @@ class _Term:
 
 
 def split_of(problem: Problem) -> Split:
-    """Return the split that a problem belongs to, whatever the seed: a hash of its key puts a tenth into "test"."""
-    digest = hashlib.sha256(repr(problem.key).encode()).digest()
-    return "test" if int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64 else "train"
+    """Return the split that a problem belongs to, whatever the seed."""
+    return split_of_key(problem.key)
 
 
 def generate_problems(config: CountdownConfig, count: int, seed: int, split: Split) -> list[Problem]:
@@ -98,7 +90,9 @@ def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> s
     )
     if not found:
         return f"no {split} problem came up in {MAX_FRUITLESS_DRAWS} draws from {config}; {more}"
-    return f"count={count} {split} problems cannot be had from {config}: found {found}; ask for fewer, or {more}"
+    return (
+        f"count={count} {split} problems do not exist with {config}: only {found} were found; ask for fewer, or {more}"
+    )
 
 
 def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random) -> str:

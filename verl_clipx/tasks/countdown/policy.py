@@ -72,16 +72,16 @@ def build_examples(problems: Sequence[Problem], operators: str, mistakes: float,
 
 
 def main(
-    cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
+    cache: Annotated[Path, typer.Argument(help="Folder that finished policies are kept in.")],
     examples: Annotated[int, typer.Option(help="Number of solved problems to learn from.")] = 5000,
-    mistakes: Annotated[float, typer.Option(help="Share of mistakes in the last moment of the fit, 0 to 1.")] = 0.5,
+    mistakes: Annotated[float, typer.Option(help="Share of mistakes in the last steps of the fit, 0 to 1.")] = 0.5,
     steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
         DEFAULT_FIT.steps
     ),
-    batch_size: Annotated[int, typer.Option(help="Examples a step.")] = DEFAULT_FIT.batch_size,
+    batch_size: Annotated[int, typer.Option(help="Examples in each step.")] = DEFAULT_FIT.batch_size,
     learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = DEFAULT_FIT.learning_rate,
     seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
-    num_threads: Annotated[int, typer.Option(help="Threads of the fit; no more than there are free cores.")] = 2,
+    num_threads: Annotated[int, typer.Option(help="Threads of the fit, at most as many as there are free cores.")] = 2,
     min_numbers: Annotated[int, typer.Option(help="Fewest numbers in a problem.")] = DEFAULT.min_numbers,
     max_numbers: Annotated[int, typer.Option(help="Most numbers in a problem.")] = DEFAULT.max_numbers,
     min_value: Annotated[int, typer.Option(help="Smallest number.")] = DEFAULT.min_value,

@@ -17,7 +17,7 @@ from fractions import Fraction
 from numbers import Integral, Rational
 from typing import Any
 
-from verl_clipx.common.responses import final_part
+from verl_clipx.common.responses import tagged_answer
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 
 # Expressions of six numbers take about 30 characters. The cap bounds the parser's depth and the integers' size.
@@ -26,7 +26,6 @@ MAX_ANSWER_LENGTH = 256
 # ACPO's Countdown reward accepts a difference up to this.
 TOLERANCE = Fraction(1, 100_000)
 
-_OPENING, _CLOSING = "<answer>", "</answer>"
 # Python's parser would also take other digits, names, strings, comments and line ends: it never sees them.
 _ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
 _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
@@ -82,17 +81,8 @@ def parse_answer(text: Any) -> ast.expr | None:
     Returns:
         A tree of integers, the signs + and -, and the operators + - * /; None if there is no such answer.
     """
-    text = final_part(text) if isinstance(text, str) else None
-    if text is None:
-        return None
-    end = text.rfind(_CLOSING)
-    start = text.rfind(_OPENING, 0, max(end, 0))
-    if start < 0:
-        return None
-    start += len(_OPENING)
-    if end - start > MAX_ANSWER_LENGTH:
-        return None
-    return parse_expression(text[start:end])
+    answer = tagged_answer(text, MAX_ANSWER_LENGTH)
+    return None if answer is None else parse_expression(answer)
 
 
 def parse_expression(answer: str) -> ast.expr | None:

@@ -86,7 +86,7 @@ def problem(table: str, question: str) -> str:
 def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | None = None) -> Iterator[Row]:
     if source is None:
         raise FileNotFoundError(
-            "HiTab is on no hub in this form: clone the repository microsoft/HiTab from GitHub and give its folder"
+            "HiTab is not on the hub in this form. Clone the repository microsoft/HiTab from GitHub and give its folder"
         )
     folder = source / "data" if (source / "data").is_dir() else source
     samples = folder / file
@@ -101,7 +101,9 @@ def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | 
         _check(sample, where)
         if not isinstance(sample["question"], str):
             # One of the corrected test samples has its former answer there.
-            warnings.warn(f"{where}: question={sample['question']!r} is no text; left out", stacklevel=2)
+            warnings.warn(
+                f"{where}: question={sample['question']!r} is not text, so the sample is left out", stacklevel=2
+            )
             continue
         yield build_row(sample, load(sample["table_id"]), index, split, prompt)
 
@@ -133,7 +135,7 @@ def _table_loader(folder: Path) -> Callable[[str], str]:
         try:
             return table_text(parse_json(read(table_id), f"{table_id}.json"))
         except (OSError, KeyError) as error:
-            raise FileNotFoundError(f"{folder}: table {table_id!r} is not there ({error})") from None
+            raise FileNotFoundError(f"{folder}: table {table_id!r} does not exist ({error})") from None
         except ValueError as error:
             raise ValueError(f"{folder}, table {table_id!r}: {error}") from None
 
@@ -143,11 +145,13 @@ def _table_loader(folder: Path) -> Callable[[str], str]:
 def _check(sample: dict[str, Any], where: str) -> None:
     for field in _FIELDS:
         if field not in sample:
-            raise ValueError(f"{where}: no field {field!r} but {sorted(sample)}; is it a file of HiTab's samples?")
+            raise ValueError(
+                f"{where}: it has no field {field!r}, only {sorted(sample)}; is it a file of HiTab's samples?"
+            )
     if not sample["answer"]:
         raise ValueError(f"{where}: no answer; remove the sample")
     if re.fullmatch(r"[\w.-]+", str(sample["table_id"])) is None:
-        raise ValueError(f"{where}: table_id={sample['table_id']!r} is no file name")
+        raise ValueError(f"{where}: table_id={sample['table_id']!r} is not a file name")
 
 
 def _answer_text(answer: Any) -> str:

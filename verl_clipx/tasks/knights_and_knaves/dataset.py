@@ -13,10 +13,11 @@ from verl_clipx.tasks.knights_and_knaves.prompt import (
     build_chat_prompt,
     build_compact_prompt,
 )
-from verl_clipx.tasks.knights_and_knaves.puzzle import SPLITS, Puzzle, Split
+from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.release import released_puzzles
 from verl_clipx.tasks.knights_and_knaves.statement import OPERATORS
 from verl_clipx.tasks.knights_and_knaves.wording import word_puzzle, word_solution
+from verl_clipx.tasks.splits import SPLITS, Split
 
 DATA_SOURCE = "knights_and_knaves"
 
@@ -80,7 +81,7 @@ def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) ->
         ValueError: if an argument is not one of those.
     """
     if source is not None:
-        raise ValueError(f"source={str(source)!r} is not read: these puzzles are generated; leave it out")
+        raise ValueError(f"source={str(source)!r} is not read, because these puzzles are generated. Leave out --from")
     _check(split, prompt, COMPACT_PROMPT)
     for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])

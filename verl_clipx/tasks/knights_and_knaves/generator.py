@@ -3,8 +3,9 @@
 import random
 from collections.abc import Iterator
 
-from verl_clipx.tasks.knights_and_knaves.puzzle import SPLITS, Puzzle, Split, solve, split_of
+from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle, solve, split_of
 from verl_clipx.tasks.knights_and_knaves.statement import LEAVES, Statement
+from verl_clipx.tasks.splits import SPLITS, Split
 
 MIN_PEOPLE, MAX_PEOPLE = 2, 8
 
@@ -39,8 +40,8 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
         fruitless += 1
         if fruitless == MAX_FRUITLESS_DRAWS:
             raise ValueError(
-                f"count={count} {split} puzzles of {people} people cannot be had with {operators}: found "
-                f"{len(puzzles)}; ask for fewer, or for more people or more operators"
+                f"count={count} {split} puzzles of {people} people do not exist with {operators}: only "
+                f"{len(puzzles)} were found. Ask for fewer, or for more people or operators"
             )
     return list(puzzles.values())
 

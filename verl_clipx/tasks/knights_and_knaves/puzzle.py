@@ -1,19 +1,12 @@
 """A puzzle, its solutions, and what makes two puzzles the same."""
 
 import functools
-import hashlib
 import itertools
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 from verl_clipx.tasks.knights_and_knaves.statement import Statement, knight_tables, truth_table
-
-Split = Literal["train", "test"]
-SPLITS: tuple[Split, ...] = ("train", "test")
-
-# A puzzle's split follows from its logic alone, so no two runs, seeds or wordings can put one in both.
-TEST_SHARE = 0.1
+from verl_clipx.tasks.splits import Split, split_of_key
 
 
 def solve(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
@@ -61,9 +54,8 @@ class Puzzle:
 
 
 def split_of(puzzle: Puzzle) -> Split:
-    """Return the split that a puzzle belongs to, whatever the seed: a hash of its key puts a tenth into "test"."""
-    digest = hashlib.sha256(repr((len(puzzle.statements), puzzle.key)).encode()).digest()
-    return "test" if int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64 else "train"
+    """Return the split that a puzzle belongs to by its logic, whatever the seed and the wording."""
+    return split_of_key((len(puzzle.statements), puzzle.key))
 
 
 def _renamed(order: Sequence[int]) -> list[int]:

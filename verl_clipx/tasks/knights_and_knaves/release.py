@@ -39,7 +39,8 @@ def released_puzzles(source: Path, split: Split, people: Container[int]) -> Iter
         if leaks:
             counts = ", ".join(f"{leaks[size]} of {sizes[size]} with {size} people" for size in sorted(leaks))
             warnings.warn(
-                f"{source / 'test.parquet'}: test puzzles that also train, but for names, order and wording: {counts}",
+                f"{source / 'test.parquet'}: these test puzzles equal training puzzles, apart from names, order and "
+                f"wording: {counts}",
                 stacklevel=2,
             )
     yield from found
@@ -75,5 +76,5 @@ def _statement(released: Any) -> Statement:
     if operator == "not":
         return ("not", _statement(*parts))
     if operator not in _OPERATORS:
-        raise ValueError(f"statement {released!r} is of an unknown form")
+        raise ValueError(f"statement {released!r} has an unknown form")
     return (_OPERATORS[operator], *(part if isinstance(part, int) else _statement(part) for part in parts))

@@ -51,4 +51,4 @@ def truth_table(statement: Statement, knights: Sequence[int]) -> int:
             return (everything ^ truth_table(left, knights)) | truth_table(right, knights)
         case ("iff", left, right):
             return everything ^ truth_table(left, knights) ^ truth_table(right, knights)
-    raise ValueError(f"statement={statement!r} is of an unknown form; use one of {LEAVES + OPERATORS}")
+    raise ValueError(f"statement={statement!r} has an unknown form; use one of {LEAVES + OPERATORS}")

@@ -46,7 +46,7 @@ class WorkerPool:
 
     def __init__(self, size: int = POOL_SIZE, deadline: float = DEADLINE_SECONDS, script: Path = WORKER) -> None:
         if size < 1:
-            raise ValueError(f"size={size!r} is below 1; a pool needs a process")
+            raise ValueError(f"size={size!r} is below 1; a pool needs at least one process")
         self._deadline = deadline
         self._script = script
         self._closed = False
@@ -130,7 +130,7 @@ class WorkerPool:
             self._discard(worker)
             raise RuntimeError(
                 f"a comparison process ({sys.executable} {self._script}) did not start; run that command to see why "
-                "(it has to print 'ready'), and check that math-verify is installed: pip install 'verl-clipx[tools]'"
+                "(it should print 'ready'), and check that math-verify is installed: pip install 'verl-clipx[tools]'"
             )
         return worker
 

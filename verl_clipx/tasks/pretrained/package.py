@@ -74,7 +74,7 @@ def check_hash(package: ModelPackage, wheel: Path) -> None:
     if found != package.sha256:
         raise ValueError(
             f"{wheel} has the SHA-256 {found}, not {package.sha256} of {package.distribution} {package.version}: "
-            "nothing of it was read; remove it, and ask where it came from"
+            "it was not read. Remove it, and find out where it came from"
         )
 
 

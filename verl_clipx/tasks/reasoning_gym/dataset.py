@@ -56,7 +56,7 @@ TASKS = (
     ReasoningTask(
         "reasoning_gym_letter_counting",
         "letter_counting",
-        "How often a letter stands in two to four words",
+        "How often a letter occurs in two to four words",
         {"min_words": 2, "max_words": 4},
     ),
     ReasoningTask(
@@ -112,7 +112,7 @@ def row_builder(task: ReasoningTask) -> RowBuilder:
         settings: dict | None = None,
     ) -> Iterator[Row]:
         if source is not None:
-            raise ValueError(f"source={source}: reasoning-gym's problems are generated; leave the local copy out")
+            raise ValueError(f"source={source}: reasoning-gym's problems are generated; leave out --from")
         chosen = task.settings | (settings or {})
         count = DEFAULT_SIZES[split] if size is None else size
         example = solved_example(task.generator, chosen)

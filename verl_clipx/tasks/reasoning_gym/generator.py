@@ -92,7 +92,7 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
     if have < size:
         raise ValueError(
             f"size={size}: {generator} with settings={settings} has only {have} different problems in the split "
-            f"{split!r} (of {draws} drawn); ask for fewer, or for harder ones"
+            f"{split!r} (of {draws} drawn); ask for fewer or for harder ones"
         )
 
 
@@ -110,4 +110,4 @@ def _create(generator: str, settings: dict[str, Any], size: int, seed: int) -> A
         return reasoning_gym().create_dataset(generator, size=size, seed=seed, **settings)
     except (AssertionError, TypeError, ValueError) as error:
         # TypeError: no such field; AssertionError: out of its range.
-        raise ValueError(f"settings={settings} do not fit reasoning-gym's {generator}: {error}") from error
+        raise ValueError(f"settings={settings} are not valid for reasoning-gym's {generator}: {error}") from error

@@ -10,6 +10,8 @@ from verl_clipx.tasks.definition import Row
 
 Messages = list[dict[str, str]]
 
+MAX_NEW_TOKENS = 24
+
 
 @torch.inference_mode()
 def sample_responses(
@@ -18,7 +20,7 @@ def sample_responses(
     prompts: Sequence[Messages],
     seed: int,
     temperature: float = 1.0,
-    max_new_tokens: int = 24,
+    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> list[str]:
     """Sample one response a prompt, all prompts in one batch.
 
@@ -52,7 +54,11 @@ def sample_responses(
 
 
 def mean_scores(
-    folder: Path, rows: Sequence[Row], seed: int, reward: Callable[..., dict[str, float]]
+    folder: Path,
+    rows: Sequence[Row],
+    seed: int,
+    reward: Callable[..., dict[str, float]],
+    max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, float]:
     """Return the mean of each part of a reward over one sampled response a row, at temperature 1.
 
@@ -60,9 +66,10 @@ def mean_scores(
         folder: a saved policy with its tokenizer.
         rows: at least one.
         reward: a task's `compute_score`.
+        max_new_tokens: longest response, in tokens.
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
-    responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed)
+    responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)
     scores = [
         reward(row["data_source"], response, row["reward_model"]["ground_truth"])
         for row, response in zip(rows, responses, strict=True)

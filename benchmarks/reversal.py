@@ -1,0 +1,86 @@
+"""Writes the results of the table reversal: docs/results/reversal.json, the table in reversal.md, and its figure.
+
+Run: python benchmarks/reversal.py    (after `clipx table fill reversal --runs docs/results/runs`)
+"""
+
+import json
+import subprocess
+import sys
+from collections import defaultdict
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+
+from verl_clipx.common.files import write_text
+from verl_clipx.reproduction.run_folder import KeptRun
+from verl_clipx.reproduction.tables_definition import load_table
+
+matplotlib.use("Agg")
+from matplotlib import pyplot  # the backend must be chosen first
+
+DOCS = Path(__file__).parents[1] / "docs"
+RUNS, RESULTS, PAGE = DOCS / "results" / "runs", DOCS / "results" / "reversal.json", DOCS / "results" / "reversal.md"
+FIGURE = DOCS / "figures" / "reversal.png"
+
+BEGIN, END = "<!-- from here on: benchmarks/reversal.py -->\n", "<!-- up to here -->\n"
+
+PANELS = {
+    "critic/score/mean": "reward of the rollouts",
+    "actor/entropy_loss": "entropy (nats a token)",
+    "actor/ppo_kl": "KL from the policy that sampled (nats a token)",
+}
+
+
+def clipx(*arguments: str) -> None:
+    """Runs this checkout's command."""
+    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], cwd=DOCS.parent, check=True)
+
+
+def curves(results: dict) -> dict[str, dict[str, list[dict[int, dict[str, float]]]]]:
+    """By regime and row, the metrics of each seed's steps."""
+    row_of = {row.preset: row.name for row in load_table("reversal").rows}
+    found: dict = defaultdict(lambda: defaultdict(list))
+    for run in results["runs"]:
+        method, regime = row_of[run["preset"]].split(", ", 1)
+        found[regime][method].append(KeptRun(RUNS / run["folder"]).metrics)
+    return found
+
+
+def draw(found: dict) -> None:
+    """Draws the mean over seeds of each row, with the range of the seeds: a line of panels a regime."""
+    size = (5 * len(PANELS), 3.2 * len(found))
+    figure, axes = pyplot.subplots(len(found), len(PANELS), figsize=size, squeeze=False, layout="constrained")
+    colours = dict(
+        zip(sorted({m for rows in found.values() for m in rows}), pyplot.get_cmap("tab20").colors, strict=False)
+    )
+    for line, (regime, rows) in zip(axes, found.items(), strict=True):
+        for axis, (metric, heading) in zip(line, PANELS.items(), strict=True):
+            for method, seeds in rows.items():
+                steps = sorted(set.intersection(*(set(seed) for seed in seeds)))
+                values = np.array([[seed[step][metric] for step in steps] for seed in seeds])
+                axis.fill_between(steps, values.min(0), values.max(0), color=colours[method], alpha=0.15)
+                axis.plot(steps, values.mean(0), color=colours[method], label=f"{method} ({len(seeds)})")
+            axis.grid(alpha=0.3)
+            axis.set_title(heading, fontsize="medium")
+        line[0].set_ylabel(regime)
+        line[-1].legend(fontsize="small", loc="upper left", bbox_to_anchor=(1.0, 1.0))
+    for axis in axes[-1]:
+        axis.set_xlabel("rollout batch")
+    figure.savefig(FIGURE, dpi=70)
+
+
+def main() -> None:
+    """Collect, render and draw."""
+    clipx("table", "collect", "reversal", "--runs", str(RUNS), "--out", str(RESULTS))
+    table = RESULTS.with_suffix(".table.md")
+    clipx("table", "render", "reversal", "--results", str(RESULTS), "--out", str(table))
+    draw(curves(json.loads(RESULTS.read_text(encoding="utf-8"))))
+    before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
+    _, _, after = rest.partition(END)
+    write_text(PAGE, f"{before}{BEGIN}{table.read_text(encoding='utf-8')}{END}{after}")
+    table.unlink()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,62 @@
+"""`clipx report --replay`: other settings on the page's tokens, by the functions of `clipx replay`.
+
+Covers: the table's and the tokens' agreement with `clipx replay`, the run's own setting, wrong words, runs without
+traces. Not covered: the switch in a browser (tests/diagnostics/test_report_page.py).
+"""
+
+import json
+
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from tests.diagnostics.runs import write_run
+from verl_clipx.cli import app
+
+
+def clipx(*words):
+    return CliRunner().invoke(app, [*map(str, words)])
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return write_run(tmp_path_factory.mktemp("runs") / "grpo-seed1", "grpo", steps=2)
+
+
+@pytest.mark.slow
+def test_the_page_says_what_replay_says(run, tmp_path):
+    words = ["+clipx=acpo", "clipx.alpha=1,2", "+clipx=grpo"]
+    result = clipx("report", run, "--out", tmp_path / "out", "--replay", " ".join(words))
+    assert result.exit_code == 0, result.output
+    assert clipx("replay", run, *words, "--json", tmp_path / "replay.json", "--tokens", 10_000).exit_code == 0
+    tokens = pandas.read_csv(tmp_path / "out" / "tokens.csv")
+    page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "")
+    update = tokens["update"].iloc[0]
+    settings = json.loads((tmp_path / "replay.json").read_text())["settings"]
+    assert [one["setting"] for one in settings] == ["acpo alpha=1", "acpo alpha=2", "grpo"]
+    for one in settings:
+        gone = tokens[f"{one['setting']}: weight"].eq(0) & tokens.weight.ne(0) & tokens.advantage.ne(0)
+        lost = [token for token in one["tokens"] if token["change"] == "lost" and token["update"] == update]
+        assert gone.sum() == len(lost)
+        clipped = tokens[f"{one['setting']}: event"].isin(["low", "high"]).sum()
+        assert f"{one['setting']} · {clipped} clipped" in page
+    # The run's own setting does what the run did.
+    assert tokens["grpo: event"].tolist() == tokens.event.tolist()
+    assert tokens["acpo alpha=2: event"].tolist() != tokens.event.tolist()
+    assert "no replay says" in page and "all that there were" in page
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [("+clipx=nothing", "nothing"), ("clipx.alpha=1", "clipx.alpha=1"), ("+clipx=acpo clipx.alpha=-1", "alpha")],
+)
+def test_wrong_words_are_an_error(run, tmp_path, words, message):
+    result = clipx("report", run, "--out", tmp_path / "out", "--replay", words)
+    assert result.exit_code == 1 and message in result.output and "Traceback" not in result.output
+    assert not (tmp_path / "out" / "report.html").exists()
+
+
+def test_without_traces_it_says_how_to_get_them(tmp_path):
+    run = write_run(tmp_path / "run", "grpo", traced=False, steps=1)
+    result = clipx("report", run, "--out", tmp_path / "out", "--replay", "+clipx=acpo")
+    assert result.exit_code == 1 and "+clipx/trace=prompts" in result.output

@@ -1,0 +1,82 @@
+"""A run in one process is the run that verl makes through Ray: every metric of every step, from the same seeds.
+
+Covers, on Countdown with the seeded rollout: ACPO with old log-probabilities recomputed (statistics, extra pass, closed
+form), and M2PO with the rollout's own and the entropy of the update, which the table `reversal` trains with; that
+rollouts of earlier weights are refused through Ray. Not covered: weights of earlier versions, which a run through Ray
+does not have; tests/one_process has them.
+"""
+
+from pathlib import Path
+
+import pandas
+import pytest
+
+from verl_clipx.diagnostics.run_log import read_run_log
+
+from .runs import common_overrides, launch, metrics_of, output_of, train
+from .training_ranks import on_ranks
+
+pytestmark = pytest.mark.end_to_end
+
+STEPS = 3
+STALE = "+clipx/rollout=stale"
+SETTINGS = {
+    "acpo": ("+clipx=acpo", STALE),
+    "m2po": (
+        "+clipx=m2po",
+        STALE,
+        "algorithm.rollout_correction.bypass_mode=true",
+        "actor_rollout_ref.actor.calculate_entropy=true",
+    ),
+}
+# Seconds, bytes, and what follows from them; the order in which Ray's processes came; what Ray's rollout alone counts.
+OF_THE_MACHINE = ("timing", "perf/", "actor/perf/")
+
+
+def train_here(rank, world, overrides, log):
+    """Trains in this process."""
+    from hydra import compose, initialize_config_module
+
+    from verl_clipx.one_process.trainer import train as train_in_one_process
+
+    with initialize_config_module("verl.trainer.config", version_base=None):
+        config = compose("ppo_trainer", overrides)
+    train_in_one_process(config, Path(log))
+
+
+def of_training(log: pandas.DataFrame) -> pandas.DataFrame:
+    return log[[name for name in log.columns if not name.startswith(OF_THE_MACHINE)]]
+
+
+@pytest.mark.parametrize("setting", ["acpo", pytest.param("m2po", marks=pytest.mark.matrix)])
+def test_every_metric_is_that_of_a_run_through_ray(task, tmp_path, setting):
+    overrides = [*SETTINGS[setting], "data.seed=7"]
+    through_ray = of_training(train(task, tmp_path / "ray", *overrides, steps=STEPS).log)
+    folder = tmp_path / "here"
+    on_ranks(1, train_here, [*common_overrides(task, folder, STEPS), *overrides], str(metrics_of(folder)))
+    here = of_training(read_run_log(metrics_of(folder)))
+    assert set(through_ray.columns) == set(here.columns)
+    assert through_ray["actor/grad_norm"].min() > 0 and through_ray["critic/score/mean"].nunique() > 1
+    pandas.testing.assert_frame_equal(here[through_ray.columns], through_ray, rtol=1e-5, atol=1e-7)
+
+
+def test_rollouts_of_earlier_weights_are_refused_through_ray(task, tmp_path):
+    process = launch(task, tmp_path, "+clipx=grpo", STALE, "clipx_rollout.versions_old=3", steps=1)
+    assert process.wait(300) != 0
+    assert "clipx_rollout.versions_old=3: must be 0: only training in one process" in output_of(tmp_path)
+
+
+def test_samples_are_of_the_weights_that_many_versions_ago(task, tmp_path):
+    logs = {}
+    for old in (0, 2):
+        overrides = ["+clipx=grpo", STALE, f"clipx_rollout.versions_old={old}", "data.seed=7"]
+        overrides += ["algorithm.rollout_correction.bypass_mode=true"]
+        # One update a rollout batch, so that only the samples' age moves the ratio.
+        overrides += ["actor_rollout_ref.actor.ppo_mini_batch_size=16"]
+        log = tmp_path / str(old) / "metrics.jsonl"
+        on_ranks(1, train_here, [*common_overrides(task, tmp_path / str(old), 4), *overrides], str(log))
+        logs[old] = read_run_log(log)
+    assert logs[0]["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 0, 0, 0]
+    assert logs[2]["training/off_policy/trajectory_staleness/mean"].tolist() == [0, 1, 2, 2]
+    assert logs[0]["actor/ppo_kl"].abs().max() < 1e-6
+    assert logs[2]["actor/ppo_kl"].abs()[1:].min() > 1e-5

@@ -1,0 +1,101 @@
+"""`clipx table fill` makes what is missing, and `clipx table collect` reads it, if its settings are the preset's.
+
+The training itself is replaced by one that writes a log; tests/end_to_end/test_one_process.py compares the real one
+with verl's through Ray.
+"""
+
+import gzip
+import json
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+
+pytestmark = pytest.mark.slow
+
+ROWS = ["--row", "GRPO, 4 updates", "--row", "DAPO, 4 updates"]
+
+
+@pytest.fixture
+def trained(monkeypatch, tmp_path):
+    """Makes `fill` write logs; returns the settings of the runs that it made."""
+    from verl_clipx.one_process import trainer
+
+    made = []
+
+    def train(config, log):
+        made.append((config.data.seed, config.clipx.clip_high, config.actor_rollout_ref.rollout.seed))
+        log.write_text(
+            "".join(
+                json.dumps({"step": step, "data": {"critic/score/mean": step / 100, "actor/ppo_kl": 0.001, "x": 1}})
+                + "\n"
+                for step in range(1, config.trainer.total_training_steps + 1)
+            )
+        )
+
+    monkeypatch.setattr(trainer, "train", train)
+    for name in ("reversal/test.parquet", "policies/reversal/config.json", "policies/reversal/model.safetensors"):
+        (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "data" / name).write_text("here")
+    monkeypatch.setenv("CLIPX_DATA", "")
+    monkeypatch.setattr("verl_clipx.one_process.only_rank.become_only_rank", lambda: None)
+    return made
+
+
+def clipx(*arguments):
+    done = CliRunner().invoke(app, ["table", *map(str, arguments)])
+    return done.exit_code, done.output
+
+
+def fill(folder, *arguments):
+    return clipx("fill", "reversal", "--runs", folder, "--data", folder / "data", *ROWS, *arguments)
+
+
+def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp_path):
+    seeds = ["--seed", 1, "--seed", 2, "--seed", 3]
+    assert fill(tmp_path, *seeds)[0] == 0
+    assert trained == [(seed, bound, seed) for seed in (1, 2, 3) for bound in (1.2, 1.28)]
+    lost = tmp_path / "reversal" / "dapo_4-seed2.jsonl.gz"
+    lost.unlink()
+    assert fill(tmp_path, *seeds)[0] == 0
+    assert trained[6:] == [(2, 1.28, 2)]
+
+    out = tmp_path / "results.json"
+    code, output = clipx("collect", "reversal", "--runs", tmp_path, "--out", out)
+    assert code == 0, output
+    results = json.loads(out.read_text())
+    cells = {(cell["row"], cell["column"]): cell for cell in results["cells"] if "mean" in cell}
+    assert {row for row, _ in cells} == set(ROWS[1::2])
+    # The last three of twenty steps.
+    assert cells["GRPO, 4 updates", "reward"]["mean"] == pytest.approx(0.19)
+    assert cells["GRPO, 4 updates", "KL a batch"]["by_seed"] == {"1": 0.001, "2": 0.001, "3": 0.001}
+    assert cells["DAPO, 4 updates", "collapsed"]["interval"] == "share of seeds"
+    assert [run["seed"] for run in results["runs"]] == [1, 2, 3, 1, 2, 3]
+    assert all(run["policy"] and run["commit"] is not None for run in results["runs"])
+
+
+def test_a_run_of_other_settings_is_refused(trained, tmp_path):
+    assert fill(tmp_path, "--seed", 1)[0] == 0
+    path = tmp_path / "reversal" / "grpo_4-seed1.jsonl.gz"
+    lines = gzip.decompress(path.read_bytes()).splitlines()
+    path.write_bytes(
+        gzip.compress(b"\n".join([json.dumps({**json.loads(lines[0]), "config_hash": "0"}).encode(), *lines[1:]]))
+    )
+    (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").write_bytes(b"no gzip")
+    code, output = clipx("collect", "reversal", "--runs", tmp_path, "--out", tmp_path / "results.json")
+    assert code == 1
+    assert "config_hash: preset" in output and "no kept run" in output
+
+
+def test_seeds_of_another_policy_are_refused(trained, tmp_path):
+    assert fill(tmp_path, "--seed", 1)[0] == 0
+    (tmp_path / "data/policies/reversal/model.safetensors").write_text("another")
+    code, output = fill(tmp_path, "--seed", 2)
+    assert code == 1 and "is not the policy of" in output and "--runs a folder of its own" in output
+    assert len(trained) == 2
+
+
+def test_another_tables_runs_are_the_recipes(tmp_path):
+    code, output = clipx("fill", "cpu_small", "--runs", tmp_path)
+    assert code == 1 and "its runs are the recipes', see `clipx table plan cpu_small`" in output

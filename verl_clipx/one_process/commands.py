@@ -1,0 +1,114 @@
+"""`clipx table fill`: the runs of a table in this process, those that are missing."""
+
+import os
+import tempfile
+import time
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_clipx.common.command_line import fail
+from verl_clipx.common.files import hash_of_file
+
+# Of verl's log, what tables and figures of such runs show.
+METRICS = (
+    "critic/score/mean",
+    "actor/entropy_loss",
+    "actor/ppo_kl",
+    "actor/grad_norm",
+    "actor/clipx/clip_fraction_low",
+    "actor/clipx/clip_fraction_high",
+    "response_length/mean",
+    "training/off_policy/trajectory_staleness/mean",
+)
+
+SEED_KEYS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
+"""What recipes/common.sh sets to SEED."""
+
+
+def fill(
+    name: Annotated[str, typer.Argument(help="A table whose runs take a minute; `clipx table list` names them.")],
+    runs: Annotated[Path, typer.Option(help="Folder of the runs: <preset>-seed<seed>.jsonl.gz in it.")] = Path("runs"),
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; the table's by default.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Only this row; may be given several times.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Training seed; may be given several times.")] = None,
+) -> None:
+    """Make the runs of a table that are missing, one after the other in this process, without Ray.
+
+    What trains is verl's trainer and worker, as in a run of its own; docs/tables.md says what is not. Each run's log is
+    kept as the run ends, so that an interrupted command goes on, and further seeds add to what is there.
+    """
+    from verl_clipx.one_process.only_rank import become_only_rank
+    from verl_clipx.reproduction.run_folder import kept_path
+    from verl_clipx.reproduction.table_plan import PREPARE, Places, plan_table, run_job
+    from verl_clipx.reproduction.tables_definition import load_table
+
+    try:
+        table = load_table(name)
+        if not table.in_one_process:
+            raise ValueError(f"table {name}: its runs are the recipes', see `clipx table plan {name}`")
+        places = Places(runs=runs, data=data or Path(table.data), hardware=table.hardware, nodes=table.nodes)
+        os.environ["CLIPX_DATA"] = str(places.data.resolve())
+        jobs = plan_table(table, places, (), tuple(row or ()))
+        wanted = [source.preset for source, cells in table.sources() if not row or any(r.name in row for r, _ in cells)]
+        missing = [
+            (preset, number)
+            for number in seed or table.seeds
+            for preset in wanted
+            if not kept_path(runs, preset, number).exists()
+        ]
+    except (OSError, ValueError) as error:
+        fail(error)
+    for job in jobs:
+        if job.kind == PREPARE and not job.done and run_job(job, lambda step, total: None):
+            fail(f"{job.label}: failed; its log is {job.folder / 'prepare.log'}")
+    become_only_rank()
+    for done, (preset, number) in enumerate(missing):
+        typer.echo(f"{preset}, seed {number}: run {done + 1} of {len(missing)}", err=True)
+        try:
+            make_run(kept_path(runs, preset, number), preset, number)
+        except ValueError as error:
+            fail(error)
+
+
+def make_run(path: Path, preset: str, seed: int) -> None:
+    """Train a preset with a seed and keep its log at a path.
+
+    Raises:
+        ValueError: the runs beside it started from another policy.
+    """
+    from verl_clipx.one_process.trainer import train
+    from verl_clipx.reproduction.collect import commit_here, versions_here
+    from verl_clipx.reproduction.config_hash import hash_of_values, significant_values
+    from verl_clipx.reproduction.presets import compose_preset
+    from verl_clipx.reproduction.run_folder import KEPT, KeptRun, keep_run, metrics_of
+
+    overrides = [f"{key}={seed}" for key in SEED_KEYS]
+    config = compose_preset(
+        preset, ["+hardware=cpu", *overrides, "trainer.logger=[file]", "trainer.resume_mode=disable"]
+    )
+    record = {
+        "seed": seed,
+        "config_hash": hash_of_values(significant_values(config)),
+        "steps": config.trainer.total_training_steps,
+        "started_from": config.actor_rollout_ref.model._get_node("path")._value(),
+        "policy": hash_of_file(Path(config.actor_rollout_ref.model.path) / "model.safetensors"),
+        "trained_on": config.data._get_node("train_files")._value(),
+        "commit": commit_here(),
+        "versions": versions_here(),
+    }
+    other = next((KeptRun(beside) for beside in sorted(path.parent.glob(f"*{KEPT}"))), None)
+    if other is not None and other.record["policy"] != record["policy"]:
+        raise ValueError(
+            f"{record['started_from']}: {record['policy'][:12]} is not the policy of {other.path}, "
+            f"{other.record['policy'][:12]}: seeds of one table start from one. Give --runs a folder of its own"
+        )
+    started = time.process_time()
+    with tempfile.TemporaryDirectory() as folder:
+        log = Path(folder) / "metrics.jsonl"
+        train(config, log)
+        metrics = metrics_of(log.read_bytes().splitlines())
+    kept = {step: {key: data[key] for key in METRICS if key in data} for step, data in metrics.items()}
+    record["seconds"] = round(time.process_time() - started, 1)
+    keep_run(path, record, kept)

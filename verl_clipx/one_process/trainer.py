@@ -1,0 +1,116 @@
+"""verl's v1 trainer with its workers, its rollout and its queue in this process.
+
+What trains is verl's: the trainer's own steps (old log-probabilities, advantages, update, metrics, log), its
+ActorRolloutRefWorker with the plugin's training worker, its FSDP2 engine over gloo. What is not is Ray, TransferQueue,
+the agent loop and the rollout's server around the CPU rollout's generator.
+"""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from omegaconf import DictConfig, OmegaConf
+from verl.trainer.ppo.utils import need_critic, need_reference_policy
+from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
+from verl.utils import tensordict_utils as tu
+from verl.utils.config import validate_config
+from verl.utils.device import auto_set_device
+from verl.workers.engine_workers import ActorRolloutRefWorker
+
+from verl_clipx.one_process.queue import LocalQueue, queue_of_trainer
+from verl_clipx.one_process.rollout import LocalRollout
+
+VERSIONS_OLD = "clipx_rollout.versions_old"
+
+
+class LocalWorkers:
+    """What verl's trainer calls of a worker group: one worker in this process, which reads and writes the queue."""
+
+    # By mesh, the data-parallel rank of each worker.
+    _dispatch_info: Mapping[str, list[int]] = {"actor": [0]}
+
+    def __init__(self, config: DictConfig, queue: LocalQueue):
+        self.queue = queue
+        self.worker = ActorRolloutRefWorker(config=config.actor_rollout_ref, role="actor")
+        self.worker.init_model()
+
+    def compute_log_prob(self, batch: Any) -> Any:
+        """verl's, of old_log_probs."""
+        output = self.worker.compute_log_prob(self.queue.data_of(batch))
+        self.queue.kv_batch_put(batch.keys, output.select("log_probs", "entropy"))
+        return batch
+
+    def update_actor(self, batch: Any) -> dict[str, Any]:
+        """verl's, of all mini-batches of a rollout batch."""
+        return {"metrics": tu.get(self.worker.update_actor(self.queue.data_of(batch)), "metrics")}
+
+    def weights(self) -> Any:
+        """Name and whole tensor of each weight."""
+        named, _ = self.worker.actor.engine.get_per_tensor_param()
+        return named
+
+
+class OneProcessTrainer(PPOTrainerSync):
+    """verl's trainer of the mode sync, in this process.
+
+    Args:
+        config: verl's whole configuration, resolved.
+        queue: verl's queue.
+    """
+
+    def __init__(self, config: DictConfig, queue: LocalQueue):
+        self.queue = queue
+        super().__init__(config)
+
+    def _build_replay_buffer(self) -> LocalRollout:
+        versions_old = OmegaConf.select(self.config, VERSIONS_OLD) or 0
+        return LocalRollout(self.config, self.queue, versions_old=versions_old)
+
+    def _setup(self) -> None:
+        self._init_tokenizer()
+        self._init_dataloader()
+        self._init_dump_executor()
+        self.resource_pool_manager = SimpleNamespace(get_n_gpus=lambda: 1)
+        # Rewards come with the samples.
+        self.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[])
+        self.actor_rollout_wg = LocalWorkers(self.config, self.queue)
+        self._load_checkpoint()
+
+    def on_init_end(self) -> None:
+        """Keeps the first weights."""
+        self.replay_buffer.keep(self.global_steps, self.actor_rollout_wg.weights())
+
+    def on_step_end(self) -> None:
+        """Keeps the step's weights, a new version."""
+        self.replay_buffer.keep(self.global_steps, self.actor_rollout_wg.weights())
+
+    def on_sample_end(self) -> None:
+        """Nothing sleeps."""
+
+    def prepare_step(self) -> dict:
+        """Gives the next prompts to the rollout."""
+        self.replay_buffer.submit(self._next_train_batch())
+        return {}
+
+
+def train(config: DictConfig, log: Path) -> None:
+    """Trains as `python -m verl.trainer.main_ppo` would, in this process.
+
+    Args:
+        config: as Hydra composed it.
+        log: where the metrics of each step go.
+    """
+    auto_set_device(config)
+    validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
+    OmegaConf.resolve(config)
+    log.parent.mkdir(parents=True, exist_ok=True)
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(log)
+    torch.manual_seed(config.data.seed)
+    with queue_of_trainer() as queue:
+        trainer = OneProcessTrainer(config, queue)
+        trainer.init()
+        trainer.fit(None)
+    trainer.logger.finish(exit_code=0)

@@ -1,0 +1,65 @@
+"""Rule reward of reversal: how much of the last `<answer>` is the text backwards.
+
+The text comes from a policy under training: nothing in it may raise, or cost more than a scan.
+"""
+
+from typing import Any
+
+from verl_clipx.common.responses import tagged_answer
+
+# Answers have some fifty characters; no long text reaches the comparison.
+MAX_ANSWER_LENGTH = 256
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+) -> dict[str, float]:
+    """Score one response; never raises, and any thread may call it.
+
+    Args:
+        data_source: unused; verl passes it.
+        solution_str: the decoded response, without special tokens.
+        ground_truth: the right answer; anything but a text scores 0.
+        extra_info: unused; verl passes it.
+        **kwargs: unused; verl passes more for reward models.
+
+    Returns:
+        `score`, twice the length of the longest common subsequence over both lengths together, from 0 to 1; `acc`, 1.0
+        if the answer is right, else 0.0; `format`, 1.0 if there is an answer.
+    """
+    answer = tagged_answer(solution_str, MAX_ANSWER_LENGTH)
+    if answer is None:
+        return {"score": 0.0, "acc": 0.0, "format": 0.0}
+    if not isinstance(ground_truth, str) or not answer or not ground_truth:
+        return {"score": 0.0, "acc": 0.0, "format": 1.0}
+    score = 2 * common_length(answer, ground_truth) / (len(answer) + len(ground_truth))
+    return {"score": score, "acc": float(answer == ground_truth), "format": 1.0}
+
+
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """As `verl_clipx.tasks.reward.check_ground_truth`.
+
+    Raises:
+        ValueError: it is no text, or an empty one.
+    """
+    if not isinstance(ground_truth, str) or not ground_truth:
+        raise ValueError(
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): reversal needs the text backwards"
+        )
+
+
+def common_length(first: str, second: str) -> int:
+    """Return the length of the longest common subsequence of two texts.
+
+    A bit of an integer stands for each character of the first (Hyyrö, Bit-parallel LCS-length computation revisited,
+    2004), so that it takes one step a character of the second.
+    """
+    places: dict[str, int] = {}
+    for place, character in enumerate(first):
+        places[character] = places.get(character, 0) | 1 << place
+    every = (1 << len(first)) - 1
+    open_places = every
+    for character in second:
+        found = open_places & places.get(character, 0)
+        open_places = ((open_places + found) | (open_places - found)) & every
+    return len(first) - open_places.bit_count()
