@@ -4,6 +4,7 @@ Covers: a reward that raises or returns no score for some rows; a disk that is f
 after that. Not covered: a reward that hangs (tests/diagnostics/test_reward_guard.py).
 """
 
+import json
 import re
 import subprocess
 from pathlib import Path
@@ -34,9 +35,10 @@ def test_a_prompt_without_a_score_is_named_and_left_out(task, tmp_path):
     assert "has no score for a row (data_source='countdown'" in run.output
     assert "it raised ZeroDivisionError: a fault of the reward" in run.output
     named = len(set(re.findall(r"extra_info\.index=(\d+)\): it r", run.output)))
-    # Of 16 prompts a step with 4 responses each, all others were trained on.
     assert named > 3
-    assert sum(len((used / f"{step}.jsonl").read_text().splitlines()) for step in (1, 2, 3)) == 4 * (3 * 16 - named)
+    # Of 16 prompts a step with 4 responses each; verl fills the places of those that are left out with empty rows.
+    lines = [line for step in (1, 2, 3) for line in (used / f"{step}.jsonl").read_text().splitlines()]
+    assert sum(json.loads(line)["input"] != "" for line in lines) == 4 * (3 * 16 - named)
 
 
 @pytest.fixture
