@@ -16,7 +16,7 @@ import pytest
 from tests.recipes.shell import ROOT, Machine
 
 # What the script runs before pytest, and a browser that it looks for.
-TOOLS = ("ruff", "shellcheck", "hadolint", "lint-imports", "chromium")
+TOOLS = ("mkdocs", "ruff", "shellcheck", "hadolint", "lint-imports", "chromium")
 
 
 def options_of_pytest(folder: Path, *words: str) -> set[tuple[str, ...]]:

@@ -3,6 +3,7 @@
 import contextlib
 import sys
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,7 +12,14 @@ from rich.markup import escape
 from rich.table import Table
 from typer.core import TyperGroup
 
-from verl_clipx.common.command_line import fail
+from verl_clipx.common.command_line import (
+    AsJson,
+    fail,
+    forget_json,
+    installed_version,
+    messages_console,
+    print_json,
+)
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.files import last_lines, write_text
@@ -29,6 +37,7 @@ class Commands(TyperGroup):
 
     def invoke(self, context: typer.Context) -> Any:
         """Run the command that the line names."""
+        forget_json()
         try:
             return super().invoke(context)
         except ModuleNotFoundError as error:
@@ -43,13 +52,28 @@ app = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
-    help="Losses with adaptive and soft clipping for veRL: what there is, whether it works here, what a run did.",
 )
 console = TerminalConsole()
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
 table_app.command()(fill)
 app.add_typer(table_app, name="table")
+
+
+def print_version(asked: bool) -> None:
+    """Prints the version and ends."""
+    if asked:
+        print_plain(f"clipx {installed_version('verl-clipx')}")
+        raise typer.Exit()
+
+
+@app.callback()
+def clipx(
+    version: Annotated[
+        bool, typer.Option("--version", is_eager=True, callback=print_version, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Losses with adaptive and soft clipping for veRL: what there is, whether it works here, what a run did."""
 
 
 @app.command()
@@ -61,8 +85,11 @@ def doctor(
     keys: Annotated[
         bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that verl's losses read.")
     ] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
+    if as_json and (keys or options):
+        fail("--json prints what the checks found; --keys and --options print Markdown. Leave one of them out.", 2)
     if keys:
         from verl_clipx.driver.ledger import path_table
 
@@ -79,14 +106,18 @@ def doctor(
     table = Table(show_lines=False, title="clipx doctor")
     for heading in ("", "what", "found", "what to do"):
         table.add_column(heading, overflow="fold")
-    errors = 0
-    with console.status("looking at versions") as status:
+    errors, found = 0, []
+    with messages_console().status("looking at versions") as status:
         for group, findings in examine(ray=ray):
             status.update(f"looked at {group}")
             for finding in findings:
                 errors += finding.level == "error"
+                found.append({"group": group, **asdict(finding)})
                 mark = f"[{colours[finding.level]}]{finding.level}[/]"
                 table.add_row(mark, *map(escape, (finding.subject, finding.found, finding.advice)))
+    if as_json:
+        print_json(findings=found)
+        raise typer.Exit(1 if errors else 0)
     console.print(table)
     console.print(
         "Tested here, on CPUs: torch 2.13.0, transformers 5.9-5.10. Tested by verl, on GPUs (verl-clipx has been tried "
@@ -99,7 +130,7 @@ def doctor(
 def gpu_check(
     gpus: Annotated[int, typer.Option(help="GPUs to use, or processes on a CPU; two can share sequences.")] = 2,
     device: Annotated[str, typer.Option(help="cuda, or cpu for what a CPU can run of it.")] = "cuda",
-    json: Annotated[Path | None, typer.Option(help="Also write the results to this file.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Also write the results to this file, as JSON.")] = None,
     losses: Annotated[bool, typer.Option("--losses", help="Only the losses: needs torch, not Ray or verl.")] = False,
 ) -> None:
     """Check updates under verl's options on GPUs: about fifteen minutes, nothing is downloaded.
@@ -117,8 +148,8 @@ def gpu_check(
     try:
         # The losses are computed in this process.
         machine = this_machine(device, 1 if losses else gpus)
-        if json is not None and json.is_dir():
-            raise ValueError(f"--json {json}: a folder; name the file to write")
+        if out is not None and out.is_dir():
+            raise ValueError(f"--out {out}: a folder; name the file to write")
     except ValueError as error:
         fail(error, 2)
     found = []
@@ -127,10 +158,10 @@ def gpu_check(
             found.append(result)
             print_plain(line_of(result))
             # Whoever ends the command, or the machine, loses no result.
-            if json is not None:
-                write_text(json, as_json(found, described(machine)))
-        if json is not None:
-            write_text(json, as_json(found, described(machine)))
+            if out is not None:
+                write_text(out, as_json(found, described(machine)))
+        if out is not None:
+            write_text(out, as_json(found, described(machine)))
     except OSError as error:
         fail(error)
     console.print(table_of(found, f"clipx gpu-check: {machine.ranks} x {machine.device}"))
@@ -144,13 +175,19 @@ def gpu_check(
 
 @app.command()
 def methods(
-    name: Annotated[str | None, typer.Argument(help="A method, or observe, for its parameters.")] = None,
+    name: Annotated[
+        str | None, typer.Argument(help="A method, a group, observe, or a loss of your own as package.module:name.")
+    ] = None,
     parameters: Annotated[list[str] | None, typer.Argument(help="With --plot, clipx.<parameter>=… .")] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/methods.md.")] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw its gradient weight F over the ratio: .svg, .png.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """List the methods, or the parameters of one, or draw one."""
-    from verl_clipx.driver.listing import described_by, markdown_table, method_rows, parameter_rows
+    import sys
+
+    sys.path.insert(0, "")
+    from verl_clipx.driver.listing import listed, markdown_table, parameter_row
 
     if markdown:
         print_plain(markdown_table())
@@ -159,20 +196,33 @@ def methods(
         draw_method(name, parameters or [], plot)
         return
     if parameters:
-        console.print(f"[red]{escape(parameters[0])}:[/] parameters go with --plot FILE.")
-        raise typer.Exit(2)
-    if name is None:
-        rows = [list(map(escape, row)) for row in method_rows()]
-        print_list(console, "methods: +clipx=<group>", ("method", "what it does", "source", "groups"), rows)
-        return
+        fail(f"{parameters[0]}: parameters go with --plot FILE.", 2)
     try:
-        name, summary, source, groups = described_by(name)
+        found = listed(name)
     except ValueError as error:
         fail(error)
-    console.print(f"[bold]{name}[/]: {summary}\n{source}\nGroups: {', '.join(groups)}")
-    headings = ("parameter", *(f"+clipx={group}" for group in groups), "allowed", "meaning")
-    rows = [list(map(escape, row)) for row in parameter_rows(name, groups)]
-    print_list(console, "parameters: clipx.<parameter>=…", headings, rows)
+    if as_json:
+        print_json(methods=found)
+        return
+    if name is None:
+        rows = [(one["loss_mode"] or "", one["summary"], one["source"], ", ".join(one["groups"])) for one in found]
+        headings = ("method", "what it does", "source", "groups")
+        print_list(console, "methods: +clipx=<group>", headings, [list(map(escape, row)) for row in rows])
+        return
+    (method,) = found
+    groups = ", ".join(method["groups"]) or f"+clipx=custom clipx.function={name}"
+    console.print(f"[bold]{method['name']}[/]: {escape(method['summary'])}\n{escape(method['source'])}")
+    console.print(f"Groups: {groups}", markup=False, highlight=False, soft_wrap=True)
+    values = [f"+clipx={group}" for group in method["groups"]] or ["default"]
+    for title, of_every_method in ((f"parameters of {method['name']}", False), ("of every method", True)):
+        rows = [
+            list(map(escape, parameter_row(one)))
+            for one in method["parameters"]
+            if one["of_every_method"] == of_every_method
+        ]
+        if rows:
+            headings = ("parameter", *values, "allowed", "meaning")
+            print_list(console, f"{title}: clipx.<parameter>=…", headings, rows)
 
 
 @app.command()
@@ -181,10 +231,11 @@ def metrics(
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
 ) -> None:
     """List the metrics that a run logs: key, meaning, unit, and what each is taken over."""
+    from verl_clipx.common.suggestions import did_you_mean
     from verl_clipx.loss.metric_listing import LISTS, markdown_table, rows_of
 
     if which not in LISTS:
-        fail(ValueError(f"{which!r}: must be one of {', '.join(LISTS)}."), 2)
+        fail(f"{which!r}: must be one of {', '.join(LISTS)}.{did_you_mean(which, LISTS)}", 2)
     if markdown:
         print(markdown_table(which))
         return
@@ -222,7 +273,7 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def explain(context: typer.Context) -> None:
+def explain(context: typer.Context, as_json: AsJson = False) -> None:
     """Say what a verl command, or a script that ends in one, would train, without running it.
 
     clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
@@ -236,14 +287,16 @@ def explain(context: typer.Context) -> None:
     from verl_clipx.driver.script import SHELLS, commands_of
 
     if not context.args:
-        console.print("[red]no command given:[/] clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …")
-        raise typer.Exit(2)
+        fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
     try:
         commands = commands_of(context.args) if context.args[0] in SHELLS else [context.args]
-        lines = [line for command in commands for line in explained(command)]
+        found = [explained(command) for command in commands]
     except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
         fail(error)
-    for line in lines:
+    if as_json:
+        print_json(runs=[asdict(one) for one in found])
+        return
+    for line in (line for one in found for line in one.lines):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -320,16 +373,14 @@ def report(
 @app.command()
 def diagnose(
     run: Annotated[Path, typer.Argument(help="The run's folder or the file of its log.")],
-    as_json: Annotated[bool, typer.Option("--json", help="As JSON, for programs.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Say what went wrong in a run: since which step, what shows it and what to do."""
-    import json
-
     from verl_clipx.diagnostics.diagnosis import RULES, diagnose
     from verl_clipx.diagnostics.runs import read_run
 
     try:
-        with warnings_on(console):
+        with warnings_on(messages_console()):
             found = diagnose(read_run(run))
     except (OSError, ValueError) as error:
         fail(error)
@@ -345,7 +396,7 @@ def diagnose(
             }
             for one in found
         ]
-        print_plain(json.dumps(rows, indent=2))
+        print_json(run=str(run), findings=rows)
         return
     for one in found:
         console.print(f"[bold]{escape(one.head)}[/] {escape(one.text)}", highlight=False)
@@ -365,16 +416,19 @@ def replay(
         str | None,
         typer.Option(help="Find the parameter: clip_fraction=0.02, positive_share=… or entropy_clip_estimate=… ."),
     ] = None,
-    json: Annotated[Path | None, typer.Option(help="Also write all numbers to this file.")] = None,
+    as_json: AsJson = False,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
 ) -> None:
     """Apply methods to the tokens that a run traced: what each would clip, and which tokens' fate would change."""
     sys.path.insert(0, "")
-    from verl_clipx.diagnostics.replay.command import replay_run
+    from verl_clipx.diagnostics.replay.command import content_of, print_replayed, replayed
 
     try:
-        for line in replay_run(console, run, settings or [], step=step, match=match, json_path=json, tokens=tokens):
-            console.print(line, markup=False, highlight=False, soft_wrap=True)
+        found = replayed(run, settings or [], step=step, match=match)
+        if as_json:
+            print_json(**content_of(found, tokens))
+        else:
+            print_replayed(console, found)
     except (OSError, ValueError) as error:
         fail(error)
 

@@ -4,7 +4,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from verl_clipx.reproduction.rows import entry_at, papers, read_rows
+from verl_clipx.reproduction.rows import entry_at, preset_names
 
 
 class RowsSource(ConfigSource):
@@ -43,4 +43,4 @@ class RowsSource(ConfigSource):
         """Every row, for Hydra's message about an unknown one and for its completion."""
         if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
             return []
-        return [f"{paper}/{name}" for paper in papers() for name in sorted(read_rows(paper).rows)]
+        return preset_names()

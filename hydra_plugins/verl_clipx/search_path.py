@@ -11,6 +11,6 @@ class VerlClipxSearchPath(SearchPathPlugin):
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         """Appends, so that an application's own groups of the same name win."""
-        search_path.append(provider="verl-clipx", path=f"file://{configs_folder()}")
         search_path.append(provider="verl-clipx", path="clipx-rows://recipe")
         search_path.append(provider="verl-clipx", path="clipx-shadow://methods")
+        search_path.append(provider="verl-clipx", path=f"clipx-groups://{configs_folder()}")

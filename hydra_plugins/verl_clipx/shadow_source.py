@@ -4,14 +4,24 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
+from hydra_plugins.verl_clipx.misspelt import Missed
 from verl_clipx.common.configs_folder import configs_folder
 
 GROUP = "clipx/shadow"
 NO_METHODS = {"base", "observe"}
 
 
+def names() -> list[str]:
+    """The groups that choose a method."""
+    return sorted({path.stem for path in (configs_folder() / "clipx").glob("*.yaml")} - NO_METHODS)
+
+
 class ShadowSource(ConfigSource):
     """Makes a node under clipx.shadow of a method's group when it is asked for."""
+
+    def __init__(self, provider: str, path: str) -> None:
+        super().__init__(provider, path)
+        self.missed = Missed()
 
     @staticmethod
     def scheme() -> str:
@@ -28,8 +38,11 @@ class ShadowSource(ConfigSource):
 
     def is_config(self, config_path: str) -> bool:
         """Whether a method's group has this name."""
-        folder, _, name = config_path.strip("/").removesuffix(".yaml").rpartition("/")
-        return folder == GROUP and name in self.list(GROUP, None)
+        path = config_path.strip("/").removesuffix(".yaml")
+        folder, _, name = path.rpartition("/")
+        found = folder == GROUP and name in names()
+        self.missed.path = "" if found else path
+        return found
 
     def load_config(self, config_path: str) -> ConfigResult:
         """The method of a group with its own parameters, under clipx.shadow."""
@@ -54,9 +67,12 @@ class ShadowSource(ConfigSource):
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Every method's group, for Hydra's message about an unknown one."""
+        """Every method's group, for Hydra's message about an unknown one.
+
+        Raises:
+            ConfigCompositionException: the unknown one is named almost like another.
+        """
         if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
             return []
-        return sorted(
-            path.stem for path in (configs_folder() / "clipx").glob("*.yaml") if path.stem not in ("base", "observe")
-        )
+        self.missed.refuse(GROUP, names())
+        return names()

@@ -19,7 +19,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from tests.claims.documents import ROOT, Command, Wrong
 from tests.recipes.shell import Machine
 from verl_clipx.cli import app
-from verl_clipx.driver.listing import described_by
+from verl_clipx.driver.listing import listed
 from verl_clipx.reproduction.presets import preset_names
 from verl_clipx.reproduction.tables_definition import load_table
 from verl_clipx.tasks.catalog import definition_named, definitions
@@ -184,7 +184,7 @@ def _check_name(path: str, name: str, prompt: str | None) -> None:
         elif path.startswith("clipx table"):
             load_table(name)
         elif path == "clipx methods":
-            described_by(name)
+            listed(name)
         elif path.startswith("clipx recipe") and name not in preset_names():
             raise Wrong(f"{name}: no such preset")
     except ValueError as error:

@@ -278,7 +278,7 @@ def page(*lines: str, language: str = "bash", needs: str = "") -> str:
         (page("clipx eval run m --benchmark b --out o --max-tokens 9"), "no test can run this"),
         (page("clipx watch runs/a --steps 1 -- sleep 9"), "no test can run this"),
         # verl's command
-        (page("python -m verl.trainer.main_ppo … +clipx=acpi"), "Could not find 'clipx/acpi'"),
+        (page("python -m verl.trainer.main_ppo … +clipx=acpi"), "Did you mean +clipx=acpo?"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2"), "does not compose"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alpha=-2"), "does not compose"),
         (page("python -m verl.trainer.main_ppo … +clipx=acpo clipx.alhpa=2", needs="GPUs"), "does not compose"),
@@ -287,7 +287,7 @@ def page(*lines: str, language: str = "bash", needs: str = "") -> str:
         (page("bash scripts/test.sh --fast"), "no test can run this"),
         (page("bash scripts/test.sh --fats", needs="hours"), "scripts/test.sh has no --fats"),
         (page("bash scripts/tests.sh", needs="hours"), "scripts/tests.sh: no such file"),
-        (page("bash scripts/quickstart.sh acpi", needs="minutes"), "Could not find 'clipx/acpi'"),
+        (page("bash scripts/quickstart.sh acpi", needs="minutes"), "Did you mean +clipx=acpo?"),
         (
             page("DRY_RUN=1 METHOD=acpi bash recipes/acpo/run_qwen2.5_3b_fsdp.sh"),
             "recipes/acpo/run_qwen2.5_3b_fsdp.sh: ",

@@ -131,7 +131,7 @@ def test_the_command_and_the_page_say_the_same(tmp_path):
     write_log(tmp_path / "run/metrics.jsonl", [{**row, "actor/pg_loss": 0.0} for row in run.log.to_dict("records")])
     result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run"), "--json"])
     assert result.exit_code == 0, result.output
-    (found,) = json.loads(result.stdout)
+    (found,) = json.loads(result.stdout)["findings"]
     assert (found["finding"], found["onset"]) == ("reward collapse", onset)
     heads = [finding.head for finding in findings(settings_of([run]))]
     assert heads.index(f"made-up: reward collapse from step {onset} on.") < heads.index(

@@ -85,7 +85,10 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
         ),
         (["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"], "loss_mode=gspo but clipx.method=acpo: choose"),
         ([f"{ACTOR}.policy_loss.loss_mode=clipx_bapo"], "loss_mode=clipx_bapo without its group"),
-        (["+clipx=grpo", "clipx.clip_hihg=1"], "Could not override 'clipx.clip_hihg'"),
+        (
+            ["+clipx=grpo", "clipx.clip_hihg=1"],
+            "clipx.clip_hihg is not a parameter of grpo. Did you mean clipx.clip_h",
+        ),
         (["+clipx=acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be a number (at least 0 and at most 1000)"),
         (["+clipx=grpo", f"{ACTOR}.policy_loss.kl_cov_ratio=0.1"], "only verl's own loss kl_cov reads it"),
         (["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=0"], "tau_pos=0 would be clipx.tau_positive=0, which must be"),

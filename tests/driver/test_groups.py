@@ -8,13 +8,13 @@ groups inside a wheel (tests/test_wheel.py).
 import math
 
 import pytest
-from hydra.errors import ConfigCompositionException, InstantiationException
+from hydra.errors import InstantiationException
 from omegaconf import MissingMandatoryValue, OmegaConf
 from verl.utils.config import omega_conf_to_dataclass
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.driver.config import parameters_of
-from verl_clipx.driver.listing import group_settings, groups_of, parameter_rows
+from verl_clipx.driver.listing import group_settings, groups_of, listed, parameter_row
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
 
@@ -203,15 +203,11 @@ def test_a_parameter_is_overridden_by_its_name(actor):
     assert actor("+clipx=acpo", "clipx.alpha=2").policy_loss.clipx.method.alpha == 2.0
 
 
-def test_a_mistyped_key_is_refused_by_hydra(composed):
-    with pytest.raises(ConfigCompositionException, match=r"clipx\.aplha"):
-        composed("+clipx=acpo", "clipx.aplha=2")
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["+clipx=acpo", "clipx.aplha=2"], r"clipx\.aplha is not a parameter of acpo\. Did you mean clipx\.alpha\?"),
         (["+clipx=acpo", "+clipx.aplha=2"], r"clipx\.aplha is not a parameter of acpo\. Did you mean clipx\.alpha\?"),
         (["+clipx=acpo", "clipx.alpha=high"], r"clipx\.alpha='high': must be a number"),
         (["+clipx=acpo", "clipx.alpha=-1"], r"clipx\.alpha=-1: must be a number \(at least 0 and at most 1000\)"),
@@ -324,7 +320,7 @@ def test_a_bad_value_stops_in_the_driver(actor, overrides, message):
 
 
 def test_listing_shows_each_parameter_with_its_value_in_each_group():
-    rows = {row[0]: row for row in parameter_rows("acpo", groups_of("acpo"))}
+    rows = {row[0]: row for row in map(parameter_row, listed("acpo")[0]["parameters"])}
     assert groups_of("acpo") == ["acpo", "acpo_reference"]
     assert rows["bin_on"][1:4] == ("old", "current", "one of old, current")
     assert rows["epsilon_max"][1:3] == ("null", "3.0")

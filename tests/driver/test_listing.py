@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.driver.listing import described_by, group_settings, markdown_table
+from verl_clipx.driver.listing import group_settings, listed, markdown_table
 from verl_clipx.methods import BUILT_IN
 
 PAGE = Path(__file__).parents[2] / "docs" / "methods.md"
@@ -34,13 +34,14 @@ def test_every_group_with_a_method_has_its_place():
 
 @pytest.mark.parametrize(("group", "method"), [("dapo", "grpo"), ("acpo_reference", "acpo"), ("clipx_acpo", "acpo")])
 def test_a_group_is_described_by_its_method(group, method):
-    assert described_by(group)[0] == method
+    (found,) = listed(group)
+    assert found["name"] == method
 
 
 @pytest.mark.parametrize("name", ["base", "custom", "../clipx/dapo", ""])
 def test_what_is_neither_method_nor_a_methods_group_is_unknown(name):
     with pytest.raises(ValueError, match="must be one of grpo"):
-        described_by(name)
+        listed(name)
 
 
 def test_observe_is_described_with_its_one_parameter(monkeypatch):

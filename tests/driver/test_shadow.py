@@ -33,8 +33,8 @@ def test_a_loss_of_ones_own(actor):
 @pytest.mark.parametrize(
     ("overrides", "error", "message"),
     [
-        ((*SHADOW, "clipx.shadow.acpo.aplha=2"), ConfigCompositionException, "clipx.shadow.acpo.aplha"),
-        ((*SHADOW, "clipx.shadow.acpo.scope=lagged"), ConfigCompositionException, "clipx.shadow.acpo.scope"),
+        ((*SHADOW, "clipx.shadow.acpo.aplha=2"), InstantiationException, "Did you mean clipx.shadow.acpo.alpha"),
+        ((*SHADOW, "clipx.shadow.acpo.scope=lagged"), InstantiationException, "clipx.shadow.acpo.scope"),
         ((*SHADOW, "clipx.shadow.acpo.alpha=-2"), InstantiationException, r"clipx\.shadow\.acpo\.alpha=-2: must be"),
         (("+clipx/shadow=acpo",), InstantiationException, r"\+clipx/shadow is added to a method"),
         (
@@ -42,7 +42,7 @@ def test_a_loss_of_ones_own(actor):
             InstantiationException,
             "verl does not average metrics with 'max'",
         ),
-        (("+clipx=grpo", "+clipx/shadow=apco"), MissingConfigException, "Could not find 'clipx/shadow/apco'"),
+        (("+clipx=grpo", "+clipx/shadow=apco"), ConfigCompositionException, r"Did you mean .*\+clipx/shadow=acpo"),
         (("+clipx=grpo", "+clipx/shadow=observe"), MissingConfigException, "Could not find 'clipx/shadow/observe'"),
         (("+clipx=observe", "+clipx/shadow=acpo"), InstantiationException, "clipx.shadow is not a parameter"),
         (

@@ -46,7 +46,7 @@ def found(tmp_path_factory):
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(ranks, "PROGRAM", (sys.executable, str(folder / "rank.py")))
         patched.setattr("verl_clipx.gpu_check.run.CHECKS", (*checks.CHECKS, *broken))
-        words = ["gpu-check", "--device", "cpu", "--json", str(folder / "found.json")]
+        words = ["gpu-check", "--device", "cpu", "--out", str(folder / "found.json")]
         done = CliRunner().invoke(app, words, env={"COLUMNS": "200"})
     document = json.loads((folder / "found.json").read_text())
     return done.exit_code, done.stdout, {one["name"]: one for one in document["checks"]}

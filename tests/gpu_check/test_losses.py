@@ -28,7 +28,7 @@ sys.modules["verl"] = sys.modules["ray"] = None
 from verl_clipx.cli import main
 from verl_clipx.gpu_check import losses
 losses.BUILT_IN = (sys.argv[2],)
-sys.argv = ["clipx", "gpu-check", "--losses", "--device", "cpu", "--json", sys.argv[1]]
+sys.argv = ["clipx", "gpu-check", "--losses", "--device", "cpu", "--out", sys.argv[1]]
 main()
 """
 

@@ -27,7 +27,7 @@ def check(monkeypatch, tmp_path):
     def run_command(*results):
         monkeypatch.setattr(run, "results", lambda machine: iter(results))
         file = tmp_path / "found.json"
-        words = ["gpu-check", "--device", "cpu", "--json", str(file)]
+        words = ["gpu-check", "--device", "cpu", "--out", str(file)]
         done = CliRunner().invoke(app, words, env={"COLUMNS": "160"})
         return done.exit_code, done.stdout, json.loads(file.read_text())
 
@@ -52,8 +52,8 @@ def test_only_what_passed_without_a_failure_ends_with_0(results, code):
 
 def test_a_folder_for_the_results_is_refused_before_the_checks(monkeypatch, tmp_path):
     monkeypatch.setattr(run, "results", lambda machine: pytest.fail("the checks ran"))
-    done = CliRunner().invoke(app, ["gpu-check", "--device", "cpu", "--json", str(tmp_path)], env={"COLUMNS": "400"})
-    assert done.exit_code == 2 and f"--json {tmp_path}: a folder; name the file to write" in done.output
+    done = CliRunner().invoke(app, ["gpu-check", "--device", "cpu", "--out", str(tmp_path)], env={"COLUMNS": "400"})
+    assert done.exit_code == 2 and f"--out {tmp_path}: a folder; name the file to write" in done.output
 
 
 def test_a_check_that_measures_too_much_fails():
@@ -95,7 +95,7 @@ def test_each_result_is_there_before_the_next_check_runs(monkeypatch, tmp_path, 
 
     monkeypatch.setattr(run, "results", results)
     with pytest.raises((KeyboardInterrupt, SystemExit)):
-        app(["gpu-check", "--device", "cpu", "--json", str(file)])
+        app(["gpu-check", "--device", "cpu", "--out", str(file)])
     assert seen == [("pass: packing, 2 s: gradient 1e-06 [close]\n", 1)]
 
 

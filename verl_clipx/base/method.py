@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
-from verl_clipx.base.parameters import number, optional, parameter, validate
+from verl_clipx.base.parameters import did_you_mean, number, optional, parameter, validate
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Tokens
 
@@ -316,5 +316,6 @@ def method_named(name: str) -> type[Method]:
     """
     method = METHODS.get(name.removeprefix("clipx_")) if isinstance(name, str) else None
     if method is None:
-        raise ValueError(f"{NODE}.method={name!r}: must be one of {', '.join(METHODS)}.")
+        hint = did_you_mean(str(name).removeprefix("clipx_"), METHODS, f"+{NODE}=")
+        raise ValueError(f"{NODE}.method={name!r}: must be one of {', '.join(METHODS)}.{hint}")
     return method

@@ -176,6 +176,11 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
     for key in given:
         if key in known:
             continue
-        near = difflib.get_close_matches(key, known, n=1)
-        hint = f" Did you mean {node}.{near[0]}?" if near else ""
+        hint = did_you_mean(key, known, f"{node}.")
         raise ValueError(f"{node}.{key} is not a parameter of {owner}.{hint} Its parameters: {', '.join(known)}.")
+
+
+def did_you_mean(word: str, known: Iterable[str], before: str) -> str:
+    """As `common.suggestions.did_you_mean`, which this folder does not know."""
+    near = [f"{before}{one}" for one in difflib.get_close_matches(word, list(known), n=3)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""

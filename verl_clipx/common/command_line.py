@@ -1,22 +1,72 @@
-"""What commands end with and show progress by."""
+"""How commands end, and how they show progress."""
 
+import json
+import math
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
-from typing import NoReturn
+from typing import Annotated, Any, NoReturn
 
 import typer
 from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from verl_clipx.common.terminal import TerminalConsole
+from verl_clipx.common.terminal import TerminalConsole, print_plain
+
+# The command that was asked for JSON, None where none was.
+_json_of: ContextVar[str | None] = ContextVar("_json_of", default=None)
+
+
+def _remember(context: typer.Context, as_json: bool) -> bool:
+    names, at = [], context
+    while as_json and at.parent is not None:
+        names, at = [at.info_name, *names], at.parent
+    _json_of.set(" ".join(names) or None)
+    return as_json
+
+
+AsJson = Annotated[
+    bool, typer.Option("--json", callback=_remember, help="Print one JSON object instead of text, for programs.")
+]
+
+
+def forget_json() -> None:
+    """Begins a command line: none of its commands has been asked for JSON yet."""
+    _json_of.set(None)
+
+
+def print_json(**content: Any) -> None:
+    """Prints the one JSON object of a command's option --json: command, version, then the content.
+
+    Args:
+        content: numbers that are not finite become null, which is what JSON has for them.
+    """
+    head = {"command": _json_of.get(), "version": installed_version("verl-clipx")}
+    print_plain(json.dumps({**head, **_finite(content)}, indent=1, ensure_ascii=False, allow_nan=False))
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {key: _finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def messages_console() -> TerminalConsole:
+    """Where warnings go: to standard output as all else, but beside JSON to standard error."""
+    return TerminalConsole(stderr=_json_of.get() is not None)
 
 
 def fail(error: Exception | str, code: int = 1) -> NoReturn:
-    """Ends a command with the message of an error that its user can mend.
+    """Ends a command with the message of an error that its user can mend; under --json, as the key error.
 
     Raises:
         typer.Exit: with the code.
     """
-    TerminalConsole().print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
+    if _json_of.get() is not None:
+        print_json(error=str(error))
+    else:
+        TerminalConsole().print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
     raise typer.Exit(code) from None
 
 

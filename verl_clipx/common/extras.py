@@ -1,6 +1,6 @@
-"""What only the tools around the losses need, by extra, and what to say where it is not installed."""
+"""Packages that the losses do without and something else needs, by extra, and the message if one is missing."""
 
-# The name that is imported, and the one that is installed.
+# What the commands around the losses need: the name that is imported, and the one that is installed.
 TOOLS = {
     "datasets": "datasets",
     "jinja2": "jinja2",
@@ -11,14 +11,30 @@ TOOLS = {
     "scipy": "scipy",
 }
 
+# What verl imports in its v1 trainer and its rollout servers without requiring it.
+FOR_CPU = {
+    "cachetools": "cachetools",
+    "fastapi": "fastapi",
+    "transfer_queue": "TransferQueue",
+    "uvicorn": "uvicorn",
+}
+
 # What comes with verl; the name that is imported is the one that is installed.
 OF_VERL = ("tensorboard",)
 
-# What a few commands need: the name that is installed, and the extra that brings it.
-FURTHER = {
-    "gguf": ("gguf", "pretrained"),
-    "reasoning_gym": ("reasoning-gym", "reasoning"),
+# Module to the name that is installed, by extra.
+EXTRAS = {
+    "tools": TOOLS,
+    "pretrained": {"gguf": "gguf"},
+    "reasoning": {"reasoning_gym": "reasoning-gym"},
+    "cpu": FOR_CPU,
+    "gpu": {"vllm": "vLLM"},
 }
+
+
+def extra_of(module: str) -> str | None:
+    """The extra that brings a module, or None."""
+    return next((extra for extra, modules in EXTRAS.items() if module in modules), None)
 
 
 def needs_tool(user: str, module: str) -> str:
@@ -26,12 +42,12 @@ def needs_tool(user: str, module: str) -> str:
 
     Args:
         user: what needs it, such as a command.
-        module: a key of TOOLS or of FURTHER, or one of OF_VERL.
+        module: of one of EXTRAS, or one of OF_VERL.
     """
     if module in OF_VERL:
         return f"{user} needs {module}, which comes with verl: pip install {module}"
-    name, extra = FURTHER.get(module) or (TOOLS[module], "tools")
-    return f"{user} needs {name}: pip install 'verl-clipx[{extra}]'"
+    extra = extra_of(module)
+    return f"{user} needs {EXTRAS[extra][module]}: pip install 'verl-clipx[{extra}]'"
 
 
 def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
@@ -44,4 +60,4 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
         The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
     """
     module = (error.name or "").partition(".")[0]
-    return needs_tool(user, module) if module in {*TOOLS, *FURTHER, *OF_VERL} else None
+    return needs_tool(user, module) if extra_of(module) or module in OF_VERL else None

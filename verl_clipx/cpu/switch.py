@@ -1,6 +1,9 @@
 """The check behind the configuration's ``${clipx_platform:cpu}``."""
 
+import importlib.util
 import os
+
+from verl_clipx.common.extras import FOR_CPU, needs_tool
 
 
 def check_platform(name: str) -> str:
@@ -13,10 +16,13 @@ def check_platform(name: str) -> str:
         ``name``, so that it can stand as the value of ``trainer.device``.
 
     Raises:
-        ValueError: the environment variable ``VERL_PLATFORM`` names another platform, or none.
+        ValueError: the environment variable ``VERL_PLATFORM`` names another platform, or none; or a package is missing.
     """
     chosen = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if chosen == name:
+        missing = next((module for module in FOR_CPU if importlib.util.find_spec(module) is None), None)
+        if missing is not None:
+            raise ValueError(needs_tool(f"+hardware={name}", missing))
         return name
     found = f"VERL_PLATFORM={chosen}" if chosen else "no VERL_PLATFORM"
     raise ValueError(

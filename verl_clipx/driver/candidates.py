@@ -11,8 +11,10 @@ from omegaconf import OmegaConf
 
 from verl_clipx.base.method import NODE
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.driver.config import Observe, Settings, build
-from verl_clipx.driver.listing import group_settings
+from verl_clipx.driver.listing import group_names, group_settings
+from verl_clipx.modifiers import MODIFIERS
 
 
 @dataclass
@@ -110,7 +112,11 @@ def candidates_of(words: list[str]) -> list[Candidate]:
 
 def _group(name: str) -> dict[str, Any]:
     if not (configs_folder() / NODE / f"{name}.yaml").is_file():
-        folder = (configs_folder() / NODE / name).parent
-        known = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
-        raise ValueError(f"+{NODE}={name}: there is no such group. There are: {known}.")
+        folder, _, last = f"{NODE}/{name}".rpartition("/")
+        if not (configs_folder() / folder).is_dir():
+            hint = did_you_mean(folder, [f"{NODE}/{node}" for node in MODIFIERS], "+")
+            raise ValueError(f"+{folder}={last}: there is no group {folder}.{hint}")
+        known = group_names(folder)
+        hint = did_you_mean(last, known, f"+{folder}=")
+        raise ValueError(f"+{folder}={last}: there is no such group.{hint} There are: {', '.join(known)}.")
     return group_settings(name)

@@ -1,4 +1,4 @@
-"""The clipx node: a method with its parameters, and what goes around it."""
+"""The clipx node: a method with its parameters, and the settings around it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -21,6 +21,7 @@ from verl_clipx.base.parameters import (
     validate,
 )
 from verl_clipx.driver.health import HealthLimits
+from verl_clipx.driver.listing import OBSERVE
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
 from verl_clipx.loss.user_method import load_method
@@ -104,6 +105,11 @@ def shadow_of(node: Mapping[str, Any]) -> Shadow:
             raise ValueError(
                 f"{Shadow.node}.{name}: verl does not average metrics with {wrong[0]!r} in their name. Choose another "
                 f"group, or write the node by hand: +{Shadow.node}.NAME.method=… with its parameters."
+            )
+        if around := sorted(AROUND.keys() & parameters.keys()):
+            raise ValueError(
+                f"{Shadow.node}.{name}.{around[0]}: a shadow has only its method's own parameters; the rest is that of "
+                f"the method that trains. Set {NODE}.{around[0]}."
             )
         try:
             built = build(**parameters)
@@ -245,9 +251,6 @@ class Settings:
 # Key under the clipx node to what a group of its own fills.
 NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits, "shadow": Shadow}
 
-# The value of clipx.method that leaves verl's own loss as it is.
-OBSERVE = "observe"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Observe:
@@ -287,8 +290,11 @@ AROUND = {field.name: field for field in dataclasses.fields(Settings) if field.n
 
 
 def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
-    """Every key that a method's clipx node takes: its own parameters, then those of `Settings`."""
-    return {**{field.name: field for field in dataclasses.fields(method)}, **AROUND}
+    """Every key that a method's clipx node takes: its own parameters, those of its bases, then those of `Settings`."""
+    fields = {field.name: field for field in dataclasses.fields(method)}
+    # dataclasses puts a base's fields first, which all methods have.
+    own_first = [name for one in method.__mro__ for name in vars(one).get("__annotations__", {}) if name in fields]
+    return {**{name: fields[name] for name in own_first}, **AROUND}
 
 
 def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:

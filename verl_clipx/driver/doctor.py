@@ -1,4 +1,4 @@
-"""Checks of an environment: what is there, whether the plugin works in it, and what to do about what does not."""
+"""Checks of an environment: what is installed, whether the plugin works, and what to do if something does not."""
 
 import importlib.metadata
 import importlib.util
@@ -16,7 +16,7 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from verl_clipx.common.extras import TOOLS
+from verl_clipx.common.extras import FOR_CPU, TOOLS
 
 Level = Literal["ok", "warning", "error"]
 
@@ -112,8 +112,10 @@ def check_versions(has_gpu: bool) -> list[Finding]:
     ]
     findings.append(in_range("verl", VERL_RANGE, "error"))
     combination, by_whom = (GPU_COMBINATION, TESTED_BY_VERL) if has_gpu else (CPU_COMBINATION, TESTED_HERE)
+    extra = "gpu" if has_gpu else "cpu"
     for distribution, tested in combination.items():
-        findings.append(in_range(distribution, tested, "warning", f"{by_whom}: {distribution}{tested}"))
+        install = "" if installed(distribution) else f"pip install 'verl-clipx[{extra}]'; "
+        findings.append(in_range(distribution, tested, "warning", f"{install}{by_whom}: {distribution}{tested}"))
     for distribution in ("ray", "TransferQueue", "tensordict", "hydra-core", "verl-clipx"):
         findings.append(in_range(distribution, SpecifierSet(), "error"))
     return findings
@@ -155,6 +157,14 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
             return "", f"no answer within {seconds} s"
     error = "\n".join(done.stderr.strip().splitlines()[-3:]) if done.returncode else ""
     return done.stdout, error
+
+
+def check_cpu_packages() -> Finding:
+    """Whether the packages are there that a run without a GPU needs besides verl's own."""
+    missing = [distribution for module, distribution in FOR_CPU.items() if importlib.util.find_spec(module) is None]
+    if not missing:
+        return Finding("ok", "packages of CPU runs", ", ".join(FOR_CPU.values()))
+    return Finding("error", "packages of CPU runs", f"no {', '.join(missing)}", "pip install 'verl-clipx[cpu]'")
 
 
 def check_tools() -> Finding:
@@ -300,7 +310,7 @@ def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
     """
     accelerators = check_accelerators()
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
-    yield "versions", [*check_versions(has_gpu), check_tools()]
+    yield "versions", [*check_versions(has_gpu), check_tools(), *([] if has_gpu else [check_cpu_packages()])]
     yield "accelerators", accelerators
     yield "memory and disk", check_resources(Path.cwd())
     yield "ports", check_ports()

@@ -6,6 +6,7 @@ import importlib.util
 import io
 import warnings
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
@@ -30,8 +31,48 @@ ENTRIES = {
 }
 
 
-def explained(words: Sequence[str]) -> list[str]:
-    """What a command would train, in lines: the line that the run prints, and what it takes over from verl's keys.
+@dataclass(frozen=True)
+class TakenOver:
+    """A value of verl's that the method takes over.
+
+    Args:
+        key, given: verl's key and its value.
+        parameter, value: the method's parameter and what it becomes.
+    """
+
+    key: str
+    given: float | None
+    parameter: str
+    value: float | None
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What a command would train.
+
+    Args:
+        line: what the run prints about it; or that the plugin has no part in it.
+        loss_mode: the loss in verl's registry.
+        of_the_plugin: whether the plugin has a part in the run.
+        taken: what the method takes over from verl's keys.
+    """
+
+    line: str
+    loss_mode: str
+    of_the_plugin: bool
+    taken: tuple[TakenOver, ...] = ()
+
+    @property
+    def lines(self) -> list[str]:
+        """The line, then one for each value that is taken over."""
+        return [
+            self.line,
+            *(f"taken over: {of.key}={written(of.given)} as {of.parameter}={shown(of.value)}" for of in self.taken),
+        ]
+
+
+def explained(words: Sequence[str]) -> Explanation:
+    """What a command would train: the line that the run prints, and what it takes over from verl's keys.
 
     Args:
         words: `python -m MODULE KEY=VALUE …`, whatever stands before `-m`, or the overrides alone.
@@ -47,14 +88,15 @@ def explained(words: Sequence[str]) -> list[str]:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             validate_config(config, need_reference_policy(config), need_critic(config))
+    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
     if decision is None:
-        loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
-        return [f"clipx: no part in this run, which trains verl's own loss {loss_mode}"]
-    taken = [
-        f"taken over: {ACTOR}.{of.key}={written(of.given)} as {NODE}.{parameter}={shown(of.value)}"
+        line = f"clipx: no part in this run, which trains verl's own loss {loss_mode}"
+        return Explanation(line, loss_mode, of_the_plugin=False)
+    taken = (
+        TakenOver(f"{ACTOR}.{of.key}", of.given, f"{NODE}.{parameter}", of.value)
         for parameter, of in decision.taken.items()
-    ]
-    return [decision.line, *taken]
+    )
+    return Explanation(decision.line, loss_mode, True, tuple(taken))
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:

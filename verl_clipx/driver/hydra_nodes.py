@@ -1,4 +1,4 @@
-"""What the Hydra groups name as `_target_`: the clipx node and verl's policy_loss node around it."""
+"""The targets of the Hydra groups' `_target_`: the clipx node, and verl's policy_loss node around it."""
 
 import math
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,8 @@ from verl.workers.config.actor import PolicyLossConfig
 
 from verl_clipx.base.method import NODE
 from verl_clipx.driver.clip_keys import DRO_BETA, VERL_DEFAULTS, ignored_keys, sources, taken_over
-from verl_clipx.driver.config import NODES, OBSERVE, Observe, Settings, build
+from verl_clipx.driver.config import NODES, Observe, Settings, build
+from verl_clipx.driver.listing import OBSERVE
 from verl_clipx.driver.support import TORCH_COMPILE, asking_for_rollout_log_probs, refuse_unserved
 
 __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]

@@ -1,4 +1,4 @@
-"""The receipt in the trainer's process: a run whose first logged step has none was trained by another worker."""
+"""The receipt in the trainer's process: if a run's first logged step has no receipt, another worker trained it."""
 
 import logging
 from types import ModuleType
@@ -8,7 +8,7 @@ from wrapt import wrap_function_wrapper
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
-from verl_clipx.driver.config import OBSERVE
+from verl_clipx.driver.listing import OBSERVE
 from verl_clipx.driver.support import Options, untested
 
 logger = logging.getLogger(__name__)

@@ -1,6 +1,6 @@
-"""What verl itself stops at minutes after the start, or passes over without a word: said at the start.
+"""Configurations that verl refuses only minutes after the start, or silently ignores, are refused at the start.
 
-Which values are allowed is verl's to say: its registries of losses and trainers, the checks of its rollout correction.
+verl decides which values are allowed: its registries of losses and trainers, and the checks of its rollout correction.
 """
 
 from collections.abc import Callable
@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.base.method import NODE
 from verl_clipx.driver.clip_keys import ACTOR, DRO_BETA, MISPLACED, written
-from verl_clipx.driver.config import OBSERVE, Observe, Settings
+from verl_clipx.driver.config import Observe, Settings
+from verl_clipx.driver.listing import OBSERVE
 from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
 
 CALCULATE_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"

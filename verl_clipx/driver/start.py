@@ -1,7 +1,7 @@
 """What the driver decides when a run of verl starts, before Ray does: which loss, with which bounds, on what machine.
 
 A run starts where verl's entry modules call verl.utils.device.auto_set_device with their configuration, or where a
-notebook calls verl.trainer.main_ppo.run_ppo; composing a configuration, there or by `clipx explain`, is no start.
+notebook calls verl.trainer.main_ppo.run_ppo; composing a configuration, there or by `clipx explain`, is not a start.
 """
 
 import os
@@ -15,6 +15,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.base.method import NODE
 from verl_clipx.common.checkpoints import choose_checkpoint
+from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.run_files import (
     CHECKPOINTS_LOCK,
     LOG_VARIABLE,
@@ -25,6 +26,7 @@ from verl_clipx.common.run_files import (
     traces_path,
 )
 from verl_clipx.common.run_lock import take
+from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.clip_keys import (
     ACTOR,
@@ -168,6 +170,7 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
     node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
     if node is None:
         return None
+    refuse_misspelt(config)
     if NODE not in node:
         refuse_without_group(node.loss_mode)
         return None
@@ -200,6 +203,32 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         # A start that asks again finds nothing left to take over.
         node.run.group, node.run.taken = group, {**(node.run.get("taken") or {}), **sources(taken)}
     return Decision(announcement(instantiated(node)), taken)
+
+
+def refuse_misspelt(config: DictConfig) -> None:
+    """Raises for what was meant for the plugin, and Hydra took for a new key that nobody reads.
+
+    Raises:
+        ValueError: a key such as clipx/shapping, which is no group; a node such as clipex with the name of a group of
+            the plugin's; a node clipx that no method's group goes with.
+    """
+    folder = configs_folder() / NODE
+    groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()} | {f"{NODE}/shadow"}
+    for key, value in config.items_ex(resolve=False):
+        if key.startswith(f"{NODE}/"):
+            known = ", ".join(sorted(groups))
+            raise ValueError(
+                f"+{key}={value}: there is no group {key}.{did_you_mean(key, groups, '+')} The groups are {known}."
+            )
+        near = key != NODE and did_you_mean(key, [NODE])
+        if near and isinstance(value, str) and (folder / f"{value}.yaml").is_file():
+            raise ValueError(f"+{key}={value}: nobody reads a key {key}. Did you mean +{NODE}={value}?")
+    if config.get(NODE) is not None and NODE not in OmegaConf.select(config, f"{ACTOR}.policy_loss"):
+        given = next(iter(config[NODE])) if isinstance(config[NODE], DictConfig) and config[NODE] else ""
+        raise ValueError(
+            f"{NODE}{given and '.'}{given} without a method: nothing would read it. Choose a method by its group, for "
+            f"example +{NODE}=grpo."
+        )
 
 
 def instantiated(node: Any) -> Any:

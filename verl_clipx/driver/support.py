@@ -9,7 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from verl_clipx.base.method import NODE, Method
-from verl_clipx.driver.config import OBSERVE, Observe, Settings
+from verl_clipx.driver.config import Observe, Settings
+from verl_clipx.driver.listing import OBSERVE
 
 ACTOR = "actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction.bypass_mode"

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
+from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.evaluation.comparison_commands import compare, power
 from verl_clipx.evaluation.console import console, errors
@@ -107,7 +108,9 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
             from verl_clipx.evaluation.vllm_backend import VLLMSettings, has_vllm, vllm_backend
 
             if protocol not in PROTOCOLS:
-                raise ValueError(f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}")
+                raise ValueError(
+                    f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}.{did_you_mean(protocol, PROTOCOLS)}"
+                )
             chosen = PROTOCOLS[protocol]
             backends = {
                 "vllm": vllm_backend(VLLMSettings(tensor_parallel_size, gpu_memory_utilization, dtype)),

@@ -1,4 +1,4 @@
-"""A method on tensors of your own, and the contract that every method keeps, as checks to run on yours."""
+"""Runs a method on your own tensors, and checks the contract that every method keeps on your method."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -50,7 +50,7 @@ def evaluate(
     """A method's loss per token, to look at: uncompiled, and with everything that it is made of.
 
     Args:
-        method: a method with its parameters, for example METHODS["acpo"](alpha=2.0).
+        method: a method with its parameters, for example `METHODS["acpo"](alpha=2.0)`.
         log_prob: under the current policy, (sequences, length); the loss is differentiable with respect to it.
         old_log_prob, advantages, mask: (sequences, length).
         statistics: behind the bounds; None: those of these tokens.

@@ -10,15 +10,10 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.reproduction.origins import groups_of, read_origins, title_of
-from verl_clipx.reproduction.rows import papers, read_rows
+from verl_clipx.reproduction.rows import preset_names
 
 PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
 """Folders of configs/recipe that hold the papers' runs."""
-
-
-def preset_names() -> list[str]:
-    """Lists the presets, such as acpo/countdown_3b_acpo_near, in alphabetical order."""
-    return sorted(f"{paper}/{name}" for paper in papers() for name in read_rows(paper).rows)
 
 
 def check_preset(name: str) -> None:

@@ -33,10 +33,15 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
     """
     if markup not in FORMATS:
         raise ValueError(f"--format {markup}: must be one of {', '.join(FORMATS)}")
-    if results is not None and results["table"] != table.name:
-        raise ValueError(f"the results belong to table {results['table']}, not to {table.name}. Collect them again")
+    refuse_another_table(table, results)
     pages = [build_page(table, results), significance_page(table, results) if results else None]
     return "\n".join(_written(page, markup) for page in pages if page)
+
+
+def refuse_another_table(table: Table, results: Mapping[str, Any] | None) -> None:
+    """Raises ValueError if results are not of this table."""
+    if results is not None and results["table"] != table.name:
+        raise ValueError(f"the results belong to table {results['table']}, not to {table.name}. Collect them again")
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
@@ -61,6 +66,26 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
         below=[*_below(table, results, list(cells.values())), *(note.text for note in notes if note not in marked)],
         footnotes=[(mark, note.text) for note, mark in marked.items()],
     )
+
+
+def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
+    """Every cell that has a number, for JSON: row, column, the expected number, and what was measured, or None.
+
+    Args:
+        results: as for `render`.
+
+    Raises:
+        ValueError: the results are of another table.
+    """
+    refuse_another_table(table, results)
+    measured = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
+    found = []
+    for row in table.rows:
+        for column in table.columns:
+            expected, cell = table.expected(row, column), measured.get((row.name, column.name))
+            if expected is not None or cell is not None:
+                found.append({"row": row.name, "column": column.name, "expected": expected, "measured": cell})
+    return found
 
 
 def _cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], per_cell: bool) -> Cell:

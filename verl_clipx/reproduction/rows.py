@@ -68,6 +68,11 @@ def papers() -> list[str]:
     return sorted(path.parent.name for path in (configs_folder() / "recipe").glob(f"*/{TABLE}"))
 
 
+def preset_names() -> list[str]:
+    """Lists the presets, the rows of all papers, such as acpo/countdown_3b_acpo_near, in alphabetical order."""
+    return sorted(f"{paper}/{name}" for paper in papers() for name in read_rows(paper).rows)
+
+
 def table_file(paper: str) -> str:
     """Returns a paper's table, from the configs folder on."""
     return f"recipe/{paper}/{TABLE}"

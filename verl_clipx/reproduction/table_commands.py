@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import fail, progress_bar
+from verl_clipx.common.command_line import AsJson, fail, print_json, progress_bar
 from verl_clipx.common.files import check_shape, last_lines, read_json_object, replacing, write_json
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole
@@ -31,16 +31,24 @@ CURVE_FORMATS = ("svg", "png", "csv")
 
 
 @table_app.command("list")
-def list_tables() -> None:
+def list_tables(as_json: AsJson = False) -> None:
     """List the tables, and how many of their cells a run could fill."""
     from verl_clipx.reproduction.tables_definition import load_table, table_names
 
-    rows = []
-    for name in table_names():
-        table = load_table(name)
-        cells = sum(table.is_measurable(row, column) for row in table.rows for column in table.columns)
-        presets = sum(source.preset is not None for source, _ in table.sources())
-        rows.append(list(map(escape, (name, table.title, table.source, str(cells), str(presets)))))
+    found = [
+        {
+            "name": table.name,
+            "title": table.title,
+            "source": table.source,
+            "cells": sum(table.is_measurable(row, column) for row in table.rows for column in table.columns),
+            "presets": sum(source.preset is not None for source, _ in table.sources()),
+        }
+        for table in map(load_table, table_names())
+    ]
+    if as_json:
+        print_json(tables=found)
+        return
+    rows = [[escape(str(value)) for value in table.values()] for table in found]
     print_list(console, "clipx table plan NAME", ("name", "what", "source", "cells", "presets"), rows)
 
 
@@ -55,10 +63,13 @@ def plan(
     seed: Annotated[list[int] | None, typer.Option(help="Only this training seed; you can repeat it.")] = None,
     evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx eval run`.")] = "",
     run: Annotated[bool, typer.Option("--run", help="Run the commands one after the other.")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """Print the commands that fill a table, without those that are done; or run them, going on where it stopped."""
     from verl_clipx.reproduction.table_plan import Places, plan_table
 
+    if run and as_json:
+        fail("--json prints the commands, --run runs them. Leave one of them out.", 2)
     table = _load(name)
     if table.in_one_process:
         fail(f"table {name}: `clipx table fill {name}` makes its runs")
@@ -76,6 +87,10 @@ def plan(
     except (OSError, ValueError) as error:
         fail(error)
     waiting = [job for job in jobs if not job.done]
+    if as_json:
+        commands = [{"kind": job.kind, "label": job.label, "command": job.command, "done": job.done} for job in jobs]
+        print_json(table=name, commands=commands, cost=_cost(table, places, waiting))
+        return
     _say(f"# {name}: {len(waiting)} of {len(jobs)} commands left. {_cost(table, places, waiting)}")
     if run:
         _run_all(waiting, already=len(jobs) - len(waiting), of=len(jobs))
@@ -159,6 +174,7 @@ def collect(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
     out: Annotated[Path | None, typer.Option(help="File of the results; by default RUNS/tables/<name>.json.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Read the runs' numbers, refusing runs that are not the presets'. Says what is missing."""
     from verl_clipx.reproduction.collect import collect as collect_table
@@ -178,6 +194,9 @@ def collect(
         write_json(out, results)
     except OSError as error:
         fail(error)
+    if as_json:
+        print_json(**results, file=str(out))
+        raise typer.Exit(1 if results["refused"] else 0)
     for entry in results["refused"]:
         console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
         for reason in entry["reasons"]:
@@ -202,12 +221,14 @@ def render(
         str, typer.Option("--format", help="markdown, html or latex; curves: svg, png or csv.")
     ] = "markdown",
     out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty.
 
     Of a figure the table has the curves' last numbers; svg, png and csv are the curves.
     """
     from verl_clipx.reproduction.collect import RESULTS, hash_of_definition
+    from verl_clipx.reproduction.render import cells_of
     from verl_clipx.reproduction.render import render as render_table
 
     table = _load(name)
@@ -222,6 +243,11 @@ def render(
             )
         if found is not None:
             check_shape(path, found, RESULTS)
+        if as_json:
+            if out is not None or markup != "markdown":
+                fail("--json prints to standard output: leave out --out and --format.", 2)
+            print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
+            return
         if markup in CURVE_FORMATS:
             content = _curves(table, found, markup, path)
         else:

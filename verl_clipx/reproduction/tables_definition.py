@@ -9,6 +9,8 @@ from typing import Any
 
 import yaml
 
+from verl_clipx.common.suggestions import did_you_mean
+
 UNITS = ("percent", "fraction", "seconds", "number", "logged")
 
 # Ways to get a number, by the key that marks each.
@@ -325,7 +327,8 @@ def load_table(name: str) -> Table:
         ValueError: there is no such table, or its definition is wrong.
     """
     if name not in table_names():
-        raise ValueError(f"table {name!r}: unknown; there are {', '.join(table_names())}")
+        hint = did_you_mean(name, table_names())
+        raise ValueError(f"table {name!r} is unknown.{hint} There are {', '.join(table_names())}.")
     text = files("verl_clipx.reproduction").joinpath("tables", f"{name}.yaml").read_text(encoding="utf-8")
     return build_table(name, yaml.safe_load(text))
 

@@ -4,6 +4,7 @@ from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
 
+from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.tasks.definition import DatasetDefinition
 
 TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym", "reversal")
@@ -45,4 +46,5 @@ def definition_named(name: str) -> DatasetDefinition:
     try:
         return definitions()[name]
     except KeyError:
-        raise ValueError(f"data set {name!r} is unknown; there are {', '.join(definitions())}") from None
+        hint = did_you_mean(name, definitions())
+        raise ValueError(f"data set {name!r} is unknown.{hint} There are {', '.join(definitions())}.") from None

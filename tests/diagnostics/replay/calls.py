@@ -14,10 +14,9 @@ def printed(*words) -> str:
     return done.output
 
 
-def numbers(tmp_path, run, *words) -> dict:
-    """What the command writes."""
-    printed(run, *words, "--json", tmp_path / "replay.json")
-    return json.loads((tmp_path / "replay.json").read_text())
+def numbers(run, *words) -> dict:
+    """What the command prints for programs."""
+    return json.loads(printed(run, *words, "--json"))
 
 
 def value(found: dict, name: str, setting: int = 0) -> float:

@@ -17,7 +17,7 @@ def test_version_1_is_replayed_as_an_estimate(tmp_path):
     for path in (run / "traces").iterdir():
         table = pyarrow.parquet.read_table(path).drop_columns(list(ADDED_IN_2))
         pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"1"}), path)
-    found = numbers(tmp_path, run, "+clipx=grpo", "+clipx=acpo")
+    found = numbers(run, "+clipx=grpo", "+clipx=acpo")
     assert not found["exact"] and found["settings"][0]["bounds_against_run"] <= 1e-6
     text = " ".join(printed(run, "+clipx=acpo").split())
     assert "The numbers are estimates" in text and "all that there were" not in text
@@ -26,7 +26,7 @@ def test_version_1_is_replayed_as_an_estimate(tmp_path):
 
 def test_a_ranks_missing_file_leaves_an_estimate(tmp_path):
     run = write_run(tmp_path / "acpo-seed1", "acpo", facts=UpdateFacts(1, 2, DecidedFrom.MINI_BATCH))
-    assert not numbers(tmp_path, run, "+clipx=grpo")["exact"]
+    assert not numbers(run, "+clipx=grpo")["exact"]
 
 
 def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
@@ -66,13 +66,13 @@ def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
 @pytest.mark.slow
 def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
     monkeypatch.setattr(measures, "REPLICATES", 60)
-    whole = numbers(tmp_path, prompts_run(tmp_path / "whole", range(60)), "+clipx=acpo", "clipx.alpha=0.5")
+    whole = numbers(prompts_run(tmp_path / "whole", range(60)), "+clipx=acpo", "clipx.alpha=0.5")
     assert whole["exact"]
     generator, held = numpy.random.default_rng(0), {"clip_fraction": 0, "clipx/epsilon/bin_2": 0, "cosine": 0}
     for draw in range(12):
         chosen = sorted(generator.choice(60, 20, replace=False))
         run = prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3)
-        found = numbers(tmp_path, run, "+clipx=acpo", "clipx.alpha=0.5")
+        found = numbers(run, "+clipx=acpo", "clipx.alpha=0.5")
         assert not found["exact"]
         for name in held:
             one = found["settings"][0]["numbers"][name]
@@ -87,5 +87,5 @@ def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypat
 
 def test_few_prompts_have_no_interval(tmp_path):
     run = prompts_run(tmp_path / "few", range(4), fraction=0.1)
-    found = numbers(tmp_path, run, "+clipx=acpo")
+    found = numbers(run, "+clipx=acpo")
     assert found["settings"][0]["numbers"]["clip_fraction"]["low"] is None and not found["exact"]

@@ -17,7 +17,7 @@ from verl_clipx.diagnostics.run_log import read_run_log
 @pytest.mark.parametrize("method", ["acpo", "bapo", "grpo"])
 def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, method):
     run = write_run(tmp_path / f"{method}-seed1", method)
-    found = numbers(tmp_path, run)
+    found = numbers(run)
     (own,) = found["settings"]
     assert found["exact"] and own["exact"] and own["bounds_against_run"] <= 1e-6
     assert value(found, "cosine") == pytest.approx(1) and value(found, "norm_ratio") == pytest.approx(1)
@@ -29,7 +29,7 @@ def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, me
 
 def test_another_method_does_what_its_formula_says(tmp_path):
     run = write_run(tmp_path / "grpo-seed1", "grpo")
-    found = numbers(tmp_path, run, "--step", 4, "+clipx=acpo", "clipx.alpha=1,2", "--tokens", 1000)
+    found = numbers(run, "--step", 4, "+clipx=acpo", "clipx.alpha=1,2", "--tokens", 1000)
     assert [one["setting"] for one in found["settings"]] == ["acpo alpha=1", "acpo alpha=2"]
     tokens = read_shards(run / "traces", [one for one in shards_in(run / "traces") if one.step == 4]).to_pandas()
     for alpha, setting in zip((1, 2), found["settings"], strict=True):
@@ -75,17 +75,17 @@ def test_a_loss_of_ones_own(tmp_path, monkeypatch):
     )
     monkeypatch.chdir(tmp_path)
     run = write_run(tmp_path / "grpo-seed1", "grpo")
-    found = numbers(tmp_path, run, "+clipx=custom", "clipx.function=half_clip:half_clip")
+    found = numbers(run, "+clipx=custom", "clipx.function=half_clip:half_clip")
     assert 0.5 < value(found, "norm_ratio") < 1 and value(found, "cosine") > 0.8
 
 
 def test_the_parameter_is_found(tmp_path):
     run = write_run(tmp_path / "grpo-seed1", "grpo")
-    found = numbers(tmp_path, run, "+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04")
+    found = numbers(run, "+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04")
     (match,) = found["matches"]
     # 1 % of 768 tokens are 8; two neighbouring ratios are nearer.
     assert match["reached"] == pytest.approx(0.04, abs=1 / 768) and match["crossings"] == 1
-    again = numbers(tmp_path, run, "+clipx=grpo", f"clipx.clip_high={match['value']}")
+    again = numbers(run, "+clipx=grpo", f"clipx.clip_high={match['value']}")
     assert value(again, "clip_fraction") == match["reached"]
     text = printed(run, "+clipx=grpo", "clipx.clip_high=1.1,2.0", "--match", "clip_fraction=0.9")
     assert "clip_fraction is not 0.9 anywhere in the range" in " ".join(text.split())
@@ -106,7 +106,7 @@ def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns(
         (("+clipx=acpo", "clipx.aplha=2"), "Did you mean clipx.alpha"),
         (("+clipx=apco",), "+clipx=apco: there is no such group"),
         (("clipx.alpha=2",), "comes before any method"),
-        (("+clipx=observe",), "leaves verl's own loss as it is"),
+        (("+clipx=observe",), "observes verl's own loss and is not a method"),
         (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights after the first one"),
         (("+clipx=grpo", "data.seed=1"), "data.seed=1: write +clipx=GROUP"),
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),

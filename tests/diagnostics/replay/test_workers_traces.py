@@ -87,7 +87,7 @@ def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name
     if "rollout" in " ".join(overrides):
         overrides = (*overrides, "actor_rollout_ref.rollout.calculate_log_probs=True")
     run = traced_run(tmp_path, actor, *overrides, parts=parts, weights=-0.5)
-    (own,) = numbers(tmp_path, run)["settings"]
+    (own,) = numbers(run)["settings"]
     assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
     assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
     assert own["numbers"]["norm_ratio"]["value"] == pytest.approx(1, abs=1e-6)
@@ -97,7 +97,7 @@ def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name
 def test_in_loptis_pass_its_own_tokens_count(tmp_path, actor, name):
     step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
     run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.scope=micro_batch", "+clipx/update=lopti", step=step)
-    (own,) = numbers(tmp_path, run, "+clipx=acpo", "clipx.scope=micro_batch")["settings"]
+    (own,) = numbers(run, "+clipx=acpo", "clipx.scope=micro_batch")["settings"]
     tokens = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
     assert own["bounds_against_run"] <= 1e-6 and 0 < tokens.counted.sum() < len(tokens)
 
@@ -105,7 +105,7 @@ def test_in_loptis_pass_its_own_tokens_count(tmp_path, actor, name):
 def test_bounds_at_ratio_1_are_those_of_ratio_1(tmp_path, actor):
     step = OptimizerStep(decided_from=DecidedFrom.RATIO_ONE)
     run = traced_run(tmp_path, actor, "+clipx=acpo", step=step)
-    found = numbers(tmp_path, run, "+clipx=acpo", "clipx.alpha=2")
+    found = numbers(run, "+clipx=acpo", "clipx.alpha=2")
     # No spread at ratio 1, whatever these tokens' ratios are.
     assert found["settings"][0]["bounds"]["high"]["greatest"] == pytest.approx(1.2)
 
@@ -120,7 +120,7 @@ def test_a_lagged_runs_decision_is_kept_and_no_other_is_made_up(tmp_path, actor)
         decided_from=DecidedFrom.LAGGED,
     )
     run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.scope=lagged", step=step)
-    (own,) = numbers(tmp_path, run)["settings"]
+    (own,) = numbers(run)["settings"]
     assert own["bounds_against_run"] <= 1e-6 and own["bounds"]["high"]["greatest"] > 1.5
     other = refusal(run, "+clipx=acpo", "clipx.scope=lagged", "clipx.alpha=2")
     assert "clipx.scope=lagged decides from an earlier rollout batch" in other and "mini_batch" in other
@@ -129,7 +129,7 @@ def test_a_lagged_runs_decision_is_kept_and_no_other_is_made_up(tmp_path, actor)
 def test_what_a_sampled_pass_decided_is_kept(tmp_path, actor):
     sampled = dataclasses.replace(decided_step(actor), decided_from=DecidedFrom.SAMPLE)
     run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.precision=0.03", step=sampled)
-    (own,) = numbers(tmp_path, run)["settings"]
+    (own,) = numbers(run)["settings"]
     # Every token is in the trace, and they are not those that the run decided from.
     assert own["exact"] and own["bounds_against_run"] <= 1e-6
 
@@ -140,7 +140,7 @@ def test_below_fraction_1_the_runs_own_decision_is_kept(tmp_path, actor):
     columns = read_shards(run / "traces", [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
     decision = {0: decided_step(actor).decision.tolist()}
     write_shard(run / "traces", shard, columns, UpdateFacts(0.5, 1, DecidedFrom.MINI_BATCH, decision))
-    own, other = numbers(tmp_path, run, "+clipx=acpo", "clipx.alpha=3.0,3.5")["settings"]
+    own, other = numbers(run, "+clipx=acpo", "clipx.alpha=3.0,3.5")["settings"]
     assert not own["exact"] and own["bounds_against_run"] <= 1e-6
     assert other["bounds"]["high"]["greatest"] != pytest.approx(own["bounds"]["high"]["greatest"])
 

@@ -1,7 +1,7 @@
-"""`clipx replay`: reads the run, applies each setting, prints lists and writes JSON."""
+"""`clipx replay`: reads the run, applies each setting, and prints what each would do."""
 
-import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +9,6 @@ from rich.console import Console
 from rich.markup import escape
 
 from verl_clipx.base.method import NODE
-from verl_clipx.common.files import write_text
 from verl_clipx.common.listed import print_list
 from verl_clipx.diagnostics.replay.match import Match, matched, target_of
 from verl_clipx.diagnostics.replay.measures import Replay, of_run, replay
@@ -31,29 +30,35 @@ from verl_clipx.driver.config import Settings, build
 NOT_OF_THE_LOSS = ("trace", "shadow", "update")
 
 
-def replay_run(
-    console: Console,
-    path: Path,
-    words: list[str],
-    *,
-    step: int | None = None,
-    match: str | None = None,
-    json_path: Path | None = None,
-    tokens: int = 200,
-) -> Iterator[str]:
-    """Replays settings on a run and prints them.
+@dataclass(frozen=True)
+class Replayed:
+    """A run's step under several settings.
 
     Args:
-        console: where the lists go.
+        run: the run.
+        updates: of the step, its tokens by update.
+        of_run: what the run itself did.
+        settings: what each setting would have done.
+        target: the quantity to match and its value, or None.
+        matches: a setting's label, and what was found for it.
+    """
+
+    run: Run
+    updates: list[TracedTokens]
+    of_run: Replay
+    settings: list[Replay]
+    target: tuple[str, float] | None
+    matches: list[tuple[str, Match]]
+
+
+def replayed(path: Path, words: list[str], *, step: int | None = None, match: str | None = None) -> Replayed:
+    """Replays settings on a run.
+
+    Args:
         path: the run's folder or log.
         words: as for `candidates_of`; none: the run's own setting.
         step: as for `traced_step`.
         match: as for `target_of`, or None.
-        json_path: also writes everything here.
-        tokens: how many changed tokens of each setting go there.
-
-    Yields:
-        Lines to print after the lists.
 
     Raises:
         ValueError, OSError: the run has no traces that can be replayed, or a setting is wrong; says so.
@@ -65,26 +70,37 @@ def replay_run(
     if not updates:
         raise ValueError(f"{run.traces}: in this step no update's numbers are finite; name another by --step.")
     own = own_settings(run)
-    as_trained = of_run(updates)
     found, matches = [], []
     for label, settings, one in _settings(candidates, target, own, updates):
         found.append(replay(label, settings, own, updates))
         matches += [one] if one else []
-    _print(console, run, updates, [as_trained, *found])
-    if json_path is not None:
-        content = {
-            "run": run.name,
-            "step": updates[0].step,
-            "exact": all(update.whole for update in updates),
-            "of_run": as_json(as_trained, 0),
-            "settings": [as_json(one, tokens) for one in found],
-            "matches": [{"setting": label, **one._asdict()} for label, one in matches],
-            "unknown": UNKNOWN,
-        }
-        write_text(json_path, json.dumps(content, indent=1, ensure_ascii=False) + "\n")
-    yield from (_said(label, one, *target) for label, one in matches)
-    yield from (_agreement(one) for one in found if one.against_run is not None)
-    yield UNKNOWN
+    return Replayed(run, updates, of_run(updates), found, target, matches)
+
+
+def content_of(found: Replayed, tokens: int) -> dict[str, Any]:
+    """All numbers of a replay, for JSON.
+
+    Args:
+        tokens: how many changed tokens of each setting are in it.
+    """
+    return {
+        "run": found.run.name,
+        "step": found.updates[0].step,
+        "exact": all(update.whole for update in found.updates),
+        "of_run": as_json(found.of_run, 0),
+        "settings": [as_json(one, tokens) for one in found.settings],
+        "matches": [{"setting": label, **one._asdict()} for label, one in found.matches],
+        "unknown": UNKNOWN,
+    }
+
+
+def print_replayed(console: Console, found: Replayed) -> None:
+    """Prints a replay: lists, then what was matched, how near the run's own setting comes, and what is unknown."""
+    _print(console, found.run, found.updates, [found.of_run, *found.settings])
+    lines = [_said(label, one, *found.target) for label, one in found.matches]
+    lines += [_agreement(one) for one in found.settings if one.against_run is not None]
+    for line in [*lines, UNKNOWN]:
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def own_settings(run: Run) -> Settings | None:

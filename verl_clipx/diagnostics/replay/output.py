@@ -96,24 +96,17 @@ def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
     return {
         "setting": replay.label,
         "exact": replay.exact,
-        "numbers": {name: _finite(number._asdict()) for name, number in replay.numbers.items()},
-        "by_update": {str(update): _finite(found) for update, found in replay.by_update.items()},
+        "numbers": {name: number._asdict() for name, number in replay.numbers.items()},
+        "by_update": {str(update): found for update, found in replay.by_update.items()},
         "bounds": {
-            side: _finite(dict(zip(("least", "median", "greatest"), found, strict=True)))
+            side: dict(zip(("least", "median", "greatest"), found, strict=True))
             for side, found in replay.bounds.items()
         },
         "clipped_by_probability": [{"low": low, "high": high} for low, high in replay.clipped_by_probability],
         "bounds_against_run": replay.against_run,
         "regained": int((replay.changed.change == REGAINED).sum()),
         "lost": int((replay.changed.change == LOST).sum()),
-        "tokens": [_finite(token) for token in changed[fields].to_dict("records")],
-    }
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON knows no infinity and no NaN."""
-    return {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value for name, value in values.items()
+        "tokens": changed[fields].to_dict("records"),
     }
 
 

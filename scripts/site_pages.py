@@ -1,0 +1,212 @@
+"""MkDocs calls these: pages that are made when the site is built, and links that lead out of docs.
+
+Made are the start page (README), CONTRIBUTING, CHANGELOG, a page a method from its class and its groups, the reference
+of the public names, and a page for every other file of the repository that a page links to.
+"""
+
+import inspect
+import os
+import re
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from mkdocs.structure.pages import Page
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = ROOT / "docs"
+
+# Pages of the site that stand elsewhere in the repository.
+ELSEWHERE = {"README.md": "index.md", "CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
+LANGUAGES = {".py": "python", ".yaml": "yaml", ".sh": "bash", ".toml": "toml", ".json": "json", ".cff": "yaml"}
+_LINK = re.compile(r"(?P<before>\]\()(?P<target>[^)\s#]*)(?P<anchor>#[^)\s]*)?(?P<after>\))")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Adds the pages that are made, and those of the files that pages link to."""
+    texts = {page: (ROOT / name).read_text() for name, page in ELSEWHERE.items()}
+    made = {**texts, **method_pages(), "reference.md": reference()}
+    for page, text in made.items():
+        files.append(File.generated(config, page, content=text))
+    pages = [file for file in files if file.src_uri.endswith(".md")]
+    for source in sorted({one for page in pages for one in linked_files(page.content_string, page.src_uri)}):
+        files.append(File.generated(config, page_of(source), content=shown(source)))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Turns links to what stands outside docs into links to its page."""
+    own = page.file.src_uri
+
+    def turned(match: re.Match) -> str:
+        target = target_of(match["target"], own)
+        if target is None:
+            return match[0]
+        inside = target.removeprefix("docs/") if target.startswith("docs/") else None
+        to = {**ELSEWHERE, "docs": "index.md"}.get(target) or inside or page_of(target)
+        return f"{match['before']}{os.path.relpath(to, Path(own).parent)}{match['anchor'] or ''}{match['after']}"
+
+    return outside_code(markdown, lambda text: _LINK.sub(turned, text))
+
+
+def outside_code(markdown: str, change: Callable[[str], str]) -> str:
+    """Changes a page's text, but not its fenced blocks."""
+    parts = re.split(r"(^(?:```|~~~~).*?^(?:```|~~~~)\s*?$)", markdown, flags=re.MULTILINE | re.DOTALL)
+    return "".join(part if place % 2 else change(part) for place, part in enumerate(parts))
+
+
+def target_of(link: str, page: str) -> str | None:
+    """The file or folder of the repository that a page links to; None for an anchor or another site."""
+    if not link or re.match(r"[a-z]+:", link):
+        return None
+    folder = ROOT if page in ELSEWHERE.values() else (DOCS / page).parent
+    return os.path.relpath(folder / link, ROOT)
+
+
+def linked_files(text: str, page: str) -> set[str]:
+    """What stands outside docs, has no page of the site, and is linked to by a page."""
+    targets = {target_of(match["target"], page) for match in _LINK.finditer(text)} - {None}
+    return {target for target in targets if not f"{target}/".startswith("docs/") and target not in ELSEWHERE}
+
+
+def page_of(source: str) -> str:
+    """The page that shows a file, or a folder."""
+    return f"source/{source}.md"
+
+
+def shown(source: str) -> str:
+    """A file's content, or the names in a folder, as a page that the search leaves out."""
+    path = ROOT / source
+    names = [name for name in sorted(os.listdir(path)) if not name.startswith(("_", "."))] if path.is_dir() else []
+    content = "\n".join(names) if path.is_dir() else path.read_text()
+    head = f"---\nsearch:\n  exclude: true\n---\n\n# {source}\n\n"
+    return f"{head}~~~~{LANGUAGES.get(path.suffix, 'text')}\n{content}\n~~~~\n"
+
+
+def reference() -> str:
+    """The public names, each with its docstring."""
+    from verl_clipx import _PUBLIC
+
+    names = "\n".join(f"::: {module}.{name}\n" for name, module in _PUBLIC.items() if name != "METHODS")
+    return (
+        "# Python reference\n\nWhat `import verl_clipx` promises: each name is imported as `verl_clipx.NAME`. "
+        "`verl_clipx.METHODS` is the dictionary of all methods by name. [own_loss.md](own_loss.md) shows their use.\n\n"
+        f"{names}"
+    )
+
+
+def method_pages() -> dict[str, str]:
+    """A page a method, and its figure."""
+    from verl_clipx.driver.listing import listed
+
+    pages = {}
+    for method in listed():
+        if method["module"] is not None:
+            pages[f"methods/{method['name']}.md"] = method_page(method)
+            pages[f"methods/{method['name']}.svg"] = figure(method["name"])
+    return pages
+
+
+def figure(name: str) -> str:
+    """The gradient weight of a method over the ratio, as `clipx methods NAME --plot` draws it."""
+    from verl_clipx.diagnostics.weight_figure import draw_weights
+    from verl_clipx.methods import METHODS
+
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "figure.svg"
+        draw_weights(METHODS[name](), path)
+        return path.read_text()
+
+
+def method_page(method: dict[str, Any]) -> str:
+    """A method's page, from its class and its groups."""
+    from verl_clipx.methods import METHODS
+
+    name, kind = method["name"], METHODS[method["name"]]
+    own = [one for one in method["parameters"] if not one["of_every_method"]]
+    source = f"../../{method['module'].replace('.', '/')}.py"
+    parts = [
+        f"# {name}",
+        f"{method['summary']} Source: {method['source']}.",
+        f"```bash\nclipx methods {name}\n```",
+        "## Formula",
+        *docstrings(kind),
+        f"What limits the weight: {kind().what_limits.described}. Notes: [methods.md](../methods.md); code: "
+        f"[{method['module']}]({source}).",
+        f"![The gradient weight F of {name} over the ratio]({name}.svg)",
+        "## Parameters",
+        "`clipx.<parameter>=…` changes one; what every method has besides is in [methods.md](../methods.md).",
+        table(
+            ("parameter", "default", "allowed", "meaning"),
+            [(f"`{one['name']}`", f"`{written(one['default'])}`", one["allowed"], one["meaning"]) for one in own],
+        ),
+        "## Paper and release",
+        settings(method),
+        "## What to watch",
+        watched(kind),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def docstrings(kind: type) -> list[str]:
+    """What the class says of its formula, and, where the weight is a base's, what that says; code as code."""
+    definer = next(one for one in kind.__mro__ if "gradient_weight" in vars(one))
+    texts = [inspect.cleandoc(one.__doc__ or "") for one in dict.fromkeys((kind, definer))]
+    # Signs such as * and _ mean nothing in a docstring.
+    return [f"```text\n{text}\n```" for text in texts]
+
+
+def settings(method: dict[str, Any]) -> str:
+    """What the method's groups set differently from the first of them, with the reason that the file gives."""
+    first, *others = method["groups"]
+    if not others:
+        return (
+            f"`+clipx={first}` is the only group: the released code and the paper do not differ, or there is no code."
+        )
+    rows = [
+        (
+            f"`+clipx={group}`",
+            f"`{one['name']}`",
+            f"`{written(one['in_groups'][first])}`",
+            f"`{written(one['in_groups'][group])}`",
+            comment_of(group, one["name"]),
+        )
+        for group in others
+        for one in method["parameters"]
+        if one["in_groups"][group] != one["in_groups"][first]
+    ]
+    return table(("group", "parameter", f"`+clipx={first}`", "this group", "why"), rows)
+
+
+def comment_of(group: str, parameter: str) -> str:
+    """The comment above a parameter in the group's file."""
+    text = (ROOT / "configs" / "clipx" / f"{group}.yaml").read_text()
+    found = re.search(rf"((?:^ *#.*\n)+)^  {parameter}:", text, re.MULTILINE)
+    return " ".join(line.strip(" #") for line in found[1].splitlines()) if found else ""
+
+
+def watched(kind: type) -> str:
+    """The metrics that tell of a method: its own, and those of every method that its bounds act on."""
+    rows = [(f"`actor/{one.key}`", one.meaning, one.unit, one.chart or "–") for one in kind.logs]
+    shared = (
+        "`actor/clipx/clip_fraction_low` and `…_high` say how many tokens lie outside the bounds, and "
+        "`actor/clipx/gradient_mass/…` how much gradient they kept ([metrics.md](../metrics.md)). "
+        "[report.md](../report.md) says what each figure of `clipx report` shows."
+    )
+    if not rows:
+        return f"The method logs nothing of its own: its bounds do not move. {shared}"
+    return f"{table(('metric', 'meaning', 'unit', 'chart of the report'), rows)}\n\n{shared}"
+
+
+def table(headings: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """A table in Markdown."""
+    lines = [headings, ("---",) * len(headings), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in line)} |" for line in lines)
+
+
+def written(value: Any) -> str:
+    """A value as YAML has it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

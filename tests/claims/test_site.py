@@ -1,0 +1,90 @@
+"""The site of docs, as `mkdocs build --strict` makes it in scripts/test.sh.
+
+Covers: every page of docs is in the navigation; a method's page has its formula, parameters, settings and metrics;
+links that leave docs lead to pages; with `-m matrix`, that the build takes nothing from another site, and stops at a
+link and at an anchor that are not there. Not covered: how it looks.
+"""
+
+import importlib.util
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.claims.documents import ROOT
+from verl_clipx.driver.listing import listed
+from verl_clipx.methods import BUILT_IN
+
+# MkDocs, too, loads it by its path.
+_SPEC = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site_pages.py")
+site_pages = importlib.util.module_from_spec(_SPEC)
+_SPEC.loader.exec_module(site_pages)
+
+NAVIGATION = (ROOT / "mkdocs.yml").read_text().split("\nnav:\n")[1]
+
+
+def test_every_page_is_in_the_navigation():
+    pages = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs").rglob("*.md")}
+    pages |= {f"methods/{name}.md" for name in BUILT_IN} | {*site_pages.ELSEWHERE.values(), "reference.md"}
+    assert set(re.findall(r"[\w/]+\.md", NAVIGATION)) == pages
+
+
+def differs(parameter: dict, group: str) -> bool:
+    first, *_ = parameter["in_groups"].values()
+    return parameter["in_groups"][group] != first
+
+
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_methods_page_says_what_its_class_and_its_groups_say(name):
+    (method,) = listed(name)
+    page = site_pages.method_page(method)
+    assert re.search(r"\bF (?:=|is) ", page) and f"({name}.svg)" in page
+    own = [one for one in method["parameters"] if not one["of_every_method"]]
+    assert own and all(f"| `{one['name']}` | " in page and one["allowed"].replace("|", "\\|") in page for one in own)
+    others = [(group, one["name"]) for one in own for group in method["groups"][1:] if differs(one, group)]
+    assert all(f"| `+clipx={group}` | `{parameter}` | " in page for group, parameter in others)
+
+
+def test_a_page_names_what_the_release_does_differently_and_why():
+    (method,) = listed("acpo")
+    page = site_pages.method_page(method)
+    assert "| `+clipx=acpo_reference` | `epsilon_max` | `null` | `3.0` | [script] highest epsilon |" in page
+    assert "| `actor/clipx/epsilon` |" in page
+
+
+def test_a_link_out_of_docs_leads_to_a_page():
+    assert site_pages.target_of("../verl_clipx/methods/acpo.py", "methods.md") == "verl_clipx/methods/acpo.py"
+    assert site_pages.target_of("docs/methods.md", "index.md") == "docs/methods.md"
+    assert site_pages.target_of("https://example.org/x", "index.md") is None
+    assert site_pages.linked_files("[a](../README.md) [b](../LICENSE) [c](faq.md#x)", "methods.md") == {"LICENSE"}
+    assert "Apache" in site_pages.shown("LICENSE")
+
+
+def build(root: Path, out: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(out)]
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1"}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, timeout=600)
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_the_site_loads_nothing_and_has_no_broken_link(tmp_path):
+    done = build(ROOT, tmp_path / "site")
+    assert (done.returncode, done.stdout + done.stderr) == (0, "")
+    loads = re.compile(
+        r"<(?:script|img|link rel=\"(?:stylesheet|preload|preconnect)\")[^>]*(?:src|href)=\"(?:https?:)?//"
+    )
+    pages = list((tmp_path / "site").rglob("*.html"))
+    assert len(pages) > 60 and not [path for path in pages if loads.search(path.read_text())]
+
+    checkout = tmp_path / "checkout"
+    shutil.copytree(ROOT, checkout, ignore=shutil.ignore_patterns(".git", "runs", "build", ".venv*", "*_cache"))
+    with (checkout / "docs/faq.md").open("a") as page:
+        page.write("\n[one](nothing.md) [two](swap.md#nothing)\n")
+    done = build(checkout, tmp_path / "broken")
+    assert done.returncode == 1
+    assert "'nothing.md'" in done.stderr and "'swap.md#nothing'" in done.stderr

@@ -1,0 +1,285 @@
+"""What every command has in common, through the command line: the version, JSON, suggestions, speed, missing extras.
+
+Covers: that standard output by itself is one JSON object under --json, of a command that works and of one that fails;
+what each object holds; that a mistyped name or key is answered with the nearest, in commands and in a launch of verl;
+that listing methods imports no torch; that the shipped facts are the classes'; the extra that each missing package
+needs. Not covered: what the commands find (their own tests), missing tools (tests/test_missing_tools.py).
+"""
+
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from importlib.metadata import version
+
+import pytest
+from typer.testing import CliRunner
+
+from tests.composition import compose_once
+from tests.diagnostics.runs import write_run
+from verl_clipx.cli import app
+from verl_clipx.common.extras import FOR_CPU
+from verl_clipx.driver.facts import facts_of_classes
+from verl_clipx.driver.listing import RECORDED, facts
+
+NEEDED = ("algorithm.adv_estimator=grpo", "actor_rollout_ref.actor.use_dynamic_bsz=True")
+
+
+def clipx(*words: object):
+    """Runs a command, which may end with an exit code but not with a traceback."""
+    done = CliRunner(env={"COLUMNS": "400"}).invoke(app, [str(word) for word in words])
+    assert done.exception is None or isinstance(done.exception, SystemExit), repr(done.exception)
+    return done
+
+
+def as_json(*words: object, code: int = 0) -> dict:
+    """What standard output by itself holds."""
+    done = clipx(*words, "--json")
+    assert done.exit_code == code, done.output
+    found = json.loads(done.stdout)
+    assert list(found)[:2] == ["command", "version"] and found["version"] == version("verl-clipx")
+    assert f"{found['command']} " in f"{' '.join(map(str, words))} "
+    return found
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with traces."""
+    return write_run(tmp_path_factory.mktemp("run"), "acpo", steps=2)
+
+
+def test_the_version_is_the_installed_one():
+    done = clipx("--version")
+    assert (done.exit_code, done.stdout) == (0, f"clipx {version('verl-clipx')}\n")
+
+
+def test_the_shipped_facts_are_the_classes():
+    assert json.loads(RECORDED.read_text()) == facts_of_classes(), "run python -m verl_clipx.driver.facts"
+
+
+def test_a_methods_file_that_the_record_does_not_know_is_read_from_its_class(monkeypatch, tmp_path):
+    record = json.loads(RECORDED.read_text())
+    record["methods"] = [one for one in record["methods"] if one["name"] != "acpo"]
+    (tmp_path / "methods.json").write_text(json.dumps(record))
+    monkeypatch.setattr("verl_clipx.driver.listing.RECORDED", tmp_path / "methods.json")
+    facts.cache_clear()
+    try:
+        assert "clipx_acpo" in clipx("methods").output
+    finally:
+        facts.cache_clear()
+
+
+@pytest.mark.parametrize("words", [["--version"], ["--help"], ["methods"], ["methods", "acpo"], ["methods", "acpp"]])
+def test_what_a_user_asks_first_imports_no_torch(words):
+    program = """
+import sys
+from typer.testing import CliRunner
+from verl_clipx.cli import app
+print(CliRunner().invoke(app, sys.argv[1:]).exit_code, sorted({"torch", "pandas", "hydra", "verl"} & {*sys.modules}))
+"""
+    done = subprocess.run([sys.executable, "-c", program, *words], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{int(words[-1] == 'acpp')} []\n"
+
+
+def test_a_methods_own_parameters_come_first():
+    (method,) = as_json("methods", "acpo")["methods"]
+    names = [one["name"] for one in method["parameters"]]
+    assert names[:2] == ["alpha", "epsilon_base"]
+    assert names.index("min_tokens") < names.index("dual_clip") < names.index("log_ratio_clamp") < names.index("scope")
+    shown = clipx("methods", "acpo").output
+    assert shown.index("alpha") < shown.index("log_ratio_clamp") < shown.index("of every method") < shown.index("scope")
+
+
+def test_methods_as_json():
+    found = {one["name"]: one for one in as_json("methods")["methods"]}
+    assert (found["acpo"]["loss_mode"], found["observe"]["loss_mode"]) == ("clipx_acpo", None)
+    assert found["acpo"]["groups"] == ["acpo", "acpo_reference"]
+    cap = next(one for one in found["acpo"]["parameters"] if one["name"] == "epsilon_max")
+    assert (cap["in_groups"], cap["default"]) == ({"acpo": None, "acpo_reference": 3.0}, None)
+    assert cap["allowed"].startswith("a number") and not cap["of_every_method"]
+
+
+def test_a_loss_of_the_users_own_is_described(tmp_path, monkeypatch):
+    (tmp_path / "my_losses.py").write_text(
+        "from verl_clipx import register_loss\n\n\n"
+        '@register_loss("fading")\n'
+        "def fading(ratio, advantages, bounds, *, power: float = 2.0):\n"
+        '    """Fades with a power."""\n'
+        "    return ratio.clamp(max=1.0) ** power\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    (method,) = as_json("methods", "my_losses:fading")["methods"]
+    assert (method["name"], method["summary"], method["parameters"][0]["name"]) == (
+        "fading",
+        "Fades with a power.",
+        "power",
+    )
+    assert "+clipx=custom clipx.function=my_losses:fading" in clipx("methods", "my_losses:fading").output
+    assert "my_losses" in as_json("methods", "my_losses:absent", code=1)["error"]
+
+
+@pytest.mark.slow
+def test_explain_as_json():
+    high = "actor_rollout_ref.actor.clip_ratio_high=0.28"
+    done = clipx("explain", "--json", "--", *NEEDED, "+clipx=grpo", high)
+    assert done.exit_code == 0, done.output
+    (found,) = json.loads(done.stdout)["runs"]
+    assert (found["loss_mode"], found["of_the_plugin"]) == ("clipx_grpo", True)
+    assert found["line"].startswith("clipx: clipx_grpo (+clipx=grpo)")
+    (taken,) = found["taken"]
+    assert taken == {
+        "key": "actor_rollout_ref.actor.clip_ratio_high",
+        "given": 0.28,
+        "parameter": "clipx.clip_high",
+        "value": 1.28,
+    }
+    done = clipx("explain", "--json", "--", *NEEDED, "+clipx=grpo", "clipx.clip_hihg=1")
+    assert done.exit_code == 1 and "Did you mean clipx.clip_high" in json.loads(done.stdout)["error"]
+
+
+def test_doctor_as_json(monkeypatch):
+    from verl_clipx.driver.doctor import Finding
+
+    found = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
+    monkeypatch.setattr("verl_clipx.driver.doctor.examine", lambda ray: [("versions", found)])
+    assert as_json("doctor", "--no-ray", code=1)["findings"][1] == {
+        "group": "versions",
+        "level": "error",
+        "subject": "verl",
+        "found": "not installed",
+        "advice": "install it",
+    }
+    assert "Leave one of them out" in as_json("doctor", "--keys", code=2)["error"]
+
+
+def test_diagnose_as_json(run, tmp_path):
+    assert as_json("diagnose", run)["findings"] == []
+    assert "no such log" in as_json("diagnose", tmp_path, code=1)["error"]
+
+
+def test_replay_as_json(run):
+    found = as_json("replay", run, "+clipx=acpo", "clipx.alpha=1,2")
+    assert [one["setting"] for one in found["settings"]] == ["acpo alpha=1", "acpo alpha=2"]
+    # ASPO's upper bound is infinite, for which JSON has null.
+    assert "Infinity" not in clipx("replay", run, "+clipx=cispo_minimax", "--json").stdout
+    assert "Did you mean +clipx=acpo" in as_json("replay", run, "+clipx=acp0", code=1)["error"]
+
+
+def test_tables_as_json(tmp_path):
+    assert "cpu_small" in [one["name"] for one in as_json("table", "list")["tables"]]
+    found = as_json("table", "render", "acpo_table1a", "--runs", tmp_path)
+    assert found["cells"][0].keys() == {"row", "column", "expected", "measured"}
+    assert found["cells"][0]["expected"] > 0 and found["cells"][0]["measured"] is None
+    assert "Did you mean acpo_table1" in as_json("table", "render", "acpo_table1", code=1)["error"]
+    assert "Leave one of them out" in as_json("table", "plan", "cpu_small", "--run", code=2)["error"]
+
+
+@pytest.mark.slow
+def test_a_plan_and_a_collection_as_json(tmp_path):
+    plan = as_json("table", "plan", "cpu_small", "--runs", tmp_path)
+    assert {one["done"] for one in plan["commands"]} == {False} and "trainings" in plan["cost"]
+    assert plan["commands"][0].keys() == {"kind", "label", "command", "done"}
+    found = as_json("table", "collect", "cpu_small", "--runs", tmp_path)
+    assert found["runs"] == [] and found["missing"] and found["file"].startswith(str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        (["methods", "acpp"], "Did you mean acpo"),
+        (["methods", "clipx_bapoo"], "Did you mean bapo"),
+        (["methods", "acpo_referense"], "Did you mean acpo_reference"),
+        (["metrics", "observed"], "Did you mean observe?"),
+        (["data", "build", "countdwn", "--out", "x"], "Did you mean countdown"),
+        (["table", "plan", "cpu_smal"], "Did you mean cpu_small?"),
+        (["recipe", "show", "cpu/countdown_acpo_of"], "did you mean cpu/countdown_acpo_off"),
+        (["method"], "Did you mean 'methods'"),
+        (["methods", "--jsn"], "--json"),
+    ],
+)
+def test_a_mistyped_name_is_answered_with_the_nearest(words, hint):
+    done = clipx(*words)
+    assert done.exit_code in (1, 2) and hint in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["+clipx=acp0"], "+clipx=acp0: there is no such group. Did you mean +clipx=acpo"),
+        (["+clipx=acpo", "clipx.alhpa=2"], "clipx.alhpa is not a parameter of acpo. Did you mean clipx.alpha?"),
+        (["+clipx=acpo", "+clipx.alhpa=2"], "clipx.alhpa is not a parameter of acpo. Did you mean clipx.alpha?"),
+        (
+            ["+clipx=acpo", "+clipx/shapping=advantage_reweighting"],
+            "+clipx/shapping=advantage_reweighting: there is no group clipx/shapping. Did you mean +clipx/shaping",
+        ),
+        (["+clipx=acpo", "+clipx/select=high_entrop"], "Did you mean +clipx/select=high_entropy"),
+        (["+clipx=acpo", "+clipx/shadow=bap0"], "Did you mean +clipx/shadow=bapo"),
+        (["+clipex=acpo"], "+clipex=acpo: nobody reads a key clipex. Did you mean +clipx=acpo?"),
+        (["+clipx.alpha=2"], "clipx.alpha without a method: nothing would read it."),
+        (["+hardware=cpuu"], "Did you mean +hardware=cpu?"),
+        # Far from every name, Hydra lists what there is.
+        (["+clipx=something"], "Available options in 'clipx'"),
+    ],
+)
+def test_a_launch_of_verl_is_answered_with_the_nearest(words, message):
+    done = clipx("explain", "--", *NEEDED, *words)
+    assert done.exit_code == 1 and message in done.output
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_verls_own_entry_says_so_before_ray_and_without_hydras_advice():
+    command = [sys.executable, "-m", "verl.trainer.main_ppo", *NEEDED, "+clipx=acpo", "clipx.alhpa=2"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=200)
+    assert done.returncode == 1 and "Did you mean clipx.alpha?" in done.stderr
+    assert "+clipx.alhpa" not in done.stderr and "Started a local Ray" not in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_a_group_of_the_users_own_with_a_similar_name_composes(tmp_path):
+    (tmp_path / "clipx").mkdir()
+    (tmp_path / "clipx" / "acpo2.yaml").write_text("# @package _global_\ndefaults: [acpo]\nclipx: {alpha: 2.5}\n")
+    done = clipx("explain", "--", f"--config-dir={tmp_path}", *NEEDED, "+clipx=acpo2")
+    assert done.exit_code == 0 and "alpha=2.5" in done.output
+
+
+@pytest.mark.slow
+def test_a_group_that_an_application_keeps_in_memory_composes():
+    from hydra.core.config_store import ConfigStore
+
+    ConfigStore.instance().store(group="clipx", name="acpoo", node={"defaults": ["acpo"]}, package="_global_")
+    try:
+        done = clipx("explain", "--", *NEEDED, "+clipx=acpoo")
+    finally:
+        ConfigStore.instance().repo["clipx"].pop("acpoo.yaml")
+    assert done.exit_code == 0 and "clipx_acpo" in done.output
+
+
+def without(monkeypatch, *modules: str) -> None:
+    """As if modules were not installed."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name in modules else find(name, *rest))
+    for module in modules:
+        monkeypatch.setitem(sys.modules, module, None)
+
+
+def test_the_extra_of_a_missing_package_is_named(monkeypatch, tmp_path):
+    without(monkeypatch, "reasoning_gym", "vllm", *FOR_CPU)
+    done = clipx("data", "build", "reasoning_gym_chain_sum", "--out", tmp_path / "data", "--option", "size=2")
+    assert "pip install 'verl-clipx[reasoning]'" in done.output
+    done = clipx("eval", "run", "model", "--benchmark", "aime24", "--out", tmp_path / "e", "--max-tokens", 1)
+    assert "pip install 'verl-clipx[gpu]'" in done.output
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    with pytest.raises(Exception, match=re.escape("+hardware=cpu needs cachetools: pip install 'verl-clipx[cpu]'")):
+        _ = compose_once(("+clipx=acpo", "+hardware=cpu")).trainer.device
+
+
+def test_the_doctor_names_the_extra_of_cpu_runs(monkeypatch):
+    from verl_clipx.driver import doctor
+
+    assert doctor.check_cpu_packages().level == "ok"
+    without(monkeypatch, "uvicorn")
+    found = doctor.check_cpu_packages()
+    assert (found.level, found.found, found.advice) == ("error", "no uvicorn", "pip install 'verl-clipx[cpu]'")

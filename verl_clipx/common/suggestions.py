@@ -1,0 +1,14 @@
+"""What a mistyped name could have meant."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
+    """A sentence that names the known words nearest to a mistyped one, after a blank; empty if none is near.
+
+    Args:
+        before: what stands before the word where the user writes it, such as "+clipx=".
+    """
+    near = [f"{before}{one}" for one in get_close_matches(word, list(known), n=3)]
+    return f" Did you mean {' or '.join(near)}?" if near else ""
