@@ -19,7 +19,7 @@ from verl.trainer.ppo.reward import get_custom_reward_fn
 from verl_clipx.diagnostics import reward_guard
 
 ROW = {
-    "data_source": "mine",
+    "data_source": numpy.str_("mine"),
     "solution_str": "the response",
     "ground_truth": "5",
     "extra_info": {"index": 17},
@@ -54,7 +54,8 @@ def reward(request, tmp_path):
     ],
 )
 def test_what_is_no_score_is_named_with_its_row(reward, body, problem):
-    with pytest.raises(RuntimeError, match=rf"mine\.py:score .*'mine'.*extra_info\.index=17\): {problem}"):
+    named = r"mine\.py:score .*\(data_source='mine', .*extra_info\.index=17\): "
+    with pytest.raises(RuntimeError, match=named + problem):
         reward(body)
 
 

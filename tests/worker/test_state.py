@@ -8,7 +8,9 @@ test_resume.py).
 
 import json
 import os
+import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -126,6 +128,17 @@ def one_rank(tmp_path_factory, monkeypatch):
     monkeypatch.setattr(worker_module, "get_device_id", lambda: "cpu")
     yield
     torch.distributed.destroy_process_group()
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_named_with_the_room_on_its_disk(tmp_path, monkeypatch, caplog):
+    def save(*_):
+        raise RuntimeError("unexpected pos 4540608 vs 4540496")
+
+    monkeypatch.setattr(VerlsWorker, "save_checkpoint", save, raising=False)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000))
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        Worker(method="acpo").save_checkpoint(str(tmp_path / "global_step_3" / "actor"))
+    assert f"could not save {tmp_path}/global_step_3/actor, whose disk has 2 MB left" in caplog.text
 
 
 def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):

@@ -116,7 +116,8 @@ WATCHER = Watcher(PATIENCE)
 def _named(name: str, row: Mapping[str, Any]) -> Iterator[None]:
     """Names the row where the block raises or hangs."""
     extra = row.get("extra_info")
-    where = f"data_source={row.get('data_source')!r}, ground_truth={row.get('ground_truth')!r:.60}"
+    # verl's trainers give a numpy.str_.
+    where = f"data_source={str(row.get('data_source'))!r}, ground_truth={row.get('ground_truth')!r:.60}"
     if isinstance(extra, Mapping) and "index" in extra:
         where += f", extra_info.index={extra['index']!r}"
     try:

@@ -5,6 +5,7 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import math
+import shutil
 from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
@@ -269,7 +270,13 @@ class ClipxTraining:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
         """verl's checkpoint, and beside it the state of the bounds."""
-        result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        try:
+            result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
+        except Exception:
+            # torch says of a full disk "unexpected pos 4540608 vs 4540496".
+            folder = next(one for one in (Path(local_path), *Path(local_path).parents) if one.exists())
+            logger.error(UNSAVED, local_path, shutil.disk_usage(folder).free / 1e6)
+            raise
         if self.planner is not None:
             self.planner.flush()
             if torch.distributed.get_rank() == self._state_rank():
@@ -430,6 +437,10 @@ class ClipxTraining:
 LOPTI_WITHOUT_PASSES = (
     f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls only train_batch. Train by "
     "train_mini_batch, or leave it out."
+)
+UNSAVED = (
+    "clipx: verl could not save %s, whose disk has %.0f MB left. If it is full, make room and start the run again: "
+    "it resumes from the checkpoint before."
 )
 COMPILED = "clipx: compiling the loss and its statistics before the first step."
 RATIO_NOT_ONE = (
