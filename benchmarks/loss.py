@@ -1,10 +1,10 @@
-"""Time and memory of the losses alone, forward and backward, against verl's vanilla: docs/performance.md.
+"""Time and memory of only the losses, forward and backward, against verl's vanilla: docs/performance.md.
 
 Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one, in bfloat16)
 
 On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. Each loss stands
 eager and compiled, with its bounds decided before, as a training worker calls it under mini_batch; an adaptive one also
-with its statistics taken from the tokens at hand. `vanilla, observed` is verl's loss under +clipx=observe.
+with its statistics taken from the same tokens. `vanilla, observed` is verl's loss under +clipx=observe.
 """
 
 import os

@@ -1,7 +1,7 @@
 """Runs a command on a Ray cluster until it ends or the cluster loses a node: while_all_nodes_live.py COMMAND …
 
-verl may wait for ever for what a lost node held. The exit code is the command's, or 75 (EX_TEMPFAIL) where a node was
-lost, also if the command had failed of that by itself: the same command can go on where all nodes live again.
+verl may wait forever for something that a lost node held. The exit code is the command's, or 75 (EX_TEMPFAIL) if a node
+was lost, even if the command has failed because of that by itself. With all nodes back, the same command can continue.
 """
 
 import signal

@@ -48,7 +48,7 @@ def test_three_trainings_of_each(methods, tmp_path):
     found = json.loads(out.read_text())
     assert found["benchmarks"]["b"]["avg"] == json.loads(json.dumps(expected.as_dict()))
     assert f"{expected.difference:+.3f} [{expected.low:+.3f}, {expected.high:+.3f}]" in text
-    assert "Intervals over 3 and 3 training seeds and 40 questions together." in text and "No interval" not in text
+    assert "Intervals over 3 and 3 training seeds and 40 questions together." in text and "no interval" not in text
     assert f"b: avg of the second is {expected.verdict} the first ({expected.p_text})." in text
     assert "an interval of 3 seeds holds the true difference in about 64 %" in text
     assert [len(found[side]) for side in ("first", "second")] == [3, 3] and found["first"][0].endswith("a-seed1")

@@ -439,7 +439,7 @@ def test_a_folder_of_runs_that_is_not_there_is_refused_and_not_made(tmp_path):
     from verl_clipx.cli import app
 
     done = CliRunner().invoke(app, ["table", "collect", "bapo_table2", "--runs", str(tmp_path / "typo")])
-    assert done.exit_code == 1 and f"--runs {tmp_path}/typo: no such folder" in done.output.replace("\n", "")
+    assert done.exit_code == 1 and f"--runs {tmp_path}/typo: there is no such folder" in done.output.replace("\n", "")
     assert not (tmp_path / "typo").exists()
 
 

@@ -149,7 +149,7 @@ def test_a_curve_says_what_its_number_is_and_how_it_is_smoothed():
     columns = [{"name": "Reward", "measure": {"curve": "r", "smooth": 0.9}}, {"name": "E", "measure": {"curve": "e"}}]
     table = small_table("{unit: logged}", columns=columns, rows=[{"name": "GRPO", "preset": GRPO}])
     assert footnotes_of(table) == [
-        Footnote("Exponential moving average, weight of the past 0.9; faint: as logged.", columns=("Reward",)),
+        Footnote("Exponential moving average, weight of the past 0.9; faint lines are as logged.", columns=("Reward",)),
         Footnote("The curves' last numbers; `clipx table render small --format svg` draws the curves."),
     ]
 

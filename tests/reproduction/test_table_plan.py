@@ -283,7 +283,7 @@ def test_the_command_runs_what_is_left_and_stops_at_a_failure(tmp_path, monkeypa
     assert result.exit_code == 1
     assert done.read_text() == "x\n"
     text = " ".join(result.output.split())
-    assert "3 of 4 commands to do" in text
+    assert "3 of 4 commands left" in text
     assert "evaluate: third failed with exit code 4." in text and "the reason" in text
 
 

@@ -40,7 +40,7 @@ def test_a_folder_is_read_in_the_order_of_names(folder):
         ("missing.json", None, FileNotFoundError, "does not exist; give the local copy"),
         ("a.csv", "a,b", ValueError, r"the kind '.csv' is unknown; give one of .parquet, .jsonl, .json"),
         ("a.json", "{", ValueError, r"a.json: not JSON .*; is the file complete\?"),
-        ("a.json", "{}", ValueError, "holds dict, not an array of objects"),
+        ("a.json", "{}", ValueError, "contains dict, not an array of objects"),
         ("a.json", "[1]", ValueError, "a.json, entry 1: int, not an object"),
         ("a.jsonl", '{"a": 1}\n{"a"', ValueError, "a.jsonl, line 2: not JSON"),
         ("a.jsonl", "[]\n", ValueError, "a.jsonl, line 1: list, not an object"),

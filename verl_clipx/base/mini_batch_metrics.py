@@ -1,4 +1,4 @@
-"""Metrics that are no means over tokens, but functions of means over a whole optimizer mini-batch."""
+"""Metrics that are not means over tokens but functions of means over a whole optimizer mini-batch."""
 
 import numpy
 

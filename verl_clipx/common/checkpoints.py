@@ -1,4 +1,4 @@
-"""verl's checkpoints of a run: which one it goes on from, and whether that one is whole."""
+"""verl's checkpoints of a run: which one the run continues from, and whether that one is complete."""
 
 import re
 import zipfile

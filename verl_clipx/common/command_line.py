@@ -1,4 +1,4 @@
-"""What commands end with and show progress by."""
+"""How commands end, and how they show progress."""
 
 import json
 import math

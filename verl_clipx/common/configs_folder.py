@@ -1,4 +1,4 @@
-"""Where the Hydra groups lie: inside the package in a wheel, beside it in a checkout or an editable install."""
+"""Where the Hydra groups are: inside the package in a wheel, next to it in a checkout or an editable install."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""From which tokens an update's bounds were decided: what a run writes down and a replay reads."""
+"""The tokens that an update's bounds were decided from: what a run records and a replay reads."""
 
 from enum import Enum
 

@@ -1,4 +1,4 @@
-"""What the losses do without and something else needs, by extra, and what to say where it is not installed."""
+"""Packages that the losses do without and something else needs, by extra, and the message if one is missing."""
 
 # What the commands around the losses need: the name that is imported, and the one that is installed.
 TOOLS = {

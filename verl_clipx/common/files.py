@@ -1,4 +1,4 @@
-"""A user's files: written whole or not at all, read up to a size, with errors that name them."""
+"""A user's files: they are written completely or not at all, read up to a size limit, and named in errors."""
 
 import contextlib
 import hashlib

@@ -1,4 +1,4 @@
-"""Lists for the terminal whose names can be copied: none is broken over two lines."""
+"""Lists for the terminal whose names can be copied, because no name is broken over two lines."""
 
 from collections.abc import Sequence
 

@@ -1,4 +1,4 @@
-"""Where in a response its answer can stand: after its thinking, in a group of LaTeX."""
+"""Where the answer can be in a response: after the thinking, in a LaTeX group."""
 
 from typing import Any
 

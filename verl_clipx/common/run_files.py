@@ -1,4 +1,4 @@
-"""Where a run's files are: the log of verl's file logger, what the plugin puts beside it, and verl's checkpoints."""
+"""Where a run's files are: the log of verl's file logger, the plugin's files next to it, and verl's checkpoints."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Credentials in configurations: found by the names of their keys and by the form of addresses, never shown."""
+"""Credentials in configurations, which are found by the names of keys and the form of addresses and never shown."""
 
 import re
 from collections.abc import Mapping

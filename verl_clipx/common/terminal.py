@@ -1,4 +1,4 @@
-"""What every command prints with: nothing that comes from data or files steers the terminal."""
+"""The console that every command prints with: text from data or files cannot control the terminal."""
 
 import contextlib
 import os

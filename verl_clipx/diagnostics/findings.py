@@ -22,7 +22,7 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.anatomy import what_moved_the_ratio
+from verl_clipx.diagnostics.anatomy import parts_of, what_moved_the_ratio
 from verl_clipx.diagnostics.diagnosis import diagnose
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
@@ -131,6 +131,8 @@ def what_clipping_did(setting: Setting) -> Finding:
             f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under "
             "PPO’s clip they would have none."
         )
+    if share.max() >= HARDLY and parts_of(setting).empty:
+        text += " With clipx.metrics=all the log would say what moved the ratio."
     return Finding(head, text)
 
 

@@ -1,4 +1,4 @@
-"""The line that says what runs: the loss and its limits, what differs from its group, averages, corrections, updates.
+"""The announced line: the loss and its limits, what differs from its group, averages, corrections and updates.
 
 Driver and workers make it from the same configuration.
 """

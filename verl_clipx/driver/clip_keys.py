@@ -1,7 +1,7 @@
 """The keys that verl's own losses read, under a method of the plugin: taken over as its parameters, or refused.
 
-verl's scripts set clip_ratio_high and the like, which only verl's own losses read. Here they mean what they mean there,
-and where they can mean nothing, the run stops: a number that a user wrote down is never ignored.
+verl's scripts set clip_ratio_high and the like, which only verl's own losses read. Under a method of the plugin they
+keep this meaning. If a key can have no meaning there, the run stops: a number that you wrote down is never ignored.
 """
 
 import dataclasses

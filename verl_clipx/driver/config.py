@@ -1,4 +1,4 @@
-"""The clipx node: a method with its parameters, and what goes around it."""
+"""The clipx node: a method with its parameters, and the settings around it."""
 
 import dataclasses
 from collections.abc import Mapping

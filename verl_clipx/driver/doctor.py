@@ -1,4 +1,4 @@
-"""Checks of an environment: what is there, whether the plugin works in it, and what to do about what does not."""
+"""Checks of an environment: what is installed, whether the plugin works, and what to do if something does not."""
 
 import importlib.metadata
 import importlib.util

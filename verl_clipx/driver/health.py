@@ -1,4 +1,4 @@
-"""The node clipx.health_limits: from where on what a run logs of its health is worth a word, or the end of the run."""
+"""The node clipx.health_limits: the values of a run's health metrics beyond which it warns or stops."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""What the Hydra groups name as `_target_`: the clipx node and verl's policy_loss node around it."""
+"""The targets of the Hydra groups' `_target_`: the clipx node, and verl's policy_loss node around it."""
 
 import math
 from dataclasses import dataclass, field, replace

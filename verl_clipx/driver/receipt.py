@@ -1,4 +1,4 @@
-"""The receipt in the trainer's process: a run whose first logged step has none was trained by another worker."""
+"""The receipt in the trainer's process: if a run's first logged step has no receipt, another worker trained it."""
 
 import logging
 from types import ModuleType

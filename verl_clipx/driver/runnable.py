@@ -1,6 +1,6 @@
-"""What verl itself stops at minutes after the start, or passes over without a word: said at the start.
+"""Configurations that verl refuses only minutes after the start, or silently ignores, are refused at the start.
 
-Which values are allowed is verl's to say: its registries of losses and trainers, the checks of its rollout correction.
+verl decides which values are allowed: its registries of losses and trainers, and the checks of its rollout correction.
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
-"""Which commands of verl's a shell script would run, without running them.
+"""The verl commands that a shell script would run, found without running them.
 
 The script runs in a restricted bash (no redirection of output, no cd, no program by its path), in an empty folder, with
-an environment of its own. The only programs on its PATH are some that change nothing, stand-ins that do nothing, and
-stand-ins for Python that write down their arguments. What needs more is refused with its line.
+its own environment. The only programs on its PATH are some that change nothing, stand-ins that do nothing, and
+stand-ins for Python that record their arguments. A line that needs more is named and refused.
 """
 
 import contextlib

@@ -1,7 +1,7 @@
 """What the driver decides when a run of verl starts, before Ray does: which loss, with which bounds, on what machine.
 
 A run starts where verl's entry modules call verl.utils.device.auto_set_device with their configuration, or where a
-notebook calls verl.trainer.main_ppo.run_ppo; composing a configuration, there or by `clipx explain`, is no start.
+notebook calls verl.trainer.main_ppo.run_ppo; composing a configuration, there or by `clipx explain`, is not a start.
 """
 
 import os

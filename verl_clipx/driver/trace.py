@@ -1,4 +1,4 @@
-"""The node clipx.trace: which responses a run traces, how often, and where to."""
+"""The node clipx.trace: which responses a run traces, how often, and to which folder."""
 
 from dataclasses import dataclass
 from typing import ClassVar

@@ -1,4 +1,4 @@
-"""The answer that a response gives, as a string that responses can be grouped by."""
+"""The answer that a response gives, as a string by which responses can be grouped."""
 
 import re
 

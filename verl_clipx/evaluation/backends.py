@@ -1,4 +1,4 @@
-"""What generates: vLLM on GPUs, or a generator for the CPU that the caller brings.
+"""The back ends that generate: vLLM on GPUs, or a CPU generator that the caller provides.
 
 A back end is a context manager; inside it, a function takes shards of requests and yields finished ones in any order.
 """

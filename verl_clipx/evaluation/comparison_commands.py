@@ -1,4 +1,4 @@
-"""`clipx eval compare|power`: what a difference is worth, and what it takes to see one."""
+"""`clipx eval compare|power`: whether a difference is real, and what it takes to detect one."""
 
 from collections.abc import Mapping
 from dataclasses import replace

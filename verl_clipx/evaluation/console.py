@@ -1,4 +1,4 @@
-"""What the commands of `clipx eval` print with, and how they end."""
+"""The console of the `clipx eval` commands, and how they end."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Where an evaluation keeps what, and the check that a resumed one samples the same thing."""
+"""The layout of an evaluation's folder, and the check that a resumed evaluation samples the same thing."""
 
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""One evaluation: what is asked of which checkpoints, and how; and its sampling."""
+"""One evaluation: its questions, its checkpoints, how they are sampled, and the sampling itself."""
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""How a number in a table comes about: which checkpoints count, how they are sampled, how their values are combined."""
+"""How a number in a table is computed: which checkpoints count, how they are sampled, and how values are combined."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Samples what is missing of an evaluation, shard by shard."""
+"""Samples the missing part of an evaluation, shard by shard."""
 
 from collections.abc import Callable, Iterable
 from pathlib import Path

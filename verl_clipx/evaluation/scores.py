@@ -1,4 +1,4 @@
-"""Scores of stored completions by a reward function, kept apart from them so that they can be computed again."""
+"""Scores of stored completions by a reward function, stored separately so that they can be computed again."""
 
 import importlib
 import math

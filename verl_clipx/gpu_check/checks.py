@@ -1,7 +1,7 @@
 """The checks that run on the ranks: an update under one of verl's options against what it should be.
 
-Each gets a bench and returns what it measured; an exception is a failure too. `CHECKS` says in which order they run and
-what keeps one from running.
+Each check gets a bench and returns what it measured; an exception is also a failure. `CHECKS` says in which order they
+run and what prevents one from running.
 """
 
 import math

@@ -1,6 +1,6 @@
 """One update by verl's own worker and engine, in a rank of a process group without Ray.
 
-This module alone knows verl's internals: the environment of a worker process, its configuration, its worker, the layout
+Only this module knows verl's internals: the environment of a worker process, its configuration, its worker, the layout
 of a rollout batch.
 """
 

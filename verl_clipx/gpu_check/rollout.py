@@ -1,4 +1,4 @@
-"""verl's own rollout by vLLM: a real run of a few steps, whose samples have to be those of the actor's weights."""
+"""verl's own rollout by vLLM: a real run of a few steps, whose samples must come from the actor's weights."""
 
 import os
 import subprocess

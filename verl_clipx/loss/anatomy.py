@@ -1,9 +1,10 @@
 """Where the importance-sampling ratio comes from: the parts of log(current / rollout probability), as histograms.
 
-log(current / rollout) = log(old / rollout) + log(current / old). The first is what two engines make of the same weights
-and, for tokens of older weights, what the weights have moved since; the second is what two passes of the trainer make
-of the same weights and what this rollout batch's updates have moved. Each is seen by itself where the other is none:
-old / rollout of tokens of age 0, current / old in the first update.
+log(current / rollout) = log(old / rollout) + log(current / old). The first part contains the difference between two
+engines with the same weights and, for tokens of older weights, the movement of the weights since then. The second part
+contains the difference between two passes of the trainer with the same weights and the movement by this rollout batch's
+updates. Each can be seen separately where the other is absent: old / rollout for tokens of age 0, and current / old in
+the first update.
 """
 
 import math

@@ -1,4 +1,4 @@
-"""How far the bounds of two decisions lie apart, in one measure for every method."""
+"""The distance between the bounds of two decisions, in one measure for every method."""
 
 import math
 

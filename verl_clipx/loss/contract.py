@@ -1,4 +1,4 @@
-"""A method on tensors of your own, and the contract that every method keeps, as checks to run on yours."""
+"""Runs a method on your own tensors, and checks the contract that every method keeps on your method."""
 
 import re
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""The metrics of a policy loss: sums over tokens, moved to the host in one transfer, and what is made of them."""
+"""The metrics of a policy loss: sums over tokens, moved to the host in one transfer, and the metrics of these sums."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

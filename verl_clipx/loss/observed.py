@@ -1,4 +1,4 @@
-"""What any loss does to its tokens, told by its gradient on log_prob: sums over them, and metrics of the sums."""
+"""What any loss does to its tokens, seen by its gradient on log_prob: sums over tokens, and metrics of the sums."""
 
 from operator import neg
 from typing import NamedTuple

@@ -1,4 +1,4 @@
-"""What a loss does to each token, as numbers to look at: pure functions of tensors, for traces."""
+"""What a loss does to each token, as numbers for traces: pure functions of tensors."""
 
 from typing import NamedTuple
 

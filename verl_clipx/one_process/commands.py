@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_clipx.common.command_line import fail
-from verl_clipx.common.files import hash_of_file
+from verl_clipx.common.files import hash_of_file, read_bytes
 
 # Of verl's log, what tables and figures of such runs show.
 METRICS = (
@@ -108,7 +108,7 @@ def make_run(path: Path, preset: str, seed: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "metrics.jsonl"
         train(config, log)
-        metrics = metrics_of(log.read_bytes().splitlines())
+        metrics = metrics_of(read_bytes(log).splitlines())
     kept = {step: {key: data[key] for key in METRICS if key in data} for step, data in metrics.items()}
     record["seconds"] = round(time.process_time() - started, 1)
     keep_run(path, record, kept)

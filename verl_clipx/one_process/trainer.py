@@ -103,11 +103,12 @@ def train(config: DictConfig, log: Path) -> None:
         config: as Hydra composed it.
         log: where the metrics of each step go.
     """
+    log.parent.mkdir(parents=True, exist_ok=True)
+    # Before the start, which makes this process the owner of the log.
+    os.environ["VERL_FILE_LOGGER_PATH"] = str(log)
     auto_set_device(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))
     OmegaConf.resolve(config)
-    log.parent.mkdir(parents=True, exist_ok=True)
-    os.environ["VERL_FILE_LOGGER_PATH"] = str(log)
     torch.manual_seed(config.data.seed)
     with queue_of_trainer() as queue:
         trainer = OneProcessTrainer(config, queue)

@@ -1,4 +1,4 @@
-"""Whether a run is the run that a preset describes: its configuration without what does not change its mathematics."""
+"""Whether a run is the one that a preset describes, by their configurations without what leaves results unchanged."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""A table's footnotes: what its fields and its presets cause, and what its definition writes by hand."""
+"""A table's footnotes: those that follow from its fields and presets, and those that its definition writes by hand."""
 
 import re
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Shapes of the language models that the papers train, and what follows from a shape alone."""
+"""Shapes of the language models that the papers train, and what follows from a shape."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass

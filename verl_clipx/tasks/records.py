@@ -84,12 +84,12 @@ def _parquet(path: Path) -> Iterator[Record]:
 def _json(path: Path) -> Iterator[Record]:
     content = read_json(path)
     if not isinstance(content, list):
-        raise ValueError(f"{path}: contains a {type(content).__name__}, not an array of objects; is it the data file?")
+        raise ValueError(f"{path}: contains {type(content).__name__}, not an array of objects; is it the data file?")
     for number, record in enumerate(content, 1):
         yield _object(record, f"{path}, entry {number}")
 
 
 def _object(record: Any, where: str) -> Record:
     if not isinstance(record, dict):
-        raise ValueError(f"{where}: it is a {type(record).__name__}, not an object; is it the data file?")
+        raise ValueError(f"{where}: {type(record).__name__}, not an object; is it the data file?")
     return record

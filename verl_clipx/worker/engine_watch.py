@@ -1,4 +1,4 @@
-"""What happens inside verl's engine and reaches no output: a gradient's norm, which weights gave log-probabilities."""
+"""What verl's engine does without reporting it: a gradient's norm, and which weights gave log-probabilities."""
 
 from collections.abc import Callable
 from typing import Any

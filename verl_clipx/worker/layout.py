@@ -1,4 +1,4 @@
-"""Between verl's two layouts, padded responses and the model's output, and one pass of Lopti's update in them.
+"""Converts between verl's two layouts, padded responses and the model's output, and makes Lopti's passes in them.
 
 The model's output for a response token stands one position to the token's left. verl's `no_padding_2_padding` cuts it
 out in a loop over sequences that waits for the accelerator in each; nothing here waits.

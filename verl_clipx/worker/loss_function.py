@@ -1,4 +1,4 @@
-"""verl's loss function, wrapped: the policy loss knows its micro-batch, and its metrics come out exact."""
+"""Wraps verl's loss function, so that the policy loss knows its micro-batch and its metrics are exact."""
 
 import math
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What of a mini-batch is not finite, by the names of verl's fields: it makes verl skip the update."""
+"""Which of verl's fields in a mini-batch are not finite, which makes verl skip the update."""
 
 import logging
 from typing import Any, NamedTuple

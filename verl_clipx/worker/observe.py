@@ -1,7 +1,7 @@
-"""+clipx=observe: verl's own policy loss as it is, and what it does to each token, told by its gradient on log_prob.
+"""+clipx=observe: verl's own policy loss, unchanged, and what it does to each token, seen by its gradient on log_prob.
 
-verl adds the KL and entropy terms to what the policy loss returns, so the gradient of the policy term alone can be
-taken only inside: the loss's entry in verl's registry is wrapped. This module is all that relies on that.
+verl adds the KL and entropy terms to what the policy loss returns, so the gradient of only the policy term can be
+taken only inside: the loss's entry in verl's registry is wrapped. No other module relies on this.
 """
 
 import functools

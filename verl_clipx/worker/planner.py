@@ -1,4 +1,4 @@
-"""Decides, before each optimizer step, over which statistics its bounds are taken, and what the next ones remember.
+"""Decides, before each optimizer step, which statistics its bounds come from, and what the next steps remember.
 
 Everything that ranks have to agree on goes through one all-reduce per optimizer step.
 """

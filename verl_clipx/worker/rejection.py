@@ -1,4 +1,4 @@
-"""Rejection in bypass mode: which tokens verl's rollout_rs leaves, by the current policy's ratio to the sampler.
+"""Rejection in bypass mode: the tokens that verl's rollout_rs keeps, by the current policy's ratio to the sampler.
 
 In decoupled mode verl's trainer takes them out of response_mask before the worker gets it; in bypass mode only verl's
 own bypass loss would, whose function waits for the accelerator a dozen times for its metrics. Here nothing waits.

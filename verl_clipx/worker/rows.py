@@ -1,4 +1,4 @@
-"""What verl's data say of each sequence: the prompt that it answers, and how old the policy is that generated it."""
+"""What verl's data say about each sequence: the prompt that it answers, and the age of the policy that generated it."""
 
 from hashlib import blake2b
 from typing import Any

@@ -1,4 +1,4 @@
-"""A sample of the mini-batch in the place of all of it: which sequences, how far off its bounds are, how many are next.
+"""A sample instead of the whole mini-batch: its sequences, the error of its bounds, and the size of the next sample.
 
 The error comes from half-samples: the sample falls into groups at random, and the bounds of half of the groups are
 compared with those of the other half. As many halves as there are groups less one, each pair of groups apart as often

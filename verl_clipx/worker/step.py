@@ -1,4 +1,4 @@
-"""What is known of an optimizer step and of a micro-batch beyond what verl's policy-loss signature carries."""
+"""What is known about an optimizer step and a micro-batch beyond the arguments of verl's policy losses."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager

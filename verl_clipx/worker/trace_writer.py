@@ -1,4 +1,4 @@
-"""A thread that writes traces, so that training waits for no disk and no fault of it stops a run."""
+"""A thread that writes traces, so that training never waits for a disk and a disk's fault never stops a run."""
 
 import atexit
 import logging

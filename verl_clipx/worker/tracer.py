@@ -1,4 +1,4 @@
-"""Takes what the loss knows of traced responses, on the training thread, and hands it to the writer.
+"""Takes what the loss knows about traced responses, on the training thread, and passes it to the writer.
 
 Which rows are traced is known on the host beforehand, and their numbers come to it without waiting.
 """

@@ -106,7 +106,7 @@ def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns(
         (("+clipx=acpo", "clipx.aplha=2"), "Did you mean clipx.alpha"),
         (("+clipx=apco",), "+clipx=apco: there is no such group"),
         (("clipx.alpha=2",), "comes before any method"),
-        (("+clipx=observe",), "leaves verl's own loss as it is"),
+        (("+clipx=observe",), "observes verl's own loss and is not a method"),
         (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights after the first one"),
         (("+clipx=grpo", "data.seed=1"), "data.seed=1: write +clipx=GROUP"),
         (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),

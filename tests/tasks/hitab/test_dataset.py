@@ -110,10 +110,10 @@ SAMPLE = {"id": "1", "table_id": "900", "question": "how many?", "answer": [1.0]
 @pytest.mark.parametrize(
     ("sample", "error", "message"),
     [
-        ({"id": "1"}, ValueError, r"dev_samples.jsonl, sample 0: no field 'table_id'"),
+        ({"id": "1"}, ValueError, r"dev_samples.jsonl, sample 0: it has no field 'table_id'"),
         (SAMPLE | {"answer": []}, ValueError, r"sample 0: no answer"),
         (SAMPLE | {"table_id": "../900"}, ValueError, r"table_id='../900' is not a file name"),
-        (SAMPLE, FileNotFoundError, r"table '900' is not there"),
+        (SAMPLE, FileNotFoundError, r"table '900' does not exist"),
     ],
 )
 def test_refuses(tmp_path, sample, error, message):
@@ -125,7 +125,9 @@ def test_refuses(tmp_path, sample, error, message):
 def test_table_of_another_kind_is_named(tmp_path):
     write(tmp_path, SAMPLE)
     (tmp_path / "tables" / "raw" / "900.json").write_text('{"title": "x"}')
-    with pytest.raises(ValueError, match=r"table '900': table: texts=None is no list; read the files in tables/raw"):
+    with pytest.raises(
+        ValueError, match=r"table '900': table: texts=None is not of type list; read the files in tables/raw"
+    ):
         list(release_rows(tmp_path, split="dev", prompt="r1_base"))
 
 

@@ -64,7 +64,7 @@ def test_ragged_rows_and_line_ends_in_cells():
 def test_missing_keys_are_named(key):
     table = read("900")
     del table[key]
-    with pytest.raises(ValueError, match=rf"^table: {key}=None is no "):
+    with pytest.raises(ValueError, match=rf"^table: {key}=None is not of type "):
         table_text(table)
 
 

@@ -75,7 +75,7 @@ def test_truth_tables_by_hand():
 
 @pytest.mark.parametrize("statement", [("xor", ("knight", 0), ("knight", 1)), ("knight",), ("and", ("knight", 0)), ()])
 def test_unknown_form_is_refused(statement):
-    with pytest.raises(ValueError, match="is of an unknown form"):
+    with pytest.raises(ValueError, match="has an unknown form"):
         truth_table(statement, knight_tables(2))
 
 

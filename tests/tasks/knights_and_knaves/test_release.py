@@ -25,7 +25,7 @@ def test_released_rows_are_built_and_leaks_reported(tmp_path):
     fresh = record(OTHER, (False, True, True), ["Hal", "Ida", "Jon"])
     folder = release(tmp_path / "release", TRAIN, [leak, fresh])
     text = build(folder, tmp_path / "out")
-    assert "also train, but for names, order and wording: 1 of 2 with 3 people" in text
+    assert "equal training puzzles, apart from names, order and wording: 1 of 2 with 3 people" in text
     rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
     assert [row["extra_info"]["index"] for row in rows] == [0, 1]
     assert rows[0]["prompt"][1]["content"] == "You meet Eve, Fay, Gus.\n"
@@ -46,7 +46,7 @@ def test_sizes_can_be_chosen_and_nothing_leaks_silently(tmp_path):
     ("change", "message"),
     [
         ({"solution": [False, False, True]}, "is not the only one of"),
-        ({"statements": "(('xor', 1),)"}, "is of an unknown form"),
+        ({"statements": "(('xor', 1),)"}, "has an unknown form"),
         ({"statements": "__import__('os')"}, "malformed node"),
         ({"statements": "(" * 5000}, "at most 4096 are read"),
         ({"statements": "(('not', 1), 2, 3)"}, "test.parquet, row 0"),

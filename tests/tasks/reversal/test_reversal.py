@@ -41,10 +41,11 @@ def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path)
     ("response", "expected"),
     [
         ("<answer>cba</answer>", (1.0, 1.0, 1.0)),
-        # Two of three in order: 2 * 2 / (3 + 3).
+        # Two of three in order.
         ("<answer>cab</answer>", (2 / 3, 0.0, 1.0)),
-        # 2 * 3 / (5 + 3): more than the answer costs.
-        ("<answer>cbxax</answer>", (0.75, 0.0, 1.0)),
+        # Three in order of five: more than the answer costs.
+        ("<answer>cbxax</answer>", (0.6, 0.0, 1.0)),
+        ("<answer>cb</answer>", (2 / 3, 0.0, 1.0)),
         ("<answer>abc</answer>", (1 / 3, 0.0, 1.0)),
         ("<answer></answer>", (0.0, 0.0, 1.0)),
         ("cba", (0.0, 0.0, 0.0)),

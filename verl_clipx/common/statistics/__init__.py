@@ -1,1 +1,1 @@
-"""Statistics for comparing methods: what differences over seeds and questions say. Knows arrays alone, no files."""
+"""Statistics for comparing methods: what differences over seeds and questions say. It knows only arrays, no files."""

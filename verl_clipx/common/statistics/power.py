@@ -1,4 +1,4 @@
-"""Before spending: the chance to see a difference, by how many questions, samples and seeds there are."""
+"""Before spending: the probability of detecting a difference with given numbers of questions, samples and seeds."""
 
 from dataclasses import asdict, dataclass, replace
 

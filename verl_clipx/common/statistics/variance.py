@@ -1,4 +1,4 @@
-"""How much a mean over questions, seeds and samples varies, and which of the three it is."""
+"""How much a mean over questions, seeds and samples varies, and which of the three causes it."""
 
 from dataclasses import asdict, dataclass
 

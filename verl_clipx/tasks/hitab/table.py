@@ -32,7 +32,9 @@ def table_text(table: dict[str, Any]) -> str:
     """
     for key, kind in _KEYS.items():
         if not isinstance(table.get(key), kind):
-            raise ValueError(f"table: {key}={table.get(key)!r} is not a {kind.__name__}; read the files in tables/raw")
+            raise ValueError(
+                f"table: {key}={table.get(key)!r} is not of type {kind.__name__}; read the files in tables/raw"
+            )
     cells = _filled_cells(table)
     header_rows = min(table["top_header_rows_num"], len(cells))
     header_columns = min(table["left_header_columns_num"], len(cells[0]))

@@ -1,10 +1,11 @@
 """Logic-RL's rule reward for knights and knaves: the form of the response, then the kind of each person.
 
 verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports the standard
-library only. The text comes from a policy under training: nothing in it may raise, run, or cost more than a scan.
+library only. The text comes from a policy under training, so it must never raise an error, be executed, or cost more
+than a scan.
 
-The released reward reads prompt and response together, and the prompt ends in `<think>`. verl 0.9.1 hands over the
-response alone. What this one makes of a text:
+The released reward reads prompt and response together, and the prompt ends in `<think>`. verl 0.9.1 passes only
+the response. This reward reads a text as follows:
 
 - it starts like a prompt (`PROMPT_OPENINGS`) and has an assistant marker: what follows the first marker counts, as in
   the release, and must hold all four tags;

@@ -64,7 +64,7 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
     except (OSError, ValueError) as error:
         raise ValueError(f"{error}; give the file {ORZ_FILE}") from None
     if not isinstance(conversations, list):
-        raise ValueError(f"{source}: contains a {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
+        raise ValueError(f"{source}: contains {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
     for number, conversation in enumerate(conversations, 1):
         try:
             text, answer = str(conversation[0]["value"]), conversation[1]["ground_truth"]["value"]

@@ -1,7 +1,7 @@
 """Reward of reasoning-gym's tasks: its own verifier on the whole answer, and form and skill told apart.
 
-A policy that has just begun to learn gains most by form: it stops explaining, and writes a bare number. `format` has
-that alone, `skill` what it can do whatever the form, `acc` both together.
+A policy that has just begun to learn gains most by form: it stops explaining, and writes a bare number. `format`
+measures only this, `skill` what it can do in any form, and `acc` both together.
 """
 
 import re

@@ -17,10 +17,10 @@ from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, wa
 # Small enough for a run of a minute, and just deep enough: the second layer looks for what the first has put together.
 MODEL = ModelConfig(hidden_size=64, intermediate_size=192, num_layers=2, max_length=256)
 
-# Short texts teach what reversing is, in a third of the time that long ones take.
-SHORTEST, SHORT = 2, 14
-SHORT_FIT = WarmStartConfig(steps=1000, batch_size=48, learning_rate=4e-3, model=MODEL)
-LONG_FIT = WarmStartConfig(steps=80, batch_size=16, learning_rate=1e-3, model=MODEL)
+# Short texts teach what reversing is, in a third of the time that long ones take; long ones teach length.
+SHORT, LONG = (2, 14), (12, MAX_LENGTH)
+SHORT_FIT = WarmStartConfig(steps=200, batch_size=48, learning_rate=4e-3, model=MODEL)
+LONG_FIT = WarmStartConfig(steps=120, batch_size=16, learning_rate=3e-3, model=MODEL)
 
 
 def build_examples(count: int, seed: int, min_length: int, max_length: int) -> list[Example]:
@@ -31,10 +31,8 @@ def build_examples(count: int, seed: int, min_length: int, max_length: int) -> l
 
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
-    short_steps: Annotated[int, typer.Option(help="Optimizer steps on short texts.")] = SHORT_FIT.steps,
-    long_steps: Annotated[int, typer.Option(help="Steps on long texts; more leave less to reinforcement learning.")] = (
-        LONG_FIT.steps
-    ),
+    short_fits: Annotated[int, typer.Option(help="Fits to short texts, 200 optimizer steps each.")] = 5,
+    long_fits: Annotated[int, typer.Option(help="Fits to long texts, 120 steps each; more leave less to learn.")] = 3,
     seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
     num_threads: Annotated[int, typer.Option(help="Threads of the fit; no more than there are free cores.")] = 1,
 ) -> None:
@@ -43,10 +41,9 @@ def main(
     A second call with the same arguments returns the finished folder. The held-out scores go to standard error.
     """
     try:
-        fits = [
-            (build_examples(8000, seed, SHORTEST, SHORT), replace(SHORT_FIT, steps=short_steps, seed=seed)),
-            (build_examples(4000, seed, MIN_LENGTH, MAX_LENGTH), replace(LONG_FIT, steps=long_steps, seed=seed)),
-        ]
+        short, long = build_examples(8000, seed, *SHORT), build_examples(4000, seed, *LONG)
+        fits = [(short, replace(SHORT_FIT, seed=seed + part)) for part in range(short_fits)]
+        fits += [(long, replace(LONG_FIT, seed=seed + part)) for part in range(long_fits)]
         started = time.perf_counter()
         folder = warm_start(fits, cache, num_threads)
     except ValueError as error:

@@ -24,15 +24,15 @@ def compute_score(
         **kwargs: unused; verl passes more for reward models.
 
     Returns:
-        `score`, twice the length of the longest common subsequence over both lengths together, from 0 to 1; `acc`, 1.0
-        if the answer is right, else 0.0; `format`, 1.0 if there is an answer.
+        `score`, the length of the longest common subsequence over the greater of both lengths, from 0 to 1, so that
+        leaving letters out gains nothing; `acc`, 1.0 if the answer is right, else 0.0; `format`, 1.0 if there is one.
     """
     answer = tagged_answer(solution_str, MAX_ANSWER_LENGTH)
     if answer is None:
         return {"score": 0.0, "acc": 0.0, "format": 0.0}
     if not isinstance(ground_truth, str) or not answer or not ground_truth:
         return {"score": 0.0, "acc": 0.0, "format": 1.0}
-    score = 2 * common_length(answer, ground_truth) / (len(answer) + len(ground_truth))
+    score = common_length(answer, ground_truth) / max(len(answer), len(ground_truth))
     return {"score": score, "acc": float(answer == ground_truth), "format": 1.0}
 
 
