@@ -152,11 +152,19 @@ def method_page(method: dict[str, Any]) -> str:
 
 
 def docstrings(kind: type) -> list[str]:
-    """What the class says of its formula, and, where the weight is a base's, what that says; code as code."""
+    """What the class says of its formula, and, where the weight is a base's, what that says."""
     definer = next(one for one in kind.__mro__ if "gradient_weight" in vars(one))
     texts = [inspect.cleandoc(one.__doc__ or "") for one in dict.fromkeys((kind, definer))]
-    # Signs such as * and _ mean nothing in a docstring.
-    return [f"```text\n{text}\n```" for text in texts]
+    return [as_markdown(paragraph) for text in texts for paragraph in text.split("\n\n")]
+
+
+def as_markdown(paragraph: str) -> str:
+    """A paragraph of a docstring: an indented one as it is, another without meaning to signs such as * and _."""
+    if paragraph.startswith("    "):
+        return f"```text\n{inspect.cleandoc(paragraph)}\n```"
+    words = paragraph.split("`")
+    plain = [re.sub(r"([*_<>\[\]])", r"\\\1", text) if place % 2 == 0 else text for place, text in enumerate(words)]
+    return "`".join(plain)
 
 
 def settings(method: dict[str, Any]) -> str:

@@ -40,7 +40,7 @@ NOT_OF_VERL = {module for module, distribution in TOOLS.items() if distribution 
 
 # Each with the exit code and what it says where the environment has what verl brings.
 WITHOUT_WHAT_VERL_LACKS = {
-    "methods acpo": (0, "parameters: clipx.<parameter>"),
+    "methods acpo": (0, "parameters of acpo: clipx.<parameter>"),
     "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
     "metrics": (0, "clipx/ratio_mean"),
     "gpu-check --gpus 0": (2, "--gpus 0: must be one of 1, 2, 4\n"),
@@ -76,7 +76,7 @@ WITHOUT_WHAT_VERL_LACKS = {
 
 # Those that need one of the extra's packages that verl brings.
 WITHOUT_ALL = {
-    "methods acpo": (0, "parameters: clipx.<parameter>"),
+    "methods acpo": (0, "parameters of acpo: clipx.<parameter>"),
     "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
     "recipe list cpu/countdown_acpo": (0, "presets: +recipe"),
     "recipe show cpu/countdown_acpo_off": (0, "the command"),

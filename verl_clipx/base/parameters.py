@@ -182,5 +182,6 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
 
 def did_you_mean(word: str, known: Iterable[str], before: str) -> str:
     """As `common.suggestions.did_you_mean`, which this folder does not know."""
-    near = [f"{before}{one}" for one in difflib.get_close_matches(word, list(known), n=3)]
-    return f" Did you mean {' or '.join(near)}?" if near else ""
+    known = list(known)
+    near = [one for one in known if sorted(one) == sorted(word)] or difflib.get_close_matches(word, known, n=3)
+    return f" Did you mean {' or '.join(f'{before}{one}' for one in near)}?" if near else ""
