@@ -83,7 +83,10 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
             ["+clipx=acpo", HIGH],
             "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
         ),
-        (["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"], "loss_mode=gspo but clipx.method=acpo: choose"),
+        (
+            ["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"],
+            "loss_mode=gspo but clipx.method=acpo: they contradict",
+        ),
         ([f"{ACTOR}.policy_loss.loss_mode=clipx_bapo"], "loss_mode=clipx_bapo without its group"),
         (
             ["+clipx=grpo", "clipx.clip_hihg=1"],
@@ -102,7 +105,7 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
         ),
         # verl's own check of the same run.
         (["+clipx=grpo", "data.train_batch_size=128"], "train_batch_size (128) must be >= actor.ppo_mini_batch_size"),
-        (["python", "train.py"], "python: neither KEY=VALUE nor an option"),
+        (["python", "train.py"], "python: is neither KEY=VALUE nor an option"),
         (
             ["python", "-m", "verl.trainer.sft_trainer"],
             "python -m verl.trainer.sft_trainer: not one of verl's entry modules. These are",
