@@ -109,8 +109,8 @@ PUBLISHED = {
     "topr": dict(level="sequence", positive_low=1.0, positive_high=1.0, negative_low=0.0, negative_high=1.0),
 }
 
-# Groups under configs/clipx that are not modifiers of the loss: the seeded rollout, the traces.
-OTHER_GROUPS = 2
+# Groups under configs/clipx that are not modifiers of the loss: rollouts that are seeded or of old weights, the traces.
+OTHER_GROUPS = 3
 STATISTICS_PARAMETERS = {"scope", "lagged_average", "precision", "missing_state"}
 
 

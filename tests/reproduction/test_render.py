@@ -145,7 +145,7 @@ def test_what_rounds_to_zero_has_no_minus():
 
 
 def test_results_of_another_table_and_unknown_formats_are_refused():
-    with pytest.raises(ValueError, match="of table other, not of small"):
+    with pytest.raises(ValueError, match="belong to table other, not to small"):
         render(TABLE, RESULTS | {"table": "other"}, "markdown")
     with pytest.raises(ValueError, match="--format pdf: must be one of markdown, html, latex"):
         render(TABLE, RESULTS, "pdf")
@@ -177,4 +177,4 @@ def current_hash():
 def test_the_command_names_the_tables_there_are():
     done = CliRunner().invoke(app, ["table", "render", "nothing"])
     assert done.exit_code == 1
-    assert "table 'nothing': unknown; there are acpo_figure2" in " ".join(done.output.split())
+    assert "table 'nothing' is unknown. There are acpo_figure2" in " ".join(done.output.split())

@@ -100,7 +100,7 @@ def test_data_first_then_models_then_seed_after_seed(places):
 def test_rows_can_be_chosen(places):
     labels = [job.label for job in plan_table(TABLE, places, (1,), rows=("DAPO",)) if job.kind != PREPARE]
     assert labels[0] == "cpu/countdown_dapo_near, seed 1" and len(labels) == 3
-    with pytest.raises(ValueError, match="--row PPO: table small has base, GRPO, DAPO"):
+    with pytest.raises(ValueError, match=r"--row PPO: table small has no such row\. It has base, GRPO, DAPO"):
         plan_table(TABLE, places, (1,), rows=("PPO",))
 
 

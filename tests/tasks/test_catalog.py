@@ -33,13 +33,16 @@ def test_definitions_are_complete(name):
 
 
 def test_unknown_name_lists_the_known_ones():
-    with pytest.raises(ValueError, match=r"^data set 'math' is unknown; there are countdown, countdown_3to4, hitab"):
+    with pytest.raises(
+        ValueError,
+        match=r"^data set 'math' is unknown\. Did you mean math500\? There are countdown, countdown_3to4, hitab",
+    ):
         definition_named("math")
 
 
 def test_one_name_for_two_sets_is_refused():
     one = definition_named("hitab")
-    with pytest.raises(ValueError, match="data set 'hitab' is defined by hitab and math; rename one"):
+    with pytest.raises(ValueError, match="data set 'hitab' is defined by both hitab and math; rename one of them"):
         collect([one, replace(one, task="math")])
 
 

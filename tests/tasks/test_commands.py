@@ -96,7 +96,7 @@ def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("nothing",), "data set 'nothing' is unknown; there are countdown"),
+        (("nothing",), "data set 'nothing' is unknown. There are countdown"),
         (("hitab",), "Clone the repository microsoft/HiTab"),
         (("hitab", "--from", "nowhere"), "nowhere does not exist"),
         (("countdown", "--prompt", "r1_base"), "prompt='r1_base' does not fit countdown"),

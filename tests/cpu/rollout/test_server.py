@@ -94,7 +94,7 @@ def test_images_are_refused(configured):
     async def scenario():
         await (await started(configured())).generate(PROMPT, {}, "r", image_data=["x"])
 
-    with pytest.raises(ValueError, match="text only"):
+    with pytest.raises(ValueError, match="generates only from text"):
         asyncio.run(scenario())
 
 
