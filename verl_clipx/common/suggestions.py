@@ -10,7 +10,7 @@ def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
     Args:
         before: what stands before the word where the user writes it, such as "+clipx=".
     """
-    known = list(known)
+    known = list(dict.fromkeys(known))
     # Two letters that changed places are the commonest mistake, and not the nearest by difflib.
     near = [one for one in known if sorted(one) == sorted(word)] or get_close_matches(word, known, n=3)
     return f" Did you mean {' or '.join(f'{before}{one}' for one in near)}?" if near else ""
