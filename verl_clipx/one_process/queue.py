@@ -4,10 +4,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from tensordict import TensorDict
+import torch
+from tensordict import NonTensorStack, TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import trainer_base
-from verl.utils.tensordict_utils import assign_non_tensor, list_of_dict_to_tensordict
+from verl.utils.tensordict_utils import assign_non_tensor
 
 
 class LocalQueue:
@@ -24,7 +25,7 @@ class LocalQueue:
         """The rows of some keys, in their order; fields that no row has are left out, as TransferQueue does."""
         rows = [self.rows[key] for key in keys]
         wanted = [name for name in (select_fields or rows[0]) if name in rows[0]]
-        return list_of_dict_to_tensordict([{name: row[name] for name in wanted} for row in rows])
+        return TensorDict({name: _packed([row[name] for row in rows]) for name in wanted}, batch_size=[len(rows)])
 
     def kv_batch_put(self, keys: Sequence[str], fields: TensorDict, partition_id: str | None = None) -> KVBatchMeta:
         """Adds fields, tensors, to rows that are there; returns their batch."""
@@ -43,6 +44,15 @@ class LocalQueue:
         data = self.kv_batch_get(batch.keys)
         assign_non_tensor(data, **batch.extra_info)
         return data
+
+
+def _packed(values: Sequence[Any]) -> Any:
+    """The values of a field, one a row, as TransferQueue packs them: nested even if all rows are of one length."""
+    if not all(isinstance(value, torch.Tensor) for value in values):
+        return NonTensorStack(*values)
+    if all(value.dim() == 0 for value in values):
+        return torch.stack(list(values))
+    return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Command line: `python -m verl_clipx.tasks.reversal.policy CACHE` prepares the tiny policy for reversal."""
 
+import random
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from typing import Annotated
 import typer
 
 from verl_clipx.tasks.reversal.dataset import MAX_LENGTH, MIN_LENGTH, build_rows
-from verl_clipx.tasks.reversal.generator import generate_texts
+from verl_clipx.tasks.reversal.generator import CHARACTERS, generate_texts
 from verl_clipx.tasks.reversal.reward import compute_score
 from verl_clipx.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.tasks.tiny_policy.sampling import mean_scores
@@ -20,19 +21,38 @@ MODEL = ModelConfig(hidden_size=64, intermediate_size=192, num_layers=2, max_len
 # Short texts teach what reversing is, in a third of the time that long ones take; long ones teach length.
 SHORT, LONG = (2, 14), (12, MAX_LENGTH)
 SHORT_FIT = WarmStartConfig(steps=200, batch_size=48, learning_rate=4e-3, model=MODEL)
-LONG_FIT = WarmStartConfig(steps=120, batch_size=16, learning_rate=3e-3, model=MODEL)
+LONG_FIT = WarmStartConfig(steps=400, batch_size=16, learning_rate=3e-3, model=MODEL)
+SHORT_FITS, LONG_FITS = 5, 3
+
+# The last fit teaches carelessness: what is left to learn is then a skill that the policy has, so that each token of a
+# rollout batch teaches the same, and a run of a minute can show it.
+CARELESS_FIT = WarmStartConfig(steps=400, batch_size=16, learning_rate=1e-3, model=MODEL)
 
 
-def build_examples(count: int, seed: int, min_length: int, max_length: int) -> list[Example]:
-    """Return demonstrations, all of the training split."""
+def build_examples(count: int, seed: int, min_length: int, max_length: int, carelessness: float = 0.0) -> list[Example]:
+    """Return demonstrations, all of the training split.
+
+    Args:
+        carelessness: share of letters, from 0 to 1, in whose place stands one drawn from all.
+    """
+    rng = random.Random(f"careless-{seed}")
     solved = build_rows(generate_texts(count, seed, "train", min_length, max_length), "train")
-    return [Example(row["prompt"], f"<answer>{row['reward_model']['ground_truth']}</answer>") for row in solved]
+    return [
+        Example(row["prompt"], f"<answer>{careless(row['reward_model']['ground_truth'], carelessness, rng)}</answer>")
+        for row in solved
+    ]
+
+
+def careless(text: str, share: float, rng: random.Random) -> str:
+    """Return the text with about that share of its letters redrawn."""
+    return "".join(rng.choice(CHARACTERS) if rng.random() < share else letter for letter in text)
 
 
 def main(
     cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
-    short_fits: Annotated[int, typer.Option(help="Fits to short texts, 200 optimizer steps each.")] = 5,
-    long_fits: Annotated[int, typer.Option(help="Fits to long texts, 120 steps each; more leave less to learn.")] = 3,
+    carelessness: Annotated[
+        float, typer.Option(help="Share of wrong letters in the last demonstrations, which training can unlearn.")
+    ] = 0.35,
     seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
     num_threads: Annotated[int, typer.Option(help="Threads of the fit; no more than there are free cores.")] = 1,
 ) -> None:
@@ -41,9 +61,11 @@ def main(
     A second call with the same arguments returns the finished folder. The held-out scores go to standard error.
     """
     try:
-        short, long = build_examples(8000, seed, *SHORT), build_examples(4000, seed, *LONG)
-        fits = [(short, replace(SHORT_FIT, seed=seed + part)) for part in range(short_fits)]
-        fits += [(long, replace(LONG_FIT, seed=seed + part)) for part in range(long_fits)]
+        short, long = build_examples(8000, seed, *SHORT), build_examples(6000, seed, *LONG)
+        last = build_examples(6000, seed, MIN_LENGTH, MAX_LENGTH, carelessness)
+        fits = [(short, replace(SHORT_FIT, seed=seed + part)) for part in range(SHORT_FITS)]
+        fits += [(long, replace(LONG_FIT, seed=seed + part)) for part in range(LONG_FITS)]
+        fits += [(last, replace(CARELESS_FIT, seed=seed))]
         started = time.perf_counter()
         folder = warm_start(fits, cache, num_threads)
     except ValueError as error:
