@@ -192,7 +192,12 @@ def _check_name(path: str, name: str, prompt: str | None) -> None:
 
 
 # By tests/claims/test_architecture.py and tests/diagnostics/test_kills.py.
-RUN_ELSEWHERE = (["scripts/draw_architecture.py"], ["-m", "tests.diagnostics.kills"])
+RUN_ELSEWHERE = (
+    ["scripts/draw_architecture.py"],
+    ["-m", "tests.diagnostics.kills"],
+    ["-m", "tests.end_to_end.kill_runs"],
+    ["-m", "verl_clipx.driver.facts"],
+)
 
 
 def _check_python(words: list[str], variables: dict[str, str], complete: bool) -> None:
@@ -201,6 +206,8 @@ def _check_python(words: list[str], variables: dict[str, str], complete: bool) -
         check_overrides([word for word in words[2:] if word not in ("--cfg", "job")], variables)
     elif words[:2] == ["-m", "pytest"]:
         _check_pytest(words[2:])
+    elif words[:2] in RUN_ELSEWHERE or words[:1] in RUN_ELSEWHERE:
+        pass
     elif words[0] == "-m" and words[1].startswith("verl_clipx"):
         _parse(typer.main.get_command(typer_module(words)), words[1], words[2:], complete)
     elif words[0].startswith("benchmarks/"):
@@ -212,8 +219,6 @@ def _check_python(words: list[str], variables: dict[str, str], complete: bool) -
             compile(words[1], "-c", "exec")
         except SyntaxError as error:
             raise Wrong(str(error)) from None
-    elif words[:2] in RUN_ELSEWHERE:
-        pass
     elif complete or words[:2] not in (["-m", "build"], ["-m", "venv"]):
         raise Wrong(f"python {' '.join(words)}: the tests know no such command")
 

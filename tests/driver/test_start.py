@@ -102,7 +102,9 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
 @pytest.mark.slow
 @pytest.mark.parametrize("door", DOORS)
 def test_a_loss_mode_against_its_group_stops_before_ray(run, door):
-    with pytest.raises(ValueError, match=r"loss_mode=gspo but clipx\.method=acpo: choose .* alone \(\+clipx=acpo\)"):
+    with pytest.raises(
+        ValueError, match=r"loss_mode=gspo but clipx\.method=acpo: .* only by its group \(\+clipx=acpo\)"
+    ):
         run(door, "+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo")
 
 

@@ -189,26 +189,32 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bo
         data = rollout_batch(share, mini_batch=len(rows) // updates)
         if recomputed:
             data["old_log_probs"] = old_log_probs(worker, data.copy(), share)
+        steps = planned_steps(worker.actor.planner)
         output = worker.update_actor(data)
         peak = torch.cuda.max_memory_allocated() if on_gpu else 0
         state_on = devices_of(engine)
         after = weights(engine)
     metrics = {} if output is None else tu.get(output, "metrics")
-    planner, bounds = worker.actor.planner, {}
-    if planner is not None and planner.settings.adaptive:
-        planner.flush()
-        bounds = {position: planner.method.decide(found) for position, found in planner.state.statistics.items()}
-    del worker, engine, planner
+    del worker, engine
     gc.collect()
     return Update(
         loss=float(metrics.get("actor/pg_loss", [float("nan")])[0]),
         change={name: value - after[name] for name, value in before.items()},
-        bounds={position: found.cpu() for position, found in bounds.items()},
+        bounds={step.position: step.decision.cpu() for step in steps if step.decision is not None},
         receipt=float(metrics.get(RECEIPT.key, [float("nan")])[0]),
         closed_form_difference=metrics.get("clipx/closed_form_difference", [None])[0],
         state_on=state_on,
         peak_bytes=peak,
     )
+
+
+def planned_steps(planner: Any) -> list[Any]:
+    """A list that gets every optimizer step that a planner plans from now on; None plans none."""
+    steps: list[Any] = []
+    if planner is not None:
+        plan = planner.plan
+        planner.plan = lambda *words, **named: (steps.append(plan(*words, **named)), steps[-1])[1]
+    return steps
 
 
 def old_log_probs(worker: Any, data: Any, rows: Sequence[Row]) -> Tensor:

@@ -28,11 +28,12 @@ def test_the_page_says_what_replay_says(run, tmp_path):
     words = ["+clipx=acpo", "clipx.alpha=1,2", "+clipx=grpo"]
     result = clipx("report", run, "--out", tmp_path / "out", "--replay", " ".join(words))
     assert result.exit_code == 0, result.output
-    assert clipx("replay", run, *words, "--json", tmp_path / "replay.json", "--tokens", 10_000).exit_code == 0
+    replayed = clipx("replay", run, *words, "--json", "--tokens", 10_000)
+    assert replayed.exit_code == 0, replayed.output
     tokens = pandas.read_csv(tmp_path / "out" / "tokens.csv")
     page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "")
     update = tokens["update"].iloc[0]
-    settings = json.loads((tmp_path / "replay.json").read_text())["settings"]
+    settings = json.loads(replayed.stdout)["settings"]
     assert [one["setting"] for one in settings] == ["acpo alpha=1", "acpo alpha=2", "grpo"]
     for one in settings:
         gone = tokens[f"{one['setting']}: weight"].eq(0) & tokens.weight.ne(0) & tokens.advantage.ne(0)
