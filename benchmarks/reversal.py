@@ -4,6 +4,7 @@ Run: python benchmarks/reversal.py    (after `clipx table fill reversal --runs d
 """
 
 import json
+import re
 import subprocess
 import sys
 from collections import defaultdict
@@ -35,6 +36,11 @@ PANELS = {
 def clipx(*arguments: str) -> None:
     """Runs this checkout's command."""
     subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], cwd=DOCS.parent, check=True)
+
+
+def with_runs(table: str) -> str:
+    """Leaves out the rows of a table that have no number."""
+    return "".join(line for line in table.splitlines(keepends=True) if not re.fullmatch(r"\|[^|]+\|[| ]+\|\n", line))
 
 
 def curves(results: dict) -> dict[str, dict[str, list[dict[int, dict[str, float]]]]]:
@@ -78,7 +84,7 @@ def main() -> None:
     draw(curves(json.loads(RESULTS.read_text(encoding="utf-8"))))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    write_text(PAGE, f"{before}{BEGIN}{table.read_text(encoding='utf-8')}{END}{after}")
+    write_text(PAGE, f"{before}{BEGIN}{with_runs(table.read_text(encoding='utf-8'))}{END}{after}")
     table.unlink()
 
 

@@ -1,6 +1,7 @@
 """Reversal's texts, rows and reward, by `clipx data build` and by the function that verl calls.
 
-Not covered: the warm start, which takes minutes; tests/one_process trains on rows like these.
+Not covered: the warm start, which takes minutes, but for its demonstrations; tests/one_process trains on rows like
+these.
 """
 
 import itertools
@@ -11,6 +12,7 @@ from typer.testing import CliRunner
 from verl_clipx.cli import app
 from verl_clipx.common.files import read_table
 from verl_clipx.tasks.reversal.generator import generate_texts
+from verl_clipx.tasks.reversal.policy import build_examples
 from verl_clipx.tasks.reversal.reward import common_length
 from verl_clipx.tasks.reward import check_ground_truth, compute_score
 
@@ -92,3 +94,18 @@ def test_options_outside_their_range_are_refused(options, message):
     given = {"count": 2, "seed": 0, "split": "train", "min_length": 2, "max_length": 8, **options}
     with pytest.raises(ValueError, match=message):
         generate_texts(**given)
+
+
+def test_careless_demonstrations_have_that_share_of_wrong_letters():
+    right, careless = (build_examples(500, 0, 10, 12, share) for share in (0.0, 0.35))
+    truth = [example.prompt[0]["content"][::-1] for example in right]
+    assert [example.response for example in right] == [f"<answer>{text}</answer>" for text in truth]
+    answers = [example.response.removeprefix("<answer>").removesuffix("</answer>") for example in careless]
+    pairs = [pair for both in zip(answers, truth, strict=True) for pair in zip(*both, strict=True)]
+    # One redrawn letter of 52 is the right one.
+    assert sum(one != other for one, other in pairs) / len(pairs) == pytest.approx(0.35 * 51 / 52, abs=0.03)
+
+
+def test_a_carelessness_that_is_no_share_is_refused():
+    with pytest.raises(ValueError, match=r"carelessness=1\.5 is not a share of letters; give 0 to 1"):
+        build_examples(1, 0, 10, 12, 1.5)

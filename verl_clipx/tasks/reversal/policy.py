@@ -34,7 +34,12 @@ def build_examples(count: int, seed: int, min_length: int, max_length: int, care
 
     Args:
         carelessness: share of letters, from 0 to 1, in whose place stands one drawn from all.
+
+    Raises:
+        ValueError: if the carelessness is outside its range.
     """
+    if not 0 <= carelessness <= 1:
+        raise ValueError(f"carelessness={carelessness!r} is not a share of letters; give 0 to 1")
     rng = random.Random(f"careless-{seed}")
     solved = build_rows(generate_texts(count, seed, "train", min_length, max_length), "train")
     return [
