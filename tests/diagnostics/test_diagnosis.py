@@ -41,7 +41,7 @@ BAPO = {"clipx.target": 0.4, "clipx.upper_stop": 3.0, "clipx.upper_step": 0.05}
 # By rule: metric to its value before and from the onset on, the record, and the onset.
 PATHOLOGIES = {
     "entropy collapse": ({keys.ENTROPY: (1.0, 0.01)}, {}, ONSET),
-    "reward flat because prompts score alike": ({keys.ALIKE: (0.3, 0.95)}, {}, ONSET),
+    "few prompts teach, because samples score alike": ({keys.ALIKE: (0.3, 0.95)}, {}, ONSET),
     "one-sided clipping": ({keys.CLIPPED_LOW: (0.02, 0.04), keys.CLIPPED_HIGH: (0.02, 0.0)}, {}, ONSET),
     "bounds idle: one update a rollout batch": ({keys.RATIO: (1.0, 1.0), keys.KL: (0.0, 0.0)}, {}, 1),
     "bounds idle: the search never started": (

@@ -234,10 +234,11 @@ RULES = (
         "entropy collapse", (keys.ENTROPY,), _entropy,
         f"below {ENTROPY_LEFT:.0%} of its first {LASTING} steps, {LASTING} steps in a row",
         "healthy runs of docs/results/cpu_small.md fall to 7 %", True,
-        "Raise the upper bound, or take a method that keeps tokens of low probability.", "docs/methods.md",
+        "Raise the upper bound (+clipx=dapo), or take a method that keeps improbable tokens "
+        "(+clipx=acpo, +clipx=cispo).", "docs/faq.md",
     ),
     Rule(
-        "reward flat because prompts score alike", (keys.ALIKE,), _beyond(keys.ALIKE, MOST_ALIKE),
+        "few prompts teach, because samples score alike", (keys.ALIKE,), _beyond(keys.ALIKE, MOST_ALIKE),
         f"{MOST_ALIKE:.0%} of the prompts or more, {LASTING} steps in a row",
         "such prompts have advantage 0, so fewer than a tenth teach", True,
         "Take easier or harder prompts, more samples a prompt, or filter groups.", "docs/reliability.md#health",

@@ -42,6 +42,7 @@ def list_tables(as_json: AsJson = False) -> None:
             "source": table.source,
             "cells": sum(table.is_measurable(row, column) for row in table.rows for column in table.columns),
             "presets": sum(source.preset is not None for source, _ in table.sources()),
+            "made by": "fill" if table.in_one_process else "plan",
         }
         for table in map(load_table, table_names())
     ]
@@ -49,7 +50,12 @@ def list_tables(as_json: AsJson = False) -> None:
         print_json(tables=found)
         return
     rows = [[escape(str(value)) for value in table.values()] for table in found]
-    print_list(console, "clipx table plan NAME", ("name", "what", "source", "cells", "presets"), rows)
+    print_list(
+        console,
+        "clipx table plan NAME or clipx table fill NAME",
+        ("name", "what", "source", "cells", "presets", "made by"),
+        rows,
+    )
 
 
 @table_app.command()
