@@ -48,7 +48,8 @@ def of_training(log: pandas.DataFrame) -> pandas.DataFrame:
     return log[[name for name in log.columns if not name.startswith(OF_THE_MACHINE)]]
 
 
-@pytest.mark.parametrize("setting", ["acpo", pytest.param("m2po", marks=pytest.mark.matrix)])
+@pytest.mark.matrix
+@pytest.mark.parametrize("setting", SETTINGS)
 def test_every_metric_is_that_of_a_run_through_ray(task, tmp_path, setting):
     overrides = [*SETTINGS[setting], "data.seed=7"]
     through_ray = of_training(train(task, tmp_path / "ray", *overrides, steps=STEPS).log)
