@@ -1,6 +1,7 @@
 """The command `clipx`."""
 
 import contextlib
+import re
 import sys
 import time
 from dataclasses import asdict
@@ -259,9 +260,10 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
     from verl_clipx.driver.listing import group_settings
 
     try:
+        for word in parameters:
+            if not re.fullmatch(r"clipx(\.\w+)+=.*", word, re.DOTALL):
+                raise ValueError(f"{word}: write clipx.<parameter>=<value>.")
         given = OmegaConf.to_container(OmegaConf.from_dotlist(parameters))
-        if set(given) - {"clipx"}:
-            raise ValueError(f"{sorted(set(given) - {'clipx'})[0]}: write clipx.<parameter>=<value>.")
         of_group = group_settings(name) if (configs_folder() / "clipx" / f"{name}.yaml").is_file() else {"method": name}
         settings = build(**{**of_group, **given.get("clipx", {})})
         if isinstance(settings, Observe):
