@@ -90,7 +90,8 @@ class Update:
         loss: the policy loss; of the first mini-batch where there were several. NaN on ranks without outputs.
         change: by the weight's name, what it was before less what it is now, float32, on the CPU. With one update by
             the optimizer of `COMMON` this is the gradient.
-        bounds: what an adaptive method decided, by the update's position.
+        bounds: of an adaptive method, by the update's position: under the scope lagged those that the statistics of its
+            training pass give, else those that it was trained with.
         receipt: largest difference between the gradient on log_prob and the announced one, of the largest gradient; NaN
             where nothing was compared.
         closed_form_difference: as the worker logs it, of the first update; None where it made an extra pass.
@@ -195,12 +196,16 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bo
         state_on = devices_of(engine)
         after = weights(engine)
     metrics = {} if output is None else tu.get(output, "metrics")
-    del worker, engine
+    bounds = {step.position: step.decision for step in steps if step.decision is not None}
+    if (planner := worker.actor.planner) is not None:
+        planner.flush()
+        bounds |= {position: planner.method.decide(found) for position, found in planner.state.statistics.items()}
+    del worker, engine, planner
     gc.collect()
     return Update(
         loss=float(metrics.get("actor/pg_loss", [float("nan")])[0]),
         change={name: value - after[name] for name, value in before.items()},
-        bounds={step.position: step.decision.cpu() for step in steps if step.decision is not None},
+        bounds={position: found.cpu() for position, found in bounds.items()},
         receipt=float(metrics.get(RECEIPT.key, [float("nan")])[0]),
         closed_form_difference=metrics.get("clipx/closed_form_difference", [None])[0],
         state_on=state_on,
