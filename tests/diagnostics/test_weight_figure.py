@@ -43,7 +43,7 @@ def test_the_command_draws_a_group_with_parameters(tmp_path):
     ("words", "message"),
     [
         (["acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be"),
-        (["acpo", "alpha=1"], "alpha: write clipx.<parameter>=<value>"),
+        (["acpo", "alpha=1"], "alpha=1: write clipx.<parameter>=<value>"),
         (["observe"], "no gradient weight of its own"),
         (["nonsense"], "must be one of"),
     ],

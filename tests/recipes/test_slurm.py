@@ -263,7 +263,7 @@ def test_before_the_time_limit_the_job_goes_back_into_the_queue(cluster, requeue
     os.kill(job.pid, signal.SIGUSR1)
     output, error = job.communicate(timeout=30)
     assert [call for call in cluster.calls if call[:2] == ["scontrol", "requeue"]] == [["scontrol", "requeue", "4242"]]
-    assert "back into the queue" in output
+    assert "time limit near: the job is requeued" in output
     assert ("submit the same command again" in error) == (requeue_exit == "1")
     # It waited for the step, which ended as one that was told to.
     assert job.returncode == 143

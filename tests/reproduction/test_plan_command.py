@@ -92,7 +92,7 @@ def test_a_run_of_unknown_length_says_what_to_add(plan):
     [
         (["actor_rollout_ref.actor.ppo_mini_batch_size=30"], "ppo_mini_batch_size=30: does not divide"),
         (["actor_rollout_ref.rollout.gpu_memory_utilization=0.95"], "gpu_memory_utilization=0.95: generation needs"),
-        (["actor_rollout_ref.model.path=some/model"], "model.path=some/model: of unknown shape"),
+        (["actor_rollout_ref.model.path=some/model"], "model.path=some/model: its shape is unknown"),
         (["actor_rollout_ref.actor.ppo_mini_batch=3"], "ppo_mini_batch"),
         (["--hardware", "a100x16"], "a100x16"),
         (["--hardware", "tpu"], "--hardware=tpu: its speed is unknown. Use a100x4"),

@@ -72,7 +72,7 @@ def test_same_seed_same_puzzles_and_longer_lists_extend_shorter_ones(paper):
 
 @pytest.mark.slow
 def test_exhausted_space_says_how_many_there_are():
-    with pytest.raises(ValueError, match=r"^count=1000 train puzzles of 2 people .* found 35; ask for fewer"):
+    with pytest.raises(ValueError, match=r"^count=1000 train puzzles of 2 people .* 35 were found\. Ask for fewer"):
         generate_puzzles(2, 1000, 0, "train", OPERATORS)
 
 
