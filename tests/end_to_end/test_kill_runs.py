@@ -7,10 +7,12 @@ docs/reliability.md has.
 
 import json
 import os
+import shlex
 import shutil
 import subprocess
 import time
 from collections import Counter
+from contextlib import suppress
 
 import psutil
 import pytest
@@ -22,21 +24,31 @@ from verl_clipx.common.traces import Shard, write_shard
 from . import kill_runs
 from .kill_runs import KILLS, MOMENTS, VICTIMS, End, Kill
 
-# A launcher whose command line holds the driver's, as that of `clipx watch` does, and what the driver has started.
-TREE = """
-for name in ray::TaskRunnerV1.run ray::WorkerDict ray::CPUServer ray::IDLE "python -m verl.trainer.main_ppo"; do
+# What the driver has started, by the names that Ray and verl give their processes.
+NAMES = ["ray::TaskRunnerV1.run", "ray::WorkerDict", "ray::CPUServer", "ray::IDLE", "python -m verl.trainer.main_ppo"]
+# A launcher whose command line holds the driver's, as that of `clipx watch` does.
+TREE = f"""
+for name in {shlex.join(NAMES)}; do
     bash -c "exec -a '$name' sleep 60" &
 done
 wait
 """
 
 
+def all_have_their_names(launcher: int) -> bool:
+    # A process between fork and exec has its parent's command line, or an empty one.
+    with suppress(psutil.Error):
+        children = psutil.Process(launcher).children()
+        return sorted(" ".join(child.cmdline()[:1]) for child in children) == sorted(NAMES)
+    return False
+
+
 @pytest.fixture
 def launcher():
     words = ["bash", "-c", TREE, "verl_clipx.cli watch -- python -m verl.trainer.main_ppo"]
     with subprocess.Popen(words, start_new_session=True) as process:
-        deadline = time.monotonic() + 10
-        while not all(kill_runs.victims(process.pid, kind) for kind in VICTIMS) and time.monotonic() < deadline:
+        deadline = time.monotonic() + 60
+        while not all_have_their_names(process.pid) and time.monotonic() < deadline:
             time.sleep(0.02)
         yield process
         for one in [*psutil.Process(process.pid).children(recursive=True), process]:
