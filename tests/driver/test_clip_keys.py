@@ -199,7 +199,7 @@ def test_without_verls_keys_nothing_is_taken_over():
         (
             "grpo",
             of_verl(clip_ratio_c=1),
-            r"clip_ratio_c=1 would be clipx\.dual_clip=1, which must be a number \(above 1",
+            r"clip_ratio_c=1 would be clipx\.dual_clip=1, which must be .*\(above 1.* Change it, or remove it to",
         ),
         (
             "gspo",
@@ -213,6 +213,22 @@ def test_without_verls_keys_nothing_is_taken_over():
             "gspo",
             of_verl(clip_ratio_low=-0.1),
             r"clip_ratio_low=-0\.1 would be clipx\.clip_low=1\.1, which must be .*at most 1",
+        ),
+        # A percentage.
+        (
+            "dapo",
+            of_verl(clip_ratio_high=28),
+            r"clip_high=29, which must be .*at most 20.*\. For 28 %, write 0\.28, or remove it to .*clip_high=1\.28",
+        ),
+        (
+            "gmpo",
+            of_verl(clip_ratio_low=28),
+            r"clip_low=6\.9144e-13, which must be .* For 28 %, write 0\.28",
+        ),
+        (
+            "dppo",
+            of_verl(clip_ratio_low=20),
+            r"threshold_low=20, which must be .* write 0\.2, .*threshold_low=0\.2",
         ),
         ("grpo", of_verl(clip_ratio_high="high"), r"actor\.clip_ratio_high=high: must be a number"),
         # It would be ignored.

@@ -41,8 +41,10 @@ MAPPED = (
     DRO_BETA,
 )
 
+WIDTHS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+
 # null leaves the decision to another key; of every other key it is a value.
-NULL_IS_SILENT = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", DRO_BETA)
+NULL_IS_SILENT = (*WIDTHS, DRO_BETA)
 
 # Keys under policy_loss that one of verl's losses reads and no method of the plugin: their default, and that loss.
 OF_OTHER_LOSSES = {
@@ -312,7 +314,10 @@ def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Co
     try:
         field.metadata["allowed"].convert(ours)
     except (ValueError, TypeError, OverflowError):
-        return f"{would_be}, which must be {field.metadata['allowed'].description}. Change it."
+        percent = source in WIDTHS and value > 1
+        change = f"For {value:g} %, write {value / 100:g}" if percent else "Change it"
+        kept, allowed = "null" if current is None else f"{current:g}", field.metadata["allowed"].description
+        return f"{would_be}, which must be {allowed}. {change}, or remove it to keep {key}={kept}."
     if value is not None and value < meaning.narrowest:
         return (
             f"{would_be}: a width under {meaning.narrowest:g} is meant for the ratio of a sequence, but {method.name} "

@@ -21,7 +21,7 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
     unconstrained_weight = True
 
     beta: float = parameter(
-        0.05, number(above=0, at_most=1e6), "how strongly the gradient pulls back, per nat of the log-ratio"
+        0.05, number(above=0, at_most=100), "how strongly the gradient pulls back, per nat of the log-ratio"
     )
 
     @property

@@ -56,7 +56,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     )
 
     threshold: float = parameter(
-        0.04, number(at_least=1e-4, at_most=100), "largest second moment of the log-ratio (the paper's tau_M2)"
+        0.04, number(at_least=1e-4, at_most=1), "largest second moment of the log-ratio (the paper's tau_M2)"
     )
     moment: str = parameter(
         "kept",
@@ -68,6 +68,10 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         choice("rollout", "old"),
         "the policy that ratios are taken to: the one that sampled (paper), or verl's old policy (release)",
     )
+
+    @property
+    def starting_bounds(self) -> str:
+        return f"log-ratio -tau to tau, the largest tau with a second moment of at most {self.threshold:g}"
 
     @property
     def asks_for(self) -> tuple[str, ...]:
