@@ -83,8 +83,9 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
             "clip_ratio_high=0.28 would be clipx.clip_high=1.28: a width over 0.01 is meant for the",
         ),
         (
-            ["+clipx=acpo", HIGH],
-            "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
+            ["+clipx=acpo_reference", HIGH],
+            "clip_ratio_high=0.28 with +clipx=acpo_reference, which has no fixed bound and would ignore it. Remove "
+            f"{ACTOR}.clip_ratio_high. To change how far the ratio may go, set clipx.epsilon_base or clipx.alpha. ",
         ),
         (
             ["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"],

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -58,12 +58,15 @@ class Collected:
     curves: list[dict[str, Any]] = field(default_factory=list)
 
 
-def collect(table: Table, runs: Path, preset_values: PresetValues | None = None) -> dict[str, Any]:
+def collect(
+    table: Table, runs: Path, preset_values: PresetValues | None = None, rows: Sequence[str] = ()
+) -> dict[str, Any]:
     """Read a table's numbers from its runs.
 
     Args:
         runs: folder of all runs, `<preset>-seed<seed>` in it.
         preset_values: for tests; by default the presets are composed.
+        rows: names of the rows that are read; empty for all.
 
     Returns:
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
@@ -74,7 +77,7 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
     """
     found = Collected()
     preset_values = preset_values or _values_of_preset
-    for source, cells in table.sources():
+    for source, cells in table.sources(rows):
         folders = find_runs(runs, table.folder_of(source)) if source.preset else [runs / table.folder_of(source)]
         usable = 0
         for path in folders:
