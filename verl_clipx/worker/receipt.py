@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.method import NODE
+from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
 from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
@@ -26,7 +27,7 @@ from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.worker.layout import flat, padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rows import AGE
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch, in_micro_batch
 
 logger = logging.getLogger(__name__)
 
@@ -86,6 +87,7 @@ class Receipt:
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         called: (step, model_output, data) -> the arguments that it gets in training.
         all_reduce: sums a float64 vector over the data-parallel ranks.
+        rank: of this process; 0 prints the receipt.
         stops: whether a difference stops the run, or only warns.
 
     Attributes:
@@ -100,10 +102,11 @@ class Receipt:
         called: Callable[[OptimizerStep, Any, Any], Call],
         all_reduce: Callable[[Tensor], Tensor],
         *,
+        rank: int,
         stops: bool,
     ):
         self.open = True
-        self._all_reduce = all_reduce
+        self._all_reduce, self._rank = all_reduce, rank
         self._settings, self._run, self._stops = settings, run, stops
         self._loss_fn, self._called = loss_fn, called
         self._announced: Difference | None = None
@@ -115,12 +118,14 @@ class Receipt:
         # Of the update under way: its number, and whether a backward pass of it is awaited.
         self._update, self._awaited = 0, False
 
-    def begin_update(self, step: OptimizerStep) -> None:
+    def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """An optimizer step is planned; where an extra pass found its statistics, the training pass adds up its own.
 
         Raises:
             RuntimeError: bounds of the mini-batch are announced and none were decided, and the receipt stops runs.
         """
+        if not self.open:
+            return
         if self._settings.adaptive and self._settings.scope != "micro_batch" and step.decision is None:
             self._wrong(f"no bounds were decided for the mini-batch under {NODE}.scope={self._settings.scope}")
         step.collect |= self._by_extra_pass(step)
@@ -182,6 +187,8 @@ class Receipt:
             RuntimeError: its loss had no backward pass to the model's log-probabilities, or its bounds are those of
                 other tokens, and the receipt stops runs.
         """
+        if not self.open:
+            return
         if self._by_extra_pass(step) and step.collected is not None:
             trained, decided = (float(part.abs().sum()) for part in (self._all_reduce(step.collected), step.statistics))
             # Statistics that are not finite are those of an update that verl skips.
@@ -195,23 +202,25 @@ class Receipt:
             self._wrong("no backward pass came from the loss to the model's log-probabilities")
         self._update += 1
 
-    def end_rollout_batch(self, updates: int) -> float:
-        """The first rollout batch ends, and with it the receipt.
-
-        Args:
-            updates: how many were made on it, in one pass of Lopti's.
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
+        """The first rollout batch ends, and with it the receipt, which rank 0 prints.
 
         Returns:
-            The largest difference, of the largest gradient; NaN where nothing could be compared.
+            By key, the largest difference, of the largest gradient; NaN where nothing could be compared. Nothing after
+            the first rollout batch.
 
         Raises:
-            RuntimeError: another number than announced, and the receipt stops runs.
+            RuntimeError: another number of updates than announced, and the receipt stops runs.
         """
+        if not self.open:
+            return {}
         self.open = False
-        if self._run.updates not in (None, updates):
-            self._wrong(f"{updates} updates on the first rollout batch, not {self._run.updates} as announced")
+        if self._run.updates not in (None, batch.update):
+            self._wrong(f"{batch.update} updates on the first rollout batch, not {self._run.updates} as announced")
+        if self._rank == 0:
+            print(f"clipx: {self}", flush=True)
         found = [one for one in (self._announced, *self._backward) if one is not None]
-        return max((one.largest for one in found), default=math.nan)
+        return {RECEIPT.key: [max((one.largest for one in found), default=math.nan)]}
 
     def __str__(self) -> str:
         """The line that says what was compared."""
