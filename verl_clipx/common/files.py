@@ -6,7 +6,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -111,6 +111,12 @@ def hash_of_file(path: Path) -> str:
         while chunk := file.read(1 << 20):
             digest.update(chunk)
     return digest.hexdigest()
+
+
+def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """SHA-256 of a value's canonical JSON, in hexadecimal; what JSON does not have goes through `default` first."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=default)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def read_bytes(path: Path, most: int | None = None) -> bytes:

@@ -101,13 +101,9 @@ class UpdateFacts:
     decided_from: DecidedFrom
     decisions: Mapping[int, list[float]] = dataclasses.field(default_factory=dict)
 
-    def as_json(self) -> str:
-        """For the file's metadata; every number as it is."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def of_json(cls, text: str) -> "UpdateFacts":
-        """The facts that `as_json` wrote.
+        """The facts that a file's metadata holds.
 
         Raises:
             ValueError: they are of another form.
@@ -145,7 +141,7 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
     table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
     if facts is not None:
-        table = table.replace_schema_metadata({**SCHEMA.metadata, _UPDATE_KEY: facts.as_json().encode()})
+        table = table.replace_schema_metadata({**SCHEMA.metadata, _UPDATE_KEY: json.dumps(asdict(facts)).encode()})
     path = shard.path_in(folder)
     with replacing(path) as partial:
         pyarrow.parquet.write_table(table, partial, compression="zstd")

@@ -2,7 +2,7 @@
 
 import glob
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Compared:
         found: dict[str, Any] = {}
         for (name, split), seeds, samples in zip(self.variance.items(), self.seeds, self.samples, strict=True):
             found[name] = split and {
-                "of_one_sample": split.as_dict(),
+                "of_one_sample": asdict(split),
                 "of_the_mean": split.of_mean(self.questions, seeds, samples or 1),
             }
         return found

@@ -8,8 +8,7 @@ from typing import Any
 from verl_clipx.common.files import write_json
 from verl_clipx.evaluation.backends import OpenBackend
 from verl_clipx.evaluation.benchmark import Benchmark, sources_of
-from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
-from verl_clipx.evaluation.files import fingerprint_of_folder
+from verl_clipx.evaluation.checkpoints import Checkpoint, fingerprint_of_folder, model_folder
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
 from verl_clipx.evaluation.sampling import sample_checkpoint, versions_of

@@ -107,12 +107,6 @@ def read_samples(folder: Path, *, questions: int, samples: int) -> pandas.DataFr
     return table
 
 
-def remove_partial_files(folder: Path) -> None:
-    """Remove what a killed process was writing."""
-    for path in folder.glob(".*.partial"):
-        path.unlink(missing_ok=True)
-
-
 def _read(folder: Path, columns: Iterable[str] | None) -> pandas.DataFrame:
     paths = sorted(folder.glob("*.parquet"))
     if not paths:

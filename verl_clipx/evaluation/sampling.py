@@ -5,18 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_clipx.common.command_line import installed_version
+from verl_clipx.common.files import remove_partials
 from verl_clipx.evaluation.backends import Model, OpenBackend, SampleRequest, Tokens
 from verl_clipx.evaluation.benchmark import Benchmark
-from verl_clipx.evaluation.files import fingerprint_of_folder
+from verl_clipx.evaluation.checkpoints import fingerprint_of_folder
 from verl_clipx.evaluation.folder import EvaluationFolder, claim
 from verl_clipx.evaluation.prompts import check_context, encode_prompts, stop_token_ids
-from verl_clipx.evaluation.samples import (
-    Sample,
-    finished_samples,
-    pending_shards,
-    remove_partial_files,
-    write_shard,
-)
+from verl_clipx.evaluation.samples import Sample, finished_samples, pending_shards, write_shard
 from verl_clipx.evaluation.settings import SamplingSettings, sample_seed
 
 if TYPE_CHECKING:
@@ -59,7 +54,7 @@ def sample_checkpoint(
         check_context(benchmark, prompts[benchmark.name], settings.max_tokens, context)
         completions = folder.completions(label, benchmark.name)
         completions.mkdir(parents=True, exist_ok=True)
-        remove_partial_files(completions)
+        remove_partials(completions)
         finished = finished_samples(completions)
         if not finished:
             # A run stopped before its first shard binds nobody to its settings.

@@ -12,8 +12,9 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.command_line import installed_version
+from verl_clipx.common.files import hash_of_json
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
-from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
+from verl_clipx.reproduction.config_hash import differences, filled_in, significant_values
 from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure
 from verl_clipx.reproduction.run_folder import KEPT, KeptRun, RunFolder, find_runs
 from verl_clipx.reproduction.significance import CellKey, compare_rows
@@ -140,7 +141,7 @@ def _collect_run(
             return False
         entry |= {
             "seed": run.seed,
-            "config_hash": hash_of_values(run.values),
+            "config_hash": hash_of_json(run.values, str),
             "filled_in": given,
             "steps": run.last_step,
             "started_from": _text(run, "actor_rollout_ref", "model", "path"),
@@ -164,7 +165,7 @@ def _collect_kept(
     found: Collected,
 ) -> bool:
     """As `_collect_run`, of a kept run: it has no configuration, but the hash of one."""
-    name, hashed = run.path.relative_to(runs).as_posix(), hash_of_values(preset_values(source.preset))
+    name, hashed = run.path.relative_to(runs).as_posix(), hash_of_json(preset_values(source.preset), str)
     if run.record["config_hash"] != hashed:
         reason = f"config_hash: preset {hashed[:12]}, run {run.record['config_hash'][:12]}; verl's defaults count too"
         found.refused.append({"folder": name, "preset": source.preset, "reasons": [reason]})
@@ -252,10 +253,10 @@ def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> Meas
     means = [value.mean for value in values.values()]
     if collapses and len(means) >= MIN_SEEDS:
         found = share(sum(map(bool, means)), len(means))
-        return Measured(Value(**found.as_dict()).scaled(table.of_one), SHARE, by_seed)
+        return Measured(Value(**asdict(found)).scaled(table.of_one), SHARE, by_seed)
     if len(means) > 1:
         found = estimate_over_seeds(means)
-        return Measured(Value(**found.as_dict()), None if found.low is None else "seeds", by_seed)
+        return Measured(Value(**asdict(found)), None if found.low is None else "seeds", by_seed)
     (only,) = values.values()
     return Measured(only, None if only.low is None else "questions", by_seed)
 

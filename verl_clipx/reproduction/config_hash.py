@@ -1,7 +1,5 @@
 """Whether a run is the one that a preset describes, by their configurations without what leaves results unchanged."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -145,11 +143,6 @@ def hardware_keys() -> frozenset[str]:
             config.pop("defaults", None)
             found.update(key for key, _, _ in _leaves(config))
     return frozenset(found)
-
-
-def hash_of_values(values: Mapping[str, Any]) -> str:
-    """SHA-256 of the values' canonical JSON, in hexadecimal."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
 
 
 def filled_in(preset: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """Whether a table's methods differ from its baseline, over seeds and questions, corrected for their number."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -52,7 +52,7 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
                 one = replace(one, **scaled)
             else:
                 one = _compare(list(base.values()), list(ours.values()))
-            found.append({"row": row.name, "baseline": baseline, "column": column.name, **one.as_dict()})
+            found.append({"row": row.name, "baseline": baseline, "column": column.name, **asdict(one)})
     return found
 
 

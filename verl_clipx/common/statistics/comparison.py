@@ -1,8 +1,7 @@
 """Whether one method is better than another: one inference over training seeds and questions together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
@@ -54,10 +53,6 @@ class Comparison:
     losses: int | None = None
     ties: int | None = None
     refused: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
 
     @property
     def is_of_methods(self) -> bool:

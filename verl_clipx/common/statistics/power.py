@@ -39,10 +39,6 @@ class Parts:
             if not (np.isfinite(value) and value >= 0):
                 raise ValueError(f"{part}={value}: a variance is a number and at least 0")
 
-    def as_dict(self) -> dict[str, float]:
-        """The parts by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Design:
@@ -70,10 +66,6 @@ class Design:
                 f"--seeds {self.seeds}: `clipx eval compare` takes {MIN_SEEDS} of each method, or 1 to compare two "
                 "checkpoints as they are"
             )
-
-    def as_dict(self) -> dict[str, int]:
-        """The numbers by name."""
-        return asdict(self)
 
 
 def assumed_parts(accuracy: float, spread: float, agreement: float, seed_deviation: float) -> Parts:
