@@ -53,9 +53,14 @@ class Puzzle:
         )
 
 
+def whole_key(puzzle: Puzzle) -> tuple[int, tuple[int, ...]]:
+    """Return what makes puzzles of any size the same."""
+    return len(puzzle.statements), puzzle.key
+
+
 def split_of(puzzle: Puzzle) -> Split:
     """Return the split that a puzzle belongs to by its logic, whatever the seed and the wording."""
-    return split_of_key((len(puzzle.statements), puzzle.key))
+    return split_of_key(whole_key(puzzle))
 
 
 def _renamed(order: Sequence[int]) -> list[int]:
