@@ -20,7 +20,6 @@ from tests.claims.first_call import first_call_of
 from verl_clipx.reproduction.origins import read_origins
 from verl_clipx.reproduction.presets import (
     PAPERS,
-    check_preset,
     compose_preset,
     preset_names,
     summary_of,
@@ -270,7 +269,7 @@ def test_overrides_win_and_the_machine_does_not():
 
 def test_an_unknown_preset_names_its_neighbours():
     with pytest.raises(ValueError, match="did you mean acpo/countdown_3b_acpo_near"):
-        check_preset("acpo/countdown_3b_acpo_neer")
+        compose_preset("acpo/countdown_3b_acpo_neer")
 
 
 def test_summaries_by_hand(monkeypatch):

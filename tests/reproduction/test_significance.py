@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from tests.reproduction.tables import small_table
-from verl_clipx.common.statistics.comparison import compare, compare_means
-from verl_clipx.common.statistics.multiple import holm
+from verl_clipx.common.statistics.comparison import compare, compare_means, holm
 from verl_clipx.reproduction.measures import Value, mean_of, measure
 from verl_clipx.reproduction.render import render
 from verl_clipx.reproduction.run_folder import RunFolder

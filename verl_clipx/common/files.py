@@ -62,6 +62,24 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
+@contextlib.contextmanager
+def making_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes `folder` when the block ends without an exception, and is gone after one.
+
+    Where another process makes the same meanwhile, that one's stays: both are as good.
+    """
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        yield partial
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
 def remove_partials(folder: Path, pattern: str = "*") -> None:
     """Removes what killed processes left of files that `replacing` was to make; nothing else may be writing them.
 

@@ -80,7 +80,7 @@ def make_run(path: Path, preset: str, seed: int) -> None:
     """
     from verl_clipx.one_process.trainer import train
     from verl_clipx.reproduction.collect import commit_here, versions_here
-    from verl_clipx.reproduction.config_hash import significant_values
+    from verl_clipx.reproduction.config_hash import as_written, significant_values
     from verl_clipx.reproduction.presets import compose_preset
     from verl_clipx.reproduction.run_folder import KEPT, KeptRun, keep_run, metrics_of
 
@@ -92,9 +92,9 @@ def make_run(path: Path, preset: str, seed: int) -> None:
         "seed": seed,
         "config_hash": hash_of_json(significant_values(config), str),
         "steps": config.trainer.total_training_steps,
-        "started_from": config.actor_rollout_ref.model._get_node("path")._value(),
+        "started_from": as_written(config, "actor_rollout_ref.model.path"),
         "policy": hash_of_file(Path(config.actor_rollout_ref.model.path) / "model.safetensors"),
-        "trained_on": config.data._get_node("train_files")._value(),
+        "trained_on": as_written(config, "data.train_files"),
         "commit": commit_here(),
         "versions": versions_here(),
     }

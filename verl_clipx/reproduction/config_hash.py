@@ -128,6 +128,12 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     return values
 
 
+def as_written(config: DictConfig, key: str) -> str:
+    """A value as it is written: resolved, it would be a path of one machine."""
+    parent, _, name = key.rpartition(".")
+    return str(OmegaConf.select(config, parent)._get_node(name))
+
+
 def is_left_out(key: str) -> bool:
     """Whether two runs of one preset may differ in a key."""
     return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)

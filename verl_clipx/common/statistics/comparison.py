@@ -7,7 +7,6 @@ import numpy as np
 from scipy import stats
 
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, ROUNDING
-from verl_clipx.common.statistics.multiple import holm
 from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
 
 LEVEL = 0.05
@@ -78,6 +77,25 @@ def corrected(found: Sequence[Comparison]) -> list[Comparison]:
     """A family of comparisons with Holm's p-values; those that say nothing on methods are no members and stay."""
     adjusted = holm([one.p_value if one.is_of_methods else None for one in found])
     return [one if p is None else replace(one, p_value=p) for one, p in zip(found, adjusted, strict=True)]
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values: rejecting those below 5 % makes one false rejection or more in at most 5 % of families.
+
+    In ascending order the i-th of n, from 0, is multiplied by n - i; none is smaller than the one before, none above 1.
+    Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
+
+    Args:
+        p_values: of one family; None, where there is none, is no member.
+
+    Returns:
+        In the same order, None where there was none.
+    """
+    known = np.array([one for one in p_values if one is not None], dtype=np.float64)
+    order = np.argsort(known, kind="stable")
+    known[order] = np.maximum.accumulate(known[order] * np.arange(len(order), 0, -1))
+    adjusted = iter(np.minimum(known, 1.0).tolist())
+    return [None if one is None else next(adjusted) for one in p_values]
 
 
 def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.ndarray] | None = None) -> Comparison:

@@ -17,8 +17,6 @@ class CPUServerAdapter(BaseRollout):
     """Client of `CPUServer` in every training worker. The first rank of a replica speaks for it.
 
     Args:
-        config: node ``actor_rollout_ref.rollout``.
-        model_config: node ``actor_rollout_ref.model``.
         device_mesh: not used, a server is one process.
         replica_rank: replica of this worker; -1 derives it from the environment variable ``RANK``.
     """

@@ -6,11 +6,6 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
-def new_cache() -> DynamicCache:
-    """An empty cache that keeps every position of every layer."""
-    return DynamicCache()
-
-
 def check_layers(cache: DynamicCache, model_name: str) -> None:
     """Refuse caches whose rows cannot be padded and merged (recurrent state, sliding windows).
 

@@ -39,10 +39,14 @@ class SamplingParameters:
     seed: int | None = None
 
     def __post_init__(self):
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer of at least 1")
-        _require(self.temperature >= 0, "temperature", self.temperature, "a number of at least 0")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
-        _require(self.top_k >= 0, "top_k", self.top_k, "a positive integer, or -1 or 0 for no limit")
+        for key, holds, allowed in (
+            ("max_tokens", self.max_tokens >= 1, "an integer of at least 1"),
+            ("temperature", self.temperature >= 0, "a number of at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "a number in (0, 1]"),
+            ("top_k", self.top_k >= 0, "a positive integer, or -1 or 0 for no limit"),
+        ):
+            if not holds:
+                raise ValueError(f"sampling parameter {key}={getattr(self, key)!r}: must be {allowed}")
 
 
 def read_sampling_parameters(
@@ -90,8 +94,3 @@ def read_sampling_parameters(
 
 def _or_default(value: Any, default: Any) -> Any:
     return default if value is None else value
-
-
-def _require(condition: bool, key: str, value: Any, allowed: str) -> None:
-    if not condition:
-        raise ValueError(f"sampling parameter {key}={value!r}: must be {allowed}")

