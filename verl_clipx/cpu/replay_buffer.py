@@ -22,13 +22,8 @@ def frequent_polling(
     """verl's own replay buffer for this trainer mode, with a shorter polling interval.
 
     Args:
-        trainer_mode: ``sync``, or one of verl's asynchronous modes.
-        trainer_config: the node ``trainer.v1.<trainer_mode>``.
         sampler_kwargs: ``poll_interval`` (seconds), ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; all optional.
-
-    Returns:
-        ``ReplayBuffer`` in ``sync`` mode, ``ReplayBufferAsync`` otherwise.
 
     Raises:
         ValueError: group filtering is on and ``algorithm.filter_groups.metric`` is empty.

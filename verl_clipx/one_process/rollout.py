@@ -26,8 +26,6 @@ class LocalRollout:
     """What stands for verl's replay buffer and all that fills it.
 
     Args:
-        config: verl's whole configuration.
-        queue: where the samples go.
         versions_old: how many versions the weights that sample are behind those that train; fewer while a run has
             fewer. At least 0.
     """

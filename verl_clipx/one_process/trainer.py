@@ -93,7 +93,6 @@ def train(config: DictConfig, log: Path) -> None:
     """Trains as `python -m verl.trainer.main_ppo` would, in this process.
 
     Args:
-        config: as Hydra composed it.
         log: where the metrics of each step go.
     """
     log.parent.mkdir(parents=True, exist_ok=True)

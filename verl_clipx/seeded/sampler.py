@@ -17,14 +17,7 @@ class SeededReplayBuffer(ReplayBuffer):
     """verl's replay buffer of the ``sync`` mode, whose batches are ordered by prompt and sample."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Wait for a batch and order its rows.
-
-        Args:
-            partition_id: ``train`` or ``val``.
-
-        Raises:
-            ValueError: another agent loop than the seeded one generated a row.
-        """
+        """Wait for a batch and order its rows."""
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         if batch.keys:
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=partition_id, select_fields=["extra_fields"])
@@ -78,8 +71,6 @@ def seeded(
     """verl's replay buffer with ordered rows, for settings in which nothing else depends on time.
 
     Args:
-        trainer_mode: ``sync``.
-        trainer_config: the node ``trainer.v1.sync``.
         sampler_kwargs: ``rollout_name``, ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; optional: ``poll_interval``
             (seconds), ``versions_old`` (of `+clipx/rollout=stale`).

@@ -35,8 +35,6 @@ class BuildRequest:
 
     Args:
         source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
-        limit: most rows kept, None for all.
-        options: options of the definition's `rows`, as given.
     """
 
     dataset: str

@@ -118,9 +118,6 @@ def template_named(name: str) -> PromptTemplate:
 def problem_text(messages: Sequence[dict[str, str]]) -> str:
     """Return what is particular to a prompt: the fields of the template that made it, without the template's words.
 
-    Args:
-        messages: chat messages, each with `role` and `content`.
-
     Returns:
         The fields, one a line, again without the words of a template that made them; the contents of all messages if
         no template made these. Where several could have, the one with the most text of its own did.

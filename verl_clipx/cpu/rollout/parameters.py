@@ -64,9 +64,6 @@ def read_sampling_parameters(
         default_max_tokens: length limit where the request names none.
         longest: largest number of tokens the model's context still has room for, at least 1; the limit is cut to it.
         ignore_eos: whether to generate past them, where the request does not say.
-
-    Raises:
-        ValueError: a key that is not accepted, or a value out of range.
     """
     unknown = sorted(key for key, value in given.items() if key not in ACCEPTED_KEYS and value is not None)
     if unknown:

@@ -281,11 +281,7 @@ class CPUServer:
 
 
 def check_rollout_config(config: RolloutConfig) -> None:
-    """Refuse settings that the CPU rollout does not implement.
-
-    Raises:
-        ValueError: naming the key, its value and what to set.
-    """
+    """Refuse settings that the CPU rollout does not implement."""
     accepted = {
         "dtype": tuple(PRECISIONS),
         "logprobs_mode": LOG_PROB_MODES,

@@ -60,12 +60,8 @@ def generated_rows(
     """Yield generated problems, solvable by construction; the two splits share none.
 
     Args:
-        split: "train" or "test".
         size: number of problems; 4096 for training and 256 for testing by default.
         min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators: see `CountdownConfig`.
-
-    Raises:
-        ValueError: if a value is out of its range.
     """
     config = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
     count = size if size is not None else DEFAULT_SIZES[split]
@@ -85,7 +81,6 @@ def public_rows(
 
     Args:
         source: a local copy with the fields `target` and `nums`, or None for the hub.
-        split: "train" or "test".
 
     Raises:
         ValueError: if the set is too short for the split, or a record is not a problem; the message names it.

@@ -19,8 +19,6 @@ class Problem:
     """One Countdown problem.
 
     Attributes:
-        numbers: the given numbers, in the order in which the prompt shows them.
-        target: the value to reach.
         solution: one expression that uses each number once and equals the target.
     """
 
@@ -45,9 +43,7 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
     """Draw distinct problems of one split.
 
     Args:
-        count: number of problems, at least 0.
         seed: same seed, same problems; the first `n` of a longer list are the list of length `n`.
-        split: "train" or "test".
 
     Raises:
         ValueError: if `count` is negative, or the configuration holds fewer problems, or they are that rare.
@@ -81,7 +77,6 @@ def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random
     Args:
         problem: a problem with at least two numbers.
         operators: what to combine the numbers by; at least one of +, - and *, or the search may not end.
-        rng: source of randomness, advanced by the call.
     """
     numbers = list(problem.numbers)
     while True:

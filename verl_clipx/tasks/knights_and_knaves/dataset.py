@@ -69,11 +69,7 @@ def rows(
 
 
 def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) -> Iterator[Row]:
-    """Yield puzzles of two and three people in the compact notation, for a policy of about a million parameters.
-
-    Args:
-        split: "train" or "test"; the two share no puzzle, whatever the seeds.
-    """
+    """Yield puzzles of two and three people in the compact notation, for a policy of about a million parameters."""
     for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
         yield _row(puzzle, build_compact_prompt(puzzle.statements), truth, split, index)

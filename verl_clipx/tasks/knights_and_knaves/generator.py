@@ -14,10 +14,7 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
     """Draw puzzles of one size and split, no two with the same key.
 
     Args:
-        people: number of people, 2 to 8.
-        count: number of puzzles.
         seed: same seed, same puzzles; the first `n` of a longer list are the list of length `n`.
-        split: "train" or "test".
         operators: of `statement.OPERATORS`, those that people use.
 
     Raises:
@@ -36,7 +33,6 @@ def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...
     """Draw puzzles of one size and split without end; the same one may come again, also in another wording.
 
     Args:
-        people: number of people, 2 to 8.
         split: "train" or "test"; a puzzle's key decides which it belongs to.
 
     Raises:

@@ -12,9 +12,6 @@ from verl_clipx.tasks.splits import Split, split_of_key
 def solve(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
     """Return every assignment in which exactly the knights' statements are true.
 
-    Args:
-        statements: what person i says, for each person.
-
     Returns:
         Tuples of one boolean a person, true for a knight, in a fixed order; empty if the puzzle is contradictory.
     """

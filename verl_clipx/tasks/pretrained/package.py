@@ -14,8 +14,6 @@ class ModelPackage:
     """A wheel that holds a model as a GGUF file.
 
     Args:
-        distribution: name of the package.
-        sha256: of the wheel.
         member: path of the GGUF file in the wheel.
         license: of package and model, as their owners state it.
     """

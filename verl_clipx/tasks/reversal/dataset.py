@@ -44,12 +44,8 @@ def rows(
     """Yield texts to reverse; the two splits share none.
 
     Args:
-        split: "train" or "test".
         size: number of texts; 4096 for training and 256 for testing by default.
         min_length, max_length: see `generate_texts`.
-
-    Raises:
-        ValueError: if a value is out of its range.
     """
     count = SIZES[split] if size is None else size
     yield from build_rows(generate_texts(count, seed, split, min_length, max_length), split, prompt)

@@ -135,15 +135,7 @@ def warm_start(
 def fit(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], config: WarmStartConfig
 ) -> None:
-    """Minimise the cross-entropy of the response tokens, end mark included; prompts carry no loss.
-
-    Args:
-        model: the policy, changed in place.
-        examples: demonstrations; each epoch shuffles them anew.
-
-    Raises:
-        ValueError: if an example is longer than the model's `max_length`.
-    """
+    """Minimise the cross-entropy of the response tokens, end mark included; prompts carry no loss."""
     input_ids, labels = encode(tokenizer, examples, config.model.max_length)
     generator = torch.Generator().manual_seed(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -175,9 +167,6 @@ def encode(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], max_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn demonstrations into right-padded token ids and labels.
-
-    Args:
-        max_length: longest example allowed, in tokens.
 
     Returns:
         `input_ids` and `labels`, both int64 [examples, longest]; labels are -100 on prompts and padding.
