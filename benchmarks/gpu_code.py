@@ -70,10 +70,7 @@ class Graph:
     """What Inductor made of a function.
 
     Args:
-        run: calls the wrapper.
         examples: the graph's inputs, of the example's sizes.
-        wrapper: its source.
-        kernels: by name.
     """
 
     run: Callable[..., Any]
@@ -104,10 +101,8 @@ class Row:
     """What a graph does with a micro-batch of one shape.
 
     Args:
-        architecture: of the machine code.
         method, part: the loss or the statistics of which method.
         sequences, length: the micro-batch.
-        launches: of kernels.
         fallbacks: operators that run as kernels of torch's own, by name.
         buffers: of a number a token or more that are neither inputs nor outputs.
         traffic: bytes read and written, over those of reading each input and writing each output once.

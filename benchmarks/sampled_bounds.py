@@ -133,9 +133,6 @@ def cell(method: Method, every: Tensor, count: int, precision: float, updates: i
 
     Args:
         every: statistics of the sequences to draw from, (sequences, statistics_size).
-        count: sequences of a mini-batch.
-        precision: as clipx.precision.
-        updates: how many count.
     """
     generator, found, share = torch.Generator().manual_seed(1), Found(), 1.0
     for update in range(SETTLING + updates):

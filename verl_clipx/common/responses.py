@@ -12,9 +12,6 @@ def final_part(response: str) -> str | None:
 
     A response without these tags is its own final part: templates that end with `<think>` leave the opening tag in the
     prompt, where it cannot be seen, so only an opening tag in the response proves that the thinking was never closed.
-
-    Returns:
-        The final part; None if the response ends inside a `<think>` that it opened.
     """
     end = response.rfind(END_OF_THINK)
     if response.rfind(THINK) > end:

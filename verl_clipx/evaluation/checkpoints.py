@@ -45,10 +45,6 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
 
     Returns:
         At least one. Of a run's folder, steps that verl had not finished writing are left out.
-
-    Raises:
-        FileNotFoundError: there is nothing to evaluate.
-        ValueError: verl's file of the last step holds something else.
     """
     folder = Path(model)
     if not folder.exists():
@@ -121,13 +117,7 @@ def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
 
 
 def merge(actor: Path, target: Path) -> None:
-    """Merge an FSDP checkpoint with verl's own merger, replacing what is at `target` when it is complete.
-
-    Raises:
-        ValueError: the checkpoint is of LoRA adapters, whose merged base model would be the untrained one.
-        PermissionError: `target` cannot be written.
-        RuntimeError: the merger failed.
-    """
+    """Merge an FSDP checkpoint with verl's own merger, replacing what is at `target` when it is complete."""
     if (actor / "lora_adapter").is_dir() or (actor / "lora_train_meta.json").is_file():
         raise ValueError(
             f"{actor}: it is a checkpoint of LoRA adapters. Merge them into the base model (peft's merge_and_unload) "

@@ -18,10 +18,6 @@ def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
 
     Args:
         correct: ``[questions, n]`` bool.
-        k: number of draws.
-
-    Raises:
-        ValueError: k is outside 1 to n.
     """
     correct = np.asarray(correct, dtype=bool)
     samples = correct.shape[1]

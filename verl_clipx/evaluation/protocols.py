@@ -37,9 +37,6 @@ PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_L
 def choose_checkpoints(protocol: Protocol, steps: list[int]) -> list[int]:
     """The training steps whose checkpoints count.
 
-    Returns:
-        Steps in ascending order.
-
     Raises:
         ValueError: there are fewer checkpoints than the protocol asks for.
     """

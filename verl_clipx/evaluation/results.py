@@ -53,11 +53,6 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 
     Args:
         config: of the evaluation, or its keys reward, answer, correct, correct_from and cluster.
-
-    Raises:
-        ValueError: a function cannot be imported, the reward cannot use a ground truth or has no such part, questions
-            have no such field, or `correct_from` is no number.
-        RuntimeError: the reward fails on an empty response.
     """
     reward = load_function(config["reward"], "--reward")
     answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
@@ -75,16 +70,7 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 def score(
     folder: EvaluationFolder, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Score all completions with the configured reward and write the results.
-
-    Args:
-        folder: of the evaluation; every completion must be there.
-        on_progress: called with the completions scored and their number in all.
-
-    Raises:
-        ValueError: completions are missing, or a benchmark or function cannot be read.
-        RuntimeError: the reward failed; names the completion.
-    """
+    """Score all completions with the configured reward and write the results."""
     config = folder.read_config()
     reward = load_function(config["reward"], "--reward")
     answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
@@ -115,11 +101,7 @@ def score(
 def values_of_checkpoints(
     folder: EvaluationFolder, config: dict[str, Any], benchmark: str
 ) -> dict[str, QuestionValues]:
-    """By checkpoint, every metric's value on every question of a benchmark.
-
-    Raises:
-        FileNotFoundError: it has not been scored.
-    """
+    """By checkpoint, every metric's value on every question of a benchmark."""
     entry = config["benchmarks"][benchmark]
     values = {}
     for label in config["checkpoints"]:

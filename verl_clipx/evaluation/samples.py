@@ -67,11 +67,7 @@ def pending_shards(
     All of a question's samples are neighbours: back ends compute their common prompt once.
 
     Args:
-        finished: (question, sample) pairs that exist.
         size: completions a shard, at least 1.
-
-    Raises:
-        ValueError: size is below 1.
     """
     if size < 1:
         raise ValueError(f"--shard-size {size}: must be at least 1")

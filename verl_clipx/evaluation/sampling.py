@@ -33,7 +33,6 @@ def sample_checkpoint(
 
     Args:
         open_backend: the back end; opened only if something is missing.
-        on_progress: called with the completions that are there and their number in all.
 
     Raises:
         ValueError: the folder holds completions of another model, benchmark, setting or version, or the model cannot
@@ -95,13 +94,7 @@ def to_samples(
     tokenizer: Any,
     stops: frozenset[int],
 ) -> list[Sample]:
-    """Completions as they are stored.
-
-    Args:
-        pairs: (question, sample) of each.
-        generated: tokens, a stop token included.
-        stops: tokens that end a response.
-    """
+    """Completions as they are stored."""
     return [
         Sample(
             question=question,

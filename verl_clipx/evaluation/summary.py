@@ -14,12 +14,8 @@ def is_correct(scores: pandas.DataFrame, part: str | None, threshold: float) -> 
     """Whether each completion is right.
 
     Args:
-        scores: from `score_samples`.
         part: part of the reward that decides; None for the first of `CORRECT_PARTS` that exists.
         threshold: smallest value of a right response.
-
-    Raises:
-        ValueError: the reward has no such part.
     """
     parts = [column.removeprefix(PART) for column in scores if column.startswith(PART)]
     chosen = part if part is not None else next(name for name in CORRECT_PARTS if name in parts)
@@ -39,7 +35,6 @@ def question_values(
 
     Args:
         samples: from `read_samples`: k rows a question, in order.
-        scores: of the same completions, in the same order.
         correct_part, correct_from: see `is_correct`.
 
     Returns:

@@ -161,9 +161,6 @@ def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
 
     Args:
         preset, run: from `significant_values`; apply `filled_in` first.
-
-    Returns:
-        A line a key, with both values; empty if the two are the same run.
     """
     nothing = "nothing"
     return [

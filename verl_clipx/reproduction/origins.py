@@ -47,9 +47,6 @@ class Origin:
 def read_origins(name: str) -> dict[str, Origin]:
     """Reads what a preset sets, in the order in which Hydra merges its parts.
 
-    Args:
-        name: the preset, such as acpo/countdown_3b_acpo_near.
-
     Returns:
         By key path, the origin of the value that wins. Values of verl's own configuration are not among them.
 

@@ -76,8 +76,6 @@ class Summary:
     """A preset in one line.
 
     Args:
-        name: what `+recipe=` calls it.
-        groups: the groups of configs/clipx that it chooses, the method first.
         model: last part of the model's name; empty if the preset leaves it to verl.
         data: training set, as `clipx data list` calls it; empty if the preset leaves it to verl.
         updates: optimizer steps that a rollout batch gets; None if the preset leaves them to verl.

@@ -32,7 +32,6 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
     """Compare each trained row with its baseline in each column that both have.
 
     Args:
-        table: the table; a figure has no comparisons.
         by_seed: each cell's numbers by training seed, in the table's unit.
 
     Returns:

@@ -27,13 +27,10 @@ class Comparison:
     """Difference of two methods or checkpoints, second minus first.
 
     Args:
-        first, second: each one's mean.
-        difference: second minus first.
         low, high: ends of the 95 % interval, None where it is refused.
         p_value: two-sided, None where it is refused.
         over: what interval and p-value are over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS`
             of these two checkpoints alone; None where they are refused.
-        seeds: trainings of the first and the second.
         error: squared standard error of the difference by its parts, "question" and "seed".
         wins, losses, ties: questions on which the second is better, worse, equal.
         refused: why there is no interval on the methods.
@@ -164,9 +161,6 @@ def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison
 
     Args:
         first, second: a number a training.
-
-    Raises:
-        ValueError: a side is empty.
     """
     first, second = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if not (len(first) and len(second)):
@@ -188,9 +182,6 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
 
     Args:
         first, second: for each training what is true where it happened, such as the step.
-
-    Raises:
-        ValueError: a side is empty.
     """
     first, second = (np.asarray(side, dtype=bool) for side in (first, second))
     found = compare_means(first, second)
