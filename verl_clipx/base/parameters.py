@@ -24,6 +24,7 @@ class Allowed:
         ends: the smallest and the largest number that is allowed; None if it is not a number.
         reason: why a number's ends are those of float32; empty if the parameter has its own, or if it is not a number.
         choices: the words that are allowed; empty if it is not a choice.
+        usual: the range outside which a number that is allowed deserves a remark; None if it has none.
     """
 
     description: str
@@ -32,16 +33,25 @@ class Allowed:
     reason: str = ""
     choices: tuple[str, ...] = ()
     null: bool = False
+    usual: tuple[float, float] | None = None
 
 
 def number(
-    *, above: float | None = None, at_least: float | None = None, at_most: float | None = None, reason: str = ""
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    reason: str = "",
+    usual: tuple[float, float] | None = None,
 ) -> Allowed:
     """A number in a range. Integers are accepted and become floats; booleans and text are refused.
+
+    What lies outside the range cannot be meant, and is refused. What is only unusual is remarked on.
 
     Args:
         above, at_least: the lower end, which lies outside the range (above) or inside it (at_least).
         reason: why the parameter has no end of its own, if one is missing; its range then ends with float32.
+        usual: the range outside which the line that a run prints calls a value unusual.
 
     Raises:
         TypeError: an end and the reason are both missing. Every value of a range must be computable in float32.
@@ -66,7 +76,7 @@ def number(
         if end is not None
     ]
     description = "; ".join(part for part in (" and ".join(limits), reason) if part)
-    return Allowed(f"a number ({description})", convert, (lowest, highest), reason)
+    return Allowed(f"a number ({description})", convert, (lowest, highest), reason, usual=usual)
 
 
 def integer(*, at_least: int, at_most: int) -> Allowed:
@@ -158,7 +168,8 @@ def validate(config: Any, node: str) -> None:
         try:
             converted = allowed.convert(value)
         except (ValueError, TypeError, OverflowError):
-            raise ValueError(f"{node}.{field.name}={value!r}: must be {allowed.description}.") from None
+            default = f" The default is {shown(field.default)}." if isinstance(field.default, float) else ""
+            raise ValueError(f"{node}.{field.name}={value!r}: must be {allowed.description}.{default}") from None
         object.__setattr__(config, field.name, converted)
 
 

@@ -51,7 +51,7 @@ def fill(
         places = Places(runs=runs, data=data or Path(table.data), hardware=table.hardware, nodes=table.nodes)
         os.environ["CLIPX_DATA"] = str(places.data.resolve())
         jobs = plan_table(table, places, (), tuple(row or ()))
-        wanted = [source.preset for source, cells in table.sources() if not row or any(r.name in row for r, _ in cells)]
+        wanted = [source.preset for source, _ in table.sources(row or ())]
         missing = [
             (preset, number)
             for number in seed or table.seeds

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -158,12 +158,15 @@ class Collected:
         return path.relative_to(self.folder).as_posix()
 
 
-def collect(table: Table, runs: Path, preset_values: PresetValues | None = None) -> dict[str, Any]:
+def collect(
+    table: Table, runs: Path, preset_values: PresetValues | None = None, rows: Sequence[str] = ()
+) -> dict[str, Any]:
     """Read a table's numbers from its runs.
 
     Args:
         runs: folder of all runs, `<preset>-seed<seed>` in it.
         preset_values: for tests; by default the presets are composed.
+        rows: names of the rows that are read; empty for all.
 
     Returns:
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
@@ -173,7 +176,7 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         table's unit.
     """
     found = Collected(table, runs, preset_values or _values_of_preset)
-    for source, cells in table.sources():
+    for source, cells in table.sources(rows):
         found.add_source(source, cells)
     by_seed = _with_means(table, found.by_seed)
     measured = _combine(table, by_seed)
