@@ -261,8 +261,13 @@ def make(path: Path, name: str, seed: int) -> None:
     read = {column for rule in RULES for column in rule.columns}
     anatomy = {f"actor/clipx/anatomy/{part}/{name}" for part in PARTS for name in ("p99", "positive", "over_bounds")}
     wanted = {*read, *anatomy, *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
+    # A value that is not finite is null in the log, and left out here.
     kept = {
-        step: {key: value for key, value in data.items() if key in wanted or key.startswith(KEPT_GROUPS)}
+        step: {
+            key: value
+            for key, value in data.items()
+            if value is not None and (key in wanted or key.startswith(KEPT_GROUPS))
+        }
         for step, data in metrics.items()
     }
     keep_run(path, record, kept)
