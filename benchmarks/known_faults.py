@@ -21,7 +21,6 @@ import typer
 
 from verl_clipx.common.files import hash_of_file, read_bytes
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.anatomy import PARTS
 from verl_clipx.diagnostics.diagnosis import RULES
 from verl_clipx.one_process.commands import SEED_KEYS
 from verl_clipx.one_process.only_rank import become_only_rank
@@ -259,7 +258,7 @@ def make(path: Path, name: str, seed: int) -> None:
         in_one_process.OneProcessTrainer = of_product
     record["seconds"] = round(time.process_time() - started, 1)
     read = {column for rule in RULES for column in rule.columns}
-    anatomy = {f"actor/clipx/anatomy/{part}/{name}" for part in PARTS for name in ("p99", "positive", "over_bounds")}
+    anatomy = {keys.of_ratio(part, name) for part in keys.RATIO_PARTS for name in ("p99", "positive", "over_bounds")}
     wanted = {*read, *anatomy, *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
     # A value that is not finite is null in the log, and left out here.
     kept = {

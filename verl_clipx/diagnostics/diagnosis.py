@@ -9,6 +9,7 @@ import pandas
 
 from verl_clipx.common.statistics.collapse import KEPT, collapse
 from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.base_rates import MEASURES, usual
 from verl_clipx.diagnostics.runs import Run
 
 PAGE = "docs/diagnosis.md"
@@ -80,6 +81,8 @@ class Diagnosis(NamedTuple):
     def text(self) -> str:
         """Evidence, remedy and where more is said."""
         basis = " The threshold is heuristic." if self.rule.heuristic else ""
+        shares = "; ".join(f"{name}{usual(name)}" for name in self.rule.columns if name in MEASURES)
+        basis += f" To compare: {shares}." if shares else ""
         return f"{self.onset.evidence}.{basis} {self.rule.remedy} See {self.rule.link}."
 
 
