@@ -39,6 +39,8 @@ COLUMNS = {
     "clip_fraction_high": keys.CLIPPED_HIGH,
     "grad_norm": keys.GRADIENT_NORM,
 }
+# A rule was changed for it: the ratio's, which did not read the KL.
+CHANGED_FOR = {"old_samples-seed31.jsonl.gz"}
 # A finding that begins within so many steps of the fault is in time.
 IN_TIME = 2
 
@@ -176,7 +178,7 @@ def rates_table(rates: dict[str, dict[str, float]]) -> str:
 
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
-    found = [told(path, run) for path, run in kept_runs(FAULTS).items()]
+    found = [told(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in CHANGED_FOR]
     return {
         "summary": summary(found, {"runs of the table reversal": list(kept_runs(REVERSAL).values())}),
         "faults": faults_table(found),

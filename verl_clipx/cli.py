@@ -382,6 +382,7 @@ def diagnose(
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong in a run: since which step, what shows it and what to do."""
+    from verl_clipx.diagnostics.base_rates import MEASURES, rates
     from verl_clipx.diagnostics.diagnosis import RULES, diagnose
     from verl_clipx.diagnostics.runs import read_run
 
@@ -399,6 +400,7 @@ def diagnose(
                 "heuristic": one.rule.heuristic,
                 "remedy": one.rule.remedy,
                 "link": one.rule.link,
+                "usual": {name: rates().get(name) for name in one.rule.columns if name in MEASURES},
             }
             for one in found
         ]

@@ -47,7 +47,7 @@ def usual(name: str) -> str:
     Args:
         name: of MEASURES.
     """
-    found = _rates().get(name)
+    found = rates().get(name)
     if found is None:
         return " (usual: unknown, no healthy log here has it)"
     low, high = (percent(found[side]) for side in ("low", "high"))
@@ -55,5 +55,6 @@ def usual(name: str) -> str:
 
 
 @cache
-def _rates() -> dict[str, dict[str, float]]:
+def rates() -> dict[str, dict[str, float]]:
+    """By share, `logs`, the number of healthy logs that have it, and `low` and `high` of the middle 80 %."""
     return read_json_object(PATH, {str: {"logs": int, "low": int | float, "high": int | float}})
