@@ -55,7 +55,8 @@ def what_moved_the_ratio(setting: Setting) -> Finding | None:
 def _over(part: str, share: float) -> str:
     if pandas.isna(share):
         return ""
-    return f" (by itself {percent(share)} of the tokens over the bounds{usual(of_ratio(part, 'over_bounds'))})"
+    base = usual(of_ratio(part, "over_bounds")).strip(" ()")
+    return f" (by itself {percent(share)} of the tokens over the bounds; {base})"
 
 
 def _called(part: str) -> str:

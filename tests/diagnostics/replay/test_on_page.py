@@ -1,7 +1,8 @@
 """`clipx report --replay`: other settings on the page's tokens, by the functions of `clipx replay`.
 
 Covers: the table's and the tokens' agreement with `clipx replay`, the run's own setting, the parameter that `--match`
-finds, what the clip took of the gradient, wrong words, runs without traces. Not covered: the switch in a browser (tests/diagnostics/test_report_page.py).
+finds, what the clip took of the gradient, wrong words, runs without traces. Not covered: the switch in a browser
+(tests/diagnostics/test_report_page.py).
 """
 
 import json
