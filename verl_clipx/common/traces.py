@@ -167,6 +167,17 @@ def read_facts(folder: Path, shard: Shard) -> UpdateFacts | None:
         raise ValueError(f"{path}: {_UPDATE_KEY.decode()} cannot be read: {error}. Remove it to go on.") from None
 
 
+def is_whole(shards: list[Shard], facts: list[UpdateFacts | None]) -> bool:
+    """Whether the files of an update have every token of it, of all ranks.
+
+    Args:
+        shards: of one update.
+        facts: of each, from `read_facts`.
+    """
+    known = [one for one in facts if one is not None and one.fraction == 1]
+    return len(known) == len(shards) and {shard.rank for shard in shards} == set(range(known[0].ranks))
+
+
 def _read(path: Path) -> pyarrow.Table:
     try:
         table = read_table(path)
