@@ -76,7 +76,7 @@ def told_apart(results: dict) -> str:
     claims: dict[str, list[bool]] = defaultdict(list)
     rows: dict[str, set[str]] = defaultdict(set)
     for cell in results["cells"]:
-        if len(cell["seeds"]) < 6 or cell["interval"] != "seeds":
+        if len(cell.get("seeds", ())) < 6 or cell["interval"] != "seeds":
             continue
         values = np.array([cell["by_seed"][str(seed)] for seed in cell["seeds"][:6]])
         rows[cell["column"]].add(cell["row"])
