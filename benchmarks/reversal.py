@@ -5,13 +5,11 @@ Run: python benchmarks/reversal.py    (after `clipx table fill reversal --runs d
 
 import json
 import re
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
 
 import matplotlib
 import numpy as np
+from shared import DOCS, clipx
 
 from verl_clipx.common.files import write_text
 from verl_clipx.reproduction.run_folder import KeptRun
@@ -20,7 +18,6 @@ from verl_clipx.reproduction.tables_definition import load_table
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
 
-DOCS = Path(__file__).parents[1] / "docs"
 RUNS, RESULTS, PAGE = DOCS / "results" / "runs", DOCS / "results" / "reversal.json", DOCS / "results" / "reversal.md"
 FIGURE = DOCS / "figures" / "reversal.png"
 
@@ -31,11 +28,6 @@ PANELS = {
     "actor/entropy_loss": "entropy (nats a token)",
     "actor/ppo_kl": "KL from the policy that sampled (nats a token)",
 }
-
-
-def clipx(*arguments: str) -> None:
-    """Runs this checkout's command."""
-    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], cwd=DOCS.parent, check=True)
 
 
 def with_runs(table: str) -> str:

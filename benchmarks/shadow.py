@@ -63,14 +63,7 @@ def trained(folder: Path, method: str, seed: int, *overrides: str) -> pandas.Dat
 
 
 def side_by_side(shadowed: pandas.DataFrame, own: pandas.DataFrame, method: str, seed: int) -> pandas.DataFrame:
-    """A row a step and number: what GRPO's shadow predicted, and what the method's own run did.
-
-    Args:
-        shadowed: the log of the run with the shadow.
-        own: the log of the method's run.
-        method: its group.
-        seed: of both.
-    """
+    """A row a step and number: what GRPO's shadow predicted, and what the method's own run did."""
     rows = []
     for name in (*CLIPPED, *BOUNDS.get(method, ())):
         predicted, real = shadowed[f"actor/clipx/shadow/{method}/{name}"], own[f"actor/clipx/{name}"]

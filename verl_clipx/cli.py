@@ -320,7 +320,7 @@ def check_loss(
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
-        console.print(f"[red]failed[/] {name}: {escape(failure)}" if failure else f"[green]kept[/]   {name}")
+        console.print(f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}")
     raise typer.Exit(1 if failed else 0)
 
 

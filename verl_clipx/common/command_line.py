@@ -58,11 +58,7 @@ def messages_console() -> TerminalConsole:
 
 
 def fail(error: Exception | str, code: int = 1) -> NoReturn:
-    """Ends a command with the message of an error that its user can mend; under --json, as the key error.
-
-    Raises:
-        typer.Exit: with the code.
-    """
+    """Ends a command with the message of an error that its user can mend; under --json, as the key error."""
     if _json_of.get() is not None:
         print_json(error=str(error))
     else:

@@ -180,9 +180,12 @@ def collect(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
     out: Annotated[Path | None, typer.Option(help="File of the results; by default RUNS/tables/<name>.json.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Only this row; the others stay empty. You can repeat it.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the runs' numbers, refusing runs that are not the presets'. Says what is missing."""
+    """Read the runs' numbers, refusing runs that are not the presets'. The file says what is missing."""
     from verl_clipx.reproduction.collect import collect as collect_table
 
     table = _load(name)
@@ -192,7 +195,7 @@ def collect(
     os.environ.setdefault("CLIPX_DATA", table.data)
     try:
         with progress_console.status("composing presets, reading runs"):
-            results = collect_table(table, runs)
+            results = collect_table(table, runs, rows=row or ())
     except (OSError, ValueError) as error:
         fail(error)
     out = out or default_results(runs, name)
@@ -203,15 +206,17 @@ def collect(
     if as_json:
         print_json(**results, file=str(out))
         raise typer.Exit(1 if results["refused"] else 0)
+    measured = sum("mean" in cell for cell in results["cells"])
+    rows = [one for one in table.rows if not row or one.name in row]
+    possible = sum(table.is_measurable(one, column) for one in rows for column in table.columns)
+    _say(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
     for entry in results["refused"]:
         console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
         for reason in entry["reasons"]:
             _say(f"  {reason}")
-    for line in results["missing"]:
-        console.print(f"[yellow]missing[/] {escape(line)}", soft_wrap=True)
-    measured = sum("mean" in cell for cell in results["cells"])
-    possible = sum(table.is_measurable(row, column) for row in table.rows for column in table.columns)
-    _say(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
+    if results["missing"]:
+        number = len(results["missing"])
+        console.print(f"[yellow]missing[/] {number} runs or numbers, listed in {out} under missing", soft_wrap=True)
     if results["refused"]:
         raise typer.Exit(1)
 

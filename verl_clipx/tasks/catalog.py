@@ -12,11 +12,7 @@ TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym", "r
 
 @lru_cache(maxsize=1)
 def definitions() -> dict[str, DatasetDefinition]:
-    """Return every data set by its name, in the order of `TASKS`.
-
-    Raises:
-        ValueError: if two data sets have one name.
-    """
+    """Return every data set by its name, in the order of `TASKS`."""
     return collect(
         definition for task in TASKS for definition in import_module(f"verl_clipx.tasks.{task}.dataset").DATASETS
     )
