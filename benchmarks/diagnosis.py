@@ -39,7 +39,7 @@ COLUMNS = {
     "clip_fraction_high": keys.CLIPPED_HIGH,
     "grad_norm": keys.GRADIENT_NORM,
 }
-# The rule of the ratio was changed for the first, as it did not read the KL; the entropy of the second did not collapse.
+# For the first the ratio's rule was changed, which did not read the KL; the second's entropy did not collapse.
 NOT_COUNTED = {"old_samples-seed31.jsonl.gz", "reward_for_a_letter-seed31.jsonl.gz"}
 # A finding that begins within so many steps of the fault is in time.
 IN_TIME = 2
