@@ -6,11 +6,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, float64, where
 
-from verl_clipx.base.histogram import ratio_or_zero, whole_sums
+from verl_clipx.base.histogram import bucket_sums, ratio_or_zero
 from verl_clipx.base.method import NODE, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, number, parameter
-from verl_clipx.base.tokens import Tokens
+from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
 # Of a step: (stop - start) / step is a whole number up to rounding when the steps reach stop, as (0.9 - 0.6) / 0.02.
@@ -21,8 +21,8 @@ GRID = 1e12
 
 MOST_CANDIDATES = 10_000
 
-# Contributions are counted in whole numbers of 2^-36 of the micro-batch's largest: sums of whole numbers don't depend
-# on their order, and those of 2^27 tokens fit into 64 bits. A largest of almost 0 still has a unit above 0.
+# A sequence's contributions are counted in whole numbers of 2^-36 of its largest: sums of whole numbers don't depend on
+# their order, and those of 2^17 tokens fit into the 53 bits of a float64. A largest of almost 0 has a unit above 0.
 UNITS = 2.0**36
 LEAST_LARGEST = 1e-25
 
@@ -234,19 +234,21 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
 def magnitude_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -> Tensor:
     """The sum of the values' magnitudes in each interval, (positive + negative,), float64, counted in whole numbers.
 
-    Each sign has its own unit, because a single large value of the other sign would leave little of its sums.
+    Each sign has its own unit, because a single large value of the other sign would leave little of its sums. Each
+    sequence, on an accelerator each part of it, has its own units too, so that one pass finds and uses them.
 
     Args:
         values: (sequences, length), at least 0 in the intervals for positive tokens, at most 0 in the others.
         interval: int64 in [0, positive + negative), (sequences, length).
         positive, negative: number of intervals for tokens of each sign, in this order.
     """
-    least, greatest = values.aminmax() if values.numel() else (values.sum(), values.sum())
+    values, interval = parts(values), parts(interval)
+    least, greatest = values.aminmax(dim=-1, keepdim=True)
     # The largest magnitude of each sign, rounded up to a power of two, holds UNITS of its units.
     units = [largest.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS for largest in (greatest, -least)]
     whole = (values / where(values < 0, units[1], units[0])).abs().round()
-    of_interval = torch.cat([units[0].expand(positive), units[1].expand(negative)]).to(float64)
-    return whole_sums(interval, whole, positive + negative) * of_interval
+    of_interval = torch.cat([units[0].expand(-1, positive), units[1].expand(-1, negative)], 1).to(float64)
+    return (bucket_sums(interval, whole, positive + negative) * of_interval).sum(0)
 
 
 def sum_from(values: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, cat, float64, int64, where
+from torch import Tensor, cat, float32, float64, int64, where
 
-from verl_clipx.base.histogram import ratio_or_zero, whole_sums
+from verl_clipx.base.histogram import bucket_sums, ratio_or_zero
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, number, parameter
@@ -16,9 +16,9 @@ PER_OCTAVE = 64
 LOWEST_OCTAVE, OCTAVES = -10, 16
 LARGEST = 2.0 ** (LOWEST_OCTAVE + OCTAVES)
 
-# Squares, at most LARGEST^2, are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order,
-# and those of 2^27 tokens fit into 64 bits.
-UNITS = 2.0**24
+# Squares are rounded to whole numbers of 2^-44, which float32 does itself but in the lowest bucket. Those of one bucket
+# then have the same 25 binary digits, and the sums of 2^28 of them, in any order, fit into the 53 bits of a float64.
+UNITS = 2.0**44
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,10 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         """For each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
         A, x = t.advantages, self.bounded(t)
         counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
-        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
+        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).to(float32).square() * UNITS).round() / UNITS
         bucket, buckets = bucket_of(x), self.statistics_size // 2
-        numbers, sums = (whole_sums(bucket, values, buckets) for values in (counted, squares))
-        return cat([numbers.to(float64), sums.to(float64) / UNITS])
+        sums = (bucket_sums(bucket.view(1, -1), values.view(1, -1), buckets) for values in (counted, squares))
+        return cat([one.squeeze(0) for one in sums])
 
     def decide(self, statistics: Tensor) -> Tensor:
         """tau, which is infinite if nothing is masked; the second moment before and after; the share that is masked."""
