@@ -30,22 +30,24 @@ def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
     Returns:
         (bucket_count,), float64, whole numbers: their sums are exact in any order.
     """
-    return bucket_sums(bucket, mask.bool(), bucket_count).sum(0)
+    zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=torch.float64, device=bucket.device)
+    return zeros.scatter_add(1, bucket, mask.bool().to(torch.float64)).sum(0)
 
 
-def bucket_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
-    """The sums of each sequence's values by bucket, in float64, which a compiler can add atomically on an accelerator.
+def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
+    """The sums of each sequence's values by bucket. The values are whole numbers: their sums are exact in any order.
 
     Args:
-        bucket: int64 in [0, bucket_count), (sequences, length).
-        values: (sequences, length), of any dtype. In whole numbers of one unit, and below 2^53 of it as a sum, those of
-            a bucket are added exactly, and so the same in any order.
+        bucket: int32 or int64 in [0, bucket_count), (sequences, length).
+        values: (sequences, length), whole numbers of any dtype, or bool, whose sums are below 2^53.
 
     Returns:
         (sequences, bucket_count), float64.
     """
-    zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=torch.float64, device=bucket.device)
-    return zeros.scatter_add(1, bucket, values.to(torch.float64))
+    # A CPU adds integers in half the time; for an accelerator the compiler has no atomic addition of 64-bit integers.
+    dtype = torch.int64 if values.device.type == "cpu" else torch.float64
+    zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=dtype, device=values.device)
+    return zeros.scatter_add(1, bucket.to(torch.int64), values.to(dtype)).to(torch.float64)
 
 
 def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -3,9 +3,9 @@
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, cat, float32, float64, int64, where
+from torch import Tensor, cat, float64, int64, where
 
-from verl_clipx.base.histogram import bucket_sums, ratio_or_zero
+from verl_clipx.base.histogram import ratio_or_zero, whole_sums
 from verl_clipx.base.method import Bounds, Method
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, number, parameter
@@ -16,9 +16,9 @@ PER_OCTAVE = 64
 LOWEST_OCTAVE, OCTAVES = -10, 16
 LARGEST = 2.0 ** (LOWEST_OCTAVE + OCTAVES)
 
-# Squares are rounded to whole numbers of 2^-44, which float32 does itself but in the lowest bucket. Those of one bucket
-# then have the same 25 binary digits, and the sums of 2^28 of them, in any order, fit into the 53 bits of a float64.
-UNITS = 2.0**44
+# Squares are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order, and a bucket's fit into
+# the 53 bits of a float64: those of 2^23 tokens with a log-ratio of 8 nats, of 2^17 with LARGEST.
+UNITS = 2.0**24
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,10 +86,11 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         """For each bucket of |log r|: the number of tokens that PPO's clip acts on, then the sum of their (log r)^2."""
         A, x = t.advantages, self.bounded(t)
         counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
-        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).to(float32).square() * UNITS).round() / UNITS
+        squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
         bucket, buckets = bucket_of(x), self.statistics_size // 2
-        sums = (bucket_sums(bucket.view(1, -1), values.view(1, -1), buckets) for values in (counted, squares))
-        return cat([one.squeeze(0) for one in sums])
+        # As one sequence: the sums of each would take more memory than the tokens.
+        numbers, sums = (whole_sums(bucket.view(1, -1), values.view(1, -1), buckets) for values in (counted, squares))
+        return cat([numbers, sums / UNITS], 1).squeeze(0)
 
     def decide(self, statistics: Tensor) -> Tensor:
         """tau, which is infinite if nothing is masked; the second moment before and after; the share that is masked."""
@@ -136,12 +137,12 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
 
 
 def bucket_of(x: Tensor) -> Tensor:
-    """The bucket of each |x|, which contains its upper edge: int64 in [0, PER_OCTAVE * OCTAVES + 1]."""
+    """The bucket of each |x|, which contains its upper edge: int32 in [0, PER_OCTAVE * OCTAVES + 1]."""
     # A float32's exponent and the first six bits of its fraction number the buckets; torch.bucketize, which would
     # search for them, takes ten times as long on a CPU. One less, so that an edge belongs to the bucket below it.
     bits = x.abs().to(torch.float32).view(torch.int32) - 1
     first = (127 + LOWEST_OCTAVE) * PER_OCTAVE - 1
-    return ((bits >> 17) - first).clamp(0, PER_OCTAVE * OCTAVES + 1).to(int64)
+    return ((bits >> 17) - first).clamp(0, PER_OCTAVE * OCTAVES + 1)
 
 
 def inner_edges(device: torch.device | str) -> Tensor:
