@@ -187,11 +187,15 @@ class ObservedFunctions(Functions):
 token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
 
 
+# The compiler stores what took it many operations or reads, once for each token. Statistics compute it again.
+OPTIONS = {token_statistics_in_parts: {"realize_opcount_threshold": 1000, "realize_reads_threshold": 100}}
+
+
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a copy of a function: the compiler counts graphs, and limits them, by the function's code."""
     code = function.__code__.replace(co_name=f"{function.__name__}_alone")
     copy = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-    return torch.compile(copy, dynamic=True, fullgraph=True)
+    return torch.compile(copy, dynamic=True, fullgraph=True, options=OPTIONS.get(function))
 
 
 def alike(inputs: TokenTensors) -> TokenTensors:
