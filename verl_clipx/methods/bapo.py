@@ -131,8 +131,8 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         weight = where(t.mask, A * self._token_weight(t), 0.0)
         # Above the last candidate a positive token's value is not needed.
         value = where((A > 0) & (r > upper[-1]), 0.0, weight * r)
-        # Sums of weights and then of values, of positive tokens and then of negative ones. Products with the sign, because
-        # torch.where takes twenty times as long on a CPU.
+        # Sums of weights and then of values, of positive tokens and then of negative ones. torch.where instead of these
+        # products takes twenty times as long on a CPU.
         sign = negative.to(torch.int32)
         of_weight = self._interval(negative, r, upper, lower) + 2 * of_positive * sign
         of_value = of_weight + of_positive + (of_negative - of_positive) * sign

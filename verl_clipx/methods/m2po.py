@@ -16,8 +16,8 @@ PER_OCTAVE = 64
 LOWEST_OCTAVE, OCTAVES = -10, 16
 LARGEST = 2.0 ** (LOWEST_OCTAVE + OCTAVES)
 
-# Squares are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order, and a bucket's fit into
-# the 53 bits of a float64: those of 2^23 tokens with a log-ratio of 8 nats, of 2^17 with LARGEST.
+# Squares are added in whole numbers of 2^-24: sums of whole numbers don't depend on their order, and those of a bucket
+# fit into the 53 bits of a float64: of 2^23 tokens with a log-ratio of 8 nats, of 2^17 with LARGEST.
 UNITS = 2.0**24
 
 
