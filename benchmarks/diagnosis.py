@@ -39,8 +39,8 @@ COLUMNS = {
     "clip_fraction_high": keys.CLIPPED_HIGH,
     "grad_norm": keys.GRADIENT_NORM,
 }
-# A rule was changed for it: the ratio's, which did not read the KL.
-CHANGED_FOR = {"old_samples-seed31.jsonl.gz"}
+# For the first the ratio's rule was changed, which did not read the KL; the second's entropy did not collapse.
+NOT_COUNTED = {"old_samples-seed31.jsonl.gz", "reward_for_a_letter-seed31.jsonl.gz"}
 # A finding that begins within so many steps of the fault is in time.
 IN_TIME = 2
 
@@ -90,14 +90,21 @@ def fell(run: Run) -> int | None:
     return int(low[0]) if len(low) else None
 
 
+def entropy_fell(run: Run) -> int | None:
+    """The first step whose entropy is below a tenth of the first one's."""
+    entropy = run.values(keys.ENTROPY)
+    low = entropy.index[entropy < entropy.iloc[0] / 10]
+    return int(low[0]) if len(low) else None
+
+
 def told(path: Path, run: Run) -> Told:
     """What the rules say of a run of benchmarks/known_faults.py, beside what that page expected."""
     record = KeptRun(path).record
     onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
     expected, since = record["expected"], record["since"]
     if expected and since is None:
-        # Its learning rate is too high for the bounds that it has; whether that ends in a collapse is in the log.
-        since = fell(run)
+        # Whether what is wrong with it ends in a collapse is in the log.
+        since = entropy_fell(run) if expected == ["entropy collapse"] else fell(run)
         expected = expected if since is not None else []
     explained = {*expected, *record["also"]}
     return Told(
@@ -131,9 +138,13 @@ def summary(found: list[Told], healthy: dict[str, list[Run]]) -> str:
     known = [onset - since for since, onset in pairs if onset is not None]
     in_time = [delay for delay in known if abs(delay) <= IN_TIME]
     of_faulty = [one for one in found if one.onsets]
+    kinds = {one.name: True for one in of_faulty}
+    for one in of_faulty:
+        kinds[one.name] &= None not in one.onsets.values()
     rows = [
         ("expected findings made", len(known), len(pairs)),
-        (f"of these, begun within {IN_TIME} steps of the fault", len(in_time), len(known)),
+        ("kinds of faults of which none was missed", sum(kinds.values()), len(kinds)),
+        (f"of the findings made, begun within {IN_TIME} steps of the fault", len(in_time), len(known)),
         ("runs with a fault that had another finding too", sum(bool(one.false) for one in of_faulty), len(of_faulty)),
     ]
     alarms = {
@@ -178,7 +189,7 @@ def rates_table(rates: dict[str, dict[str, float]]) -> str:
 
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
-    found = [told(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in CHANGED_FOR]
+    found = [told(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
     return {
         "summary": summary(found, {"runs of the table reversal": list(kept_runs(REVERSAL).values())}),
         "faults": faults_table(found),

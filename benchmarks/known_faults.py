@@ -183,7 +183,11 @@ FAULTS = {
         "grpo_16", (*DECOUPLED, "actor_rollout_ref.actor.optim.lr=2e-3"), (ENTROPY,), (COLLAPSE, ALIKE, CUT),
         act=reward_for_a_letter,
     ),
-    # Whether and when the reward collapses is the log's to say.
+    # Whether and when reward or entropy collapse is the log's to say.
+    "entropy_penalty": Setting(
+        "grpo_16", (*DECOUPLED, "actor_rollout_ref.actor.entropy_coeff=-1.0", "actor_rollout_ref.actor.optim.lr=1e-3"),
+        (ENTROPY,), (COLLAPSE, EXPLOSION, ALIKE, CUT),
+    ),
     "no_bounds": Setting(
         "grpo_16", (*DECOUPLED, *NO_BOUNDS, "actor_rollout_ref.actor.optim.lr=3e-3"), (COLLAPSE,),
         (EXPLOSION, ALIKE, CUT, ENTROPY),

@@ -177,4 +177,4 @@ def said(label: str, one: Match, quantity: str, target: float, *, exact: bool) -
         text += f"An estimate without an interval, since {reason}."
     else:
         text += f"An estimate: 95\u202f% interval of {one.parameter} over prompts {one.low:.3g} to {one.high:.3g}."
-    return Finding(f"{label}: {quantity} is {target:g} at {one.parameter} {one.value:.4g}.", text)
+    return Finding(f"{quantity} is {target:g} under {label}.", text)
