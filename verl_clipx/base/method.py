@@ -10,9 +10,10 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
-from verl_clipx.base.parameters import did_you_mean, number, optional, parameter, validate
+from verl_clipx.base.parameters import number, optional, parameter, validate
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Tokens
+from verl_clipx.common.suggestions import did_you_mean
 
 NODE = "clipx"
 

@@ -5,10 +5,11 @@ messages, `clipx methods` and the documentation all use this metadata.
 """
 
 import dataclasses
-import difflib
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from verl_clipx.common.suggestions import did_you_mean
 
 FLOAT32_LARGEST = 3.4028234663852886e38
 
@@ -189,10 +190,3 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
             continue
         hint = did_you_mean(key, known, f"{node}.")
         raise ValueError(f"{node}.{key} is not a parameter of {owner}.{hint} Its parameters: {', '.join(known)}.")
-
-
-def did_you_mean(word: str, known: Iterable[str], before: str) -> str:
-    """As `common.suggestions.did_you_mean`, which this folder does not know."""
-    known = list(known)
-    near = [one for one in known if sorted(one) == sorted(word)] or difflib.get_close_matches(word, known, n=3)
-    return f" Did you mean {' or '.join(f'{before}{one}' for one in near)}?" if near else ""

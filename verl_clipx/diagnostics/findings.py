@@ -23,6 +23,7 @@ from verl_clipx.common.statistics.comparison import (
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.anatomy import parts_of, what_moved_the_ratio
+from verl_clipx.diagnostics.base_rates import CLIPPED, OUTSIDE, usual
 from verl_clipx.diagnostics.diagnosis import COLLAPSE_REMEDY, NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, diagnose
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
@@ -91,7 +92,8 @@ def what_clipping_did(setting: Setting) -> Finding:
     if share.empty and len(of_verl):
         return Finding(
             f"verl counted {percent(of_verl.mean())} of the tokens of {label} as clipped.",
-            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}. verl’s vanilla loss "
+            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
+            f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
             "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
             "which a token of a small one weighs more; its other losses count something else under this name. "
             "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
@@ -120,16 +122,17 @@ def what_clipping_did(setting: Setting) -> Finding:
     )
     low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
     text = (
-        f"On average {percent(low)} of the tokens lay below the lower bound with A < 0 and {percent(high)} above the "
-        f"upper with A > 0; most in step {share.idxmax()}, {percent(share.max())}."
+        f"On average {percent(low)} of the tokens lay below the lower bound with A < 0{usual(keys.CLIPPED_LOW)} and "
+        f"{percent(high)} above the upper with A > 0{usual(keys.CLIPPED_HIGH)}; most in step {share.idxmax()}, "
+        f"{percent(share.max())}. Together they were {percent(share.mean())}{usual(CLIPPED)}."
     )
     masses = mass_shares(setting)
     kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
     if kept > 0:
         head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under "
-            "PPO’s clip they would have none."
+            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|"
+            f"{usual(OUTSIDE)}; under PPO’s clip they would have none."
         )
     if share.max() >= HARDLY and parts_of(setting).empty:
         text += " With clipx.metrics=all the log would say what moved the ratio."
@@ -415,8 +418,7 @@ def health(setting: Setting) -> list[Finding]:
 def _health(run: Run) -> Finding | None:
     counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
     diagnosed = {key for one in diagnose(run) for key in one.rule.columns}
-    shares = {of: values for key, of in keys.HEALTH_SHARES.items() if len(values := run.values(key))}
-    told = {of for key, of in keys.HEALTH_SHARES.items() if key in diagnosed}
+    shares = {key: values for key in keys.HEALTH_SHARES if len(values := run.values(key))}
     wrong = {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
     if not shares and not any(map(len, counts.values())):
         return None
@@ -431,11 +433,12 @@ def _health(run: Run) -> Finding | None:
         where = f"first on rank {first}" if first >= 0 else "in the gradient only"
         texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
     texts += [
-        f"{percent(values.mean())} of the {of}, most in step {values.idxmax()} with {percent(values.max())}"
+        f"{percent(values.mean())} of the {keys.HEALTH_SHARES[key]}, most in step {values.idxmax()} with "
+        f"{percent(values.max())}{usual(key)}"
         if values.max() > 0
-        else f"no {of}"
-        for of, values in shares.items()
-        if of not in told
+        else f"no {keys.HEALTH_SHARES[key]}{usual(key)}"
+        for key, values in shares.items()
+        if key not in diagnosed
     ]
     if run.skipped_updates is None:
         texts = ["no update skipped", *texts]

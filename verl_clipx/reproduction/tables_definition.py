@@ -345,11 +345,7 @@ def load_table(name: str) -> Table:
 
 
 def build_table(name: str, entries: Mapping[str, Any]) -> Table:
-    """Build a table from the content of its file.
-
-    Raises:
-        ValueError: a key is unknown or missing, or the table does not fit together.
-    """
+    """Build a table from the content of its file."""
     entries = dict(entries)
     common = entries.pop("evaluation", {})
     entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}

@@ -4,7 +4,7 @@ They are computed from the log-probabilities of the training pass, after an upda
 statistics are of the whole mini-batch, without a further pass of the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -15,9 +15,9 @@ from verl_clipx.base.shared_metrics import COSINE, NORM_RATIO
 from verl_clipx.base.tokens import OPTIONAL, Inputs
 from verl_clipx.driver.config import Settings, compiled_on
 from verl_clipx.loss.compiled import TokenFunctions, token_functions
-from verl_clipx.loss.metrics import SUMMED, TOKENS, to_host, token_metrics, with_ratios_of_sums
+from verl_clipx.loss.metrics import SUMMED, TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import with_updates
-from verl_clipx.worker.step import Kept
+from verl_clipx.worker.step import Kept, OptimizerStep, RolloutBatch
 
 # Sums over tokens of the products of F * A in the shadow and of the run's.
 PRODUCTS = ("both", "shadow", "run")
@@ -46,12 +46,13 @@ class ShadowLosses:
         self._sums: list[Tensor] = []
         self._decided: list[dict[str, dict[str, Tensor]]] = []
 
-    def end_update(self, kept: Sequence[Kept]) -> None:
-        """An update has seen its last micro-batch; every rank must call it.
+    def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
+        """Has the step keep what each of its micro-batches gave the loss."""
+        step.kept = []
 
-        Args:
-            kept: of each micro-batch of this rank.
-        """
+    def end_update(self, step: OptimizerStep) -> None:
+        """An update has seen its last micro-batch; every rank must call it."""
+        kept = step.kept
         sizes = [functions.method.statistics_size for functions in self._functions.values()]
         statistics = torch.zeros(sum(sizes), dtype=torch.float64, device=self._device)
         if sum(sizes):
@@ -69,7 +70,7 @@ class ShadowLosses:
         self._sums.append(torch.cat(sums))
         self._decided.append(decided)
 
-    def end_rollout_batch(self) -> dict[str, list[float]]:
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """The metrics of its updates, a value an update, by key; every rank must call it."""
         sums, decided = self._sums, self._decided
         self._sums, self._decided = [], []
@@ -101,10 +102,10 @@ class ShadowLosses:
         """An update's means over its tokens, and its sums of products, each over all ranks."""
         sums, products = totals.split([len(SUMMED[self._detailed]), len(PRODUCTS)])
         dual_clipped = getattr(method, "dual_clip", None) is not None
-        found, of_products = to_host(
-            token_metrics(sums, dual_clipped=dual_clipped, detailed=self._detailed),
-            dict(zip(PRODUCTS, products.unbind(), strict=True)),
+        of_tokens, of_products = to_host(
+            named_sums(sums, detailed=self._detailed), dict(zip(PRODUCTS, products.unbind(), strict=True))
         )
+        found = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=self._detailed)
         count = max(found.pop(TOKENS), 1.0)
         # What verl's own keys say of the run is not theirs to say.
         return {key: value / count for key, value in found.items() if key.startswith("clipx/")} | of_products
