@@ -149,9 +149,11 @@ class Compiler:
         torch._inductor.config.force_disable_caches = True
         torch._inductor.config.compile_threads = 1
 
-    def __call__(self, module: torch.fx.GraphModule, examples: list[Any]) -> Callable[..., Any]:
+    def __call__(
+        self, module: torch.fx.GraphModule, examples: list[Any], options: dict[str, Any] | None = None
+    ) -> Callable[..., Any]:
         self._kernels = {}
-        run = compile_fx(module, examples)
+        run = compile_fx(module, examples, config_patches=options)
         self.graphs.append(Graph(run, examples, self._wrapper, self._kernels))
         return module.forward
 

@@ -6,12 +6,15 @@ Run: python benchmarks/reversal.py    (after `clipx table fill reversal --runs d
 import json
 import re
 from collections import defaultdict
+from itertools import combinations
 
 import matplotlib
 import numpy as np
+from no_difference import is_claim
 from shared import DOCS, clipx
 
 from verl_clipx.common.files import write_text
+from verl_clipx.common.statistics.comparison import compare_means
 from verl_clipx.reproduction.run_folder import KeptRun
 from verl_clipx.reproduction.tables_definition import load_table
 
@@ -68,15 +71,37 @@ def draw(found: dict) -> None:
     figure.savefig(FIGURE, dpi=70)
 
 
+def told_apart(results: dict) -> str:
+    """A/A, as a table: the six seeds of a row make two settings of three seeds each in ten ways."""
+    claims: dict[str, list[bool]] = defaultdict(list)
+    rows: dict[str, set[str]] = defaultdict(set)
+    for cell in results["cells"]:
+        if len(cell.get("seeds", ())) < 6 or cell["interval"] != "seeds":
+            continue
+        values = np.array([cell["by_seed"][str(seed)] for seed in cell["seeds"][:6]])
+        rows[cell["column"]].add(cell["row"])
+        for others in combinations(range(1, 6), 2):
+            first = np.isin(range(6), [0, *others])
+            claims[cell["column"]].append(is_claim(compare_means(values[first], values[~first])))
+    lines = ["### Two settings of three seeds each, both of one row", ""]
+    lines += ["| outcome | rows | pairs | told apart | share |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {column} | {len(rows[column])} | {len(found)} | {sum(found)} | {100 * np.mean(found):.1f} % |"
+        for column, found in claims.items()
+    ]
+    return "\n".join([*lines, "", ""])
+
+
 def main() -> None:
     """Collect, render and draw."""
     clipx("table", "collect", "reversal", "--runs", str(RUNS), "--out", str(RESULTS))
     table = RESULTS.with_suffix(".table.md")
     clipx("table", "render", "reversal", "--results", str(RESULTS), "--out", str(table))
-    draw(curves(json.loads(RESULTS.read_text(encoding="utf-8"))))
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    draw(curves(results))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    write_text(PAGE, f"{before}{BEGIN}{with_runs(table.read_text(encoding='utf-8'))}{END}{after}")
+    write_text(PAGE, f"{before}{BEGIN}{told_apart(results)}{with_runs(table.read_text(encoding='utf-8'))}{END}{after}")
     table.unlink()
 
 

@@ -22,8 +22,8 @@ TRITON = Path(os.environ.get("TRITON_FOLDER") or Path(sys.prefix) / "triton")
 MOST_LAUNCHES = {"loss": 3, "statistics": 4}
 # A sum over whole sequences comes first.
 BY_SEQUENCE = {name for name in BUILT_IN if METHODS[name].by_sequence}
-# Their sums of 64-bit integers are torch's own kernels: docs/performance.md.
-FALLING_BACK = {"bapo", "m2po"}
+# What BAPO's sums begin with, two tables and two times nothing, are launches of their own: docs/performance.md.
+MOST_OF_BAPO = 7
 
 pytestmark = [
     pytest.mark.slow,
@@ -50,12 +50,12 @@ def as_it_should_be(row: dict) -> bool:
         and row["spilled"] == 0
         and row["buffers"] == 0
         and row["blocks"] >= blocks
-        and row["launches"] <= MOST_LAUNCHES[part]
+        and row["launches"] <= (MOST_OF_BAPO if (method, part) == ("bapo", "statistics") else MOST_LAUNCHES[part])
     )
 
 
 def test_five_graphs():
-    rows = counted(90, "grpo", "acpo", "cispo", "dgpo")
+    rows = counted(90, "acpo", "bapo", "grpo")
     assert len({(row["method"], row["part"]) for row in rows}) == 5 and len(rows) == 15
     assert [row for row in rows if not as_it_should_be(row)] == []
     losses = [row for row in rows if row["part"] == "loss"]
@@ -69,7 +69,4 @@ def test_five_graphs():
 def test_every_graph(architecture):
     rows = counted(architecture, *BUILT_IN)
     assert {row["method"] for row in rows} == set(BUILT_IN)
-    fall_back = {(row["method"], row["part"]) for row in rows if row["fallbacks"]}
-    assert fall_back == {(method, "statistics") for method in FALLING_BACK}
-    rows = [row for row in rows if (row["method"], row["part"]) not in fall_back]
     assert [row for row in rows if not as_it_should_be(row)] == []

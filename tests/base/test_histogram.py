@@ -49,10 +49,11 @@ def test_counts_of_a_whole_mini_batch_of_millions_stay_exact():
     assert [value.item() for value in first_reaching(counts, 1.0)] == [1, 2.0**40 + 1]
 
 
-def test_whole_numbers_are_added_exactly():
-    bucket, values = torch.tensor([[0, 2], [2, 2]]), torch.tensor([[1.0, 2.0**53], [1.0, 1.0]], dtype=torch.float64)
-    assert whole_sums(bucket, values, 4).tolist() == [1, 0, 2**53 + 2, 0]
-    assert whole_sums(bucket, values > 1, 4).tolist() == [0, 0, 1, 0]
+def test_whole_numbers_are_added_exactly_in_any_order():
+    bucket, values = torch.tensor([[0, 2, 2, 2], [2, 2, 0, 0]]), torch.tensor([[5, 2**52 - 3, 1, 1], [1, 1, 0, 0]])
+    for order in ([0, 1, 2, 3], [2, 3, 1, 0], [3, 1, 0, 2]):
+        assert whole_sums(bucket[:, order], values[:, order], 4).tolist() == [[5, 0, 2**52 - 1, 0], [0, 0, 2, 0]]
+    assert whole_sums(bucket, values > 1, 4).tolist() == [[1, 0, 1, 0], [0, 0, 0, 0]]
 
 
 def test_a_ratio_to_nothing_is_zero():

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.diagnostics.runs import write_log
 from verl_clipx.cli import app
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.diagnosis import RULES, diagnose, table
+from verl_clipx.diagnostics.diagnosis import NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, RULES, diagnose, table
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.runs import Run, settings_of
 
@@ -114,6 +114,26 @@ def test_an_entropy_that_collapses_at_once_is_found():
     # Of the mean of the first three steps it is more than a twentieth.
     run = run_of(pandas.DataFrame({keys.ENTROPY: [2.8] + [0.11] * 9}, index=range(1, 11)))
     assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [("entropy collapse", 2)]
+
+
+@pytest.mark.parametrize(
+    ("rule", "fact"),
+    [
+        (ONE_UPDATE, "ppo_mini_batch_size"),
+        (NO_SEARCH, "never started"),
+        (REWARD_COLLAPSE, "collapse"),
+        ("few prompts teach, because samples score alike", "alike"),
+        ("responses cut at the limit", "cut"),
+        ("skipped updates", "skipped"),
+    ],
+)
+def test_the_page_tells_a_fact_once(rule, fact):
+    run, _ = made_up(rule)
+    # What else makes the page speak of clipping, and of the run's health.
+    log = run.log.assign(**{keys.CLIPPED_LOW: 0.0, keys.CLIPPED_HIGH: 0.0})
+    log[[key for key in keys.HEALTH_SHARES if key not in log]] = 0.01
+    found = findings(settings_of([run_of(log, run.configuration)]))
+    assert [rule in one.head for one in found if fact in f"{one.head} {one.text}"] == [True]
 
 
 def test_the_collapses_of_gppo_are_found_within_two_steps():

@@ -133,9 +133,8 @@ def test_every_preset_is_here_or_among_the_small_policies():
     assert {*NAMES} | {name for name in preset_names() if name.startswith(("cpu/", "reversal/"))} == {*preset_names()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_is_one_that_verl_has(name):
-    for path in read_origins(name):
+def test_every_key_is_one_that_verl_has():
+    for path in {path for name in NAMES for path in read_origins(name)}:
         if path.startswith(("clipx.", "actor_rollout_ref.actor.policy_loss.")):
             continue
         node = verl_s_keys()
@@ -163,9 +162,10 @@ def expected_updates(name: str) -> int:
     return once * (2 if "lopti" in run else 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_updates_per_rollout_batch(name):
-    assert updates_per_rollout(settings(name)) == expected_updates(name)
+def test_updates_per_rollout_batch():
+    assert {name: updates_per_rollout(settings(name)) for name in NAMES} == {
+        name: expected_updates(name) for name in NAMES
+    }
 
 
 @pytest.mark.parametrize(
@@ -186,7 +186,7 @@ def test_updates_per_rollout_batch(name):
     ],
 )
 def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses, rate):
-    config = composed(name)
+    config = settings(name)
     actor = config.actor_rollout_ref.actor
     assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (prompts, mini_batch)
     assert (config.actor_rollout_ref.rollout.n, actor.optim.lr) == (responses, rate)
@@ -227,22 +227,25 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
     ],
 )
 def test_the_methods_parameters_by_hand(name, expected):
-    clipx = composed(name).clipx
+    clipx = settings(name).clipx
     assert {key: OmegaConf.select(clipx, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_divergence_from_the_reference_is_where_the_paper_has_it(name):
-    config = settings(name)
-    in_reward = "reinforce" in name and not name.endswith("_script")
-    assert config.algorithm.use_kl_in_reward == in_reward
-    assert config.actor_rollout_ref.actor.use_kl_loss == (name.startswith("ar_lopti/") and not in_reward)
+def test_the_divergence_from_the_reference_is_where_the_paper_has_it():
+    for name in NAMES:
+        config = settings(name)
+        in_reward = "reinforce" in name and not name.endswith("_script")
+        assert config.algorithm.use_kl_in_reward == in_reward, name
+        assert config.actor_rollout_ref.actor.use_kl_loss == (name.startswith("ar_lopti/") and not in_reward), name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_files_templates_and_rewards_are_this_projects(name, monkeypatch):
+def test_files_templates_and_rewards_are_this_projects(monkeypatch):
     monkeypatch.setenv("CLIPX_DATA", "/data")
-    config = settings(name)
+    for name in NAMES:
+        check_files_template_and_reward(name, settings(name))
+
+
+def check_files_template_and_reward(name, config):
     validation = config.data.val_files
     for file in [config.data.train_files, *([validation] if isinstance(validation, str) else validation)]:
         _, folder, dataset, split = file.split("/")
@@ -257,9 +260,8 @@ def test_files_templates_and_rewards_are_this_projects(name, monkeypatch):
     assert callable(getattr(import_module(function.path.removeprefix("pkg://")), function.name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_run_is_called_like_its_row(name):
-    assert settings(name).trainer.experiment_name == name.split("/")[1]
+def test_a_run_is_called_like_its_row():
+    assert [settings(name).trainer.experiment_name for name in NAMES] == [name.split("/")[1] for name in NAMES]
 
 
 def test_what_is_released_stands_beside_what_the_paper_says():

@@ -35,17 +35,19 @@ def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
 
 
 def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
-    """The sum of each bucket's values, which are whole numbers: their sums are exact in any order.
+    """The sums of each sequence's values by bucket. The values are whole numbers: their sums are exact in any order.
 
     Args:
-        bucket: int64 in [0, bucket_count), (sequences, length).
-        values: (sequences, length), whole numbers of any dtype, or bool.
+        bucket: int32 or int64 in [0, bucket_count), (sequences, length).
+        values: (sequences, length), whole numbers of any dtype, or bool, whose sums are below 2^53.
 
     Returns:
-        (bucket_count,), int64.
+        (sequences, bucket_count), float64.
     """
-    zeros = torch.zeros(bucket_count, dtype=torch.int64, device=values.device)
-    return zeros.scatter_add(0, bucket.flatten(), values.flatten().to(torch.int64))
+    # A CPU adds integers in half the time; for an accelerator the compiler has no atomic addition of 64-bit integers.
+    dtype = torch.int64 if values.device.type == "cpu" else torch.float64
+    zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=dtype, device=values.device)
+    return zeros.scatter_add(1, bucket.to(torch.int64), values.to(dtype)).to(torch.float64)
 
 
 def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:

@@ -6,7 +6,6 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, where
 from torch.fx.experimental.symbolic_shapes import statically_known_true
-from torch.nn.functional import pad
 
 # With the log-ratio inside +-SATURATION * log(largest finite number) the ratio, its square and the products of both
 # with ordinary advantages neither overflow nor underflow to subnormal numbers.
@@ -101,14 +100,6 @@ def number_in(members: Tensor) -> Tensor:
         return members.sum(-1, dtype=torch.float32)
     # Numbers instead of a mask, which would be stored and added up by a launch of its own.
     return parts(where(members, 1.0, 0.0)).sum(-1)
-
-
-def padded_parts(values: Tensor, outside: float) -> Tensor:
-    """As `parts`, but on an accelerator the values are padded with `outside`, so that all parts are whole."""
-    if values.device.type == "cpu":
-        return values
-    columns = values.shape[-1]
-    return pad(values, (0, (columns + PART - 1) // PART * PART - columns), value=outside).reshape(-1, PART)
 
 
 def saturation_limit(dtype: torch.dtype) -> float:

@@ -30,6 +30,12 @@ EXPLOSION, STEPS_BEFORE = 100.0, 5
 MOST_CUT = 0.25
 
 
+# Rules whose fact the report's page has elsewhere too, for several runs at once.
+ONE_UPDATE, NO_SEARCH = "bounds idle: one update a rollout batch", "bounds idle: the search never started"
+REWARD_COLLAPSE = "reward collapse"
+COLLAPSE_REMEDY = "Go back to a checkpoint before, with narrower bounds or a lower learning rate."
+
+
 class Onset(NamedTuple):
     """Since when, and what shows it.
 
@@ -263,12 +269,12 @@ RULES = (
         "Move that side's bound, or let a method adapt it.", "docs/methods.md",
     ),
     Rule(
-        "bounds idle: one update a rollout batch", (keys.RATIO, keys.KL), _single_update,
+        ONE_UPDATE, (keys.RATIO, keys.KL), _single_update,
         f"ratio 1 and KL 0 to {RATIO_IS_ONE:g} in every step", "rounding of float32", False,
         "Make actor.ppo_mini_batch_size smaller than data.train_batch_size.", "docs/scopes.md",
     ),
     Rule(
-        "bounds idle: the search never started",
+        NO_SEARCH,
         (keys.SHARE_BEFORE, keys.SHARE_AFTER, keys.BOUND_LOW, keys.BOUND_HIGH, "clipx.target"), _search,
         "the share of positive tokens at or above the target in every step, bounds constant",
         "the search's own condition", False, "Raise clipx.target.", "docs/methods.md#bapo",
@@ -312,10 +318,10 @@ RULES = (
         "Lower the learning rate or actor.grad_clip.", "docs/reliability.md",
     ),
     Rule(
-        "reward collapse", (keys.REWARD,), _reward,
+        REWARD_COLLAPSE, (keys.REWARD,), _reward,
         f"mean of a tenth of the steps below {KEPT:.0%} of the best before, beyond noise",
         "the report's own definition of a collapse", True,
-        "Go back to a checkpoint before, with narrower bounds or a lower learning rate.", "docs/report.md",
+        COLLAPSE_REMEDY, "docs/report.md",
     ),
     Rule(
         "skipped updates", (keys.SKIPPED_UPDATES, keys.GRADIENT_NORM), _skipped,

@@ -24,7 +24,7 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.anatomy import parts_of, what_moved_the_ratio
 from verl_clipx.diagnostics.base_rates import CLIPPED, OUTSIDE, usual
-from verl_clipx.diagnostics.diagnosis import diagnose
+from verl_clipx.diagnostics.diagnosis import COLLAPSE_REMEDY, NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, diagnose
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
 
@@ -236,8 +236,6 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
     """The share of seeds of each setting that collapsed; None with too few seeds, or a single setting without any.
 
-    A run's own collapse is in its diagnosis, with the step.
-
     Args:
         settings: those whose runs log no reward are left out.
         baseline: see `rewards`.
@@ -253,7 +251,7 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     judged = corrected([compare_shares(fell[base], fell[label]) for label in others])
     texts = [_collapsed(label, steps) for label, steps in fell.items()]
     texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
-    texts += filter(None, [caution(fewest)])
+    texts += filter(None, [caution(fewest), COLLAPSE_REMEDY.rstrip(".") if some else ""])
     return Finding(f"{' and '.join(some) or 'No seed'} collapsed.", f"{'. '.join(texts)}.")
 
 
@@ -268,10 +266,11 @@ def _collapses(setting: Setting) -> list[int | None]:
 
 
 def _collapsed(label: str, steps: list[int | None]) -> str:
-    """How many collapsed, with an interval."""
-    fell = sum(map(bool, steps))
-    found = share(fell, len(steps))
-    return f"{label}: {fell} of {len(steps)}, exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
+    """How many collapsed and where, with an interval."""
+    at = [str(step) for step in steps if step]
+    found, where = share(len(at), len(steps)), f" (from step {', '.join(at)} on)" if at else ""
+    interval = f"exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
+    return f"{label}: {len(at)} of {len(steps)}{where}, {interval}"
 
 
 def _compared(one: Setting, two: Setting) -> Compared | None:
@@ -390,6 +389,9 @@ def not_finite(setting: Setting) -> list[Finding]:
     found = []
     for run in setting.runs:
         steps = {key: run.not_finite[key] for key in keys.FINITE if key in run.not_finite}
+        if run.skipped_updates is not None:
+            # The diagnosis says it.
+            steps.pop(keys.GRADIENT_NORM, None)
         if not steps:
             continue
         trained = sum(1 for step in run.log.index if step > 0)
@@ -406,15 +408,18 @@ def not_finite(setting: Setting) -> list[Finding]:
 
 
 def health(setting: Setting) -> list[Finding]:
-    """For each run that logs its health how it was: what was not finite and where, then shares of its steps."""
+    """For each run that logs its health how it was: what was not finite and where, then shares of its steps.
+
+    What the run's diagnosis says is left out.
+    """
     return [finding for run in setting.runs if (finding := _health(run))]
 
 
 def _health(run: Run) -> Finding | None:
     counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
+    diagnosed = {key for one in diagnose(run) for key in one.rule.columns}
     shares = {key: values for key in keys.HEALTH_SHARES if len(values := run.values(key))}
     wrong = {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
-    skipped = run.skipped_updates
     if not shares and not any(map(len, counts.values())):
         return None
     texts = [
@@ -433,11 +438,13 @@ def _health(run: Run) -> Finding | None:
         if values.max() > 0
         else f"no {keys.HEALTH_SHARES[key]}{usual(key)}"
         for key, values in shares.items()
+        if key not in diagnosed
     ]
-    updates = 0 if skipped is None else skipped.updates if skipped.updates is not None else skipped.steps
-    well = not wrong and not updates
+    if run.skipped_updates is None:
+        texts = ["no update skipped", *texts]
+    well = not wrong and run.skipped_updates is None
     head = f"{run.name} was numerically sound." if well else f"{run.name} had values that are not finite."
-    return Finding(head, f"{updates} updates skipped; {'; '.join(texts)}.")
+    return Finding(head, f"{'; '.join(texts)}.") if texts else None
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
@@ -457,14 +464,29 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
     """All sentences: the runs' health, values that are left out, their diagnosis, then tokens, then rewards.
 
+    Each fact is told once: by the diagnosis, but for collapses where their share of the seeds is told.
+
     Args:
         settings: at least one.
         baseline: see `rewards`.
     """
     found: list[Finding | None] = [finding for setting in settings for finding in health(setting)]
     found += [finding for setting in settings for finding in not_finite(setting)]
-    found += [Finding(one.head, one.text) for setting in settings for run in setting.runs for one in diagnose(run)]
+    fell = collapses(settings, baseline)
+    found += [
+        Finding(one.head, one.text)
+        for setting in settings
+        for run in setting.runs
+        for one in diagnose(run)
+        if fell is None or one.rule.name != REWARD_COLLAPSE
+    ]
     for setting in settings:
-        found += [what_clipping_did(setting), what_bounds_did(setting), what_moved_the_ratio(setting)]
-    found += [*rewards(settings, baseline), collapses(settings, baseline), unequal_starts(settings)]
+        # What all its runs are diagnosed with.
+        shared = set.intersection(*({one.rule.name for one in diagnose(run)} for run in setting.runs))
+        found += [
+            None if ONE_UPDATE in shared else what_clipping_did(setting),
+            None if NO_SEARCH in shared else what_bounds_did(setting),
+            what_moved_the_ratio(setting),
+        ]
+    found += [*rewards(settings, baseline), fell, unequal_starts(settings)]
     return [finding for finding in found if finding]

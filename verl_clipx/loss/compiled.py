@@ -93,7 +93,8 @@ class TokenFunctions(Functions):
         """As `token_statistics`."""
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
-        return self.call(token_statistics, inputs)
+        on_cpu = inputs.mask.device.type == "cpu" or not self.compiled
+        return self.call(token_statistics if on_cpu else token_statistics_in_parts, inputs)
 
     def prepare(self, device: torch.device | str, *, counted: bool, dtype: torch.dtype = torch.float32) -> None:
         """Compiles now, so that no step waits for it.
@@ -128,6 +129,11 @@ def token_loss_in_parts(
     Padded in the graph, where it is a condition of reading, no copy. Value and weighted stay padded.
     """
     return token_loss(method, shaping, in_parts(inputs), decision, detailed)
+
+
+def token_statistics_in_parts(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
+    """As `token_statistics`, likewise."""
+    return token_statistics(method, shaping, in_parts(inputs))
 
 
 def observed_sums_in_parts(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, detailed: bool) -> Tensor:
@@ -181,11 +187,15 @@ class ObservedFunctions(Functions):
 token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
 
 
+# The compiler stores what took it many operations or reads, once for each token. Statistics compute it again.
+OPTIONS = {token_statistics_in_parts: {"realize_opcount_threshold": 1000, "realize_reads_threshold": 100}}
+
+
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a copy of a function: the compiler counts graphs, and limits them, by the function's code."""
     code = function.__code__.replace(co_name=f"{function.__name__}_alone")
     copy = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-    return torch.compile(copy, dynamic=True, fullgraph=True)
+    return torch.compile(copy, dynamic=True, fullgraph=True, options=OPTIONS.get(function))
 
 
 def alike(inputs: TokenTensors) -> TokenTensors:

@@ -9,7 +9,7 @@ from torch import Tensor, cat, float32, float64, stack, where
 from verl_clipx.base.method import LARGEST_BOUND, Bounds, interval, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, integer, number, optional, parameter
-from verl_clipx.base.tokens import Tokens, padded_parts
+from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
 
@@ -82,8 +82,8 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         """The number of tokens of each bin, then the sum of r - 1, then the sum of (r - 1)^2."""
         # A masked sum a bin fuses into one pass without atomic additions: the same to the last bit each time. Over
         # parts first, so that on an accelerator each has a block of threads, not all of them one.
-        deviation = padded_parts(t.ratio.to(float64) - 1, 0.0)
-        bin = padded_parts(where(t.mask, self._bin(t), -1.0), -1.0)
+        deviation = parts(t.ratio.to(float64) - 1)
+        bin = parts(where(t.mask, self._bin(t), -1.0))
         counts = [(bin == k).sum(-1, dtype=float32).to(float64) for k in range(self.bins)]
         bin = bin.to(float64)
         sums = [where(bin == k, deviation, 0.0).sum(-1) for k in range(self.bins)]

@@ -11,7 +11,7 @@ from verl_clipx.base.histogram import ratio_or_zero, whole_sums
 from verl_clipx.base.method import LARGEST_BOUND, NODE, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, number, parameter
-from verl_clipx.base.tokens import Tokens
+from verl_clipx.base.tokens import Tokens, parts
 from verl_clipx.methods.grpo import ClippedSurrogate
 
 # Of a step: (stop - start) / step is a whole number up to rounding when the steps reach stop, as (0.9 - 0.6) / 0.02.
@@ -22,8 +22,8 @@ GRID = 1e12
 
 MOST_CANDIDATES = 10_000
 
-# Contributions are counted in whole numbers of 2^-36 of the micro-batch's largest: sums of whole numbers don't depend
-# on their order, and those of 2^27 tokens fit into 64 bits. A largest of almost 0 still has a unit above 0.
+# A sequence's contributions are counted in whole numbers of 2^-36 of its largest: sums of whole numbers don't depend on
+# their order, and those of 2^17 tokens fit into the 53 bits of a float64. A largest of almost 0 has a unit above 0.
 UNITS = 2.0**36
 LEAST_LARGEST = 1e-25
 
@@ -144,13 +144,17 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         A, r = t.advantages, t.ratio
         # In the ratio's own dtype: rounded differently, a ratio equal to a candidate would fall beside it.
         upper, lower = (self._candidates(side, r.device).to(r.dtype) for side in ("upper", "lower"))
-        interval = self._interval(A < 0, r, upper, lower)
+        negative, of_positive, of_negative = A < 0, len(upper) + 1, len(lower) + 1
         weight = where(t.mask, A * self._token_weight(t), 0.0)
         # Above the last candidate a positive token's value is not needed.
         value = where((A > 0) & (r > upper[-1]), 0.0, weight * r)
-        first, second = len(upper) + 1, len(lower) + 1
-        weights, values = (magnitude_sums(x, interval, first, second) for x in (weight, value))
-        return torch.cat([weights[:first], values[:first], weights[first:], values[first:]])
+        # Sums of weights and then of values, of positive tokens and then of negative ones. torch.where instead of these
+        # products takes twenty times as long on a CPU.
+        sign = negative.to(torch.int32)
+        of_weight = self._interval(negative, r, upper, lower) + 2 * of_positive * sign
+        of_value = of_weight + of_positive + (of_negative - of_positive) * sign
+        sums = [magnitude_sums(*x, 2 * of_positive, 2 * of_negative) for x in ((weight, of_weight), (value, of_value))]
+        return (sums[0] + sums[1]).sum(0)
 
     def decide(self, statistics: Tensor) -> Tensor:
         """c_low, c_high, and P / (P + N) at the starts and at the bounds found, 0 where P + N is 0."""
@@ -189,7 +193,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return (t.old_log_prob if self.weight == "old" else t.rollout_log_prob).exp()
 
     def _interval(self, negative: Tensor, r: Tensor, upper: Tensor, lower: Tensor) -> Tensor:
-        """The interval of each token's ratio: among upper candidates, or, counted on, among lower ones: int64."""
+        """The interval of each token's ratio among upper or, for negative tokens, lower candidates: int32."""
         # torch.bucketize takes ten times as long on a CPU. On a regular grid arithmetic finds the nearest candidate,
         # the only one that a ratio has to be compared with, but for the last one, whose step may be shorter.
         nearest = where(
@@ -203,8 +207,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         # A positive token is left alone up to and including c_high, a negative one from c_low on.
         passed = nearest + where(negative, r >= candidate, r > candidate)
         beyond = where(negative, r >= lower[-1], r > upper[-1])
-        passed = passed + (beyond & where(negative, nearest < len(lower) - 1, nearest < len(upper) - 1))
-        return where(negative, passed + (len(upper) + 1), passed).to(torch.int64)
+        return passed + (beyond & where(negative, nearest < len(lower) - 1, nearest < len(upper) - 1))
 
     def _range(self, side: str) -> tuple[float, float, float]:
         """Start, stop and step of a bound."""
@@ -248,22 +251,24 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         return (positive / denominator >= self.target) | (negative <= 0)
 
 
-def magnitude_sums(values: Tensor, interval: Tensor, positive: int, negative: int) -> Tensor:
-    """The sum of the values' magnitudes in each interval, (positive + negative,), float64, counted in whole numbers.
+def magnitude_sums(values: Tensor, slot: Tensor, positive: int, negative: int) -> Tensor:
+    """Each sequence's sums of the values' magnitudes by slot, (sequences, positive + negative), float64.
 
-    Each sign has its own unit, because a single large value of the other sign would leave little of its sums.
+    They are counted in whole numbers. Each sign has its own unit, because a single large value of the other sign would
+    leave little of its sums. On an accelerator, "sequence" is a part of one.
 
     Args:
-        values: (sequences, length), at least 0 in the intervals for positive tokens, at most 0 in the others.
-        interval: int64 in [0, positive + negative), (sequences, length).
-        positive, negative: number of intervals for tokens of each sign, in this order.
+        values: (sequences, length), at least 0 in the slots for positive tokens, at most 0 in the others.
+        slot: int32 in [0, positive + negative), (sequences, length).
+        positive, negative: number of slots for tokens of each sign, in this order.
     """
-    least, greatest = values.aminmax() if values.numel() else (values.sum(), values.sum())
+    values = parts(values)
     # The largest magnitude of each sign, rounded up to a power of two, holds UNITS of its units.
-    units = [largest.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS for largest in (greatest, -least)]
+    largest = values.amax(-1, keepdim=True), -values.amin(-1, keepdim=True)
+    units = [one.clamp(min=LEAST_LARGEST).log2().ceil().exp2() / UNITS for one in largest]
     whole = (values / where(values < 0, units[1], units[0])).abs().round()
-    of_interval = torch.cat([units[0].expand(positive), units[1].expand(negative)]).to(float64)
-    return whole_sums(interval, whole, positive + negative) * of_interval
+    of_slot = torch.cat([units[0].expand(-1, positive), units[1].expand(-1, negative)], 1).to(float64)
+    return whole_sums(parts(slot), whole, positive + negative) * of_slot
 
 
 def sum_from(values: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from verl_clipx.common.command_line import fail
+from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.files import hash_of_file, hash_of_json, read_bytes
 
 # Of verl's log, what tables and figures of such runs show.
@@ -44,7 +44,7 @@ def fill(
     from verl_clipx.reproduction.table_plan import PREPARE, Places, plan_table, run_job
     from verl_clipx.reproduction.tables_definition import load_table
 
-    try:
+    with failing():
         table = load_table(name)
         if not table.in_one_process:
             raise ValueError(f"table {name}: its runs are the recipes', see `clipx table plan {name}`")
@@ -58,18 +58,14 @@ def fill(
             for preset in wanted
             if not kept_path(runs, preset, number).exists()
         ]
-    except (OSError, ValueError) as error:
-        fail(error)
     for job in jobs:
         if job.kind == PREPARE and not job.done and run_job(job, lambda step, total: None):
             fail(f"{job.label}: failed; its log is {job.folder / 'prepare.log'}")
     become_only_rank()
     for done, (preset, number) in enumerate(missing):
         typer.echo(f"{preset}, seed {number}: run {done + 1} of {len(missing)}", err=True)
-        try:
+        with failing():
             make_run(kept_path(runs, preset, number), preset, number)
-        except ValueError as error:
-            fail(error)
 
 
 def make_run(path: Path, preset: str, seed: int) -> None:

@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.common.command_line import fail
+from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -50,13 +50,11 @@ def plan(
     assumptions = Assumptions()
     if mean_response is not None:
         assumptions = replace(assumptions, mean_response_share=mean_response)
-    try:
+    with failing(HydraException, OmegaConfBaseException):
         config = compose_preset(name, [f"+hardware={hardware}", f"trainer.nnodes={nodes}", *(overrides or [])])
         check_method(config)
         check_ground_truths(config)
         result = estimate(config, gpu, assumptions, train_prompts)
-    except (OSError, ValueError, HydraException, OmegaConfBaseException) as error:
-        fail(error)
     console.print(f"[bold]{escape(f'{name} on {nodes} x {hardware}')}[/]")
     for table in (_division(result), _memory(result), _work(result), _assumptions(result.run.assumptions)):
         console.print(table)

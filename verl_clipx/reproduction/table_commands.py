@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import AsJson, fail, print_json, progress_bar
+from verl_clipx.common.command_line import AsJson, fail, failing, print_json, progress_bar
 from verl_clipx.common.files import check_shape, last_lines, read_json_object, replacing, write_json
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole
@@ -88,10 +88,8 @@ def plan(
     )
     # The presets' files are looked for there.
     os.environ["CLIPX_DATA"] = str(places.data)
-    try:
+    with failing():
         jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
-    except (OSError, ValueError) as error:
-        fail(error)
     waiting = [job for job in jobs if not job.done]
     if as_json:
         commands = [{"kind": job.kind, "label": job.label, "command": job.command, "done": job.done} for job in jobs]
@@ -193,16 +191,11 @@ def collect(
         fail(f"--runs {runs}: there is no such folder. Give the one that `clipx table plan` trained in")
     # The runs' validation files are looked for there.
     os.environ.setdefault("CLIPX_DATA", table.data)
-    try:
+    out = out or default_results(runs, name)
+    with failing():
         with progress_console.status("composing presets, reading runs"):
             results = collect_table(table, runs, rows=row or ())
-    except (OSError, ValueError) as error:
-        fail(error)
-    out = out or default_results(runs, name)
-    try:
         write_json(out, results)
-    except OSError as error:
-        fail(error)
     if as_json:
         print_json(**results, file=str(out))
         raise typer.Exit(1 if results["refused"] else 0)
@@ -246,7 +239,7 @@ def render(
     path = results or default_results(runs, name)
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx table collect {name}`")
-    try:
+    with failing():
         found = read_json_object(path, {"definition": str}) if path.exists() else None
         if found is not None and found["definition"] != hash_of_definition(table):
             raise ValueError(
@@ -270,8 +263,6 @@ def render(
             raise ValueError("--format png: name a file with --out")
         else:
             typer.echo(content, nl=False)
-    except (OSError, ValueError) as error:
-        fail(error)
 
 
 def _curves(table: "Table", results: dict | None, markup: str, path: Path) -> bytes:
@@ -290,7 +281,5 @@ def default_results(runs: Path, name: str) -> Path:
 def _load(name: str) -> "Table":
     from verl_clipx.reproduction.tables_definition import load_table
 
-    try:
+    with failing():
         return load_table(name)
-    except ValueError as error:
-        fail(error)

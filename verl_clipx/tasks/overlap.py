@@ -73,12 +73,7 @@ def find_overlap(train: Iterable[str], evaluation: Iterable[str], size: int = NG
         train: one text a training row; read once, nothing of it is kept.
         evaluation: one text an evaluation row; its n-grams are held in memory.
         size: words an n-gram, at least 1.
-
-    Raises:
-        ValueError: if `size` is below 1.
     """
-    if size < 1:
-        raise ValueError(f"size={size} is below 1; give the number of words of an n-gram")
     owners: dict[str, list[int]] = defaultdict(list)
     evaluation_rows = 0
     for row, text in enumerate(evaluation):
@@ -104,9 +99,9 @@ def find_overlap(train: Iterable[str], evaluation: Iterable[str], size: int = NG
     )
 
 
-def compare_files(train: Path, evaluation: Path, size: int = NGRAM_SIZE) -> OverlapReport:
+def compare_files(train: Path, evaluation: Path) -> OverlapReport:
     """Compare two Parquet files in verl's schema; the words of known prompt templates are left out."""
-    return find_overlap(problems(train), problems(evaluation), size)
+    return find_overlap(problems(train), problems(evaluation))
 
 
 def problems(path: Path) -> Iterator[str]:
