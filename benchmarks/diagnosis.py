@@ -39,8 +39,11 @@ COLUMNS = {
     "clip_fraction_high": keys.CLIPPED_HIGH,
     "grad_norm": keys.GRADIENT_NORM,
 }
-# For the first the ratio's rule was changed, which did not read the KL; the second's entropy did not collapse.
-NOT_COUNTED = {"old_samples-seed31.jsonl.gz", "reward_for_a_letter-seed31.jsonl.gz"}
+# For these two rules were changed; but the last one's entropy did not collapse, so that there is nothing to find.
+CHANGED_FOR = {
+    f"{name}.jsonl.gz" for name in ("old_samples-seed31", "entropy_penalty-seed31", "entropy_penalty-seed32")
+}
+NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
 # A finding that begins within so many steps of the fault is in time.
 IN_TIME = 2
 

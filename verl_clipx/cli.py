@@ -1,6 +1,7 @@
 """The command `clipx`."""
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -285,6 +286,8 @@ def explain(context: typer.Context, as_json: AsJson = False) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    # Importing verl warns where there is no GPU, which nothing here needs.
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     from verl_clipx.driver.explain import explained
     from verl_clipx.driver.script import SHELLS, commands_of
 

@@ -8,6 +8,8 @@ Not covered: that the run prints the same line (tests/driver/test_start.py), the
 
 import inspect
 import re
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
@@ -210,6 +212,14 @@ def test_the_other_entries_and_hydras_options(tmp_path):
     assert output.startswith("clipx: clipx_bapo (+clipx=ours), scope mini_batch, target=0.61")
     code, output = explain("--config-dir", str(tmp_path / "none"), *NEEDED)
     assert code == 1 and "--config-dir" in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_nothing_but_the_answer_is_printed():
+    command = [sys.executable, "-m", "verl_clipx.cli", "explain", "--", *NEEDED, "+clipx=dapo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    # verl warns of a machine without a GPU while it is imported.
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
 
 
 def test_without_a_command_it_says_how():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, where
@@ -217,21 +217,22 @@ def summed(values: Tensor | None, members: Tensor) -> Tensor:
     return number_in(members) if values is None else parts(where(members, values, 0.0)).sum(-1)
 
 
-def named_sums(sums: Tensor, *, detailed: bool) -> dict[str, Tensor]:
-    """The sums of `token_sums` by their names, as 0-d tensors."""
-    return dict(zip(SUMMED[detailed], sums.unbind(), strict=True))
+def named_sums(sums: Iterable[Any], *, detailed: bool) -> dict[str, Any]:
+    """The sums of `token_sums` by their names, as 0-d tensors or, from the host, as floats."""
+    return dict(zip(SUMMED[detailed], sums, strict=True))
 
 
-def token_metrics(sums: Tensor, *, dual_clipped: bool = False, detailed: bool = False) -> dict[str, Tensor]:
+def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False, detailed: bool = False) -> dict[str, Any]:
     """Sums over the tokens of a micro-batch that become means when divided by the number of tokens.
 
     Args:
-        sums: from `token_sums`.
+        sums: from `token_sums`: a tensor or, so that the accelerator has nothing to add up, the floats on the host.
         dual_clipped: whether the method has a dual clip.
         detailed: as for `token_sums`.
 
     Returns:
-        Key to a 0-d float64 tensor: the metrics over tokens, the sums of `SUM_KEYS`, and `tokens`, their number.
+        From key to a number like those of `sums`: the metrics over tokens, the sums of `SUM_KEYS`, and `tokens`, their
+        number.
     """
     found = named_sums(sums, detailed=detailed)
     if not dual_clipped:
@@ -239,7 +240,7 @@ def token_metrics(sums: Tensor, *, dual_clipped: bool = False, detailed: bool = 
     return {TOKENS: found[TOKENS], **means_of_tokens(OF_TOKENS, found), **carried(found)}
 
 
-def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Any]) -> dict[str, Any]:
     """The metrics over tokens whose sums are there: key to the sum over a micro-batch's tokens."""
     return {
         metric.key: metric.of(*(sums[name] for name in sums_of(metric)))
@@ -248,7 +249,7 @@ def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Tensor]) -> di
     }
 
 
-def carried(sums: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def carried(sums: Mapping[str, Any]) -> dict[str, Any]:
     """The sums that `with_ratios_of_sums` needs of the whole mini-batch, by their keys."""
     return {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
 

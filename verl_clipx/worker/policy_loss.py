@@ -15,7 +15,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings, settings_without_group
 from verl_clipx.driver.hydra_nodes import another_loss, refuse_padded_length
 from verl_clipx.loss.compiled import TokenFunctions
-from verl_clipx.loss.metrics import TOKENS, to_host, token_metrics, with_ratios_of_sums
+from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.worker.aggregation import aggregated
 from verl_clipx.worker.rejection import rejection_of, remaining
@@ -133,11 +133,15 @@ def policy_loss(
             normalisers["batch_num_tokens"] = known.step.selected_tokens
     loss = aggregated(log_prob, value, weighted, averaged, loss_agg_mode, **normalisers)
 
-    metrics = sums_to_log(settings, known, inputs, sums, selected)
+    more = more_sums(settings, known, inputs, selected)
     if micro_batch is not None and mask is not whole:
-        metrics[REJECTED.key] = number_of(whole & ~mask, known.counted)
+        more[REJECTED.key] = number_of(whole & ~mask, known.counted)
     values, counts = decision_to_log(settings, known.step, statistics, decision)
-    host_sums, host_values, host_counts, own = to_host(metrics, values, counts, {"loss": loss.detach()})
+    of_tokens, host_more, host_values, host_counts, own = to_host(
+        named_sums(sums, detailed=settings.detailed), more, values, counts, {"loss": loss.detach()}
+    )
+    dual_clipped = getattr(settings.method, "dual_clip", None) is not None
+    host_sums = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=settings.detailed) | host_more
     if micro_batch is not None:
         micro_batch.loss = own["loss"]
         micro_batch.sums.update(host_sums)
@@ -242,18 +246,14 @@ def with_selection(
     return selected, torch.where(selected, value, 0.0), torch.where(selected, weighted, 0.0)
 
 
-def sums_to_log(
-    settings: Settings, known: MicroBatch, inputs: Inputs, sums: Tensor, selected: Tensor | None
-) -> dict[str, Tensor]:
-    """The metrics that are sums over a micro-batch's tokens, by name: 0-d float64 tensors.
+def more_sums(settings: Settings, known: MicroBatch, inputs: Inputs, selected: Tensor | None) -> dict[str, Tensor]:
+    """Metrics that are sums over a micro-batch's tokens, besides the loss's, by name: 0-d float64 tensors.
 
     Args:
         settings, known, inputs: of the micro-batch.
-        sums: from the loss.
         selected: bool, (sequences, response length); None without selection.
     """
-    dual_clipped = getattr(settings.method, "dual_clip", None) is not None
-    metrics = token_metrics(sums, dual_clipped=dual_clipped, detailed=settings.detailed)
+    metrics: dict[str, Tensor] = {}
     # In a sequence it is the ratio but for rounding.
     if selected is not None and (settings.detailed or settings.selects_over_mini_batch):
         metrics[SELECTED.key] = number_of(selected, known.counted)

@@ -15,7 +15,7 @@ from verl_clipx.base.shared_metrics import COSINE, NORM_RATIO
 from verl_clipx.base.tokens import OPTIONAL, Inputs
 from verl_clipx.driver.config import Settings, compiled_on
 from verl_clipx.loss.compiled import TokenFunctions, token_functions
-from verl_clipx.loss.metrics import SUMMED, TOKENS, to_host, token_metrics, with_ratios_of_sums
+from verl_clipx.loss.metrics import SUMMED, TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import with_updates
 from verl_clipx.worker.step import Kept, OptimizerStep, RolloutBatch
 
@@ -102,10 +102,10 @@ class ShadowLosses:
         """An update's means over its tokens, and its sums of products, each over all ranks."""
         sums, products = totals.split([len(SUMMED[self._detailed]), len(PRODUCTS)])
         dual_clipped = getattr(method, "dual_clip", None) is not None
-        found, of_products = to_host(
-            token_metrics(sums, dual_clipped=dual_clipped, detailed=self._detailed),
-            dict(zip(PRODUCTS, products.unbind(), strict=True)),
+        of_tokens, of_products = to_host(
+            named_sums(sums, detailed=self._detailed), dict(zip(PRODUCTS, products.unbind(), strict=True))
         )
+        found = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=self._detailed)
         count = max(found.pop(TOKENS), 1.0)
         # What verl's own keys say of the run is not theirs to say.
         return {key: value / count for key, value in found.items() if key.startswith("clipx/")} | of_products
