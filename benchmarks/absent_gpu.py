@@ -27,11 +27,7 @@ SHARED_MEMORY = 166_912
 
 
 def pretend(architecture: int) -> None:
-    """Has torch and Triton find one GPU.
-
-    Args:
-        architecture: of its machine code: a key of `MULTIPROCESSORS`.
-    """
+    """Has torch and Triton find one GPU."""
     major, minor = divmod(architecture, 10)
     properties = SimpleNamespace(
         name=f"sm_{architecture}",

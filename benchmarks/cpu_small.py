@@ -4,21 +4,19 @@ Run: python benchmarks/cpu_small.py RUNS    (RUNS is what `clipx table plan cpu_
 """
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import matplotlib
 import pandas
 import typer
+from shared import DOCS, clipx
 
 from verl_clipx.diagnostics.run_log import read_run_log
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
 
-DOCS = Path(__file__).parents[1] / "docs"
 RESULTS, TABLE, STEPS = (DOCS / "results" / f"cpu_small{end}" for end in (".json", ".md", "_steps.csv"))
 FIGURE = DOCS / "figures" / "cpu_small.png"
 
@@ -66,11 +64,6 @@ COLOURS = {
     "ar_lopti": "navy",
 }
 """By method, as presets name it."""
-
-
-def clipx(*arguments: str) -> None:
-    """Runs this checkout's command."""
-    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], cwd=DOCS.parent, check=True)
 
 
 def steps_of(runs: Path, results: dict[str, Any]) -> pandas.DataFrame:

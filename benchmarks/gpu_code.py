@@ -11,6 +11,7 @@ tensors of a micro-batch's shape, so that its launches, their thread blocks and 
 import dataclasses
 import json
 import logging
+import math
 import os
 import re
 import subprocess
@@ -69,10 +70,7 @@ class Graph:
     """What Inductor made of a function.
 
     Args:
-        run: calls the wrapper.
         examples: the graph's inputs, of the example's sizes.
-        wrapper: its source.
-        kernels: by name.
     """
 
     run: Callable[..., Any]
@@ -103,10 +101,8 @@ class Row:
     """What a graph does with a micro-batch of one shape.
 
     Args:
-        architecture: of the machine code.
         method, part: the loss or the statistics of which method.
         sequences, length: the micro-batch.
-        launches: of kernels.
         fallbacks: operators that run as kernels of torch's own, by name.
         buffers: of a number a token or more that are neither inputs nor outputs.
         traffic: bytes read and written, over those of reading each input and writing each output once.
@@ -212,7 +208,7 @@ def machine_code(kernel: Kernel, architecture: int) -> list[Machine]:
                 registers=int(re.search(r"Used (\d+) registers", said)[1]),
                 spilled=sum(map(int, re.findall(r"(\d+) bytes spill", said))),
                 float64=sum(one.startswith(FLOAT64) for one in operations) * threads / max(tile, threads),
-                grid=lambda sizes, config=config: product(
+                grid=lambda sizes, config=config: math.prod(
                     GridExpr.from_meta(tuner.inductor_meta, config).eval_slow(sizes)
                 ),
             )
@@ -224,12 +220,6 @@ def tile_of(kernel: Kernel) -> int:
     """The elements that a kernel without R0_BLOCK reduces at once: its source says it."""
     stated = re.search(r"R0_BLOCK: tl.constexpr = (\d+)", kernel.source)
     return int(stated[1]) if stated else 1
-
-
-def product(numbers: tuple[int, ...]) -> int:
-    """Of three numbers."""
-    first, second, third = numbers
-    return first * second * third
 
 
 def output(*command: Any) -> str:
@@ -282,17 +272,14 @@ def counted(graph: Graph, compiler: Compiler, machines: dict[str, list[Machine]]
     }
 
 
-def rows_of(architecture: int, names: list[str], sources: Path | None) -> list[Row]:
-    """Every method's graphs with a micro-batch of each of `SHAPES`; what Inductor emits goes to the folder."""
+def rows_of(architecture: int, names: list[str]) -> list[Row]:
+    """Every method's graphs with a micro-batch of each of `SHAPES`."""
     pretend(architecture)
     compiler, compile = Compiler(), torch.compile
     torch.compile = lambda function, **options: compile(function, backend=compiler, **options)
     rows = []
     for name in names:
         for part, graph in graphs_of(name, compiler).items():
-            if sources is not None:
-                sources.mkdir(parents=True, exist_ok=True)
-                (sources / f"{name}_{part}_sm_{architecture}.py").write_text(graph.wrapper)
             machines = {kernel: machine_code(one, architecture) for kernel, one in graph.kernels.items()}
             for shape in SHAPES:
                 rows.append(Row(architecture, name, part, *shape, **counted(graph, compiler, machines, *shape)))
@@ -313,14 +300,13 @@ def table(rows: list[Row]) -> str:
 def main(
     names: Annotated[list[str] | None, typer.Argument(help="Methods; all by default.")] = None,
     architecture: Annotated[int, typer.Option(help=f"One of {', '.join(map(str, MULTIPROCESSORS))}.")] = 90,
-    sources: Annotated[Path | None, typer.Option(help="Folder for the source code that Inductor emits.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Print what the compiler emits for a GPU: a row a graph and shape of a micro-batch."""
     logging.basicConfig()
     # Nothing is launched, so the check for an accelerator has to look elsewhere.
     os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
-    rows = rows_of(architecture, names or list(METHODS), sources)
+    rows = rows_of(architecture, names or list(METHODS))
     print(json.dumps([dataclasses.asdict(row) for row in rows]) if as_json else table(rows))
 
 

@@ -16,9 +16,8 @@ from typing import Annotated
 import torch
 import torch._inductor.config
 import typer
-from hydra import compose, initialize_config_module
+from shared import actor_config
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
-from verl.utils.config import omega_conf_to_dataclass
 
 from verl_clipx.base.tokens import OPTIONAL
 from verl_clipx.driver.config import OBSERVE
@@ -31,16 +30,6 @@ from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 FORMS = {"eager": "false", "compiled": "true"}
 OWN = ", own statistics"
 OBSERVED = "vanilla, observed"
-
-
-def actor_config(*overrides: str):
-    """verl's ActorConfig under overrides."""
-    needed = [
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-    ]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return omega_conf_to_dataclass(compose("ppo_trainer", [*needed, *overrides]).actor_rollout_ref.actor)
 
 
 def tensors(sequences: int, length: int, device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:

@@ -5,22 +5,22 @@ Run: python benchmarks/reversal.py    (after `clipx table fill reversal --runs d
 
 import json
 import re
-import subprocess
-import sys
 from collections import defaultdict
-from pathlib import Path
+from itertools import combinations
 
 import matplotlib
 import numpy as np
+from no_difference import is_claim
+from shared import DOCS, clipx
 
 from verl_clipx.common.files import write_text
+from verl_clipx.common.statistics.comparison import compare_means
 from verl_clipx.reproduction.run_folder import KeptRun
 from verl_clipx.reproduction.tables_definition import load_table
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
 
-DOCS = Path(__file__).parents[1] / "docs"
 RUNS, RESULTS, PAGE = DOCS / "results" / "runs", DOCS / "results" / "reversal.json", DOCS / "results" / "reversal.md"
 FIGURE = DOCS / "figures" / "reversal.png"
 
@@ -31,11 +31,6 @@ PANELS = {
     "actor/entropy_loss": "entropy (nats a token)",
     "actor/ppo_kl": "KL from the policy that sampled (nats a token)",
 }
-
-
-def clipx(*arguments: str) -> None:
-    """Runs this checkout's command."""
-    subprocess.run([sys.executable, "-m", "verl_clipx.cli", *arguments], cwd=DOCS.parent, check=True)
 
 
 def with_runs(table: str) -> str:
@@ -76,15 +71,37 @@ def draw(found: dict) -> None:
     figure.savefig(FIGURE, dpi=70)
 
 
+def told_apart(results: dict) -> str:
+    """A/A, as a table: the six seeds of a row make two settings of three seeds each in ten ways."""
+    claims: dict[str, list[bool]] = defaultdict(list)
+    rows: dict[str, set[str]] = defaultdict(set)
+    for cell in results["cells"]:
+        if len(cell.get("seeds", ())) < 6 or cell["interval"] != "seeds":
+            continue
+        values = np.array([cell["by_seed"][str(seed)] for seed in cell["seeds"][:6]])
+        rows[cell["column"]].add(cell["row"])
+        for others in combinations(range(1, 6), 2):
+            first = np.isin(range(6), [0, *others])
+            claims[cell["column"]].append(is_claim(compare_means(values[first], values[~first])))
+    lines = ["### Two settings of three seeds each, both of one row", ""]
+    lines += ["| outcome | rows | pairs | told apart | share |", "|---|---|---|---|---|"]
+    lines += [
+        f"| {column} | {len(rows[column])} | {len(found)} | {sum(found)} | {100 * np.mean(found):.1f} % |"
+        for column, found in claims.items()
+    ]
+    return "\n".join([*lines, "", ""])
+
+
 def main() -> None:
     """Collect, render and draw."""
     clipx("table", "collect", "reversal", "--runs", str(RUNS), "--out", str(RESULTS))
     table = RESULTS.with_suffix(".table.md")
     clipx("table", "render", "reversal", "--results", str(RESULTS), "--out", str(table))
-    draw(curves(json.loads(RESULTS.read_text(encoding="utf-8"))))
+    results = json.loads(RESULTS.read_text(encoding="utf-8"))
+    draw(curves(results))
     before, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
     _, _, after = rest.partition(END)
-    write_text(PAGE, f"{before}{BEGIN}{with_runs(table.read_text(encoding='utf-8'))}{END}{after}")
+    write_text(PAGE, f"{before}{BEGIN}{told_apart(results)}{with_runs(table.read_text(encoding='utf-8'))}{END}{after}")
     table.unlink()
 
 

@@ -48,7 +48,8 @@ METHODS = {
 # of a token of probability 0. The kurtosis that follows is about the usual one of recorded runs, and the worst.
 TAILS = {"usual": (8, 0.2, 0.1), "heavy": (4, 0.4, 0.2)}
 LARGEST = 2.0
-# Tokens of a sequence, 1000 on average.
+# Sequences that mini-batches are drawn from, and tokens of each, 1000 on average.
+STOCK = 4000
 SHORTEST, LONGEST = 250, 1750
 # Two-sided 95 % of Student's t with 31 degrees of freedom.
 QUANTILE = 2.04
@@ -132,9 +133,6 @@ def cell(method: Method, every: Tensor, count: int, precision: float, updates: i
 
     Args:
         every: statistics of the sequences to draw from, (sequences, statistics_size).
-        count: sequences of a mini-batch.
-        precision: as clipx.precision.
-        updates: how many count.
     """
     generator, found, share = torch.Generator().manual_seed(1), Found(), 1.0
     for update in range(SETTLING + updates):
@@ -164,12 +162,11 @@ def cell(method: Method, every: Tensor, count: int, precision: float, updates: i
 def main(
     precision: Annotated[float, typer.Option(help="As clipx.precision.")] = 0.03,
     updates: Annotated[int, typer.Option(min=1, help="Updates a cell.")] = 200,
-    stock: Annotated[int, typer.Option(min=100, help="Sequences that mini-batches are drawn from.")] = 4000,
 ) -> None:
     """Print the table of docs/performance.md."""
     torch.set_num_threads(1)
     print(f"precision {precision:g}, {updates} updates a cell, {GROUPS} groups, torch {torch.__version__}")
-    stocks = {name: pool(stock, tail) for name, tail in TAILS.items()}
+    stocks = {name: pool(STOCK, tail) for name, tail in TAILS.items()}
     for name, (_, kurtosis) in stocks.items():
         print(f"{name}: the ratio's kurtosis in ACPO's bins " + ", ".join(f"{one:.0f}" for one in kurtosis))
     print(

@@ -35,9 +35,6 @@ class World:
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """One experiment.
 
-        Args:
-            samples: of a training on a question.
-
         Returns:
             Shares of right samples ``[seeds, questions]`` of either method, and the questions' source ``[questions]``.
         """

@@ -19,11 +19,10 @@ from typing import Annotated
 
 import torch
 import typer
-from hydra import compose, initialize_config_module
+from shared import actor_config
 from tensordict import TensorDict
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
-from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.driver.trace import Trace
@@ -34,26 +33,13 @@ from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import Tracer
 
 PROMPT_LENGTH, VOCABULARY = 64, 32_000
-SAMPLES = 8
-
+SEQUENCES, LENGTH, SAMPLES = 64, 4096, 8
 
 # What else a run may compute beside its loss.
 BESIDE = {
     "clipx.metrics=all": ("clipx.metrics=all",),
     "acpo and bapo in the shadow": ("+clipx/shadow=[acpo,bapo]",),
 }
-
-
-def actor_config(method: str, *overrides: str):
-    """verl's ActorConfig for a method."""
-    needed = [
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-    ]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return omega_conf_to_dataclass(
-            compose("ppo_trainer", [*needed, f"+clipx={method}", *overrides]).actor_rollout_ref.actor
-        )
 
 
 def jagged(values: list[Tensor]) -> Tensor:
@@ -119,19 +105,16 @@ def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, trac
 
 
 def main(
-    sequences: Annotated[int, typer.Option(help="Sequences.")] = 64,
-    length: Annotated[int, typer.Option(help="Tokens of the longest.")] = 4096,
     repeats: Annotated[int, typer.Option(help="Measurements of each, interleaved.")] = 9,
-    method: Annotated[str, typer.Option(help="The group, with fixed bounds or scope micro_batch.")] = "grpo",
 ) -> None:
     """Print a table: median time on the training thread and its range, by the share of the prompts that is traced."""
     torch.set_num_threads(1)
     # Nothing is launched, so the check for an accelerator has to look elsewhere.
     os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    configs = {name: actor_config(method, *overrides) for name, overrides in BESIDE.items()}
-    config = actor_config(method)
-    data, log_probs = rollout_batch(sequences, length)
+    configs = {name: actor_config("+clipx=grpo", *overrides) for name, overrides in BESIDE.items()}
+    config = actor_config("+clipx=grpo")
+    data, log_probs = rollout_batch(SEQUENCES, LENGTH)
     with tempfile.TemporaryDirectory() as folder:
         tracers: dict[str, Tracer | None] = {"untraced": None}
         for fraction in (1 / 4, 1.0):
@@ -143,7 +126,7 @@ def main(
         for _ in range(repeats + 1):
             for name, tracer in tracers.items():
                 found[name].append(measure(configs.get(name, config), data, log_probs, device, tracer))
-        print(f"{sequences} x {length} tokens, {method}, {device}, {repeats} measurements each")
+        print(f"{SEQUENCES} x {LENGTH} tokens, grpo, {device}, {repeats} measurements each")
         print(f"{'':28s} {'median ms':>10s} {'range':>18s} {'ratio':>6s} {'MB a batch':>11s}")
         untraced = statistics.median(found["untraced"][1:])
         for name, tracer in tracers.items():

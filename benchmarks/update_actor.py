@@ -7,7 +7,6 @@ forward and backward dominate. Each variant has its turn in every repeat, so tha
 """
 
 import os
-import socket
 import statistics
 import tempfile
 import time
@@ -17,6 +16,11 @@ from typing import Annotated
 
 import torch
 import typer
+from shared import actor_config
+
+from verl_clipx.gpu_check.engine import rank_environment, rollout_batch
+from verl_clipx.gpu_check.machine import Machine
+from verl_clipx.gpu_check.sample import Row
 
 # A run's first rollout batch has a receipt (docs/swap.md), the others have none.
 LATER = "clipx.receipt=off"
@@ -31,18 +35,8 @@ VARIANTS = {
     "grpo, lopti": ("+clipx=grpo", "+clipx/update=lopti", LATER),
 }
 VOCABULARY = 512
-
-
-def prepare_environment() -> None:
-    """One rank, on the CPU unless there is an accelerator."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    rank = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
-    os.environ |= {**rank, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
-    os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
-    if not torch.cuda.is_available():
-        os.environ["VERL_PLATFORM"] = "cpu"
+SEQUENCES, PROMPT, RESPONSE = 16, 8, 56
+DEVICE = ("actor_rollout_ref.actor.strategy=fsdp2", *(() if torch.cuda.is_available() else ("+hardware=cpu",)))
 
 
 def save_model(folder: Path, *, width: int, layers: int) -> int:
@@ -67,28 +61,13 @@ def save_model(folder: Path, *, width: int, layers: int) -> int:
     return sum(parameter.numel() for parameter in model.parameters())
 
 
-def actor_config(*overrides: str):
-    """verl's ActorConfig under overrides."""
-    from hydra import compose, initialize_config_module
-    from verl.utils.config import omega_conf_to_dataclass
-
-    needed = [
-        *([] if torch.cuda.is_available() else ["+hardware=cpu"]),
-        "actor_rollout_ref.actor.strategy=fsdp2",
-        "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1",
-        "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=1",
-    ]
-    with initialize_config_module("verl.trainer.config", version_base=None):
-        return omega_conf_to_dataclass(compose("ppo_trainer", [*needed, *overrides]).actor_rollout_ref.actor)
-
-
 def build_worker(folder: Path):
     """The plugin's training worker with verl's engine."""
     import verl  # noqa: F401  (loads the plugin)
     from verl.workers.config import HFModelConfig, TrainingWorkerConfig
     from verl.workers.engine_workers import ActorRolloutRefWorker
 
-    actor = actor_config()
+    actor = actor_config(*DEVICE)
     model = HFModelConfig(
         path=str(folder),
         use_remove_padding=False,
@@ -107,42 +86,18 @@ def build_worker(folder: Path):
     return worker
 
 
-def rollout_batch(sequences: int, prompt: int, response: int, mini_batch: int, micro_batch: int):
+def random_batch(sequences: int, prompt: int, response: int, mini_batch: int, micro_batch: int):
     """A rollout batch of random tokens in verl's jagged layout."""
-    from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
 
     generator = torch.Generator().manual_seed(0)
-
-    def jagged(values):
-        return torch.nested.as_nested_tensor(list(values), layout=torch.jagged)
-
     ids = torch.randint(2, VOCABULARY, (sequences, prompt + response), generator=generator)
     old = torch.full((sequences, response), -6.2) + 0.2 * torch.randn(sequences, response, generator=generator)
-    ones = torch.ones(sequences, response, dtype=torch.int64)
-    fields = {
-        "input_ids": jagged(ids),
-        "position_ids": jagged(torch.arange(prompt + response).expand(sequences, -1)),
-        "prompts": jagged(ids[:, :prompt]),
-        "responses": jagged(ids[:, prompt:]),
-        "old_log_probs": jagged(old),
-        "rollout_log_probs": jagged(old - 1e-3),
-        "response_mask": jagged(ones),
-        "loss_mask": jagged(ones),
-        "advantages": jagged(torch.randn(sequences, 1, generator=generator).expand(-1, response).contiguous()),
-    }
-    data = TensorDict(fields, batch_size=[sequences])
-    tu.assign_non_tensor(
-        data,
-        global_batch_size=mini_batch,
-        mini_batch_size=mini_batch,
-        temperature=1.0,
-        use_dynamic_bsz=False,
-        micro_batch_size_per_gpu=micro_batch,
-        dataloader_kwargs={"shuffle": False},
-        epochs=1,
-        seed=1,
-    )
+    advantages = torch.randn(sequences, generator=generator).tolist()
+    ones = torch.ones(response, dtype=torch.int64)
+    rows = [Row(ids[row], prompt, old[row], ones, advantages[row]) for row in range(sequences)]
+    data = rollout_batch(rows, mini_batch=mini_batch)
+    tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=micro_batch)
     return data
 
 
@@ -153,7 +108,7 @@ def seconds_of(worker, overrides: tuple[str, ...], batch, updates: int) -> float
     # verl's own worker under the plugin's class: the loss function decides.
     worker.planner = worker.receipt = None
     announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
-    worker.set_loss_fn(partial(ppo_loss, config=actor_config(*announced, *overrides)))
+    worker.set_loss_fn(partial(ppo_loss, config=actor_config(*DEVICE, *announced, *overrides)))
     data = batch.copy()
     started = time.perf_counter()
     worker.train_mini_batch(data)
@@ -163,28 +118,27 @@ def seconds_of(worker, overrides: tuple[str, ...], batch, updates: int) -> float
 def main(
     width: Annotated[int, typer.Option(help="Width of the model, a multiple of 64.")] = 512,
     layers: Annotated[int, typer.Option(help="Layers of the model.")] = 10,
-    sequences: Annotated[int, typer.Option(help="Sequences of a rollout batch.")] = 16,
-    response: Annotated[int, typer.Option(help="Response tokens of a sequence.")] = 56,
     updates: Annotated[list[int] | None, typer.Option(help="Updates per rollout batch.")] = None,
     repeats: Annotated[int, typer.Option(help="Measurements of each variant, interleaved.")] = 5,
 ) -> None:
     """Print a table for each number of updates: median seconds, spread, and the ratio to vanilla."""
     torch.set_num_threads(1)
-    prepare_environment()
     with tempfile.TemporaryDirectory() as name:
+        machine = Machine("cuda" if torch.cuda.is_available() else "cpu", 1)
+        os.environ |= rank_environment(machine, 0, Path(name))
+        os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
         parameters = save_model(Path(name), width=width, layers=layers)
         worker = build_worker(Path(name))
     for count in updates or [2, 16]:
-        mini_batch = sequences // count
-        batch = rollout_batch(sequences, 8, response, mini_batch, max(mini_batch // 2, 1))
+        mini_batch = SEQUENCES // count
+        batch = random_batch(SEQUENCES, PROMPT, RESPONSE, mini_batch, max(mini_batch // 2, 1))
         times: dict[str, list[float]] = {name: [] for name in VARIANTS}
         for repeat in range(repeats + 1):
             for name, overrides in VARIANTS.items():
                 seconds = seconds_of(worker, overrides, batch, count)
                 if repeat:
                     times[name].append(seconds)
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-        print(f"\n{device}, {parameters / 1e6:.0f} M parameters, {count} updates, torch {torch.__version__}\n")
+        print(f"\n{machine.device}, {parameters / 1e6:.0f} M parameters, {count} updates, torch {torch.__version__}\n")
         print("| variant | median s | range s | of vanilla (median of the repeats' ratios) |\n|---|---|---|---|")
         for name, seconds in times.items():
             ratios = [own / reference for own, reference in zip(seconds, times["vanilla"], strict=True)]

@@ -130,11 +130,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef]:
 
 
 def keys_of(verl: Path) -> dict[str, list[str]]:
-    """Each key that verl's losses read, to the lines that read it.
-
-    Args:
-        verl: the package's folder.
-    """
+    """Each key that verl's losses read, to the lines that read it."""
     places: dict[str, list[str]] = {}
     for module, node in MODULES.items():
         found: dict[str, set[int]] = {}

@@ -52,7 +52,7 @@ EXCEPTIONS = {
     "tasks/math/worker.py:main:loads": IN_MEMORY,
     "tasks/pretrained/package.py:unpack:ZipFile": "a file whose hash was checked",
     "tasks/hitab/dataset.py:_table_loader:ZipFile": "its index; a member's size is looked at before it is unpacked",
-    "evaluation/files.py:fingerprint_of_folder:open": IN_PARTS,
+    "evaluation/checkpoints.py:fingerprint_of_folder:open": IN_PARTS,
     "driver/listing.py:content_of:load": PACKAGED,
     "tasks/templates.py:_read:read_text": PACKAGED,
     "tasks/templates.py:_read:safe_load": PACKAGED,

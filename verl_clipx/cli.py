@@ -1,6 +1,7 @@
 """The command `clipx`."""
 
 import contextlib
+import os
 import re
 import sys
 import time
@@ -285,6 +286,8 @@ def explain(context: typer.Context, as_json: AsJson = False) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    # Importing verl warns where there is no GPU, which nothing here needs.
+    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     from verl_clipx.driver.explain import explained
     from verl_clipx.driver.script import SHELLS, commands_of
 
@@ -320,7 +323,7 @@ def check_loss(
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
-        console.print(f"[red]failed[/] {name}: {escape(failure)}" if failure else f"[green]kept[/]   {name}")
+        console.print(f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}")
     raise typer.Exit(1 if failed else 0)
 
 
@@ -337,12 +340,16 @@ def report(
         list[str] | None,
         typer.Option(help="Other settings on the traced tokens, as of clipx replay: '+clipx=acpo clipx.alpha=1,2'."),
     ] = None,
+    match: Annotated[
+        list[str] | None,
+        typer.Option(help="Find a parameter on these tokens: 'clip_fraction=0.01 +clipx=acpo clipx.alpha=0,4'."),
+    ] = None,
     follow: Annotated[
         bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
     ] = False,
 ) -> None:
     """Compare runs: one page with what their clipping did, its figures and its numbers."""
-    if replay:
+    if replay or match:
         # A loss of the user's own may be in the folder that the command runs in.
         sys.path.insert(0, "")
     from verl_clipx.diagnostics import follow as following
@@ -353,7 +360,7 @@ def report(
     def write(trains: bool) -> None:
         seconds = round(following.SECONDS) if trains else None
         words = [word for text in replay or [] for word in text.split()]
-        findings[:] = write_report(runs, out, title, baseline, replayed=words, reload_every=seconds)
+        findings[:] = write_report(runs, out, title, baseline, replayed=words, matched=match, reload_every=seconds)
         if trains:
             now = time.strftime("%H:%M:%S")
             console.print(f"{out / PAGE}: written at {now}", markup=False, highlight=False, soft_wrap=True)
@@ -378,6 +385,7 @@ def diagnose(
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong in a run: since which step, what shows it and what to do."""
+    from verl_clipx.diagnostics.base_rates import MEASURES, rates
     from verl_clipx.diagnostics.diagnosis import RULES, diagnose
     from verl_clipx.diagnostics.runs import read_run
 
@@ -395,6 +403,7 @@ def diagnose(
                 "heuristic": one.rule.heuristic,
                 "remedy": one.rule.remedy,
                 "link": one.rule.link,
+                "usual": {name: rates().get(name) for name in one.rule.columns if name in MEASURES},
             }
             for one in found
         ]

@@ -36,11 +36,7 @@ class GroupsSource(FileConfigSource):
         return found
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """The groups in a folder, which Hydra asks for where one is unknown.
-
-        Raises:
-            ConfigCompositionException: the unknown one is named almost like another.
-        """
+        """The groups in a folder, which Hydra asks for where one is unknown."""
         group = config_path.strip("/")
         if self.missed.path:
             rows = preset_names() if group == "recipe" else []

@@ -67,11 +67,7 @@ class ShadowSource(ConfigSource):
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Every method's group, for Hydra's message about an unknown one.
-
-        Raises:
-            ConfigCompositionException: the unknown one is named almost like another.
-        """
+        """Every method's group, for Hydra's message about an unknown one."""
         if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
             return []
         self.missed.refuse(GROUP, names())

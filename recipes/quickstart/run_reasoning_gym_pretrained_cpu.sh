@@ -45,72 +45,19 @@ EXPERIMENT_NAME=${EXPERIMENT_NAME:-$METHOD}
 
 ###########################################################################
 
-# shellcheck source=recipes/text.sh
-source "$(dirname "${BASH_SOURCE[0]}")/../text.sh"
+# shellcheck source=recipes/quickstart/train.sh
+source "$(dirname "${BASH_SOURCE[0]}")/train.sh"
 
-export VERL_PLATFORM=cpu
-export VERL_FILE_LOGGER_PATH=$RUN_FOLDER/metrics.jsonl
-mkdir -p "$RUN_FOLDER"
-
-LOSS=(
-    +clipx="$METHOD"
+OWN=(
     +clipx/trace=prompts
     clipx.trace.fraction=1.0
     clipx.trace.every="$TRACE_EVERY"
-)
-
-DATA=(
-    data.train_files="$(text "$TRAIN_FILE")"
-    data.val_files="$(text "$TEST_FILE")"
-    data.train_batch_size="$TRAIN_BATCH_SIZE"
-    data.max_prompt_length="$MAX_PROMPT_LENGTH"
-    data.max_response_length="$MAX_RESPONSE_LENGTH"
-    data.seed="$SEED"
-    reward.custom_reward_function.path=pkg://verl_clipx.tasks.reasoning_gym.reward
-    reward.custom_reward_function.name=compute_score
-)
-
-ACTOR=(
-    algorithm.adv_estimator=grpo
-    actor_rollout_ref.model.path="$(text "$MODEL_PATH")"
-    actor_rollout_ref.actor.optim.lr="$ACTOR_LR"
-    actor_rollout_ref.actor.ppo_mini_batch_size="$MINI_BATCH_SIZE"
-    actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE"
-    actor_rollout_ref.actor.data_loader_seed="$SEED"
     actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype="$PARAM_DTYPE"
-)
-
-# The rollout in float32, not in float64 as +clipx/rollout=seeded has it: a rare token may differ between two runs.
-ROLLOUT=(
     +clipx/rollout=seeded
+    # In float32, not in float64 as the group has it: a rare token may differ between two runs.
     actor_rollout_ref.rollout.dtype=float32
-    actor_rollout_ref.rollout.n="$ROLLOUT_N"
-    actor_rollout_ref.rollout.seed="$SEED"
     actor_rollout_ref.rollout.engine_kwargs.cpu.num_threads="$THREADS"
-    actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE"
-    actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu="$MICRO_BATCH_SIZE"
-    actor_rollout_ref.rollout.val_kwargs.n="$VAL_N"
-    actor_rollout_ref.rollout.val_kwargs.do_sample=True
-    actor_rollout_ref.rollout.val_kwargs.temperature=1.0
-)
-
-TRAINER=(
     ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS="\"$THREADS\""
-    trainer.nnodes="$NNODES"
-    trainer.n_gpus_per_node="$NGPUS_PER_NODE"
-    trainer.total_training_steps="$TOTAL_STEPS"
-    trainer.total_epochs=1000
-    trainer.val_before_train=True
-    trainer.test_freq="$TEST_FREQ"
-    trainer.save_freq="$SAVE_FREQ"
-    trainer.logger='[console,file]'
-    trainer.validation_data_dir="$(text "$RUN_FOLDER/validation")"
-    trainer.default_local_dir="$(text "$RUN_FOLDER/checkpoints")"
-    trainer.resume_mode=disable
-    trainer.project_name="$(text "$PROJECT_NAME")"
-    trainer.experiment_name="$(text "$EXPERIMENT_NAME")"
 )
 
-# In this shell's place, so that a signal to the recipe is one to the training.
-exec python3 -m verl.trainer.main_ppo +hardware=cpu \
-    "${LOSS[@]}" "${DATA[@]}" "${ACTOR[@]}" "${ROLLOUT[@]}" "${TRAINER[@]}" "$@"
+train reasoning_gym "${OWN[@]}" "$@"

@@ -141,11 +141,11 @@ def test_a_modifier_alone_is_none_of_a_method(modifier):
 @pytest.mark.parametrize(
     ("groups", "values"),
     [
-        (["+clipx=acpo", "+clipx/update=lopti"], ["clipx.scope=lagged", "clipx.alpha=1e3"]),
+        (["+clipx=acpo", "+clipx/update=lopti"], ["clipx.scope=lagged", "clipx.alpha=1e1"]),
         (["+clipx=cispo_acpo", "+clipx/select=low_entropy"], ["clipx.clip_high=null", "clipx.select.ratio=1e-06"]),
         (
             ["+clipx/shaping=advantage_reweighting_literal", "+clipx=bapo"],
-            ["clipx.upper_stop=100", "clipx.first=lower"],
+            ["clipx.upper_stop=20", "clipx.first=lower"],
         ),
     ],
 )

@@ -14,7 +14,9 @@ import pytest
 import torch
 
 from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
+from verl_clipx.driver.announcement import unusual
 from verl_clipx.driver.config import AROUND, build, parameters_of
+from verl_clipx.driver.listing import group_names, group_settings
 from verl_clipx.loss.contract import finite_for_every_finite_input
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers import MODIFIERS
@@ -30,17 +32,14 @@ MODIFIER_GROUPS = {
 
 # Ends that contradict another parameter's value in the group: refused alone, with these they train.
 WITH = {
-    ("aspo", "weight_low", 1e6): {"weight_high": 1e6},
-    ("bapo", "target", 1e6): {"contribution": "ratio"},
+    ("bapo", "target", 10): {"contribution": "ratio"},
     ("bapo", "lower_start", 1): {"lower_stop": 1},
     ("bapo", "lower_stop", 0): {"lower_start": 0},
-    ("bapo", "upper_start", 100): {"upper_stop": 100},
+    ("bapo", "lower_step", 1): {"lower_start": 0, "lower_stop": 1},
+    ("bapo", "upper_start", 20): {"upper_stop": 20},
     ("bapo", "upper_stop", 1): {"upper_start": 1},
     **{(method, "lagged_average", 0.999): {"scope": "lagged"} for method in BUILT_IN},
-    ("acpo", "epsilon_max", 0): {"epsilon_base": 0},
-    ("topr", "positive_low", 1e6): {"positive_high": 1e6},
-    ("topr", "positive_high", 1e-3): {"positive_low": 0},
-    ("topr", "negative_low", 1e6): {"negative_high": 1e6},
+    ("acpo", "epsilon_max", 0.01): {"epsilon_base": 0},
 }
 # Refused whatever the others are.
 NEVER = {
@@ -138,6 +137,59 @@ def test_a_value_beyond_an_end_is_refused_in_the_driver(method, name):
             build(method, **{name: value})
     with pytest.raises(Exception, match=rf"clipx\.{name}=.*must be a (whole )?number \("):
         actor(method, {name: 2 * ends[1] + 1})
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "message"),
+    [
+        # A width or a percentage in the place of a bound, a bound in the place of a width.
+        (
+            "grpo",
+            dict(clip_high=28),
+            r"clip_high=28: must be .*\(at least 1 .*20\), or null\. The default is 1\.2",
+        ),
+        ("gspo", dict(clip_high=4e-4), r"clip_high=0\.0004: must be .* The default is 1\.0004\."),
+        ("acpo", dict(epsilon_base=1.2), r"epsilon_base=1\.2: must be .*at most 1\)\. The default is 0\.2\."),
+        ("acpo", dict(alpha=30), r"alpha=30: must be .* The default is 3\."),
+        ("dcpo", dict(epsilon_high=1.28), r"epsilon_high=1\.28: must be .* The default is 0\.2\."),
+        ("dppo", dict(threshold_low=20), r"threshold_low=20: must be .* The default is 0\.2\."),
+        ("m2po", dict(threshold=4), r"threshold=4: must be .* The default is 0\.04\."),
+        ("aspo", dict(weight_high=0.33), r"weight_high=0\.33: must be .*at least 1 .* The default is 3\."),
+        ("topr", dict(positive_high=0), r"positive_high=0: must be .*at least 1 "),
+        # What makes a method another one: no search, no decay, no gradient but at ratio 1.
+        (
+            "bapo",
+            dict(target=0),
+            r"target=0: must be .*at least 0\.01 and at most 10\)\. The default is 0\.4\.",
+        ),
+        ("bapo", dict(upper_step=5), r"upper_step=5: must be .*at most 1\)\. The default is 0\.05\."),
+        (
+            "bapo",
+            dict(upper_step=0.5, upper_stop=1.5),
+            r"upper_step=0\.5: longer than .*upper_start=1\.2 to clipx\.upper_stop=1\.5.*clipx\.upper_stop=1\.2\.",
+        ),
+        ("bapo", dict(lower_step=0.4), r"lower_step=0\.4: longer than the way .* could not move\. Set a smaller step"),
+        ("dgpo", dict(n=1000), r"n=1000: must be .* The default is 1\."),
+        ("dro", dict(beta=1000), r"beta=1000: must be .* The default is 0\.05\."),
+        ("sapo", dict(tau_positive=1000), r"tau_positive=1000: must be .* The default is 1\."),
+        ("grpo", dict(log_ratio_clamp=0.2), r"log_ratio_clamp=0\.2: must be .* or null\. The default is 20\."),
+    ],
+)
+def test_what_cannot_be_meant_is_refused(method, values, message):
+    with pytest.raises(ValueError, match=rf"clipx\.{message}"):
+        build(method, **values)
+
+
+def test_a_bound_that_shall_not_move_needs_no_step():
+    assert build("bapo", lower_stop=0.6, lower_step=1).method.lower_stop == 0.6
+    assert build("bapo", last_step="clipped", lower_step=0.4).method.lower_step == 0.4
+
+
+def test_the_settings_of_every_group_are_usual():
+    for group in group_names():
+        settings = group_settings(group)
+        for field in dataclasses.fields(METHODS[settings["method"]]) if settings.get("method") in METHODS else ():
+            assert not unusual(field, settings.get(field.name, field.default)), (group, field.name)
 
 
 @pytest.mark.slow

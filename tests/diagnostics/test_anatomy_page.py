@@ -52,8 +52,25 @@ def test_what_the_clip_acts_on_follows_from_the_run(parts, configuration, head, 
     assert head in found.head and text in found.text
 
 
+@pytest.mark.parametrize(
+    ("mismatch", "whole", "head"),
+    [(1e-5, 0.4, "its own updates."), (0.4, 0.42, "engine mismatch.")],
+)
+def test_in_bypass_mode_updates_are_what_all_parts_have_beyond_the_rest(mismatch, whole, head):
+    setting = of(logged({"engine_mismatch": mismatch, "all_parts": whole}))
+    setting.runs[0].configuration["algorithm.rollout_correction.bypass_mode"] = True
+    found = what_moved_the_ratio(setting)
+    assert found.head.endswith(head) and f"all parts {whole:.2g} nats" in found.text
+    assert "updates after the first are known only in their sum" in found.text
+
+
 def test_a_truncated_sampler_is_named():
     assert "above 0 for 1.0\u202f% of the tokens" in what_moved_the_ratio(of(logged(SIZES, positive=0.01))).text
+
+
+def test_engines_that_agree_exactly_are_not_taken_for_a_truncated_sampler():
+    columns = logged(SIZES, positive=0.01) | {"actor/clipx/anatomy/engine_mismatch/median": [0.0] * 3}
+    assert "top_p" not in what_moved_the_ratio(of(columns)).text
 
 
 def test_without_detailed_metrics_nothing_is_said_or_drawn():

@@ -94,11 +94,11 @@ def test_without_a_known_number_of_updates_the_skipped_ones_are_counted(tmp_path
 @pytest.mark.parametrize("value", [NAN, float("inf"), None])
 def test_in_older_logs_the_gradient_norm_is_the_evidence(tmp_path, value):
     rows = [row(), row(**{keys.GRADIENT_NORM: value}), row(), row(**{keys.GRADIENT_NORM: value})]
-    second, first, *others = told(write(tmp_path / "mine", rows))
+    first, *others = told(write(tmp_path / "mine", rows))
     assert first.head == "mine: skipped updates from step 2 on."
     assert first.text.startswith("updates skipped in 2 of 3 steps since")
-    assert second.head == "Some logged values of mine are not finite in 2 of 4 steps."
-    assert not any("mini_batch" in one.text for one in others)
+    # The skipped updates are these values.
+    assert not any("not finite in" in one.head or "mini_batch" in one.text for one in others)
 
 
 def test_a_count_of_zero_says_that_none_was_skipped(tmp_path):

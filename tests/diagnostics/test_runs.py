@@ -9,6 +9,7 @@ from omegaconf import OmegaConf
 from tests.claims.configuration import hydra_s
 from tests.diagnostics.runs import write_log
 from tests.recipes.shell import RECIPES, Machine
+from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import differences, read_run, settings_of
@@ -35,6 +36,14 @@ def make(tmp_path):
         return read_run(tmp_path / name)
 
     return run
+
+
+def test_in_bypass_mode_the_entropy_is_that_of_the_updates(tmp_path):
+    rows = [{"actor/entropy_loss": 2.0}, {"actor/entropy_loss": 1.5}]
+    write_log(tmp_path / "run/metrics.jsonl", rows)
+    assert read_run(tmp_path / "run").values(keys.ENTROPY).tolist() == [2.0, 1.5]
+    write_log(tmp_path / "run/metrics.jsonl", [{"actor/entropy": 3.0, **rows[0]}])
+    assert read_run(tmp_path / "run").values(keys.ENTROPY).tolist() == [3.0]
 
 
 def test_seeds_names_and_places_do_not_make_a_setting(make):

@@ -51,6 +51,12 @@ def line_of(*groups, group=None, **values):
             "fixed bounds, compile=false (group: auto), update=Lopti(eta=0.5, equal=true,",
         ),
         (
+            ["+clipx=grpo"],
+            {"clipx.clip_low": 0.2, "clipx.clip_high": None},
+            "clip_low=0.2 (group: 0.8; unusual, mostly 0.5 to 0.99), clip_high=null (group: 1.2);",
+        ),
+        (["+clipx=gspo"], {"clipx.clip_high": 1.28}, "clip_high=1.28 (group: 1.0004; unusual, mostly 1 to 1.01);"),
+        (
             ["+clipx=dppo"],
             {f"{ACTOR}.clip_ratio_low": 0.1},
             f"threshold_low=0.1 (group: 0.2; from {ACTOR}.clip_ratio_low=0.1);",

@@ -18,9 +18,9 @@ from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 
 from tests.claims.configuration import actor_of, built, hydra_s, merged
 from tests.golden.runs import registered_loss
-from verl_clipx.driver.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_DEFAULTS
+from verl_clipx.driver.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_DEFAULTS, meanings
 from verl_clipx.driver.start import decide, named_keys
-from verl_clipx.methods import METHODS
+from verl_clipx.methods import BUILT_IN, METHODS
 
 
 def decided(group, *overrides):
@@ -115,6 +115,13 @@ def test_verls_key_becomes_the_methods(group, keys, expected):
         assert getattr(method, parameter) == taken.value and taken.key in keys
 
 
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_a_method_takes_widths_over_or_says_which_parameters_are_in_their_place(name):
+    method = METHODS[name]()
+    assert bool(method.instead_of_bounds) != ("clip_ratio_high" in meanings(method))
+    assert set(method.instead_of_bounds) <= method.parameters.keys()
+
+
 def test_a_configuration_that_no_run_started_with_takes_over_and_refuses_the_same():
     actor = actor_of(merged(["+clipx=grpo"], {f"{ACTOR}.clip_ratio_high": 0.28, f"{ACTOR}.clip_ratio_c": None}))
     assert actor.policy_loss.clipx.method.clip_high == 1.28
@@ -122,7 +129,7 @@ def test_a_configuration_that_no_run_started_with_takes_over_and_refuses_the_sam
     actor = actor_of(merged(["+clipx=sapo"], {f"{ACTOR}.tau_neg": 4}))
     assert actor.policy_loss.clipx.method.tau_negative == 4
     assert actor_of(merged(["+clipx=dro"], {f"{ACTOR}.policy_loss.dro_beta": 0.5})).policy_loss.clipx.method.beta == 0.5
-    with pytest.raises(InstantiationException, match=r"policy_loss\.dro_beta=0\.5 with clipx\.method=sapo"):
+    with pytest.raises(InstantiationException, match=r"policy_loss\.dro_beta=0\.5 with \+clipx=sapo"):
         actor_of(merged(["+clipx=sapo"], {f"{ACTOR}.policy_loss.dro_beta": 0.5}))
 
 
@@ -199,7 +206,7 @@ def test_without_verls_keys_nothing_is_taken_over():
         (
             "grpo",
             of_verl(clip_ratio_c=1),
-            r"clip_ratio_c=1 would be clipx\.dual_clip=1, which must be a number \(above 1",
+            r"clip_ratio_c=1 would be clipx\.dual_clip=1, which must be .*\(above 1.* Change it, or remove it to",
         ),
         (
             "gspo",
@@ -214,16 +221,32 @@ def test_without_verls_keys_nothing_is_taken_over():
             of_verl(clip_ratio_low=-0.1),
             r"clip_ratio_low=-0\.1 would be clipx\.clip_low=1\.1, which must be .*at most 1",
         ),
+        # A percentage.
+        (
+            "dapo",
+            of_verl(clip_ratio_high=28),
+            r"clip_high=29, which must be .*at most 20.*\. For 28 %, write 0\.28, or remove it to .*clip_high=1\.28",
+        ),
+        (
+            "gmpo",
+            of_verl(clip_ratio_low=28),
+            r"clip_low=6\.9144e-13, which must be .* For 28 %, write 0\.28",
+        ),
+        (
+            "dppo",
+            of_verl(clip_ratio_low=20),
+            r"threshold_low=20, which must be .* write 0\.2, .*threshold_low=0\.2",
+        ),
         ("grpo", of_verl(clip_ratio_high="high"), r"actor\.clip_ratio_high=high: must be a number"),
         # It would be ignored.
         (
             "acpo",
             of_verl(clip_ratio_high=0.28),
-            r"clip_ratio_high=0\.28 with clipx\.method=acpo, which has no fixed bound",
+            r"clip_ratio_high=0\.28 with \+clipx=acpo, which has no fixed bound .* set clipx\.epsilon_base or",
         ),
-        ("bapo", of_verl(clip_ratio=0.1), r"clip_ratio=0\.1 with clipx\.method=bapo.*\. Remove .*actor\.clip_ratio\. "),
-        ("sapo", of_verl(clip_ratio_low=0.1), r"clip_ratio_low=0\.1 with clipx\.method=sapo, which has no fixed bound"),
-        ("gspo", of_verl(clip_ratio_c=10), r"clip_ratio_c=10 with clipx\.method=gspo, which has no dual clip"),
+        ("bapo", of_verl(clip_ratio=0.1), r"clip_ratio=0\.1 with \+clipx=bapo.*\. Remove .*actor\.clip_ratio\. "),
+        ("sapo", of_verl(clip_ratio_low=0.1), r"clip_ratio_low=0\.1 with \+clipx=sapo, which has no fixed bound"),
+        ("gspo", of_verl(clip_ratio_c=10), r"clip_ratio_c=10 with \+clipx=gspo, which has no dual clip"),
         ("acpo_reference", of_verl(clip_ratio_c=10), r"clipx\.dual_clip=10, but .* says clipx\.dual_clip=3\. Remove"),
         (
             "acpo_reference",
@@ -245,17 +268,17 @@ def test_without_verls_keys_nothing_is_taken_over():
         (
             "grpo",
             of_verl(tau_pos=2),
-            r"tau_pos=2 with clipx\.method=grpo, which has no temperature and would ignore it",
+            r"tau_pos=2 with \+clipx=grpo, which has no temperature and would ignore it",
         ),
         (
             "acpo",
             of_verl(**{"policy_loss.tau_neg": 2}),
-            r"actor\.policy_loss\.tau_neg=2 with clipx\.method=acpo, which has no temperature",
+            r"actor\.policy_loss\.tau_neg=2 with \+clipx=acpo, which has no temperature",
         ),
         (
             "acpo",
             of_verl(**{"policy_loss.dro_beta": 0.5}),
-            r"policy_loss\.dro_beta=0\.5 with clipx\.method=acpo, which has no penalty and would ignore it\. Remove",
+            r"policy_loss\.dro_beta=0\.5 with \+clipx=acpo, which has no penalty and would ignore it\. Remove",
         ),
         (
             "dro",
@@ -268,7 +291,7 @@ def test_without_verls_keys_nothing_is_taken_over():
             (
                 "acpo",
                 of_verl(**{f"policy_loss.{key}": value}),
-                rf"actor\.policy_loss\.{key}={value} with clipx\.method=acpo: only verl's own loss {loss} reads it, .*"
+                rf"actor\.policy_loss\.{key}={value} with \+clipx=acpo: only verl's own loss {loss} reads it, .*"
                 rf"Remove actor_rollout_ref\.actor\.policy_loss\.{key}\.",
             )
             for key, value, loss in (
@@ -284,7 +307,7 @@ def test_without_verls_keys_nothing_is_taken_over():
         (
             "grpo",
             of_verl(**{"policy_loss.rollout_correction.loss_type": "reinforce"}),
-            r"policy_loss\.rollout_correction\.loss_type=reinforce with clipx\.method=grpo: only verl's own loss",
+            r"policy_loss\.rollout_correction\.loss_type=reinforce with \+clipx=grpo: only verl's own loss",
         ),
         # Its value is verl's default, but nobody else would have written it there.
         (

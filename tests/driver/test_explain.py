@@ -1,19 +1,23 @@
 """`clipx explain`: what a verl command would train, or why it would stop, without running it.
 
-Covers: by the command line: the line of the run, what is taken over, exit codes and messages; every form of a command.
+Covers: by the command line: the line of the run, its bounds, what is taken over, exit codes and messages; every form of
+a command.
 Not covered: that the run prints the same line (tests/driver/test_start.py), the line's parts
 (tests/driver/test_announcement.py).
 """
 
 import inspect
 import re
+import subprocess
+import sys
 from importlib import import_module
 
 import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.driver.explain import ENTRIES
+from verl_clipx.driver.explain import ENTRIES, of_method
+from verl_clipx.methods import METHODS
 
 ACTOR = "actor_rollout_ref.actor"
 NEEDED = (
@@ -41,10 +45,11 @@ def explain(*words):
 )
 def test_it_prints_the_runs_line_and_what_is_taken_over(before):
     code, output = explain(*before, *NEEDED, "+clipx=grpo", HIGH)
-    line, taken = output.splitlines()
+    line, bounds, taken = output.splitlines()
     assert code == 0
     assert line.startswith("clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_high=1.28 (group: 1.2; from ")
     assert line.endswith("4 updates per rollout batch: clipping can act")
+    assert bounds == "bounds at the start: ratio 0.8 to 1.28; dual_clip 3"
     assert taken == f"taken over: {HIGH} as clipx.clip_high=1.28"
 
 
@@ -80,8 +85,9 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
             "clip_ratio_high=0.28 would be clipx.clip_high=1.28: a width over 0.01 is meant for the",
         ),
         (
-            ["+clipx=acpo", HIGH],
-            "clip_ratio_high=0.28 with clipx.method=acpo, which has no fixed bound and would ignore",
+            ["+clipx=acpo_reference", HIGH],
+            "clip_ratio_high=0.28 with +clipx=acpo_reference, which has no fixed bound and would ignore it. Remove "
+            f"{ACTOR}.clip_ratio_high. To change how far the ratio may go, set clipx.epsilon_base or clipx.alpha. ",
         ),
         (
             ["+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo"],
@@ -92,7 +98,7 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
             ["+clipx=grpo", "clipx.clip_hihg=1"],
             "clipx.clip_hihg is not a parameter of grpo. Did you mean clipx.clip_h",
         ),
-        (["+clipx=acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be a number (at least 0 and at most 1000)"),
+        (["+clipx=acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be a number (at least 0 and at most 20)"),
         (["+clipx=grpo", f"{ACTOR}.policy_loss.kl_cov_ratio=0.1"], "only verl's own loss kl_cov reads it"),
         (["+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=0"], "tau_pos=0 would be clipx.tau_positive=0, which must be"),
         (
@@ -122,7 +128,9 @@ def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainers_keys_say()
     code, output = explain(*NEEDED, "+clipx=sapo", "trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
     assert code == 0
     assert "a soft gate and no bounds, every parameter as in its group; loss_agg_mode token-mean (the paper" in output
-    assert output.endswith("4 updates per rollout batch: the gate can act\n")
+    assert output.endswith(
+        "4 updates per rollout batch: the gate can act\nbounds at the start: a soft gate and no bounds\n"
+    )
 
 
 @pytest.mark.slow
@@ -144,11 +152,47 @@ def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainers_keys_say()
 )
 def test_it_prints_each_key_of_verls_that_is_taken_over(words, expected):
     code, output = explain(*NEEDED, *words)
-    assert code == 0 and output.splitlines()[1:] == expected
+    assert code == 0 and output.splitlines()[2:] == expected
 
 
 def test_it_says_where_the_plugin_has_no_part():
-    assert explain(*NEEDED) == (0, "clipx: no part in this run, which trains verl's own loss vanilla\n")
+    line = "clipx: no part in this run, which trains verl's own loss vanilla"
+    assert explain(*NEEDED, HIGH) == (0, f"{line}\nbounds at the start: ratio 0.8 to 1.28; clip_ratio_c 3\n")
+    assert explain(*NEEDED, f"{ACTOR}.policy_loss.loss_mode=gspo")[1].endswith(
+        "bounds at the start: those of verl's own loss gspo, which the plugin does not know\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("method", "values", "expected"),
+    [
+        ("grpo", dict(clip_low=None, clip_high=1.28), "ratio up to 1.28; dual_clip 3"),
+        ("cispo", dict(clip_low=0, clip_high=None, mask_high=1.3), "ratio without bounds; mask_high 1.3"),
+        ("gspo", dict(clip_high=None), "sequence's ratio from 0.9997"),
+        ("dppo", dict(threshold_low=None), "divergence (tv) of the token's probability up to 0.2; weight_high 5"),
+        (
+            "acpo",
+            dict(epsilon_max=3, dual_clip=3),
+            "ratio 1 - epsilon to 1 + epsilon, epsilon = 3 σ + 0.2, epsilon up to 3, σ of the ratio in each of 5 bins "
+            "of the old probability; 0.8 to 1.2 where the ratio does not vary; dual_clip 3",
+        ),
+        (
+            "bapo",
+            {},
+            "searched until P/(P+N) is at least 0.4: the lower one from 0.6 up to 0.9 in steps of 0.02, the upper one "
+            "from 1.2 up to 3 in steps of 0.05, the upper one first",
+        ),
+        ("m2po", {}, "log-ratio -tau to tau, the largest tau with a second moment of at most 0.04"),
+        (
+            "dcpo",
+            {},
+            "(r - 1) r q from -0.16 to 0.2, q the token's old probability; ratio from 0.5 and up to 10; dual_clip 10",
+        ),
+        ("topr", {}, "truncated weights and no bounds"),
+    ],
+)
+def test_the_bounds_in_words(method, values, expected):
+    assert of_method(METHODS[method](**values)) == expected
 
 
 @pytest.mark.slow
@@ -159,7 +203,7 @@ def test_the_other_entries_and_hydras_options(tmp_path):
     fully_async = list(ENTRIES)[2]
     _, output = explain("python", "-m", fully_async, "+clipx=bapo", "async_training.require_batches=2")
     assert output.startswith("clipx: clipx_bapo (+clipx=bapo), scope mini_batch,")
-    assert output.endswith("the rollout's own (bypass_mode); 2 updates per rollout batch: clipping can act\n")
+    assert "the rollout's own (bypass_mode); 2 updates per rollout batch: clipping can act\n" in output
     _, output = explain("--config-path", str(tmp_path), "--config-name=mine", *NEEDED)
     assert output.startswith("clipx: clipx_grpo (+clipx=dapo), fixed bounds, every parameter as in its group")
     (tmp_path / "clipx").mkdir()
@@ -168,6 +212,14 @@ def test_the_other_entries_and_hydras_options(tmp_path):
     assert output.startswith("clipx: clipx_bapo (+clipx=ours), scope mini_batch, target=0.61")
     code, output = explain("--config-dir", str(tmp_path / "none"), *NEEDED)
     assert code == 1 and "--config-dir" in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_nothing_but_the_answer_is_printed():
+    command = [sys.executable, "-m", "verl_clipx.cli", "explain", "--", *NEEDED, "+clipx=dapo"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    # verl warns of a machine without a GPU while it is imported.
+    assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 2)
 
 
 def test_without_a_command_it_says_how():

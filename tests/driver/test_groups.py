@@ -210,31 +210,31 @@ def test_a_parameter_is_overridden_by_its_name(actor):
         (["+clipx=acpo", "clipx.aplha=2"], r"clipx\.aplha is not a parameter of acpo\. Did you mean clipx\.alpha\?"),
         (["+clipx=acpo", "+clipx.aplha=2"], r"clipx\.aplha is not a parameter of acpo\. Did you mean clipx\.alpha\?"),
         (["+clipx=acpo", "clipx.alpha=high"], r"clipx\.alpha='high': must be a number"),
-        (["+clipx=acpo", "clipx.alpha=-1"], r"clipx\.alpha=-1: must be a number \(at least 0 and at most 1000\)"),
+        (["+clipx=acpo", "clipx.alpha=-1"], r"clipx\.alpha=-1: must be a number \(at least 0 and at most 20\)"),
         (["+clipx=acpo", "clipx.bins=2.5"], r"clipx\.bins=2\.5: must be a whole number"),
         (["+clipx=acpo", "clipx.bins=true"], r"clipx\.bins=True: must be a whole number"),
         (["+clipx=acpo", "clipx.scope=batch"], r"clipx\.scope='batch': must be one of"),
         (["+clipx=grpo", "clipx.compile=fast"], r"clipx\.compile='fast': must be auto, true or false"),
-        (["+clipx=acpo", "clipx.epsilon_min=2", "clipx.epsilon_max=1"], r"clipx\.epsilon_min=2: must not be above"),
+        (["+clipx=acpo", "clipx.epsilon_min=1", "clipx.epsilon_max=0.5"], r"clipx\.epsilon_min=1: must not be above"),
         (["+clipx=bapo", "clipx.contribution=most"], r"clipx\.contribution='most': must be one of share, net, ratio"),
         (["+clipx=bapo", "clipx.upper_start=5"], r"clipx\.upper_start=5: must not be above clipx\.upper_stop=3"),
         (["+clipx=bapo", "clipx.upper_step=0.0000001"], r"clipx\.upper_step=1e-07: must be a number \(at least 0\.001"),
         (
-            ["+clipx=bapo", "clipx.upper_stop=100", "clipx.upper_step=0.001"],
+            ["+clipx=bapo", "clipx.upper_stop=20", "clipx.upper_step=0.001"],
             r"clipx\.upper_step=0\.001: more than 10000 candidates",
         ),
         (
             ["+clipx=bapo", "clipx.target=1.5"],
             r"clipx\.target=1\.5 with clipx\.contribution=share: a share is at most 1",
         ),
-        (["+clipx=bapo", "clipx.contribution=ratio", "clipx.target=2000000"], r"at least 0 and at most 1e6"),
+        (["+clipx=bapo", "clipx.contribution=ratio", "clipx.target=11"], r"at least 0\.01 and at most 10"),
         (
-            ["+clipx=acpo", "clipx.epsilon_base=2", "clipx.epsilon_max=1"],
-            r"epsilon_base=2: must not be above clipx\.epsi",
+            ["+clipx=acpo", "clipx.epsilon_base=1", "clipx.epsilon_max=0.5"],
+            r"epsilon_base=1: must not be above clipx\.epsi",
         ),
         (
-            ["+clipx=aspo", "clipx.weight_low=4"],
-            r"clipx\.weight_low=4: must not be above clipx\.weight_high=3\.",
+            ["+clipx=topr", "clipx.negative_low=0.9", "clipx.negative_high=0.8"],
+            r"clipx\.negative_low=0\.9: must not be above clipx\.negative_high=0\.8\.",
         ),
         (
             ["+clipx=acpo", "clipx.lagged_average=0.5"],
@@ -256,7 +256,7 @@ def test_a_parameter_is_overridden_by_its_name(actor):
         (["+clipx=grpo", "clipx.log_ratio_clamp=89"], r"clipx\.log_ratio_clamp=89: must be .*at most 40\), or null"),
         (
             ["+clipx=grpo", "clipx.clip_high=1e39"],
-            r"clipx\.clip_high=1e\+39: must be a number \(at least 1 and at most 1e6",
+            r"clipx\.clip_high=1e\+39: must be a number \(at least 1 and at most 20",
         ),
         (
             ["+clipx=grpo", "clipx.dual_clip=1"],

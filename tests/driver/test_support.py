@@ -23,7 +23,7 @@ from verl_clipx.cli import app
 from verl_clipx.driver.receipt import stops
 from verl_clipx.driver.support import REFUSALS, ROWS, untested
 from verl_clipx.worker.extra_pass import refuse_attention_on_a_slice
-from verl_clipx.worker.training_worker import ClipxTraining
+from verl_clipx.worker.state import state_rank
 
 REPOSITORY = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
@@ -340,14 +340,12 @@ def test_fsdp_turbos_attention_is_its_own(model):
 )
 def test_a_rank_with_tokens_writes_the_state(monkeypatch, outputs, dp_ranks, expected):
     found, own = [], []
-    monkeypatch.setattr("verl_clipx.worker.training_worker.get_device_id", lambda: "cpu")
     monkeypatch.setattr(torch.distributed, "all_reduce", lambda tensor, op: own.append(int(tensor)))
     for rank, (has_outputs, dp_rank) in enumerate(zip(outputs, dp_ranks, strict=True)):
-        worker = ClipxTraining()
-        worker.engine = SimpleNamespace(
+        engine = SimpleNamespace(
             is_mp_src_rank_with_outputs=lambda has_outputs=has_outputs: has_outputs,
             get_data_parallel_rank=lambda dp_rank=dp_rank: dp_rank,
         )
         monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
-        found.append(worker._state_rank())
+        found.append(state_rank(engine, "cpu"))
     assert found == own and max(own) == expected and sum(rank >= 0 for rank in own) == 1

@@ -17,8 +17,13 @@ from transformers import AutoModelForCausalLM
 
 from tests.evaluation.tiny import save_model
 from verl_clipx.evaluation import checkpoints
-from verl_clipx.evaluation.checkpoints import MERGED_FOLDER, Checkpoint, find_checkpoints, model_folder
-from verl_clipx.evaluation.files import fingerprint_of_folder
+from verl_clipx.evaluation.checkpoints import (
+    MERGED_FOLDER,
+    Checkpoint,
+    find_checkpoints,
+    fingerprint_of_folder,
+    model_folder,
+)
 
 RANKS = 2
 

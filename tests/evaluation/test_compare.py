@@ -4,6 +4,7 @@ Not covered: the formulas (tests/statistics), evaluations that a model made (tes
 """
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
@@ -46,7 +47,7 @@ def test_three_trainings_of_each(methods, tmp_path):
     shares = [right[name].mean(axis=2) for name in "ab"]
     expected = compare({"b": shares[0]}, {"b": shares[1]})
     found = json.loads(out.read_text())
-    assert found["benchmarks"]["b"]["avg"] == json.loads(json.dumps(expected.as_dict()))
+    assert found["benchmarks"]["b"]["avg"] == json.loads(json.dumps(asdict(expected)))
     assert f"{expected.difference:+.3f} [{expected.low:+.3f}, {expected.high:+.3f}]" in text
     assert "Intervals over 3 and 3 training seeds and 40 questions together." in text and "no interval" not in text
     assert f"b: avg of the second is {expected.verdict} the first ({expected.p_text})." in text
@@ -54,7 +55,7 @@ def test_three_trainings_of_each(methods, tmp_path):
     assert [len(found[side]) for side in ("first", "second")] == [3, 3] and found["first"][0].endswith("a-seed1")
     split = split_variance(shares[1], SAMPLES)
     written = found["variance"]["b"]["second"]
-    assert written["of_one_sample"] == split.as_dict()
+    assert written["of_one_sample"] == asdict(split)
     assert written["of_the_mean"] == split.of_mean(QUESTIONS, 3, SAMPLES)
     assert f"sample {split_variance(shares[0], SAMPLES).sample ** 0.5:.3f}" in text and "question x seed" in text
 

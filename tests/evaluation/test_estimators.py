@@ -12,14 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.evaluation.estimators import (
-    average_at_k,
-    best_at_k,
-    majority_at_k,
-    majority_choice,
-    pass_at_k,
-    powers_of_two,
-)
+from verl_clipx.evaluation.estimators import best_at_k, majority_at_k, pass_at_k
 
 TABLES = st.integers(1, 7).flatmap(
     lambda samples: st.lists(st.lists(st.booleans(), min_size=samples, max_size=samples), min_size=1, max_size=4)
@@ -48,7 +41,7 @@ def test_pass_at_k_equals_the_enumeration_of_all_subsets(table):
 def test_pass_at_k_of_many_samples_equals_exact_binomials():
     samples, right = 1024, 3
     row = [True] * right + [False] * (samples - right)
-    for k in powers_of_two(samples):
+    for k in (1, 2, 32, 512, 1024):
         exact = 1 - math.comb(samples - right, k) / math.comb(samples, k)
         assert pass_at_k([row], k)[0] == pytest.approx(exact, rel=1e-12)
 
@@ -56,7 +49,7 @@ def test_pass_at_k_of_many_samples_equals_exact_binomials():
 @given(TABLES)
 def test_pass_at_k_grows_with_k_from_the_average_to_whether_any_is_right(table):
     values = np.array([pass_at_k(table, k) for k in range(1, len(table[0]) + 1)])
-    assert values[0] == pytest.approx(average_at_k(table), abs=1e-12)
+    assert values[0] == pytest.approx(np.mean(table, axis=1), abs=1e-12)
     assert (np.diff(values, axis=0) >= -1e-12).all()
     assert values[-1].tolist() == [float(any(row)) for row in table]
 
@@ -86,25 +79,16 @@ def test_best_at_k_is_what_verls_validation_estimates(k):
     )
 
 
-def test_best_at_k_needs_a_draw():
-    with pytest.raises(ValueError, match="k=0: best@k needs at least one draw"):
-        best_at_k([[True]], 0)
-
-
 @pytest.mark.parametrize("k", [0, 4, -1])
 def test_pass_at_k_refuses_more_draws_than_samples(k):
     with pytest.raises(ValueError, match=f"k={k}"):
         pass_at_k([[True, False, True]], k)
 
 
-def test_powers_of_two_stop_at_the_number_of_samples():
-    assert [powers_of_two(n) for n in (1, 2, 3, 8, 10)] == [[1], [1, 2], [1, 2], [1, 2, 4, 8], [1, 2, 4, 8]]
-
-
 def test_the_interval_is_over_questions_not_samples():
     # Copying every sample a hundred times adds no information about other questions.
     table = np.array([[True, False], [True, True], [False, False]])
-    few, many = estimate(average_at_k(table)), estimate(average_at_k(np.repeat(table, 100, 1)))
+    few, many = estimate(table.mean(axis=1)), estimate(np.repeat(table, 100, 1).mean(axis=1))
     assert few == many
 
 
@@ -120,24 +104,7 @@ def test_the_interval_is_over_questions_not_samples():
         ([], None),
     ],
 )
-def test_majority_choice(answers, choice):
-    assert majority_choice(answers) == choice
-
-
-@given(st.lists(st.sampled_from(["a", "b", "c", None]), max_size=9))
-def test_the_majority_has_no_fewer_votes_than_any_other(answers):
-    choice = majority_choice(answers)
-    if choice is None:
-        assert set(answers) <= {None}
-    else:
-        winner = answers[choice]
-        assert all(answers.count(winner) >= answers.count(other) for other in answers if other is not None)
-        assert winner not in answers[:choice]
-        equals = [other for other in set(answers) - {None} if answers.count(other) == answers.count(winner)]
-        assert min(map(answers.index, equals)) == choice
-
-
-def test_majority_at_k_is_the_correctness_of_the_chosen_sample():
-    answers = [["1", "2", "2"], ["1", "1", "2"], [None, None, None], ["3", None, None]]
-    correct = np.array([[True, False, False], [True, True, False], [False] * 3, [True, False, False]])
-    assert majority_at_k(answers, correct).tolist() == [0.0, 1.0, 0.0, 1.0]
+def test_majority_at_k_is_the_correctness_of_the_sample_that_the_vote_picks(answers, choice):
+    only = [[place == choice for place in range(len(answers))]]
+    assert majority_at_k([answers], np.array(only)).tolist() == [float(choice is not None)]
+    assert majority_at_k([answers], ~np.array(only, dtype=bool)).tolist() == [0.0]

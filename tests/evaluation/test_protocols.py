@@ -1,6 +1,6 @@
-"""Which checkpoints a protocol takes and how it combines them.
+"""Which checkpoints a protocol takes.
 
-Not covered: finding checkpoints on disk (test_checkpoints.py).
+Not covered: finding checkpoints on disk (test_checkpoints.py), how they are combined (test_summary.py).
 """
 
 import numpy as np
@@ -11,9 +11,7 @@ from verl_clipx.evaluation.protocols import (
     GREEDY,
     MEAN_OF_LAST_THREE,
     SAMPLED,
-    best_checkpoint,
     choose_checkpoints,
-    mean_over_checkpoints,
 )
 
 STEPS = [100, 20, 60, 40, 80]
@@ -36,16 +34,6 @@ def test_the_checkpoints_that_count(protocol, steps):
 def test_too_few_checkpoints_are_an_error(protocol, steps):
     with pytest.raises(ValueError, match=f"--protocol {protocol.name} needs"):
         choose_checkpoints(protocol, steps)
-
-
-def test_the_mean_is_per_question():
-    values = {"1": np.array([0.0, 1.0]), "2": np.array([0.5, 1.0]), "3": np.array([1.0, 0.0])}
-    assert mean_over_checkpoints(values) == pytest.approx([0.5, 2 / 3])
-
-
-def test_the_best_is_the_earliest_of_equals():
-    values = {"20": np.array([0.0, 1.0]), "40": np.array([1.0, 0.5]), "60": np.array([0.5, 1.0])}
-    assert best_checkpoint(values) == "40"
 
 
 def test_the_best_of_equal_checkpoints_is_too_high_by_what_the_docstring_says():

@@ -8,14 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.common.files import replacing
+from verl_clipx.common.files import remove_partials, replacing
 from verl_clipx.evaluation.samples import (
     SCHEMA,
     Sample,
     finished_samples,
     pending_shards,
     read_samples,
-    remove_partial_files,
     write_shard,
 )
 
@@ -85,5 +84,5 @@ def test_an_interrupted_write_leaves_nothing_that_counts(tmp_path):
     # A killed process has no time to remove what it was writing.
     (tmp_path / ".000001-00000.parquet.4711.partial").write_bytes(b"PAR1 half a file")
     assert finished_samples(tmp_path) == {(0, 0)}
-    remove_partial_files(tmp_path)
+    remove_partials(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["000000-00000.parquet"]

@@ -11,7 +11,7 @@ from verl_clipx.evaluation.answers import extract_answer
 from verl_clipx.evaluation.benchmark import Benchmark, Question
 from verl_clipx.evaluation.results import combine
 from verl_clipx.evaluation.scores import load_function, read_scores, score_samples, write_scores
-from verl_clipx.evaluation.summary import estimates, question_values
+from verl_clipx.evaluation.summary import question_values
 
 TEXTS = [
     ["<answer>4</answer>", "<answer>5</answer>", "<answer>5</answer>", "what?"],
@@ -69,7 +69,6 @@ def test_every_metric_by_hand(scores):
         "reward/correct": [0.25, 0.75],
         "reward/format": [0.5, 0.5],
     }
-    assert estimates(question_values(SAMPLES, scores))["avg@4"].mean == 0.5
 
 
 def test_what_counts_as_right_can_be_chosen(scores):

@@ -14,7 +14,7 @@ import torch
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.gpu_check import losses
+from verl_clipx.gpu_check import losses, report
 from verl_clipx.gpu_check.report import Measured
 from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.methods import BUILT_IN, METHODS
@@ -83,7 +83,8 @@ def quick(monkeypatch):
         clock.now += 200
         return Measured(True, "close")
 
-    monkeypatch.setattr(losses, "time", clock)
+    for module in (losses, report):
+        monkeypatch.setattr(module, "time", clock)
     monkeypatch.setattr(losses, "loss_check", loss_check)
 
 

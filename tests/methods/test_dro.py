@@ -75,7 +75,7 @@ def test_the_receipt_knows_the_pull_where_the_advantages_are_0(monkeypatch):
     config = copy.deepcopy(built_once(OURS))
     update = Update(config)
     assert update.run(moved=0.5, change=without_advantages).any()
-    assert update.receipt.end_rollout_batch(4) < 1e-5
+    assert update.end_rollout_batch(4) < 1e-5
     assert "in the first update's backward pass to" in str(update.receipt)
     other = copy.deepcopy(built_once(("+clipx=dro", "clipx.beta=0.2")))
     other.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
@@ -91,7 +91,7 @@ def test_micro_batches_of_whole_sequences_add_up():
     assert_parts_add_up(OURS, with_zeros(1, 0.7))
 
 
-@pytest.mark.parametrize("method", [Dro(), Dro(beta=1e3, log_ratio_clamp=None)])
+@pytest.mark.parametrize("method", [Dro(), Dro(beta=100, log_ratio_clamp=None)])
 def test_the_contract_passes(method):
     for check in CHECKS:
         check(method)

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from verl_clipx.reproduction.config_hash import hash_of_values
+from verl_clipx.common.files import hash_of_json
 from verl_clipx.reproduction.origins import is_wiring, read_origins
 from verl_clipx.reproduction.presets import preset_names
 
@@ -17,7 +17,7 @@ FILE = Path(__file__).with_suffix(".json")
 def configurations() -> dict[str, str]:
     """By preset, the hash of the values that `clipx recipe show` shows. The
     tests of the presets hold them against Hydra's."""
-    return {name: hash_of_values(_values(name)) for name in preset_names()}
+    return {name: hash_of_json(_values(name), str) for name in preset_names()}
 
 
 def _values(name: str) -> dict[str, Any]:

@@ -459,7 +459,22 @@ def test_the_command_writes_the_results_and_says_what_is_missing(tmp_path):
 
     done = CliRunner().invoke(app, ["table", "collect", "bapo_table2", "--runs", str(tmp_path)])
     assert done.exit_code == 0
-    assert "bapo/octothinker_3b_bapo: 0 of 1 seeds" in done.output
-    assert "0 of 6 cells from 0 runs" in done.output
-    results = json.loads((tmp_path / "tables" / "bapo_table2.json").read_text())
+    file = tmp_path / "tables" / "bapo_table2.json"
+    result, missing = done.output.splitlines()
+    assert result == f"0 of 6 cells from 0 runs: {file}"
+    assert missing == f"missing 2 runs or numbers, listed in {file} under missing"
+    results = json.loads(file.read_text())
     assert results["table"] == "bapo_table2" and len(results["cells"]) == 6
+    assert results["missing"] == ["bapo/octothinker_3b_grpo: 0 of 1 seeds", "bapo/octothinker_3b_bapo: 0 of 1 seeds"]
+
+
+def test_the_command_reads_only_the_rows_that_it_is_asked_for(tmp_path):
+    from verl_clipx.cli import app
+
+    asked = ["table", "collect", "bapo_table2", "--runs", str(tmp_path), "--row"]
+    done = CliRunner().invoke(app, [*asked, "BAPO"])
+    assert done.exit_code == 0 and done.output.startswith("0 of 3 cells from 0 runs: ")
+    results = json.loads((tmp_path / "tables" / "bapo_table2.json").read_text())
+    assert results["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
+    done = CliRunner().invoke(app, [*asked, "BAPOO"])
+    assert done.exit_code == 1 and "no such row. Did you mean BAPO? It has" in " ".join(done.output.split())

@@ -5,11 +5,11 @@ the machine do not matter, everything else does and is named with both values.
 import pytest
 from omegaconf import OmegaConf
 
+from verl_clipx.common.files import hash_of_json
 from verl_clipx.reproduction.config_hash import (
     differences,
     filled_in,
     hardware_keys,
-    hash_of_values,
     is_left_out,
     significant_values,
 )
@@ -56,7 +56,7 @@ def changed(config, **values):
 def test_a_run_of_the_preset_elsewhere_has_its_hash(preset, run):
     values = significant_values(run)
     assert differences(preset, values) == []
-    assert hash_of_values(values) == hash_of_values(preset)
+    assert hash_of_json(values, str) == hash_of_json(preset, str)
 
 
 def test_the_values_survive_being_written_and_read(preset, run, tmp_path):
@@ -100,7 +100,7 @@ def test_the_configuration_itself_is_not_changed(run):
 
 def test_numbers_of_the_same_value_are_the_same():
     one, other = OmegaConf.create({"a": 1, "b": 1e-6}), OmegaConf.create({"a": 1.0, "b": 0.000001})
-    assert hash_of_values(significant_values(one)) == hash_of_values(significant_values(other))
+    assert hash_of_json(significant_values(one), str) == hash_of_json(significant_values(other), str)
 
 
 def test_what_cannot_be_resolved_here_stays_as_written(monkeypatch):

@@ -3,7 +3,8 @@ the papers say, by hand; its loss and gradient are finite. Not covered: a run; t
 would fetch; the presets of cpu/ (test_presets_cpu.py).
 
 A preset is merged last, so composing its own files alone and merging them onto verl's configuration gives what Hydra
-gives for both together, in a tenth of the time; one test compares the two.
+gives for both together, in a tenth of the time; one test compares the two. What every preset sets is read without
+Hydra; that Hydra takes the same is tested on one preset of each kind, and on the others in the matrix.
 """
 
 import functools
@@ -17,14 +18,14 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call_of
-from verl_clipx.reproduction.origins import read_origins
+from verl_clipx.reproduction.origins import groups_of, read_origins
 from verl_clipx.reproduction.presets import (
     PAPERS,
-    check_preset,
     compose_preset,
     preset_names,
     summary_of,
     updates_per_rollout,
+    values_of,
 )
 from verl_clipx.reproduction.tables_definition import load_table, table_names
 from verl_clipx.tasks.catalog import definition_named
@@ -33,8 +34,21 @@ from verl_clipx.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
 
 HARDWARE = "+hardware=a100x8"
 NAMES = [name for name in preset_names() if name.split("/")[0] in PAPERS]
+# The first preset of a paper with the same groups, paper's or released.
+KINDS = {(name.split("/")[0], name.endswith("_script"), *groups_of(name)): name for name in reversed(NAMES)}.values()
+OF_VERL = (
+    "algorithm.use_kl_in_reward",
+    "actor_rollout_ref.actor.use_kl_loss",
+    "actor_rollout_ref.model.custom_chat_template",
+)
 # What a run of the ablations with fixed bounds has to measure first.
 MEASURED = {"clip_high": ["clipx.clip_high=3.5"], "clip_average": ["clipx.clip_low=0.9", "clipx.clip_high=1.1"]}
+
+
+def one_of_each_kind(*marks) -> list:
+    """All presets; those that are not the first of their kind run in the matrix only."""
+    matrix = [pytest.mark.slow, pytest.mark.matrix]
+    return [pytest.param(name, marks=[*marks] if name in KINDS else matrix) for name in NAMES]
 
 
 def measured(name: str) -> list[str]:
@@ -63,6 +77,16 @@ def preset_alone(name: str):
 
 
 @functools.cache
+def settings(name: str):
+    """What a preset sets, and verl's own values of some keys that not every preset has."""
+    config = values_of(name)
+    for key in OF_VERL:
+        if OmegaConf.select(config, key) is None:
+            OmegaConf.update(config, key, OmegaConf.select(verl_s_own(), key), force_add=True)
+    return config
+
+
+@functools.cache
 def composed(name: str):
     config = OmegaConf.merge(verl_s_own(), preset_alone(name))
     for override in measured(name):
@@ -87,8 +111,7 @@ def test_the_shortcut_of_these_tests_gives_what_hydra_gives(name):
     assert OmegaConf.to_container(whole) == OmegaConf.to_container(composed(name))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each_kind(pytest.mark.slow))
 def test_verl_accepts(name):
     config = composed(name)
     assert config.actor_rollout_ref.actor.policy_loss.loss_mode == f"clipx_{config.clipx.method}"
@@ -101,8 +124,7 @@ def test_verl_accepts(name):
     assert need_reference_policy(config) == name.startswith("ar_lopti/")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each_kind(pytest.mark.slow))
 def test_its_first_optimizer_step_is_finite(name):
     first_call_of(composed(name).actor_rollout_ref.actor)
 
@@ -111,9 +133,8 @@ def test_every_preset_is_here_or_among_the_small_policies():
     assert {*NAMES} | {name for name in preset_names() if name.startswith(("cpu/", "reversal/"))} == {*preset_names()}
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_every_key_is_one_that_verl_has(name):
-    for path, _ in leaves(OmegaConf.to_container(preset_alone(name))):
+def test_every_key_is_one_that_verl_has():
+    for path in {path for name in NAMES for path in read_origins(name)}:
         if path.startswith(("clipx.", "actor_rollout_ref.actor.policy_loss.")):
             continue
         node = verl_s_keys()
@@ -122,7 +143,7 @@ def test_every_key_is_one_that_verl_has(name):
             node = node[part]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", one_of_each_kind())
 def test_origins_are_those_of_the_values_that_hydra_takes(name):
     found = {key: origin.value for key, origin in read_origins(name).items()}
     assert found == dict(leaves(OmegaConf.to_container(preset_alone(name))))
@@ -141,9 +162,10 @@ def expected_updates(name: str) -> int:
     return once * (2 if "lopti" in run else 1)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_updates_per_rollout_batch(name):
-    assert updates_per_rollout(composed(name)) == expected_updates(name)
+def test_updates_per_rollout_batch():
+    assert {name: updates_per_rollout(settings(name)) for name in NAMES} == {
+        name: expected_updates(name) for name in NAMES
+    }
 
 
 @pytest.mark.parametrize(
@@ -164,7 +186,7 @@ def test_updates_per_rollout_batch(name):
     ],
 )
 def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses, rate):
-    config = composed(name)
+    config = settings(name)
     actor = config.actor_rollout_ref.actor
     assert (config.data.train_batch_size, actor.ppo_mini_batch_size) == (prompts, mini_batch)
     assert (config.actor_rollout_ref.rollout.n, actor.optim.lr) == (responses, rate)
@@ -205,22 +227,25 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
     ],
 )
 def test_the_methods_parameters_by_hand(name, expected):
-    clipx = composed(name).clipx
+    clipx = settings(name).clipx
     assert {key: OmegaConf.select(clipx, key) for key in expected} == expected
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_divergence_from_the_reference_is_where_the_paper_has_it(name):
-    config = composed(name)
-    in_reward = "reinforce" in name and not name.endswith("_script")
-    assert config.algorithm.use_kl_in_reward == in_reward
-    assert config.actor_rollout_ref.actor.use_kl_loss == (name.startswith("ar_lopti/") and not in_reward)
+def test_the_divergence_from_the_reference_is_where_the_paper_has_it():
+    for name in NAMES:
+        config = settings(name)
+        in_reward = "reinforce" in name and not name.endswith("_script")
+        assert config.algorithm.use_kl_in_reward == in_reward, name
+        assert config.actor_rollout_ref.actor.use_kl_loss == (name.startswith("ar_lopti/") and not in_reward), name
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_files_templates_and_rewards_are_this_projects(name, monkeypatch):
+def test_files_templates_and_rewards_are_this_projects(monkeypatch):
     monkeypatch.setenv("CLIPX_DATA", "/data")
-    config = composed(name)
+    for name in NAMES:
+        check_files_template_and_reward(name, settings(name))
+
+
+def check_files_template_and_reward(name, config):
     validation = config.data.val_files
     for file in [config.data.train_files, *([validation] if isinstance(validation, str) else validation)]:
         _, folder, dataset, split = file.split("/")
@@ -235,9 +260,8 @@ def test_files_templates_and_rewards_are_this_projects(name, monkeypatch):
     assert callable(getattr(import_module(function.path.removeprefix("pkg://")), function.name))
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_run_is_called_like_its_row(name):
-    assert composed(name).trainer.experiment_name == name.split("/")[1]
+def test_a_run_is_called_like_its_row():
+    assert [settings(name).trainer.experiment_name for name in NAMES] == [name.split("/")[1] for name in NAMES]
 
 
 def test_what_is_released_stands_beside_what_the_paper_says():
@@ -270,7 +294,7 @@ def test_overrides_win_and_the_machine_does_not():
 
 def test_an_unknown_preset_names_its_neighbours():
     with pytest.raises(ValueError, match="did you mean acpo/countdown_3b_acpo_near"):
-        check_preset("acpo/countdown_3b_acpo_neer")
+        compose_preset("acpo/countdown_3b_acpo_neer")
 
 
 def test_summaries_by_hand(monkeypatch):

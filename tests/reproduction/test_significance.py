@@ -5,13 +5,13 @@ Not covered: the formulas (tests/statistics), reading runs (test_collect.py).
 """
 
 import json
+from dataclasses import asdict
 
 import numpy as np
 import pytest
 
 from tests.reproduction.tables import small_table
-from verl_clipx.common.statistics.comparison import compare, compare_means
-from verl_clipx.common.statistics.multiple import holm
+from verl_clipx.common.statistics.comparison import compare, compare_means, holm
 from verl_clipx.reproduction.measures import Value, mean_of, measure
 from verl_clipx.reproduction.render import render
 from verl_clipx.reproduction.run_folder import RunFolder
@@ -58,7 +58,7 @@ def test_every_row_is_compared_with_its_own_baseline():
     ]
     for one in found:
         expected = compare({"b": values[one["baseline"]]}, {"b": values[one["row"]]})
-        assert {key: one[key] for key in expected.as_dict()} == expected.as_dict()
+        assert {key: one[key] for key in asdict(expected)} == asdict(expected)
 
 
 def test_numbers_without_questions_are_compared_over_seeds():

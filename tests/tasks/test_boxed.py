@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.common.responses import last_boxed
 
 
 @pytest.mark.parametrize(

@@ -147,7 +147,7 @@ def test_nothing_is_left_of_a_failed_build_and_it_starts_anew(tmp_path):
 def test_a_killed_builds_files_are_removed_and_a_running_ones_are_not(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", ""])
     process.wait()
-    dead, alive = tmp_path / f".train.jsonl.{process.pid}", tmp_path / f".train.jsonl.{os.getppid()}"
+    dead, alive = (tmp_path / f".train.parquet.{pid}.partial" for pid in (process.pid, os.getppid()))
     dead.write_text("x")
     alive.write_text("x")
     definition, _ = define(ROWS)

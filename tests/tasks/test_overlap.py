@@ -65,11 +65,6 @@ def test_agrees_with_all_pairs(train, evaluation, size):
         assert share(train[example.train_row], evaluation[example.evaluation_row])
 
 
-def test_size_below_one_is_refused():
-    with pytest.raises(ValueError, match="size=0 is below 1"):
-        find_overlap([], [], size=0)
-
-
 def write(path, prompts):
     pq.write_table(pa.Table.from_pylist([{"prompt": prompt} for prompt in prompts]), path)
     return path

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from verl_clipx.base.shared_metrics import CLOSED_FORM_DIFFERENCE
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import build
@@ -63,7 +64,7 @@ class Run:
         step = self.planner.plan(data, position=position, token_pass=token_pass, weights_moved=moved)
         if step.collect:
             step.collected = self.own(data)
-        self.difference = self.planner.finish(step, taken=taken)
+        self.difference = self.planner.finish(step, taken=taken).get(CLOSED_FORM_DIFFERENCE.key)
         return step
 
 

@@ -31,7 +31,7 @@ from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rows import AGE
-from verl_clipx.worker.step import OptimizerStep, in_micro_batch
+from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
 
 REPOSITORY = Path(__file__).parents[2]
 ACTOR = "actor_rollout_ref.actor"
@@ -54,7 +54,9 @@ class Update:
         self.step = step or OptimizerStep()
         settings, run = config.policy_loss.clipx, config.policy_loss.run
         loss_fn = loss_fn or partial(ppo_loss, config=config)
-        self.receipt = Receipt(settings, run, loss_fn, partial(call_of, settings), lambda part: part, stops=stops)
+        self.receipt = Receipt(
+            settings, run, loss_fn, partial(call_of, settings), lambda part: part, rank=1, stops=stops
+        )
         self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
 
     def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None, factor=0.5):
@@ -85,9 +87,13 @@ class Update:
         loss, _ = self.loss_function(model_output={**output, "log_probs": nested}, data=data)
         if backward:
             (loss * factor + (0 if besides is None else besides(nested.values()))).backward()
-        if self.receipt.open:
-            self.receipt.end_update(self.step)
+        self.receipt.end_update(self.step)
         return leaf.grad
+
+    def end_rollout_batch(self, updates):
+        """The largest difference, after as many updates."""
+        ((difference,),) = self.receipt.end_rollout_batch(RolloutBatch(update=updates)).values()
+        return difference
 
 
 OPTIONS = {
@@ -108,7 +114,7 @@ def test_every_method_is_what_it_announces(actor, method):
     update = Update(actor(f"+clipx={method}", "actor_rollout_ref.rollout.calculate_log_probs=true"))
     update.run()
     update.run(moved=0.5)
-    assert 0 <= update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert 0 <= update.end_rollout_batch(ANNOUNCED) < 1e-5
     assert f"clipx_{method} under token-mean" in str(update.receipt)
     assert "in the first update's backward pass to" in str(update.receipt)
 
@@ -121,18 +127,18 @@ def test_it_holds_under_every_option(actor, method, name):
     update = Update(actor(f"+clipx={method}", *OPTIONS[name]), OptimizerStep(entropy_wanted=name == "entropy bonus"))
     update.run()
     update.run(moved=0.5)
-    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert update.end_rollout_batch(ANNOUNCED) < 1e-5
     assert str(update.receipt).count("backward pass to") == 2
 
 
 def test_weights_of_a_correction_and_a_pass_of_lopti_are_part_of_it(actor):
     update = Update(actor("+clipx=grpo"))
     update.run(weights=0.25)
-    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert update.end_rollout_batch(ANNOUNCED) < 1e-5
     low = OptimizerStep(token_pass=TokenPass("low", 0.5, True), counted_tokens=10.0)
     update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), low)
     update.run()
-    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert update.end_rollout_batch(ANNOUNCED) < 1e-5
 
 
 ORIGINAL = policy_loss_module.policy_loss
@@ -299,7 +305,7 @@ def test_rejected_tokens_are_part_of_it(actor, method, criterion):
     update = Update(actor(f"+clipx={method}", *rejecting(criterion)))
     update.run()
     update.run(moved=0.5)
-    assert update.receipt.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert update.end_rollout_batch(ANNOUNCED) < 1e-5
     assert f"; verl's {criterion} leaves " in str(update.receipt)
 
 
@@ -383,7 +389,7 @@ def with_updates(made, actor, monkeypatch, _):
     """Two updates are announced."""
     update = Update(actor("+clipx=grpo", "data.train_batch_size=8", f"{ACTOR}.ppo_mini_batch_size=4"))
     update.run()
-    update.receipt.end_rollout_batch(made)
+    update.end_rollout_batch(made)
 
 
 MODIFIERS = {
@@ -425,7 +431,7 @@ PARTS = {
 
 def test_statistics_of_other_passes_may_differ_by_rounding(actor):
     updated_with(actor, lambda whole: whole * (1 + 1e-3))
-    Update(actor("+clipx=acpo", "clipx.scope=micro_batch")).receipt.begin_update(OptimizerStep())
+    Update(actor("+clipx=acpo", "clipx.scope=micro_batch")).receipt.begin_update(OptimizerStep(), FIRST)
 
 
 def with_statistics_of_a_part(part, actor, monkeypatch, _):
@@ -433,7 +439,7 @@ def with_statistics_of_a_part(part, actor, monkeypatch, _):
 
 
 def without_bounds(actor, monkeypatch, _):
-    Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep())
+    Update(actor("+clipx=acpo")).receipt.begin_update(OptimizerStep(), FIRST)
 
 
 def by_another_worker(actor, monkeypatch, _):
@@ -443,7 +449,7 @@ def by_another_worker(actor, monkeypatch, _):
 def gradient_and_receipt(config, **run):
     """An update's gradient, and what the receipt says of it in the end."""
     update = Update(config)
-    return update.run(**run), update.receipt.end_rollout_batch(ANNOUNCED)
+    return update.run(**run), update.end_rollout_batch(ANNOUNCED)
 
 
 def trained_otherwise(faulty, right):
@@ -475,7 +481,7 @@ def with_a_factor_on_the_loss(actor, monkeypatch, _):
 
 def with_another_loss_from_the_second_rollout_batch_on(actor, monkeypatch, _):
     update = Update(actor("+clipx=acpo"))
-    first, largest = update.run(), update.receipt.end_rollout_batch(ANNOUNCED)
+    first, largest = update.run(), update.end_rollout_batch(ANNOUNCED)
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
     return trained_otherwise((update.run(), largest), (first, largest))
 
@@ -560,13 +566,13 @@ def test_it_warns_where_it_is_told_to(actor, monkeypatch, caplog):
     with caplog.at_level(logging.WARNING):
         update.run()
     assert "the run does not train what its line says" in caplog.text
-    assert update.receipt.end_rollout_batch(ANNOUNCED) == pytest.approx(2, rel=1e-3)
+    assert update.end_rollout_batch(ANNOUNCED) == pytest.approx(2, rel=1e-3)
 
 
 def test_a_complete_receipt_costs_nothing(actor, monkeypatch):
     update = Update(actor("+clipx=grpo"))
     update.run()
-    update.receipt.end_rollout_batch(ANNOUNCED)
+    update.end_rollout_batch(ANNOUNCED)
     calls = []
     monkeypatch.setitem(
         core_algos.POLICY_LOSS_REGISTRY, "clipx_grpo", lambda **a: calls.append(1) or ORIGINAL("grpo", **a)

@@ -22,7 +22,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.contract import evaluate
 from verl_clipx.methods import METHODS
 from verl_clipx.worker.shadow import ShadowLosses
-from verl_clipx.worker.step import Kept
+from verl_clipx.worker.step import Kept, OptimizerStep, RolloutBatch
 from verl_clipx.worker.training_worker import ClipxTraining
 
 SHADOW = ("+clipx/shadow=[acpo,bapo,dgpo,gspo]", "clipx.shadow.acpo.alpha=0.5", "clipx.shadow.bapo.target=0.9")
@@ -143,8 +143,8 @@ def over_ranks(settings, split, batch):
             return total
 
         shadow = ShadowLosses(settings, "cpu", all_reduce)
-        shadow.end_update([kept_of(batch, rows) for rows in parts])
-        found[number] = shadow.end_rollout_batch()
+        shadow.end_update(OptimizerStep(kept=[kept_of(batch, rows) for rows in parts]))
+        found[number] = shadow.end_rollout_batch(RolloutBatch())
 
     threads = [threading.Thread(target=rank, args=pair) for pair in enumerate(split)]
     for thread in threads:

@@ -290,6 +290,12 @@ THREE_UPDATES = ("data.train_batch_size=3", "actor_rollout_ref.actor.ppo_mini_ba
 class SteppingWorker(ClipxTraining, Stepping):
     """Ours on top of it."""
 
+    reductions = 0
+
+    def _all_reduce(self, vector):
+        self.reductions += 1
+        return super()._all_reduce(vector)
+
     def set_loss_fn(self, loss_fn):
         self.engine.optimizer_step = lambda: self.engine.norm
         super().set_loss_fn(loss_fn)
@@ -359,7 +365,7 @@ def test_the_rank_of_what_is_not_finite_is_logged_by_every_rank(stepping_worker,
     monkeypatch.setattr(worker.engine, "get_data_parallel_size", lambda: 4, raising=False)
     # Rank 2's share of the sum; this rank, 0, has nothing.
     theirs = torch.tensor([0.0, 0.0, 1.0, 0.0, 3.0], dtype=torch.float64)
-    monkeypatch.setattr(worker, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
+    monkeypatch.setattr(worker.skipped, "_all_reduce", lambda vector: vector + theirs[: len(vector)])
     worker.gradient_scale = torch.inf
     skipped()
     assert (worker.logged["clipx/not_finite/rank"], worker.logged["clipx/not_finite/log_probs"]) == ([2.0], [3.0])
@@ -415,9 +421,9 @@ def costs_of(train, worker, name):
     with pytest.MonkeyPatch.context() as patched, counted_host_syncs() as syncs:
         patched.setitem(POLICY_LOSS_REGISTRY, name, lambda **given: made.append("loss") or loss(**given))
         patched.setattr(torch.Tensor, "register_hook", lambda *given: made.append("hook") or register(*given))
-        patched.setattr(worker, "_all_reduce", lambda vector: made.append("reduction") or vector)
+        before = worker.reductions
         train()
-    return sorted(syncs.calls), sorted(made)
+    return sorted(syncs.calls), sorted([*made, *["reduction"] * (worker.reductions - before)])
 
 
 @pytest.mark.parametrize("group", [["+clipx=grpo"], LAGGED], ids=["grpo", "acpo"])

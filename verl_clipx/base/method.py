@@ -10,17 +10,25 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.metric import Metric, Over, wrong_names
-from verl_clipx.base.parameters import did_you_mean, number, optional, parameter, validate
+from verl_clipx.base.parameters import number, optional, parameter, validate
 from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.base.tokens import Tokens
+from verl_clipx.common.suggestions import did_you_mean
 
 NODE = "clipx"
 
 # Ratios saturate at a log-ratio of 42.6 in float32 (tokens.py), so that a larger clamp would clamp nothing.
 LARGEST_CLAMP = 40.0
 
-# The largest bound on a ratio. For no bound at all, a parameter is null.
-LARGEST_BOUND = 1e6
+# The largest clip bound on a ratio: 29, of a width of 28 where 28 % was meant, is above it. null means no bound.
+LARGEST_BOUND = 20.0
+
+# The largest cap on a weight, at which nothing is capped.
+LARGEST_CAP = 1e6
+
+# Clip bounds on the ratio of a token. Those on a sequence's ratio, which stays close to 1, would be unusual here, and
+# so would 0.2 for 0.8.
+USUAL_LOW, USUAL_HIGH = (0.5, 0.99), (1.01, 10.0)
 
 METHODS: dict[str, type["Method"]] = {}
 
@@ -82,12 +90,16 @@ class Method:
     # Whether a token's weight depends on the other tokens of its sequence. On an accelerator its sums are then compiled
     # over whole sequences, and otherwise over parts of them. The result is the same.
     by_sequence: ClassVar[bool] = False
+    # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
+    other_limits: ClassVar[tuple[str, ...]] = ()
+    # Where verl's clip_ratio_low and clip_ratio_high mean nothing: the parameters that decide how far the ratio may go.
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ()
     # What `metrics` and `over_updates` return, declared.
     logs: ClassVar[tuple[Metric, ...]] = ()
 
     log_ratio_clamp: float | None = parameter(
         20.0,
-        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
+        optional(number(at_least=1, at_most=LARGEST_CLAMP)),
         "log importance-sampling ratios are clamped to plus or minus this, as in verl (20); null: no clamp",
     )
 
@@ -120,6 +132,11 @@ class Method:
     def what_limits(self) -> Limit:
         """What limits the gradient weight: the bounds, if the method has any."""
         return NO_LIMIT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
+
+    @property
+    def starting_bounds(self) -> str:
+        """The bounds that a run starts with, or what they are computed from, in words."""
+        return self.what_limits.described
 
     # Additive statistics of the tokens -> a decision -> every token's bounds. Fixed bounds do not need these.
 
@@ -179,19 +196,22 @@ class Method:
 class FixedBounds(Method):
     """Methods whose clip bounds are constants."""
 
-    # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
-    other_limits: ClassVar[tuple[str, ...]] = ()
-
     clip_low: float | None = parameter(
-        0.8, optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: no bound"
+        0.8, optional(number(at_least=0, at_most=1, usual=USUAL_LOW)), "lower clip bound on the ratio; null: no bound"
     )
     clip_high: float | None = parameter(
-        1.2, optional(number(at_least=1, at_most=LARGEST_BOUND)), "upper clip bound on the ratio; null: no bound"
+        1.2,
+        optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
+        "upper clip bound on the ratio; null: no bound",
     )
 
     @property
     def what_limits(self) -> Limit:
         return limit_of(self, "fixed bounds", self.clip_low or None, self.clip_high)
+
+    @property
+    def starting_bounds(self) -> str:
+        return f"ratio {interval(self.clip_low or None, self.clip_high)}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         return Bounds(self.clip_low or 0.0, math.inf if self.clip_high is None else self.clip_high)
@@ -204,6 +224,13 @@ class ConstantWeight(Method):
     def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
         """-F A log_prob, whose derivative with F held constant is -F A, as in verl."""
         return -weight * t.advantages * t.log_prob
+
+
+def interval(low: float | None, high: float | None) -> str:
+    """Two bounds in words; null means none."""
+    if low is None:
+        return "without bounds" if high is None else f"up to {high:.6g}"
+    return f"from {low:.6g}" if high is None else f"{low:.6g} to {high:.6g}"
 
 
 def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
@@ -222,7 +249,7 @@ def dual_clip_parameter(default: float | None) -> Any:
     """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
     return parameter(
         default,
-        optional(number(above=1, at_most=LARGEST_BOUND)),
+        optional(number(above=1, at_most=LARGEST_CAP, usual=(1.2, 20))),
         "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
     )
 

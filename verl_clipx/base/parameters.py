@@ -5,10 +5,11 @@ messages, `clipx methods` and the documentation all use this metadata.
 """
 
 import dataclasses
-import difflib
 import struct
 from collections.abc import Callable, Iterable
 from typing import Any
+
+from verl_clipx.common.suggestions import did_you_mean
 
 FLOAT32_LARGEST = 3.4028234663852886e38
 
@@ -23,6 +24,7 @@ class Allowed:
         ends: the smallest and the largest number that is allowed; None if it is not a number.
         reason: why a number's ends are those of float32; empty if the parameter has its own, or if it is not a number.
         choices: the words that are allowed; empty if it is not a choice.
+        usual: the range outside which a number that is allowed deserves a remark; None if it has none.
     """
 
     description: str
@@ -31,16 +33,25 @@ class Allowed:
     reason: str = ""
     choices: tuple[str, ...] = ()
     null: bool = False
+    usual: tuple[float, float] | None = None
 
 
 def number(
-    *, above: float | None = None, at_least: float | None = None, at_most: float | None = None, reason: str = ""
+    *,
+    above: float | None = None,
+    at_least: float | None = None,
+    at_most: float | None = None,
+    reason: str = "",
+    usual: tuple[float, float] | None = None,
 ) -> Allowed:
     """A number in a range. Integers are accepted and become floats; booleans and text are refused.
+
+    What lies outside the range cannot be meant, and is refused. What is only unusual is remarked on.
 
     Args:
         above, at_least: the lower end, which lies outside the range (above) or inside it (at_least).
         reason: why the parameter has no end of its own, if one is missing; its range then ends with float32.
+        usual: the range outside which the line that a run prints calls a value unusual.
 
     Raises:
         TypeError: an end and the reason are both missing. Every value of a range must be computable in float32.
@@ -65,7 +76,7 @@ def number(
         if end is not None
     ]
     description = "; ".join(part for part in (" and ".join(limits), reason) if part)
-    return Allowed(f"a number ({description})", convert, (lowest, highest), reason)
+    return Allowed(f"a number ({description})", convert, (lowest, highest), reason, usual=usual)
 
 
 def integer(*, at_least: int, at_most: int) -> Allowed:
@@ -157,7 +168,8 @@ def validate(config: Any, node: str) -> None:
         try:
             converted = allowed.convert(value)
         except (ValueError, TypeError, OverflowError):
-            raise ValueError(f"{node}.{field.name}={value!r}: must be {allowed.description}.") from None
+            default = f" The default is {shown(field.default)}." if isinstance(field.default, float) else ""
+            raise ValueError(f"{node}.{field.name}={value!r}: must be {allowed.description}.{default}") from None
         object.__setattr__(config, field.name, converted)
 
 
@@ -178,10 +190,3 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
             continue
         hint = did_you_mean(key, known, f"{node}.")
         raise ValueError(f"{node}.{key} is not a parameter of {owner}.{hint} Its parameters: {', '.join(known)}.")
-
-
-def did_you_mean(word: str, known: Iterable[str], before: str) -> str:
-    """As `common.suggestions.did_you_mean`, which this folder does not know."""
-    known = list(known)
-    near = [one for one in known if sorted(one) == sorted(word)] or difflib.get_close_matches(word, known, n=3)
-    return f" Did you mean {' or '.join(f'{before}{one}' for one in near)}?" if near else ""

@@ -16,11 +16,7 @@ _OF_RANK = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.p
 
 
 def resumed_step(trainer: Mapping[str, Any]) -> int:
-    """The step of the checkpoint that a run goes on from, 0 for none, as verl finds it.
-
-    Args:
-        trainer: verl's node of that name.
-    """
+    """The step of the checkpoint that a run goes on from, 0 for none, as verl finds it."""
     mode = trainer.get("resume_mode", "disable")
     if mode == "resume_path":
         return checkpoint_step(trainer.get("resume_from_path"))
@@ -78,9 +74,6 @@ def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_nod
 
     Args:
         folder: trainer.default_local_dir.
-        log: the run's file log, or None.
-        nodes: of the run.
-        ranks_a_node: of each of them.
 
     Returns:
         What was changed and why, a sentence each.

@@ -1,7 +1,9 @@
 """How commands end, and how they show progress."""
 
+import contextlib
 import json
 import math
+from collections.abc import Iterator
 from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from typing import Annotated, Any, NoReturn
@@ -58,16 +60,21 @@ def messages_console() -> TerminalConsole:
 
 
 def fail(error: Exception | str, code: int = 1) -> NoReturn:
-    """Ends a command with the message of an error that its user can mend; under --json, as the key error.
-
-    Raises:
-        typer.Exit: with the code.
-    """
+    """Ends a command with the message of an error that its user can mend; under --json, as the key error."""
     if _json_of.get() is not None:
         print_json(error=str(error))
     else:
         TerminalConsole().print(f"[red]{escape(str(error))}[/]", soft_wrap=True)
     raise typer.Exit(code) from None
+
+
+@contextlib.contextmanager
+def failing(*kinds: type[Exception]) -> Iterator[None]:
+    """Within the block, an OSError, a ValueError or one of further kinds ends the command with its message."""
+    try:
+        yield
+    except (OSError, ValueError, *kinds) as error:
+        fail(error)
 
 
 def progress_bar() -> Progress:

@@ -4,11 +4,7 @@ from pathlib import Path
 
 
 def configs_folder() -> Path:
-    """The folder of the Hydra groups.
-
-    Raises:
-        FileNotFoundError: neither place has it: the installation is broken.
-    """
+    """The folder of the Hydra groups."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package / "configs", package.parent / "configs"):
         if (folder / "clipx").is_dir():

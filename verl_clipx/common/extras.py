@@ -53,9 +53,6 @@ def needs_tool(user: str, module: str) -> str:
 def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
     """The same for a failed import.
 
-    Args:
-        user: what needs it, such as a command.
-
     Returns:
         The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
     """

@@ -1,4 +1,8 @@
-"""A user's files: they are written completely or not at all, read up to a size limit, and named in errors."""
+"""A user's files: they are written completely or not at all, read up to a size limit, and named in errors.
+
+Reading raises OSError where a file is not there or cannot be read, and ValueError where it is no regular file, too
+large, or not of the kind that was asked for.
+"""
 
 import contextlib
 import hashlib
@@ -6,7 +10,7 @@ import io
 import json
 import os
 import shutil
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
@@ -62,13 +66,26 @@ def replacing(path: Path) -> Iterator[Path]:
         partial.unlink(missing_ok=True)
 
 
-def remove_partials(folder: Path, pattern: str = "*") -> None:
-    """Removes what killed processes left of files that `replacing` was to make; nothing else may be writing them.
+@contextlib.contextmanager
+def making_folder(folder: Path) -> Iterator[Path]:
+    """A folder to fill; it becomes `folder` when the block ends without an exception, and is gone after one.
 
-    Args:
-        folder: where they are, or nothing is.
-        pattern: of the files' names.
+    Where another process makes the same meanwhile, that one's stays: both are as good.
     """
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        yield partial
+        try:
+            partial.rename(folder)
+        except OSError:
+            if not folder.is_dir():
+                raise
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+
+
+def remove_partials(folder: Path, pattern: str = "*") -> None:
+    """Removes what killed processes left of files that `replacing` was to make; nothing else may be writing them."""
     for partial in folder.glob(f".{pattern}.partial"):
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)
@@ -113,15 +130,17 @@ def hash_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
+def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
+    """SHA-256 of a value's canonical JSON, in hexadecimal; what JSON does not have goes through `default` first."""
+    text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=default)
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def read_bytes(path: Path, most: int | None = None) -> bytes:
     """Read a file.
 
     Args:
         most: bytes that it may have; `MAX_BYTES` by default.
-
-    Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it is a folder or no regular file, or too large; names it.
     """
     most = MAX_BYTES if most is None else most
     _check_kind(path)
@@ -134,11 +153,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
 
 
 def read_text(path: Path, most: int | None = None) -> str:
-    """Read a text in UTF-8.
-
-    Raises:
-        OSError, ValueError: as `read_bytes`; or it is in no UTF-8.
-    """
+    """Read a text in UTF-8."""
     try:
         return read_bytes(path, most).decode()
     except UnicodeDecodeError as error:
@@ -146,12 +161,7 @@ def read_text(path: Path, most: int | None = None) -> str:
 
 
 def read_lines(path: Path) -> Iterator[bytes]:
-    """Yield the lines of a file of any size, each with its end.
-
-    Raises:
-        OSError: it is not there, or cannot be read.
-        ValueError: it is a folder or no regular file, or a line is longer than `MAX_BYTES`; names it.
-    """
+    """Yield the lines of a file of any size, each with its end."""
     _check_kind(path)
     with path.open("rb") as file:
         number = 1
@@ -181,11 +191,7 @@ def last_lines(path: Path, count: int) -> list[str]:
 
 
 def parse_json(content: str | bytes, where: str) -> Any:
-    """A JSON text's value.
-
-    Raises:
-        ValueError: it is no JSON, or nested too deeply.
-    """
+    """A JSON text's value."""
     try:
         return json.loads(content)
     except (ValueError, RecursionError) as error:
@@ -193,11 +199,7 @@ def parse_json(content: str | bytes, where: str) -> Any:
 
 
 def read_json(path: Path) -> Any:
-    """Read a JSON file.
-
-    Raises:
-        OSError, ValueError: as `read_bytes`; or it is no JSON.
-    """
+    """Read a JSON file."""
     return parse_json(read_bytes(path), str(path))
 
 
@@ -217,11 +219,7 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
 
 
 def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
-    """Refuse what is not of a shape; see `read_json_object`.
-
-    Raises:
-        ValueError: it has not; names the file and the key.
-    """
+    """Refuse what is not of a shape; see `read_json_object`."""
     misfit = _misfit(content, shape, "")
     if misfit:
         raise ValueError(f"{path}: {misfit}; remove it, or create it again")
@@ -274,11 +272,7 @@ def read_config(path: Path) -> "DictConfig":
 
 
 def read_whole_number(path: Path) -> int:
-    """Read a file that holds one whole number and nothing else, as verl's of the last checkpoint's step.
-
-    Raises:
-        OSError, ValueError: as `read_bytes`; or it holds something else.
-    """
+    """Read a file that holds one whole number and nothing else, as verl's of the last checkpoint's step."""
     text = read_bytes(path, 64).decode(errors="replace").strip()
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{path}: {text!r} is not a whole number; was it cut off?")
@@ -309,14 +303,7 @@ def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["
 
 
 def read_table(path: Path, columns: Sequence[str] | None = None) -> "pyarrow.Table":
-    """Read a Parquet file.
-
-    Args:
-        columns: those to read, None for all.
-
-    Raises:
-        OSError, ValueError: as `parquet_file`; or a column is missing.
-    """
+    """Read a Parquet file."""
     with parquet_file(path, columns) as file:
         missing = [name for name in columns or () if name not in file.schema_arrow.names]
         if missing:

@@ -4,6 +4,7 @@ from typing import Any
 
 THINK, END_OF_THINK = "<think>", "</think>"
 ANSWER, END_OF_ANSWER = "<answer>", "</answer>"
+BOXED = "\\boxed"
 
 
 def final_part(response: str) -> str | None:
@@ -11,9 +12,6 @@ def final_part(response: str) -> str | None:
 
     A response without these tags is its own final part: templates that end with `<think>` leave the opening tag in the
     prompt, where it cannot be seen, so only an opening tag in the response proves that the thinking was never closed.
-
-    Returns:
-        The final part; None if the response ends inside a `<think>` that it opened.
     """
     end = response.rfind(END_OF_THINK)
     if response.rfind(THINK) > end:
@@ -61,3 +59,18 @@ def braced(text: str, start: int, max_length: int) -> str | None:
         if depth == 0:
             return text[start:position]
     return None
+
+
+def last_boxed(text: Any, max_length: int) -> str | None:
+    r"""Return what stands in the last \boxed{…} of a text.
+
+    Args:
+        text: a response; anything but a string has no answer.
+        max_length: longest content looked at, in characters.
+
+    Returns:
+        The content; None if there is no \boxed, or the last one has no brace, is not closed, or is longer.
+    """
+    start = text.rfind(BOXED) if isinstance(text, str) else -1
+    opening = start + len(BOXED)
+    return braced(text, opening + 1, max_length) if start >= 0 and text.startswith("{", opening) else None

@@ -30,9 +30,6 @@ def has_file_log(trainer: Mapping[str, Any]) -> bool:
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
     """Where a run's log and record are: verl's file log, or without one in trainer.default_local_dir.
 
-    Args:
-        config: of the run, verl's whole one.
-
     Returns:
         None where it has no file log, and is without this plugin's node or says clipx.log=false.
     """

@@ -29,8 +29,6 @@ class Owner:
     """The process that a lock belongs to.
 
     Args:
-        host: its host's name.
-        pid: its number there.
         started: tells it from a later process of that number; no time of day, since clocks jump.
         at: when it took the lock, for people.
         job: the cluster's job, from CLIPX_JOB; empty for none.

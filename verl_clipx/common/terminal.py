@@ -4,15 +4,20 @@ import contextlib
 import os
 import re
 import sys
+import time
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 from rich.console import Console, ConsoleOptions, RenderableType
+from rich.progress import track
 from rich.segment import Segment
 
 # Sequences that set colours and move the cursor; control characters, but for tabs and ends of lines; marks that turn a
 # line's direction around; lone surrogates, which no terminal's encoding has.
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
+
+SECONDS_BETWEEN_LINES = 10.0
 
 
 def harmless(text: str) -> str:
@@ -31,6 +36,24 @@ class TerminalConsole(Console):
         for segment in super().render(renderable, options):
             # rich's own control codes, for a moving cursor, come as segments of their own.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
+
+
+def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
+    """The items, with a bar on standard error; in a redirected log, a line every ten seconds.
+
+    Args:
+        what: is being done with them.
+    """
+    console = TerminalConsole(stderr=True)
+    if console.is_terminal:
+        yield from track(items, what, console=console)
+        return
+    started = said = time.monotonic()
+    for number, item in enumerate(items):
+        if time.monotonic() - said >= SECONDS_BETWEEN_LINES:
+            said = time.monotonic()
+            print(f"{what}: {number} of {len(items)}, {said - started:.0f} s", file=sys.stderr, flush=True)
+        yield item
 
 
 @contextlib.contextmanager

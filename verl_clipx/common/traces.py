@@ -68,13 +68,7 @@ ADDED_IN_2 = ("unshaped_advantage", "correction", "micro_batch", "group", "count
 
 @dataclass(frozen=True, order=True)
 class Shard:
-    """One file of a trace: what one rank saw in one update.
-
-    Args:
-        step: training step.
-        update: optimizer update within the step, from 0.
-        rank: data-parallel rank.
-    """
+    """One file of a trace: what one rank saw in one update."""
 
     step: int
     update: int
@@ -101,17 +95,9 @@ class UpdateFacts:
     decided_from: DecidedFrom
     decisions: Mapping[int, list[float]] = dataclasses.field(default_factory=dict)
 
-    def as_json(self) -> str:
-        """For the file's metadata; every number as it is."""
-        return json.dumps(asdict(self))
-
     @classmethod
     def of_json(cls, text: str) -> "UpdateFacts":
-        """The facts that `as_json` wrote.
-
-        Raises:
-            ValueError: they are of another form.
-        """
+        """The facts that a file's metadata holds."""
         try:
             found = cls(**json.loads(text))
             decisions = {int(number): list(map(float, values)) for number, values in found.decisions.items()}
@@ -124,18 +110,12 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
     """Writes one file of a trace, whole or not at all.
 
     Args:
-        folder: the run's folder of traces; made if it is not there.
-        shard: which update and rank the tokens are of.
         columns: field of SCHEMA to values, a value a token, as a list or an array of numpy's or pyarrow's; `step`,
             `update` and `rank` follow from the shard, and a nullable field may be missing.
         facts: of the update; None: unknown, so that a replay of it is an estimate.
 
-    Returns:
-        The path.
-
     Raises:
         ValueError: a field is missing or no field of SCHEMA.
-        OSError: the disk's own.
     """
     length = len(columns.get("token_id", ()))
     given = {**columns, **{name: [getattr(shard, name)] * length for name in ("step", "update", "rank")}}
@@ -145,7 +125,7 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
         raise ValueError(f"trace: fields missing: {missing}, unknown: {unknown}; the schema has {SCHEMA.names}.")
     table = pyarrow.table({field.name: given.get(field.name, [None] * length) for field in SCHEMA}, schema=SCHEMA)
     if facts is not None:
-        table = table.replace_schema_metadata({**SCHEMA.metadata, _UPDATE_KEY: facts.as_json().encode()})
+        table = table.replace_schema_metadata({**SCHEMA.metadata, _UPDATE_KEY: json.dumps(asdict(facts)).encode()})
     path = shard.path_in(folder)
     with replacing(path) as partial:
         pyarrow.parquet.write_table(table, partial, compression="zstd")
@@ -153,31 +133,19 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
 
 
 def shards_in(folder: Path) -> list[Shard]:
-    """The files of a run's trace, by step, update and rank; empty if the run wrote none.
-
-    Raises:
-        OSError: the folder cannot be read, or is none.
-    """
+    """The files of a run's trace, by step, update and rank; empty if the run wrote none."""
     found = (_FILE.fullmatch(name) for name in file_names_in(folder))
     return sorted(Shard(*map(int, one.groups())) for one in found if one)
 
 
 def remove_shards(folder: Path, shards: list[Shard]) -> None:
-    """Removes files of a trace; those that are not there any more are none.
-
-    Raises:
-        OSError: the disk's own.
-    """
+    """Removes files of a trace; those that are not there any more are none."""
     for shard in shards:
         shard.path_in(folder).unlink(missing_ok=True)
 
 
 def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
     """The tokens of some files of a trace, a row a token, as SCHEMA says.
-
-    Args:
-        folder: the run's folder of traces.
-        shards: from `shards_in`.
 
     Raises:
         ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
@@ -197,6 +165,17 @@ def read_facts(folder: Path, shard: Shard) -> UpdateFacts | None:
         return None if text is None else UpdateFacts.of_json(text.decode())
     except (ValueError, pyarrow.ArrowException) as error:
         raise ValueError(f"{path}: {_UPDATE_KEY.decode()} cannot be read: {error}. Remove it to go on.") from None
+
+
+def is_whole(shards: list[Shard], facts: list[UpdateFacts | None]) -> bool:
+    """Whether the files of an update have every token of it, of all ranks.
+
+    Args:
+        shards: of one update.
+        facts: of each, from `read_facts`.
+    """
+    known = [one for one in facts if one is not None and one.fraction == 1]
+    return len(known) == len(shards) and {shard.rank for shard in shards} == set(range(known[0].ranks))
 
 
 def _read(path: Path) -> pyarrow.Table:

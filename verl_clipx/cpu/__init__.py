@@ -4,6 +4,10 @@ Everything here enters verl through its public registries. Nothing is active unl
 """
 
 import os
+from importlib import import_module
+
+# verl's modules, and ours that register an engine with them.
+OURS = {"verl.workers.engine.fsdp.transformer_impl": "engine", "verl.checkpoint_engine.base": "checkpoint_engine"}
 
 _registered = False
 
@@ -33,20 +37,8 @@ def register() -> None:
     when_imported("verl.workers.rollout.base")(_register_adapter)
     when_imported("verl.workers.rollout.replica")(_register_replica)
     if is_active():
-        when_imported("verl.workers.engine.fsdp.transformer_impl")(_register_engine)
-        when_imported("verl.checkpoint_engine.base")(_register_checkpoint_engine)
-
-
-def _register_engine(_module) -> None:
-    from verl_clipx.cpu import engine
-
-    engine.register()
-
-
-def _register_checkpoint_engine(_module) -> None:
-    from verl_clipx.cpu import checkpoint_engine
-
-    checkpoint_engine.register()
+        for module, own in OURS.items():
+            when_imported(module)(lambda _, own=own: import_module(f"verl_clipx.cpu.{own}").register())
 
 
 def _register_adapter(module) -> None:

@@ -78,7 +78,6 @@ class GlooCheckpointEngine(CheckpointEngine):
         Args:
             weights: name and full tensor. Producing a tensor is a collective operation, so every rank of the trainer
                 reads the whole generator.
-            global_steps: their version; verl tells the rollout workers itself.
         """
         for message in pack_weights(weights, self.bucket_size):
             if self.is_master:

@@ -9,7 +9,7 @@ import sys
 
 import psutil
 import torch
-from torch.cpu import (
+from torch.cpu import (  # noqa: F401  (verl calls them by this module's name)
     Stream,
     current_stream,
     device_count,
@@ -18,30 +18,6 @@ from torch.cpu import (
     stream,
     synchronize,
 )
-
-__all__ = [
-    "Stream",
-    "current_device",
-    "current_stream",
-    "device_count",
-    "empty_cache",
-    "get_device_name",
-    "get_rng_state",
-    "ipc_collect",
-    "is_available",
-    "manual_seed",
-    "manual_seed_all",
-    "max_memory_allocated",
-    "max_memory_reserved",
-    "mem_get_info",
-    "memory_allocated",
-    "memory_reserved",
-    "set_device",
-    "set_per_process_memory_fraction",
-    "set_rng_state",
-    "stream",
-    "synchronize",
-]
 
 manual_seed = torch.manual_seed
 manual_seed_all = torch.manual_seed

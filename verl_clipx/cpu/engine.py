@@ -54,11 +54,7 @@ ENGINES = {"language_model": CPUFSDPEngineWithLMHead, "value_model": CPUFSDPEngi
 def load_critic(
     local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """The critic, with its configuration's attention: verl's own loader demands flash attention, whatever that says.
-
-    Args:
-        model_config: configuration with one label, which is the value.
-    """
+    """The critic, with its configuration's attention: verl's own loader demands flash attention, whatever that says."""
     return AutoModelForTokenClassification.from_pretrained(
         local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
     )
@@ -69,9 +65,6 @@ def copied_shards(model: torch.nn.Module) -> tuple[dict[str, tuple[torch.Tensor,
 
     The trainers that generate apart keep so the weights that old_log_probs are recomputed with. Without a copy they are
     those of the update under way, and every ratio is 1.
-
-    Returns:
-        As verl's: a name's own shard and its layout, and the layout of them all.
     """
     shards, layout = SHARDS_TO_CPU(model)
     return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, layout

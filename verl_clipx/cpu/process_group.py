@@ -9,11 +9,7 @@ import tempfile
 
 
 def with_gloo(worker_class: type) -> type:
-    """A subclass of a verl TrainingWorker that initialises gloo before the worker's own constructor runs.
-
-    Args:
-        worker_class: ``verl.workers.engine_workers.TrainingWorker`` or a subclass of it.
-    """
+    """A subclass of a verl TrainingWorker that initialises gloo before the worker's own constructor runs."""
 
     class GlooTrainingWorker(worker_class):
         def __init__(self, *args, **kwargs):
@@ -35,9 +31,6 @@ def meeting_file() -> str:
 
     verl has them meet at a port that it looked up, and let go, many seconds before the first rank listens there; on a
     machine with another run another process may have it by then.
-
-    Returns:
-        URL of a file that is this worker group's alone, the same for all its ranks.
     """
     import ray
 

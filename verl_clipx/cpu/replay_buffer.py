@@ -22,16 +22,8 @@ def frequent_polling(
     """verl's own replay buffer for this trainer mode, with a shorter polling interval.
 
     Args:
-        trainer_mode: ``sync``, or one of verl's asynchronous modes.
-        trainer_config: the node ``trainer.v1.<trainer_mode>``.
-        max_off_policy_threshold: largest number of model versions a trajectory may span, or None.
-        max_off_policy_strategy: ``drop`` or ``wait``.
         sampler_kwargs: ``poll_interval`` (seconds), ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; all optional.
-        refill_fn: asks the trainer for that many fresh prompts.
-
-    Returns:
-        ``ReplayBuffer`` in ``sync`` mode, ``ReplayBufferAsync`` otherwise.
 
     Raises:
         ValueError: group filtering is on and ``algorithm.filter_groups.metric`` is empty.

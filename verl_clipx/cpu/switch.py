@@ -9,9 +9,6 @@ from verl_clipx.common.extras import FOR_CPU, needs_tool
 def check_platform(name: str) -> str:
     """Return ``name`` if verl will run on that platform, else say how to make it.
 
-    Args:
-        name: platform that the configuration was written for, as in ``VERL_PLATFORM``.
-
     Returns:
         ``name``, so that it can stand as the value of ``trainer.device``.
 

@@ -2,28 +2,22 @@
 
 import pandas
 
+from verl_clipx.diagnostics.base_rates import usual
+from verl_clipx.diagnostics.keys import RATIO_PARTS, of_ratio
 from verl_clipx.diagnostics.runs import Setting
 from verl_clipx.diagnostics.sentences import Finding, percent
 
-# As logged under actor/clipx/anatomy, to what a page calls it; the last one is the sum of the others.
-PARTS = {
-    "engine_mismatch": "engine mismatch",
-    "mismatch_and_staleness": "mismatch and staleness",
-    "recomputation": "recomputation",
-    "update": "updates",
-    "all_parts": "all parts",
-}
 QUANTILES = {"median": "50", "p90": "90", "p99": "99", "p99_9": "99.9"}
 # A share of positive values that noise does not have.
 ONE_SIDED = 0.05
+# In bypass mode the updates are known only together with the rest: what is so many times the rest is theirs.
+MUCH_MORE = 2
 
 
 def parts_of(setting: Setting) -> pandas.DataFrame:
     """A row a part that a setting logs, its columns means over steps; without rows under clipx.metrics=default."""
     names = (*QUANTILES, "positive", "over_bounds")
-    found = {
-        part: {name: setting.mean(f"actor/clipx/anatomy/{part}/{name}").mean() for name in names} for part in PARTS
-    }
+    found = {part: {name: setting.mean(of_ratio(part, name)).mean() for name in names} for part in RATIO_PARTS}
     return pandas.DataFrame.from_dict(found, orient="index").dropna(subset=[*QUANTILES])
 
 
@@ -33,25 +27,37 @@ def what_moved_the_ratio(setting: Setting) -> Finding | None:
     known = parts.drop(index="all_parts", errors="ignore")
     if known.empty:
         return None
-    largest = known.p99.idxmax()
-    each = "; ".join(f"{PARTS[part]} {row.p99:.2g} nats{_over(row.over_bounds)}" for part, row in known.iterrows())
-    text = f"99\u202f% of the tokens have no more than this of each part of log(current / rollout): {each}."
+    largest, shown = known.p99.idxmax(), known
+    if "update" not in known.index and "all_parts" in parts.index:
+        shown = parts
+        largest = "update" if parts.p99["all_parts"] > MUCH_MORE * known.p99.max() else largest
+    each = "; ".join(
+        f"{RATIO_PARTS[part]} {row.p99:.2g} nats{_over(part, row.over_bounds)}" for part, row in shown.iterrows()
+    )
+    text = (
+        "99\u202f% of the tokens have no more than this of each part of log(current / rollout), as a mean over steps, "
+    )
+    text += f"counted over all tokens in buckets 7\u202f% wide: {each}."
     if not {"engine_mismatch", "mismatch_and_staleness"} & set(known.index):
         text += " What the rollout adds is not known: it returned no log-probabilities."
     elif setting.runs[0].configuration.get("algorithm.rollout_correction.bypass_mode"):
-        text += " In bypass mode the clip acts on all of them."
+        text += " In bypass mode the clip acts on all of them, and updates after the first are known only in their sum."
     else:
         text += " The clip acts on recomputation and updates only."
     of_engines = known.positive.get("engine_mismatch", 0.5)
-    if min(of_engines, 1 - of_engines) < ONE_SIDED:
+    # Where most tokens have none at all, few are above 0 without anything being cut off.
+    if min(of_engines, 1 - of_engines) < ONE_SIDED and known["median"]["engine_mismatch"] > 0:
         text += f" The engine mismatch is above 0 for {percent(of_engines)} of the tokens, where noise has 50\u202f%: "
         text += "look for top_p and top_k."
     return Finding(f"What moved {setting.label}’s ratio most was {_called(largest)}.", text)
 
 
-def _over(share: float) -> str:
-    return "" if pandas.isna(share) else f" (by itself {percent(share)} of the tokens over the bounds)"
+def _over(part: str, share: float) -> str:
+    if pandas.isna(share):
+        return ""
+    base = usual(of_ratio(part, "over_bounds")).strip(" ()")
+    return f" (by itself {percent(share)} of the tokens over the bounds; {base})"
 
 
 def _called(part: str) -> str:
-    return {"update": "its own updates", "recomputation": "recomputation at equal weights"}.get(part, PARTS[part])
+    return {"update": "its own updates", "recomputation": "recomputation at equal weights"}.get(part, RATIO_PARTS[part])

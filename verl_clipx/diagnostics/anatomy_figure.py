@@ -3,8 +3,9 @@
 import numpy
 from matplotlib.ticker import FuncFormatter, NullFormatter
 
-from verl_clipx.diagnostics.anatomy import PARTS, QUANTILES, parts_of
+from verl_clipx.diagnostics.anatomy import QUANTILES, parts_of
 from verl_clipx.diagnostics.drawing import figure
+from verl_clipx.diagnostics.keys import RATIO_PARTS
 from verl_clipx.diagnostics.log_figures import Panel, Plate
 from verl_clipx.diagnostics.palette import GRPO, INK, SOFT
 from verl_clipx.diagnostics.runs import Setting
@@ -26,12 +27,14 @@ def anatomy(settings: list[Setting]) -> Plate:
             axes.scatter(parts[name].clip(lower=1e-6), places, s=size, color=face, edgecolor=setting.colour, zorder=3)
         axes.axvline(numpy.log(GRPO_HIGH), color=GRPO, lw=1)
         axes.set(xscale="log", xlim=(max(smallest / 2, 1e-6), max(2 * largest, 0.4)), ylim=(len(parts) - 0.4, -0.6))
-        axes.set_yticks(places, [PARTS[part] for part in parts.index], color=INK)
+        axes.set_yticks(places, [RATIO_PARTS[part] for part in parts.index], color=INK)
         axes.tick_params(axis="y", length=0)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         axes.xaxis.set_minor_formatter(NullFormatter())
         axes.set_xlabel("size of the part, nats", color=SOFT)
-        numbers = {PARTS[part]: ", ".join(f"{row[name]:.2g}" for name in QUANTILES) for part, row in parts.iterrows()}
+        numbers = {
+            RATIO_PARTS[part]: ", ".join(f"{row[name]:.2g}" for name in QUANTILES) for part, row in parts.iterrows()
+        }
         text = "; ".join(f"{part}: {of_part}" for part, of_part in numbers.items())
         panels.append(Panel(f"anatomy_{index}", setting.label, f"Quantiles of the parts, in nats. {text}.", drawing))
     return Plate(

@@ -23,7 +23,8 @@ from verl_clipx.common.statistics.comparison import (
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.anatomy import parts_of, what_moved_the_ratio
-from verl_clipx.diagnostics.diagnosis import diagnose
+from verl_clipx.diagnostics.base_rates import CLIPPED, OUTSIDE, usual
+from verl_clipx.diagnostics.diagnosis import COLLAPSE_REMEDY, NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, diagnose
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
 
@@ -91,7 +92,8 @@ def what_clipping_did(setting: Setting) -> Finding:
     if share.empty and len(of_verl):
         return Finding(
             f"verl counted {percent(of_verl.mean())} of the tokens of {label} as clipped.",
-            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}. verl’s vanilla loss "
+            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
+            f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
             "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
             "which a token of a small one weighs more; its other losses count something else under this name. "
             "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
@@ -120,16 +122,17 @@ def what_clipping_did(setting: Setting) -> Finding:
     )
     low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
     text = (
-        f"On average {percent(low)} of the tokens lay below the lower bound with A < 0 and {percent(high)} above the "
-        f"upper with A > 0; most in step {share.idxmax()}, {percent(share.max())}."
+        f"On average {percent(low)} of the tokens lay below the lower bound with A < 0{usual(keys.CLIPPED_LOW)} and "
+        f"{percent(high)} above the upper with A > 0{usual(keys.CLIPPED_HIGH)}; most in step {share.idxmax()}, "
+        f"{percent(share.max())}. Together they were {percent(share.mean())}{usual(CLIPPED)}."
     )
     masses = mass_shares(setting)
     kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
     if kept > 0:
         head = f"{label} kept a gradient outside its bounds."
         text += (
-            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|; under "
-            "PPO’s clip they would have none."
+            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|"
+            f"{usual(OUTSIDE)}; under PPO’s clip they would have none."
         )
     if share.max() >= HARDLY and parts_of(setting).empty:
         text += " With clipx.metrics=all the log would say what moved the ratio."
@@ -233,8 +236,6 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
     """The share of seeds of each setting that collapsed; None with too few seeds, or a single setting without any.
 
-    A run's own collapse is in its diagnosis, with the step.
-
     Args:
         settings: those whose runs log no reward are left out.
         baseline: see `rewards`.
@@ -250,7 +251,7 @@ def collapses(settings: list[Setting], baseline: Setting | None = None) -> Findi
     judged = corrected([compare_shares(fell[base], fell[label]) for label in others])
     texts = [_collapsed(label, steps) for label, steps in fell.items()]
     texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
-    texts += filter(None, [caution(fewest)])
+    texts += filter(None, [caution(fewest), COLLAPSE_REMEDY.rstrip(".") if some else ""])
     return Finding(f"{' and '.join(some) or 'No seed'} collapsed.", f"{'. '.join(texts)}.")
 
 
@@ -265,10 +266,11 @@ def _collapses(setting: Setting) -> list[int | None]:
 
 
 def _collapsed(label: str, steps: list[int | None]) -> str:
-    """How many collapsed, with an interval."""
-    fell = sum(map(bool, steps))
-    found = share(fell, len(steps))
-    return f"{label}: {fell} of {len(steps)}, exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
+    """How many collapsed and where, with an interval."""
+    at = [str(step) for step in steps if step]
+    found, where = share(len(at), len(steps)), f" (from step {', '.join(at)} on)" if at else ""
+    interval = f"exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
+    return f"{label}: {len(at)} of {len(steps)}{where}, {interval}"
 
 
 def _compared(one: Setting, two: Setting) -> Compared | None:
@@ -387,6 +389,9 @@ def not_finite(setting: Setting) -> list[Finding]:
     found = []
     for run in setting.runs:
         steps = {key: run.not_finite[key] for key in keys.FINITE if key in run.not_finite}
+        if run.skipped_updates is not None:
+            # The diagnosis says it.
+            steps.pop(keys.GRADIENT_NORM, None)
         if not steps:
             continue
         trained = sum(1 for step in run.log.index if step > 0)
@@ -403,15 +408,18 @@ def not_finite(setting: Setting) -> list[Finding]:
 
 
 def health(setting: Setting) -> list[Finding]:
-    """For each run that logs its health how it was: what was not finite and where, then shares of its steps."""
+    """For each run that logs its health how it was: what was not finite and where, then shares of its steps.
+
+    What the run's diagnosis says is left out.
+    """
     return [finding for run in setting.runs if (finding := _health(run))]
 
 
 def _health(run: Run) -> Finding | None:
     counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
-    shares = {of: values for key, of in keys.HEALTH_SHARES.items() if len(values := run.values(key))}
+    diagnosed = {key for one in diagnose(run) for key in one.rule.columns}
+    shares = {key: values for key in keys.HEALTH_SHARES if len(values := run.values(key))}
     wrong = {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
-    skipped = run.skipped_updates
     if not shares and not any(map(len, counts.values())):
         return None
     texts = [
@@ -425,15 +433,18 @@ def _health(run: Run) -> Finding | None:
         where = f"first on rank {first}" if first >= 0 else "in the gradient only"
         texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
     texts += [
-        f"{percent(values.mean())} of the {of}, most in step {values.idxmax()} with {percent(values.max())}"
+        f"{percent(values.mean())} of the {keys.HEALTH_SHARES[key]}, most in step {values.idxmax()} with "
+        f"{percent(values.max())}{usual(key)}"
         if values.max() > 0
-        else f"no {of}"
-        for of, values in shares.items()
+        else f"no {keys.HEALTH_SHARES[key]}{usual(key)}"
+        for key, values in shares.items()
+        if key not in diagnosed
     ]
-    updates = 0 if skipped is None else skipped.updates if skipped.updates is not None else skipped.steps
-    well = not wrong and not updates
+    if run.skipped_updates is None:
+        texts = ["no update skipped", *texts]
+    well = not wrong and run.skipped_updates is None
     head = f"{run.name} was numerically sound." if well else f"{run.name} had values that are not finite."
-    return Finding(head, f"{updates} updates skipped; {'; '.join(texts)}.")
+    return Finding(head, f"{'; '.join(texts)}.") if texts else None
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
@@ -453,14 +464,29 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
     """All sentences: the runs' health, values that are left out, their diagnosis, then tokens, then rewards.
 
+    Each fact is told once: by the diagnosis, but for collapses where their share of the seeds is told.
+
     Args:
         settings: at least one.
         baseline: see `rewards`.
     """
     found: list[Finding | None] = [finding for setting in settings for finding in health(setting)]
     found += [finding for setting in settings for finding in not_finite(setting)]
-    found += [Finding(one.head, one.text) for setting in settings for run in setting.runs for one in diagnose(run)]
+    fell = collapses(settings, baseline)
+    found += [
+        Finding(one.head, one.text)
+        for setting in settings
+        for run in setting.runs
+        for one in diagnose(run)
+        if fell is None or one.rule.name != REWARD_COLLAPSE
+    ]
     for setting in settings:
-        found += [what_clipping_did(setting), what_bounds_did(setting), what_moved_the_ratio(setting)]
-    found += [*rewards(settings, baseline), collapses(settings, baseline), unequal_starts(settings)]
+        # What all its runs are diagnosed with.
+        shared = set.intersection(*({one.rule.name for one in diagnose(run)} for run in setting.runs))
+        found += [
+            None if ONE_UPDATE in shared else what_clipping_did(setting),
+            None if NO_SEARCH in shared else what_bounds_did(setting),
+            what_moved_the_ratio(setting),
+        ]
+    found += [*rewards(settings, baseline), fell, unequal_starts(settings)]
     return [finding for finding in found if finding]

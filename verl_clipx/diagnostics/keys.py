@@ -9,6 +9,8 @@ REWARD_ERROR = "critic/score/standard_error"
 # Of the validations' files, which are no metric of the log.
 HELD_OUT = "held-out scores"
 ENTROPY = "actor/entropy"
+# In bypass mode verl has no entropy of the old policy, and logs that of the updates.
+ENTROPY_OF_UPDATES = "actor/entropy_loss"
 ENTROPY_ESTIMATE = "actor/clipx/entropy_clip_estimate"
 KL = "actor/ppo_kl"
 GRADIENT_NORM = "actor/grad_norm"
@@ -44,6 +46,15 @@ MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP",
 # The share of tokens within the bounds, of runs with clipx.metrics=all.
 IN_M = "actor/clipx/region_fraction/M"
 
+# The parts of log(current / rollout) as logged, to what a page calls them; the last one is the sum of the others.
+RATIO_PARTS = {
+    "engine_mismatch": "engine mismatch",
+    "mismatch_and_staleness": "mismatch and staleness",
+    "recomputation": "recomputation",
+    "update": "updates",
+    "all_parts": "all parts",
+}
+
 # What is expected to be finite at every step of a run, the first causes first.
 FINITE = (
     REWARD,
@@ -75,6 +86,11 @@ OWN = "actor/clipx/"
 def is_drawn(key: str) -> bool:
     """Whether a figure of its own draws a metric."""
     return key in DRAWN or DRAWN_IN_BINS.fullmatch(key) is not None
+
+
+def of_ratio(part: str, name: str) -> str:
+    """The key of a number of a part of the log-ratio: p99, positive, over_bounds, …"""
+    return f"{OWN}anatomy/{part}/{name}"
 
 
 def of_bins(name: str, columns: Iterable[str]) -> list[str]:

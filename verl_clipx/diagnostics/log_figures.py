@@ -12,6 +12,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.base_rates import BEYOND, CLIPPED, usual
 from verl_clipx.diagnostics.drawing import end_labels, figure, room_at_the_ends
 from verl_clipx.diagnostics.findings import (
     clipped,
@@ -132,7 +133,8 @@ def samples(settings: list[Setting]) -> Plate:
         heading,
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
         "gradient.",
-        f"{told(window_of(settings))}Cut: data.max_response_length tokens. Alike: of the prompts with several samples. "
+        f"{told(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. Alike: of the prompts with "
+        f"several samples{usual(keys.ALIKE)}. "
         "Mismatch: the mean absolute difference between a sampled token’s probability in the rollout engine and in the "
         "trainer.",
         _panels(settings, SAMPLES),
@@ -288,6 +290,7 @@ def fractions(settings: list[Setting]) -> Plate:
         panels.append(Panel(f"fractions_{index}", setting.label, description, drawing))
     note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
     note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
+    note += f" To compare: clipped on both sides together{usual(CLIPPED)}." if known else ""
     of_verl = [one for one in settings if not len(clipped(one)) and len(one.mean(keys.PG_CLIPPED))]
     for index, setting in enumerate(of_verl, len(known)):
         drawing = _lines([setting], keys.PG_CLIPPED)
@@ -354,7 +357,8 @@ def masses(settings: list[Setting]) -> Plate:
         else f"At most {percent(outside)} of a step’s gradient mass lies outside the bounds",
         "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
         "mass outside the bounds that no clip removes (HN up, LP down).",
-        f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds.",
+        f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds. To compare: mass "
+        f"outside the bounds{usual(BEYOND)}, tokens within them{usual(keys.IN_M)}.",
         panels,
     )
 

@@ -16,6 +16,7 @@ from verl_clipx.diagnostics.declared_figures import declared_plate
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style, svg_of, widened
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
+from verl_clipx.diagnostics.replay.of_run import what_clipping_took
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, read_run, settings_of
 from verl_clipx.diagnostics.sentences import Finding, number
 from verl_clipx.diagnostics.token_view import token_sections
@@ -54,6 +55,7 @@ def write_report(
     baseline: str | None = None,
     *,
     replayed: list[str] | None = None,
+    matched: list[str] | None = None,
     reload_every: int | None = None,
 ) -> list[Finding]:
     """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
@@ -64,6 +66,7 @@ def write_report(
         title: above the page; by default it names what is compared.
         baseline: the run or the method that the others' rewards are compared with; by default GRPO, or else the first.
         replayed: other settings on the traced tokens, as `driver.candidates.candidates_of` takes them.
+        matched: parameters to look for, as `replay.on_page.with_replays` takes them.
         reload_every: seconds after which a browser reads the page again; None: never.
 
     Returns:
@@ -79,13 +82,15 @@ def write_report(
     runs = [read_run(path) for path in paths]
     settings = settings_of(runs)
     updates = traced_updates(settings)
-    if replayed:
+    compared_with = baseline_of(settings, baseline)
+    told = findings(settings, compared_with)
+    told += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
+    if replayed or matched:
         # Imports torch and the losses.
         from verl_clipx.diagnostics.replay.on_page import replayed_all
 
-        updates = replayed_all(updates, replayed)
-    compared_with = baseline_of(settings, baseline)
-    told = findings(settings, compared_with)
+        updates, of_replays = replayed_all(updates, replayed or [], matched or [])
+        told += of_replays
     with style():
         others = declared_plate(settings)
         plates = [*log_plates(settings, compared_with), anatomy(settings), *trace_plates(updates), others]

@@ -172,6 +172,13 @@ def table_of(rows: Mapping[int, Mapping[str, float]]) -> pandas.DataFrame:
     return table
 
 
+def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
+    """The log with `actor/entropy`, for which, where verl logs only the entropy of the updates, that stands."""
+    if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
+        return log
+    return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})
+
+
 def _rows(text: bytes, path: Path) -> dict[int, dict[str, float]]:
     rows: dict[int, dict[str, float]] = {}
     for number, line in enumerate(text.splitlines(), 1):

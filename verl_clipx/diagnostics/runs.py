@@ -28,6 +28,7 @@ from verl_clipx.diagnostics.run_log import (
     read_run_log,
     skipped_updates,
     table_of,
+    with_entropy,
 )
 
 GRPO_METHOD = "grpo"
@@ -205,6 +206,7 @@ def read_run(path: Path) -> Run:
     else:
         rows = reader(log_path)
         log, not_finite = table_of(rows), not_finite_in(rows)
+    log = with_entropy(log)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
     folder = RunFolder(path if path.is_dir() else log_path.parent)

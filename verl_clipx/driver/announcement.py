@@ -118,18 +118,26 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
     """Parameters whose value is not the group's: both values and, if one of verl's keys sets it, this key."""
     group = parameters_of_group(run.group or settings.method.name)
     found = []
-    for name, value, default in values_of(settings):
-        usual = group.get(name, default)
-        if value != usual:
+    for field, value in values_of(settings):
+        name, of_group = field.name, group.get(field.name, field.default)
+        if value != of_group:
             source = f"; from {ACTOR}.{run.taken[name]}" if name in run.taken else switched_off(run, name, value)
-            found.append(f"{name}={shown(value)} (group: {shown(usual)}{source})")
+            found.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
     return found
 
 
-def values_of(settings: Settings) -> list[tuple[str, Any, Any]]:
-    """Name, value and default of each parameter of a clipx node that changes what is trained."""
+def unusual(field: dataclasses.Field, value: Any) -> str:
+    """What to remark on a value outside its usual range, for `differences`; empty if there is nothing to remark."""
+    usual = field.metadata["allowed"].usual
+    if usual is None or value is None or usual[0] <= value <= usual[1]:
+        return ""
+    return f"; unusual, mostly {shown(usual[0])} to {shown(usual[1])}"
+
+
+def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
+    """Each parameter of a clipx node that changes what is trained, and its value."""
     return [
-        (field.name, getattr(owner, field.name), field.default)
+        (field, getattr(owner, field.name))
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
         if field.name not in ("method", "trace", "shadow", "health_limits")

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from verl_clipx.base.method import NODE, FixedBounds, Method
+from verl_clipx.methods import BUILT_IN
 from verl_clipx.methods.dppo import Dppo
 from verl_clipx.methods.dro import Dro
 from verl_clipx.methods.gmpo import Gmpo
@@ -41,8 +42,10 @@ MAPPED = (
     DRO_BETA,
 )
 
+WIDTHS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
+
 # null leaves the decision to another key; of every other key it is a value.
-NULL_IS_SILENT = ("clip_ratio", "clip_ratio_low", "clip_ratio_high", DRO_BETA)
+NULL_IS_SILENT = (*WIDTHS, DRO_BETA)
 
 # Keys under policy_loss that one of verl's losses reads and no method of the plugin: their default, and that loss.
 OF_OTHER_LOSSES = {
@@ -167,7 +170,9 @@ def default_of(source: str) -> float | None:
     return None if source == DRO_BETA else VERL_DEFAULTS[source.removeprefix("policy_loss.")]
 
 
-def taken_over(method: Method, verl_values: Mapping[str, Any], named: Collection[str] = ()) -> dict[str, Taken]:
+def taken_over(
+    method: Method, verl_values: Mapping[str, Any], named: Collection[str] = (), *, group: str | None = None
+) -> dict[str, Taken]:
     """What a method takes over from verl's keys.
 
     A method whose parameter is its default takes verl's value. What was taken over once changes nothing when asked
@@ -177,6 +182,7 @@ def taken_over(method: Method, verl_values: Mapping[str, Any], named: Collection
         method: as its group and the user's overrides made it.
         verl_values: verl's keys and their values, as for `given`.
         named: full keys that the command line names, verl's and the plugin's.
+        group: the group that +clipx= names, or None if unknown.
 
     Returns:
         The method's parameter to what it takes.
@@ -192,7 +198,7 @@ def taken_over(method: Method, verl_values: Mapping[str, Any], named: Collection
         if source is None:
             continue
         if key not in known:
-            message = None if means_nothing_anyway(source, value) else would_be_ignored(method, source, value)
+            message = None if means_nothing_anyway(source, value) else would_be_ignored(method, source, value, group)
         else:
             message = refusal(method, known[key], source, value, named)
             parameter = known[key].parameter
@@ -240,25 +246,32 @@ def written(value: Any) -> str:
     return "null" if value is None else str(value)
 
 
-def ignored_keys(method: Method, policy_loss: Any) -> list[str]:
+def ignored_keys(method: Method, policy_loss: Any, *, group: str | None = None) -> list[str]:
     """What to say of each key under policy_loss that is set and that only verl's own losses read.
 
     Args:
         method: the method of the run.
         policy_loss: verl's policy-loss node, or the configuration built from it.
+        group: as for `taken_over`.
     """
+    chosen = chosen_by(method, group)
     found = [
-        of_another_loss(method, f"policy_loss.{key}", value, f"verl's own loss {loss}")
+        of_another_loss(chosen, f"policy_loss.{key}", value, f"verl's own loss {loss}")
         for key, (default, loss) in OF_OTHER_LOSSES.items()
         if (value := policy_loss.get(key, default)) != default
     ]
-    return [*found, *(misplaced_correction(method, key, value) for key, value in corrections(policy_loss).items())]
+    return [*found, *(misplaced_correction(chosen, key, value) for key, value in corrections(policy_loss).items())]
 
 
-def of_another_loss(method: Method, source: str, value: Any, reader: str) -> str:
+def chosen_by(method: Method, group: str | None) -> str:
+    """How the command line chose a method."""
+    return f"+{NODE}={group or (method.name if method.name in BUILT_IN else 'custom')}"
+
+
+def of_another_loss(chosen: str, source: str, value: Any, reader: str) -> str:
     """What to say of a key that only another loss reads."""
     return (
-        f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}: only {reader} reads it, so it would be "
+        f"{ACTOR}.{source}={written(value)} with {chosen}: only {reader} reads it, so it would be "
         f"ignored. Remove {ACTOR}.{source}."
     )
 
@@ -273,19 +286,21 @@ def corrections(policy_loss: Any) -> dict[str, Any]:
     return {key: value for key, (value, default) in values.items() if value != default}
 
 
-def misplaced_correction(method: Method, key: str, value: Any) -> str:
+def misplaced_correction(chosen: str, key: str, value: Any) -> str:
     """What to say of a key of rollout correction that stands where only verl's bypass loss looks for it."""
-    message = of_another_loss(method, f"policy_loss.rollout_correction.{key}", value, "verl's own loss bypass_mode")
+    message = of_another_loss(chosen, f"policy_loss.rollout_correction.{key}", value, "verl's own loss bypass_mode")
     return f"{message} Set a run's corrections under algorithm.rollout_correction."
 
 
-def would_be_ignored(method: Method, source: str, value: Any) -> str:
+def would_be_ignored(method: Method, source: str, value: Any, group: str | None) -> str:
     """What to say of one of verl's keys that means nothing to a method."""
     what = {"clip_ratio_c": "dual clip", DRO_BETA: "penalty"}.get(source, "fixed bound")
     what = "temperature" if "tau_" in source else what
+    own = [f"{NODE}.{parameter}" for parameter in method.instead_of_bounds] if source in WIDTHS else []
+    instead = f" To change how far the ratio may go, set {' or '.join(own)}." if own else ""
     return (
-        f"{ACTOR}.{source}={written(value)} with {NODE}.method={method.name}, which has no {what} and would "
-        f"ignore it. Remove {ACTOR}.{source}. `clipx methods {method.name}` lists its parameters."
+        f"{ACTOR}.{source}={written(value)} with {chosen_by(method, group)}, which has no {what} and would ignore it. "
+        f"Remove {ACTOR}.{source}.{instead} `clipx methods {method.name}` lists its parameters."
     )
 
 
@@ -312,7 +327,10 @@ def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Co
     try:
         field.metadata["allowed"].convert(ours)
     except (ValueError, TypeError, OverflowError):
-        return f"{would_be}, which must be {field.metadata['allowed'].description}. Change it."
+        percent = source in WIDTHS and value > 1
+        change = f"For {value:g} %, write {value / 100:g}" if percent else "Change it"
+        kept, allowed = "null" if current is None else f"{current:g}", field.metadata["allowed"].description
+        return f"{would_be}, which must be {allowed}. {change}, or remove it to keep {key}={kept}."
     if value is not None and value < meaning.narrowest:
         return (
             f"{would_be}: a width under {meaning.narrowest:g} is meant for the ratio of a sequence, but {method.name} "

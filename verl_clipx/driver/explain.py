@@ -17,10 +17,11 @@ from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
-from verl_clipx.base.method import NODE
+from verl_clipx.base.method import NODE, Method, interval
 from verl_clipx.driver.announcement import shown
 from verl_clipx.driver.clip_keys import ACTOR, written
-from verl_clipx.driver.start import decide, named_keys
+from verl_clipx.driver.config import Settings, clip_range
+from verl_clipx.driver.start import decide, instantiated, named_keys
 
 # verl's entry modules and the configuration that each has by default, in the folder config beside it.
 MAIN_PPO = "verl.trainer.main_ppo"
@@ -54,19 +55,22 @@ class Explanation:
         line: what the run prints about it; or that the plugin has no part in it.
         loss_mode: the loss in verl's registry.
         of_the_plugin: whether the plugin has a part in the run.
+        bounds: the bounds that the loss starts with, or what they are computed from, in words.
         taken: what the method takes over from verl's keys.
     """
 
     line: str
     loss_mode: str
     of_the_plugin: bool
+    bounds: str
     taken: tuple[TakenOver, ...] = ()
 
     @property
     def lines(self) -> list[str]:
-        """The line, then one for each value that is taken over."""
+        """The line, the bounds, then a line for each value that is taken over."""
         return [
             self.line,
+            f"bounds at the start: {self.bounds}",
             *(f"taken over: {of.key}={written(of.given)} as {of.parameter}={shown(of.value)}" for of in self.taken),
         ]
 
@@ -88,15 +92,32 @@ def explained(words: Sequence[str]) -> Explanation:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
             validate_config(config, need_reference_policy(config), need_critic(config))
-    loss_mode = config.actor_rollout_ref.actor.policy_loss.loss_mode
+    actor = config.actor_rollout_ref.actor
+    loss_mode, node = actor.policy_loss.loss_mode, actor.policy_loss.get(NODE)
+    settings = None if node is None else instantiated(node)
+    bounds = of_method(settings.method) if isinstance(settings, Settings) else of_verls_loss(actor)
     if decision is None:
         line = f"clipx: no part in this run, which trains verl's own loss {loss_mode}"
-        return Explanation(line, loss_mode, of_the_plugin=False)
+        return Explanation(line, loss_mode, False, bounds)
     taken = (
         TakenOver(f"{ACTOR}.{of.key}", of.given, f"{NODE}.{parameter}", of.value)
         for parameter, of in decision.taken.items()
     )
-    return Explanation(decision.line, loss_mode, True, tuple(taken))
+    return Explanation(decision.line, loss_mode, True, bounds, tuple(taken))
+
+
+def of_method(method: Method) -> str:
+    """A method's bounds, and what else limits its weight."""
+    others = (f"{key} {value:g}" for key in method.other_limits if (value := getattr(method, key)) is not None)
+    return "; ".join([method.starting_bounds, *others])
+
+
+def of_verls_loss(actor: DictConfig) -> str:
+    """The bounds of verl's own loss: those of its default one are known."""
+    loss_mode = actor.policy_loss.loss_mode
+    if loss_mode != "vanilla":
+        return f"those of verl's own loss {loss_mode}, which the plugin does not know"
+    return f"ratio {interval(*clip_range(actor))}; clip_ratio_c {actor.clip_ratio_c:g}"
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:

@@ -145,12 +145,12 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             raise ValueError(missing_method(self.clipx))
         if other := another_loss(self.loss_mode, self.clipx):
             raise ValueError(other)
-        if ignored := ignored_keys(self.clipx.method, self):
+        if ignored := ignored_keys(self.clipx.method, self, group=self.run.group):
             raise ValueError("\n".join(ignored))
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
         # Nothing is left to take over where the driver has decided.
-        taken = taken_over(self.clipx.method, self.run.clip_keys)
+        taken = taken_over(self.clipx.method, self.run.clip_keys, group=self.run.group)
         bounds = {name: of.value for name, of in taken.items()}
         object.__setattr__(self, "clipx", replace(self.clipx, method=replace(self.clipx.method, **bounds)))
         object.__setattr__(self, "run", replace(self.run, taken={**self.run.taken, **sources(taken)}))

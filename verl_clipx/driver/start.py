@@ -182,9 +182,9 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         verl_values = {key: actor.get(key, default) for key, default in VERL_DEFAULTS.items()}
         verl_values |= {f"policy_loss.{key}": node[key] for key in MISPLACED if key in node}
         verl_values[DRO_BETA] = OmegaConf.select(actor, DRO_BETA)
-        refused += ignored_keys(settings.method, node)
+        refused += ignored_keys(settings.method, node, group=group)
         try:
-            taken = taken_over(settings.method, verl_values, named)
+            taken = taken_over(settings.method, verl_values, named, group=group)
         except ValueError as error:
             refused.append(str(error))
     if any(refused):

@@ -37,7 +37,6 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
         path: a Parquet file with the columns data_source, prompt (chat messages), reward_model (with ground_truth) and,
             if there is one, extra_info.
         name: what to call it; the file's name without `.parquet` by default.
-        limit: read this many questions only, from the first; at least 1.
 
     Raises:
         FileNotFoundError: no such file.
@@ -85,11 +84,7 @@ def _fault(row: dict[str, Any]) -> str | None:
 
 
 def sources_of(benchmark: Benchmark, field: str) -> list[str]:
-    """What each question came from, for clustered errors.
-
-    Raises:
-        ValueError: a row has no such field; names those that all rows have.
-    """
+    """What each question came from, for clustered errors."""
     lacking = [row for row, question in enumerate(benchmark.questions) if question.extra_info.get(field) is None]
     if lacking:
         there = sorted(set.intersection(*(set(question.extra_info) for question in benchmark.questions)))

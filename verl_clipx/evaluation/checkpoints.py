@@ -1,5 +1,6 @@
 """Finding a run's checkpoints, and a model in Hugging Face format for each."""
 
+import hashlib
 import re
 import shutil
 import subprocess
@@ -17,6 +18,7 @@ SOURCE_FILE = ".merged_from.json"
 # What a model folder on the hub may hold beside what is loaded.
 IGNORED_HUB_FILES = ["*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*"]
 
+_CHUNK_BYTES = 1 << 20
 _HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
@@ -43,10 +45,6 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
 
     Returns:
         At least one. Of a run's folder, steps that verl had not finished writing are left out.
-
-    Raises:
-        FileNotFoundError: there is nothing to evaluate.
-        ValueError: verl's file of the last step holds something else.
     """
     folder = Path(model)
     if not folder.exists():
@@ -119,13 +117,7 @@ def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
 
 
 def merge(actor: Path, target: Path) -> None:
-    """Merge an FSDP checkpoint with verl's own merger, replacing what is at `target` when it is complete.
-
-    Raises:
-        ValueError: the checkpoint is of LoRA adapters, whose merged base model would be the untrained one.
-        PermissionError: `target` cannot be written.
-        RuntimeError: the merger failed.
-    """
+    """Merge an FSDP checkpoint with verl's own merger, replacing what is at `target` when it is complete."""
     if (actor / "lora_adapter").is_dir() or (actor / "lora_train_meta.json").is_file():
         raise ValueError(
             f"{actor}: it is a checkpoint of LoRA adapters. Merge them into the base model (peft's merge_and_unload) "
@@ -148,3 +140,19 @@ def merge(actor: Path, target: Path) -> None:
         raise RuntimeError(f"verl's merger failed on {actor} (exit code {done.returncode}):\n{tail}")
     shutil.rmtree(target, ignore_errors=True)
     partial.replace(target)
+
+
+def fingerprint_of_folder(folder: Path) -> str:
+    """SHA-256 over the name, size, first and last MiB of every file directly in a folder, hidden ones left out.
+
+    Not a proof of equality, but weights of two training steps differ in every part, and a model of 15 GB takes no time.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):
+        size = path.stat().st_size
+        digest.update(f"{path.name}\x1f{size}\x1f".encode())
+        with path.open("rb") as file:
+            digest.update(file.read(_CHUNK_BYTES))
+            file.seek(max(0, size - _CHUNK_BYTES))
+            digest.update(file.read(_CHUNK_BYTES))
+    return digest.hexdigest()

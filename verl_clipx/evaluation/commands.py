@@ -27,11 +27,7 @@ DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score_for_evaluation"
 
 
 def evaluation_app(generate_on_cpu: "GenerateOnCPU") -> typer.Typer:
-    """The command group.
-
-    Args:
-        generate_on_cpu: the generator behind `--backend cpu`.
-    """
+    """The command group."""
     app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate accuracy, and compare runs.")
     app.command()(_run_command(generate_on_cpu))
     app.command()(score)

@@ -2,7 +2,7 @@
 
 import glob
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +55,7 @@ class Compared:
         found: dict[str, Any] = {}
         for (name, split), seeds, samples in zip(self.variance.items(), self.seeds, self.samples, strict=True):
             found[name] = split and {
-                "of_one_sample": split.as_dict(),
+                "of_one_sample": asdict(split),
                 "of_the_mean": split.of_mean(self.questions, seeds, samples or 1),
             }
         return found
@@ -66,9 +66,6 @@ def find_evaluations(pattern: str) -> list[EvaluationFolder]:
 
     Args:
         pattern: a folder, or a pattern such as `runs/grpo-seed*/evaluation/aime24`.
-
-    Raises:
-        FileNotFoundError: there is none.
     """
     found = [pattern] if Path(pattern).is_dir() else sorted(path for path in glob.glob(pattern) if Path(path).is_dir())
     if not found:
@@ -78,9 +75,6 @@ def find_evaluations(pattern: str) -> list[EvaluationFolder]:
 
 def read_sides(*methods: Sequence[EvaluationFolder]) -> dict[str, tuple[list[Side], np.ndarray | None]]:
     """Read methods' values on the benchmarks that all their evaluations have.
-
-    Args:
-        methods: of each, a scored evaluation a training.
 
     Returns:
         By benchmark, a side a method, and the labels of its questions' sources.
@@ -123,9 +117,6 @@ def compare_evaluations(first: Sequence[EvaluationFolder], second: Sequence[Eval
 
     Returns:
         By benchmark; metrics that not all have (pass@8 of a run with 4 samples) are left out.
-
-    Raises:
-        FileNotFoundError, ValueError: see `read_sides`.
     """
     found = {}
     for name, ((one, other), clusters) in read_sides(first, second).items():

@@ -1,7 +1,7 @@
 """`clipx eval compare|power`: whether a difference is real, and what it takes to detect one."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -46,7 +46,7 @@ def compare(
             names = [[str(folder.path) for folder in method] for method in folders]
             written: dict[str, Any] = {"first": names[0], "second": names[1]}
             written["benchmarks"] = {
-                name: {metric: value.as_dict() for metric, value in one.metrics.items()} for name, one in found.items()
+                name: {metric: asdict(value) for metric, value in one.metrics.items()} for name, one in found.items()
             }
             written["variance"] = {name: one.variance_as_dict() for name, one in found.items()}
             write_json(out, written)
@@ -108,7 +108,7 @@ def _print_variance(found: "Compared") -> None:
     for split, seeds, samples in zip(found.variance.values(), found.seeds, found.samples, strict=True):
         if split is None:
             return
-        parts, of_mean = split.as_dict(), split.of_mean(found.questions, seeds, samples or 1)
+        parts, of_mean = asdict(split), split.of_mean(found.questions, seeds, samples or 1)
         for part in parts:
             texts = ["" if value is None else f"{value**0.5:.3f}" for value in (parts[part], of_mean[part])]
             cells.setdefault(part, []).extend(texts)
@@ -161,7 +161,7 @@ def power(
         design = Design(questions, samples, seeds)
         found, measured = _prior(prior or [], benchmark)
         guessed = assumed_parts(found.get("accuracy", accuracy), spread, agreement, seed_deviation / 100)
-        parts = Parts(**{part: measured.get(part, value) for part, value in guessed.as_dict().items()})
+        parts = Parts(**{part: measured.get(part, value) for part, value in asdict(guessed).items()})
         _print_parts(parts, measured, found)
         chance = power_of(parts, points / 100, design)
         console.print(
@@ -175,8 +175,8 @@ def power(
         ways = _ways(parts, points / 100, design, wanted)
         options = _options(parts, points / 100, design, wanted)
         if out is not None:
-            written = {"points": points, "wanted": wanted, "parts": parts.as_dict(), "measured": sorted(measured)}
-            written |= {"design": design.as_dict(), "power": chance, "ways": ways, "options": options}
+            written = {"points": points, "wanted": wanted, "parts": asdict(parts), "measured": sorted(measured)}
+            written |= {"design": asdict(design), "power": chance, "ways": ways, "options": options}
             write_json(out, written)
 
 
@@ -219,7 +219,7 @@ def _print_parts(parts: "Parts", measured: dict[str, float], prior: dict[str, An
         "sample": "sample",
     }
     trainings = " and ".join(map(str, prior.get("trainings", [])))
-    for part, value in parts.as_dict().items():
+    for part, value in asdict(parts).items():
         source = f"prior evaluations of {trainings} trainings" if part in measured else "assumed"
         table.add_row(meaning[part], f"{value**0.5:.3f}", source)
     console.print(table)

@@ -1,25 +1,13 @@
 """Estimators over questions and samples.
 
-Questions are the independent units: an estimator gives one value a question, and intervals are taken over questions,
-never over samples.
+Questions are the independent units: an estimator gives one value a question, ``[questions]`` float64 in [0, 1], and
+intervals are taken over questions, never over samples.
 """
 
 from collections import Counter
 from collections.abc import Sequence
 
 import numpy as np
-
-
-def average_at_k(correct: np.ndarray) -> np.ndarray:
-    """avg@k of every question: the share of its k samples that are right.
-
-    Args:
-        correct: ``[questions, k]`` bool, or values such as rewards.
-
-    Returns:
-        ``[questions]`` float64.
-    """
-    return np.asarray(correct, dtype=np.float64).mean(axis=1)
 
 
 def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
@@ -30,13 +18,6 @@ def pass_at_k(correct: np.ndarray, k: int) -> np.ndarray:
 
     Args:
         correct: ``[questions, n]`` bool.
-        k: number of draws, 1 to n.
-
-    Returns:
-        ``[questions]`` float64 in [0, 1].
-
-    Raises:
-        ValueError: k is outside 1 to n.
     """
     correct = np.asarray(correct, dtype=bool)
     samples = correct.shape[1]
@@ -58,51 +39,24 @@ def best_at_k(correct: np.ndarray, k: int) -> np.ndarray:
     Args:
         correct: ``[questions, n]`` bool.
         k: number of draws, at least 1.
-
-    Returns:
-        ``[questions]`` float64 in [0, 1].
-
-    Raises:
-        ValueError: k is below 1.
     """
-    if k < 1:
-        raise ValueError(f"k={k}: best@k needs at least one draw")
-    return 1.0 - (1.0 - average_at_k(correct)) ** k
-
-
-def powers_of_two(largest: int) -> list[int]:
-    """1, 2, 4, … up to `largest`."""
-    return [1 << exponent for exponent in range(largest.bit_length())]
-
-
-def majority_choice(answers: Sequence[str | None]) -> int | None:
-    """Index of the sample that a majority vote over the answers picks.
-
-    It is the first sample with the most frequent answer. Of answers with equally many votes the one given first wins:
-    a rule that looks at nothing but the order of the samples, which are exchangeable.
-
-    Args:
-        answers: the samples' answers; a sample without one (None) has no vote.
-
-    Returns:
-        The index, or None if no sample has an answer.
-    """
-    votes = Counter(answer for answer in answers if answer is not None)
-    if not votes:
-        return None
-    # Counter keeps the order of first appearance, and max returns the first of equals.
-    return list(answers).index(max(votes, key=votes.__getitem__))
+    return 1.0 - (1.0 - np.mean(correct, axis=1)) ** k
 
 
 def majority_at_k(answers: Sequence[Sequence[str | None]], correct: np.ndarray) -> np.ndarray:
-    """maj@k of every question: whether the sample that the majority picks is right.
+    """maj@k of every question: whether the sample that a majority vote over the answers picks is right.
+
+    Picked is the first sample with the most frequent answer. Of answers with equally many votes the one given first
+    wins: a rule that looks at nothing but the order of the samples, which are exchangeable.
 
     Args:
-        answers: for every question its k samples' answers.
+        answers: for every question its k samples' answers; a sample without one (None) has no vote.
         correct: ``[questions, k]`` bool.
-
-    Returns:
-        ``[questions]`` float64, 0 where no sample has an answer.
     """
-    chosen = [majority_choice(row) for row in answers]
-    return np.array([0.0 if index is None else float(correct[row, index]) for row, index in enumerate(chosen)])
+    found = np.zeros(len(answers))
+    for question, of_samples in enumerate(answers):
+        # Counter keeps the order of first appearance, and most_common puts the first of equals first.
+        votes = Counter(answer for answer in of_samples if answer is not None).most_common(1)
+        if votes:
+            found[question] = correct[question][list(of_samples).index(votes[0][0])]
+    return found

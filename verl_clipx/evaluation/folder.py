@@ -49,12 +49,7 @@ class EvaluationFolder:
         return self.path / checkpoint / benchmark / "origin.json"
 
     def read_config(self) -> dict[str, Any]:
-        """The configuration of the evaluation.
-
-        Raises:
-            FileNotFoundError: the folder holds none.
-            ValueError: it cannot be read.
-        """
+        """The configuration of the evaluation."""
         if not self.config.exists():
             raise FileNotFoundError(
                 f"{self.path}: contains no evaluation (config.json); make one with `clipx eval run`"
@@ -68,9 +63,6 @@ class EvaluationFolder:
 
 def claim(path: Path, origin: dict[str, Any]) -> None:
     """Write down what completions depend on, or check that it is still the same.
-
-    Args:
-        origin: by name, JSON values.
 
     Raises:
         ValueError: completions that depend on something else are there; names each difference. Or the file cannot be

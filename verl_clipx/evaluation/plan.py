@@ -8,8 +8,7 @@ from typing import Any
 from verl_clipx.common.files import write_json
 from verl_clipx.evaluation.backends import OpenBackend
 from verl_clipx.evaluation.benchmark import Benchmark, sources_of
-from verl_clipx.evaluation.checkpoints import Checkpoint, model_folder
-from verl_clipx.evaluation.files import fingerprint_of_folder
+from verl_clipx.evaluation.checkpoints import Checkpoint, fingerprint_of_folder, model_folder
 from verl_clipx.evaluation.folder import EvaluationFolder
 from verl_clipx.evaluation.protocols import GREEDY, Protocol, choose_checkpoints
 from verl_clipx.evaluation.sampling import sample_checkpoint, versions_of
@@ -25,7 +24,6 @@ class Plan:
     Args:
         checkpoints: all that the name stands for; the protocol chooses among them.
         limit: number of questions that each benchmark was cut to.
-        backend: its name: vllm or cpu.
         rules: how completions are scored: the names of `reward` and `answer`, from a text to its answer, or None for
             `extract_answer`; `correct`, the part of the reward that says what is right, or None for the first that
             exists; `correct_from`, its smallest value of a right response; `cluster`, the key of extra_info that
@@ -58,11 +56,7 @@ class Plan:
             )
 
     def chosen(self) -> list[Checkpoint]:
-        """The checkpoints that count, in training order.
-
-        Raises:
-            ValueError: the protocol needs more than there are.
-        """
+        """The checkpoints that count, in training order."""
         by_step = {checkpoint.step: checkpoint for checkpoint in self.checkpoints}
         if None in by_step:
             # A model that is no checkpoint of a run: the protocols over several have nothing to choose from.
@@ -81,12 +75,7 @@ def sample_plan(
     """Find or make the models, write the configuration down, and sample what is missing.
 
     Args:
-        open_backend: the back end that `plan.backend` names.
         merged_models: where to keep merged checkpoints; None for inside each checkpoint.
-        on_stage: from a stage's name to a callback of (done, total).
-
-    Raises:
-        ValueError: see `sample_checkpoint`; nothing has been overwritten then.
     """
     chosen = plan.chosen()
     models = {}

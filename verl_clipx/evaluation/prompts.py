@@ -52,11 +52,7 @@ def _encode(
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None) -> frozenset[int]:
-    """Tokens that end a response: the tokenizer's end of sequence and those of the model's generation configuration.
-
-    Raises:
-        ValueError: there is none, so that every response would be truncated.
-    """
+    """Tokens that end a response: the tokenizer's end of sequence and those of the model's generation configuration."""
     found = getattr(generation_config, "eos_token_id", None)
     listed = found if isinstance(found, list | tuple) else [found]
     stops = frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None)
@@ -72,9 +68,6 @@ def check_context(benchmark: Benchmark, prompts: list[list[int]], max_tokens: in
 
     Args:
         context: the model's max_position_embeddings; None if it has no limit.
-
-    Raises:
-        ValueError: naming the longest prompt and the largest --max-tokens that fits.
     """
     longest = max(map(len, prompts))
     if context is not None and longest + max_tokens > context:

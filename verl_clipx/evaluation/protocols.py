@@ -1,9 +1,6 @@
-"""How a number in a table is computed: which checkpoints count, how they are sampled, and how values are combined."""
+"""How a number in a table is computed: which checkpoints count, and how they are sampled."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-
-import numpy as np
 
 
 @dataclass(frozen=True)
@@ -40,9 +37,6 @@ PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_L
 def choose_checkpoints(protocol: Protocol, steps: list[int]) -> list[int]:
     """The training steps whose checkpoints count.
 
-    Returns:
-        Steps in ascending order.
-
     Raises:
         ValueError: there are fewer checkpoints than the protocol asks for.
     """
@@ -54,27 +48,3 @@ def choose_checkpoints(protocol: Protocol, steps: list[int]) -> list[int]:
             "save more often (trainer.save_freq, trainer.max_actor_ckpt_to_keep) or choose another protocol"
         )
     return wanted
-
-
-def mean_over_checkpoints(values: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Mean over checkpoints of every question's value; the questions stay the units of the interval.
-
-    Args:
-        values: by checkpoint, ``[questions]``.
-
-    Returns:
-        ``[questions]`` float64.
-    """
-    return np.mean(list(values.values()), axis=0)
-
-
-def best_checkpoint(values: Mapping[str, np.ndarray]) -> str:
-    """The checkpoint with the highest mean over questions, the earliest of equals.
-
-    Reporting its mean is optimistic: the maximum of noisy means lies above the mean of the best checkpoint. With equal
-    checkpoints and a standard error s it is too high by about 0.85 s of three, 1.54 s of ten.
-
-    Args:
-        values: by checkpoint in training order, ``[questions]``.
-    """
-    return max(values, key=lambda checkpoint: float(np.mean(values[checkpoint])))

@@ -2,19 +2,20 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pandas
 
-from verl_clipx.common.files import write_json
+from verl_clipx.common.files import hash_of_json, write_json
+from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.common.statistics.variance import too_few_units
 from verl_clipx.evaluation.answers import extract_answer
 from verl_clipx.evaluation.benchmark import Benchmark, read_benchmark, sources_of
-from verl_clipx.evaluation.files import hash_of_json
 from verl_clipx.evaluation.folder import EvaluationFolder
-from verl_clipx.evaluation.protocols import BEST_VALIDATION, best_checkpoint, mean_over_checkpoints
+from verl_clipx.evaluation.protocols import BEST_VALIDATION
 from verl_clipx.evaluation.samples import read_samples
 from verl_clipx.evaluation.scores import (
     check_ground_truths,
@@ -23,7 +24,7 @@ from verl_clipx.evaluation.scores import (
     score_samples,
     write_scores,
 )
-from verl_clipx.evaluation.summary import estimates, is_correct, question_values
+from verl_clipx.evaluation.summary import is_correct, question_values
 
 QuestionValues = dict[str, np.ndarray]
 """By metric, ``[questions]``."""
@@ -52,11 +53,6 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 
     Args:
         config: of the evaluation, or its keys reward, answer, correct, correct_from and cluster.
-
-    Raises:
-        ValueError: a function cannot be imported, the reward cannot use a ground truth or has no such part, questions
-            have no such field, or `correct_from` is no number.
-        RuntimeError: the reward fails on an empty response.
     """
     reward = load_function(config["reward"], "--reward")
     answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
@@ -74,16 +70,7 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
 def score(
     folder: EvaluationFolder, on_progress: Callable[[int, int], None] = lambda done, total: None
 ) -> dict[str, Any]:
-    """Score all completions with the configured reward and write the results.
-
-    Args:
-        folder: of the evaluation; every completion must be there.
-        on_progress: called with the completions scored and their number in all.
-
-    Raises:
-        ValueError: completions are missing, or a benchmark or function cannot be read.
-        RuntimeError: the reward failed; names the completion.
-    """
+    """Score all completions with the configured reward and write the results."""
     config = folder.read_config()
     reward = load_function(config["reward"], "--reward")
     answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
@@ -114,11 +101,7 @@ def score(
 def values_of_checkpoints(
     folder: EvaluationFolder, config: dict[str, Any], benchmark: str
 ) -> dict[str, QuestionValues]:
-    """By checkpoint, every metric's value on every question of a benchmark.
-
-    Raises:
-        FileNotFoundError: it has not been scored.
-    """
+    """By checkpoint, every metric's value on every question of a benchmark."""
     entry = config["benchmarks"][benchmark]
     values = {}
     for label in config["checkpoints"]:
@@ -135,21 +118,23 @@ def values_of_checkpoints(
 def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionValues, list[str]]:
     """What the protocol reports.
 
+    Reporting the best checkpoint is optimistic: the maximum of noisy means lies above the mean of the best checkpoint.
+    With equal checkpoints and a standard error s it is too high by about 0.85 s of three, 1.54 s of ten.
+
     Args:
         values: by checkpoint in training order.
 
     Returns:
-        By metric, ``[questions]``: of the best checkpoint under "best-validation", else the mean over the checkpoints;
-        and the checkpoints that it comes from.
+        By metric, ``[questions]``: of the checkpoint with the highest accuracy, the earliest of equals, under
+        "best-validation", else the mean over the checkpoints; and the checkpoints that it comes from.
     """
     metrics = next(iter(values.values()))
     if protocol == BEST_VALIDATION.name:
         accuracy = next(metric for metric in metrics if metric.startswith("avg@"))
-        best = best_checkpoint({label: found[accuracy] for label, found in values.items()})
+        best = max(values, key=lambda label: float(np.mean(values[label][accuracy])))
         return values[best], [best]
-    return {
-        metric: mean_over_checkpoints({label: found[metric] for label, found in values.items()}) for metric in metrics
-    }, list(values)
+    mean = {metric: np.mean([found[metric] for found in values.values()], axis=0) for metric in metrics}
+    return mean, list(values)
 
 
 def summarise(folder: EvaluationFolder) -> dict[str, Any]:
@@ -193,4 +178,4 @@ def clusters_of(config: dict[str, Any], benchmark: str) -> np.ndarray | None:
 
 
 def _as_json(values: QuestionValues, clusters: np.ndarray | None) -> dict[str, dict[str, float | None]]:
-    return {metric: estimate.as_dict() for metric, estimate in estimates(values, clusters).items()}
+    return {metric: asdict(estimate(column, clusters)) for metric, column in values.items()}

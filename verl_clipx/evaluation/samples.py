@@ -67,11 +67,7 @@ def pending_shards(
     All of a question's samples are neighbours: back ends compute their common prompt once.
 
     Args:
-        finished: (question, sample) pairs that exist.
         size: completions a shard, at least 1.
-
-    Raises:
-        ValueError: size is below 1.
     """
     if size < 1:
         raise ValueError(f"--shard-size {size}: must be at least 1")
@@ -105,12 +101,6 @@ def read_samples(folder: Path, *, questions: int, samples: int) -> pandas.DataFr
             "Repeat the same `clipx eval run` command to finish them"
         )
     return table
-
-
-def remove_partial_files(folder: Path) -> None:
-    """Remove what a killed process was writing."""
-    for path in folder.glob(".*.partial"):
-        path.unlink(missing_ok=True)
 
 
 def _read(folder: Path, columns: Iterable[str] | None) -> pandas.DataFrame:

@@ -5,18 +5,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from verl_clipx.common.command_line import installed_version
+from verl_clipx.common.files import remove_partials
 from verl_clipx.evaluation.backends import Model, OpenBackend, SampleRequest, Tokens
 from verl_clipx.evaluation.benchmark import Benchmark
-from verl_clipx.evaluation.files import fingerprint_of_folder
+from verl_clipx.evaluation.checkpoints import fingerprint_of_folder
 from verl_clipx.evaluation.folder import EvaluationFolder, claim
 from verl_clipx.evaluation.prompts import check_context, encode_prompts, stop_token_ids
-from verl_clipx.evaluation.samples import (
-    Sample,
-    finished_samples,
-    pending_shards,
-    remove_partial_files,
-    write_shard,
-)
+from verl_clipx.evaluation.samples import Sample, finished_samples, pending_shards, write_shard
 from verl_clipx.evaluation.settings import SamplingSettings, sample_seed
 
 if TYPE_CHECKING:
@@ -38,7 +33,6 @@ def sample_checkpoint(
 
     Args:
         open_backend: the back end; opened only if something is missing.
-        on_progress: called with the completions that are there and their number in all.
 
     Raises:
         ValueError: the folder holds completions of another model, benchmark, setting or version, or the model cannot
@@ -59,7 +53,7 @@ def sample_checkpoint(
         check_context(benchmark, prompts[benchmark.name], settings.max_tokens, context)
         completions = folder.completions(label, benchmark.name)
         completions.mkdir(parents=True, exist_ok=True)
-        remove_partial_files(completions)
+        remove_partials(completions)
         finished = finished_samples(completions)
         if not finished:
             # A run stopped before its first shard binds nobody to its settings.
@@ -100,13 +94,7 @@ def to_samples(
     tokenizer: Any,
     stops: frozenset[int],
 ) -> list[Sample]:
-    """Completions as they are stored.
-
-    Args:
-        pairs: (question, sample) of each.
-        generated: tokens, a stop token included.
-        stops: tokens that end a response.
-    """
+    """Completions as they are stored."""
     return [
         Sample(
             question=question,

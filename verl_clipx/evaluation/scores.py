@@ -22,7 +22,6 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
 
     Args:
         name: `package.module:function`; modules of the working directory count.
-        option: the command's option that named it, for the message.
 
     Raises:
         ValueError: the name is malformed, or there is no such module or function.
@@ -34,11 +33,7 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
 
 
 def load_text(name: str, option: str) -> str:
-    """Import a text, as `load_function` does a function.
-
-    Raises:
-        ValueError: the name is malformed, there is no such module or name, or it is not text.
-    """
+    """Import a text, as `load_function` does a function."""
     text = _load(name, option)
     if not isinstance(text, str):
         raise ValueError(f"{option} {name}: is not text")
@@ -62,9 +57,6 @@ def check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> Non
 
     Args:
         reward: the function; `check_ground_truth(data_source, ground_truth)` beside it raises ValueError.
-
-    Raises:
-        ValueError: names the file, the row and what is wrong.
     """
     check = getattr(sys.modules[reward.__module__], "check_ground_truth", None)
     for row, question in enumerate(benchmark.questions if check else []):
@@ -136,12 +128,7 @@ def write_scores(path: Path, scores: pandas.DataFrame) -> None:
 
 
 def read_scores(path: Path) -> pandas.DataFrame:
-    """Read scores.
-
-    Raises:
-        FileNotFoundError: there are none yet.
-        ValueError: the file cannot be read.
-    """
+    """Read scores."""
     if not path.exists():
         raise FileNotFoundError(f"{path}: not scored yet; run `clipx eval score` on this evaluation's folder")
     return read_table(path).to_pandas()

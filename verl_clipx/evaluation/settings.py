@@ -66,10 +66,6 @@ class SamplingSettings:
 
 
 def sample_seed(seed: int, benchmark: str, question: int, sample: int) -> int:
-    """The seed of one sample. It depends on these four only, so any part of an evaluation can be done alone or again.
-
-    Returns:
-        An integer in [0, 2**63), which any back end can take.
-    """
+    """The seed of one sample. It depends on these four only: any part of an evaluation can be done alone or again."""
     digest = hashlib.sha256("\x1f".join(map(str, (seed, benchmark, question, sample))).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

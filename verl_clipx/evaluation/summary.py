@@ -1,36 +1,21 @@
-"""From completions and their scores to one value a question and metric, and to estimates."""
-
-from collections.abc import Mapping
+"""From completions and their scores to one value a question and metric."""
 
 import numpy as np
 import pandas
 
-from verl_clipx.common.statistics.estimate import Estimate, estimate
-from verl_clipx.evaluation.estimators import (
-    average_at_k,
-    best_at_k,
-    majority_at_k,
-    pass_at_k,
-    powers_of_two,
-)
+from verl_clipx.evaluation.estimators import best_at_k, majority_at_k, pass_at_k
 from verl_clipx.evaluation.scores import PART
 
 CORRECT_PARTS = ("correct", "acc", "score")
 """Which part of a reward says whether a response is right, where the user does not: the first that exists."""
-
-CORRECT_FROM = 1.0
 
 
 def is_correct(scores: pandas.DataFrame, part: str | None, threshold: float) -> pandas.Series:
     """Whether each completion is right.
 
     Args:
-        scores: from `score_samples`.
         part: part of the reward that decides; None for the first of `CORRECT_PARTS` that exists.
         threshold: smallest value of a right response.
-
-    Raises:
-        ValueError: the reward has no such part.
     """
     parts = [column.removeprefix(PART) for column in scores if column.startswith(PART)]
     chosen = part if part is not None else next(name for name in CORRECT_PARTS if name in parts)
@@ -44,13 +29,12 @@ def question_values(
     scores: pandas.DataFrame,
     *,
     correct_part: str | None = None,
-    correct_from: float = CORRECT_FROM,
+    correct_from: float = 1.0,
 ) -> dict[str, np.ndarray]:
     """Every metric's value on every question.
 
     Args:
         samples: from `read_samples`: k rows a question, in order.
-        scores: of the same completions, in the same order.
         correct_part, correct_from: see `is_correct`.
 
     Returns:
@@ -76,23 +60,14 @@ def question_values(
 
     correct = by_question(is_correct(scores, correct_part, correct_from))
     answers = [[None if pandas.isna(one) else one for one in row] for row in by_question(scores["answer"])]
-    values = {f"avg@{k}": average_at_k(correct)}
-    values |= {f"pass@{draws}": pass_at_k(correct, draws) for draws in powers_of_two(k)}
-    values |= {f"best@{draws}": best_at_k(correct, draws) for draws in powers_of_two(k)}
+    powers_of_two = [1 << exponent for exponent in range(k.bit_length())]
+    values = {f"avg@{k}": correct.mean(axis=1)}
+    values |= {f"pass@{draws}": pass_at_k(correct, draws) for draws in powers_of_two}
+    values |= {f"best@{draws}": best_at_k(correct, draws) for draws in powers_of_two}
     values[f"maj@{k}"] = majority_at_k(answers, correct)
-    values["length"] = average_at_k(by_question(samples["length"]))
-    values["truncated"] = average_at_k(by_question(samples["truncated"]))
+    values["length"] = by_question(samples["length"]).mean(axis=1)
+    values["truncated"] = by_question(samples["truncated"]).mean(axis=1)
     if PART + "format" in scores:
-        values["format"] = average_at_k(by_question(scores[PART + "format"] > 0))
-    values |= {column: average_at_k(by_question(scores[column])) for column in scores if column.startswith(PART)}
+        values["format"] = by_question(scores[PART + "format"] > 0).mean(axis=1)
+    values |= {column: by_question(scores[column]).mean(axis=1) for column in scores if column.startswith(PART)}
     return values
-
-
-def estimates(values: Mapping[str, np.ndarray], clusters: np.ndarray | None = None) -> dict[str, Estimate]:
-    """Mean and interval of every metric.
-
-    Args:
-        values: by metric, ``[questions]``.
-        clusters: ``[questions]`` labels, where questions share a source.
-    """
-    return {metric: estimate(column, clusters) for metric, column in values.items()}

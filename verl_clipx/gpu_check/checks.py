@@ -58,11 +58,7 @@ def norm(tensors: Iterable[Tensor]) -> float:
 
 
 def against_float64(bench: Bench, *overrides: str, tolerance: float, tied: bool = False) -> Measured:
-    """GRPO's update under overrides against the float64 one.
-
-    Args:
-        tolerance: of the gradient's and the loss's relative difference.
-    """
+    """GRPO's update under overrides against the float64 one."""
     sample = bench.sample(tied=tied)
     update = bench.update(*GRPO, *overrides, tied=tied)
     found = compared(

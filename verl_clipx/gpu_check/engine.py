@@ -155,11 +155,7 @@ class Bench:
 
 
 def composed(machine: Machine, model: Path, overrides: Sequence[str]) -> Any:
-    """verl's whole configuration.
-
-    Args:
-        machine: whose device and number of ranks it is for.
-    """
+    """verl's whole configuration."""
     from hydra import compose, initialize_config_module
 
     hardware = ["+hardware=cpu"] if machine.device == "cpu" else []
@@ -223,11 +219,7 @@ def planned_steps(planner: Any) -> list[Any]:
 
 
 def old_log_probs(worker: Any, data: Any, rows: Sequence[Row]) -> Tensor:
-    """Log-probabilities of the responses as verl's trainers compute them before an update, jagged.
-
-    Args:
-        rows: this rank's, of which it was made.
-    """
+    """Log-probabilities of the responses as verl's trainers compute them before an update, jagged."""
     from verl.utils import tensordict_utils as tu
 
     tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)

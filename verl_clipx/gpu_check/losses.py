@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.gpu_check.report import Measured, Result, result_of
+from verl_clipx.gpu_check.report import Measured, Result, tried
 from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.methods import BUILT_IN, METHODS, Method
@@ -25,33 +25,17 @@ SIZES = {"cpu": (16, 96), "cuda": (64, 4096)}
 
 
 def loss_results(device: str) -> Iterator[Result]:
-    """Checks the loss of every method; yields each result as soon as it is there.
-
-    Args:
-        device: cuda or cpu.
-
-    Yields:
-        A result a method; those that were not begun within `SECONDS` are skipped.
-    """
+    """Checks the loss of every method; yields each result as soon as it is there."""
     begun = time.monotonic()
     for name in BUILT_IN:
-        started = time.monotonic()
-        if started - begun > SECONDS:
+        if time.monotonic() - begun > SECONDS:
             yield Result(f"loss of {name}", "skip", "not run, because nine minutes had passed")
             continue
-        try:
-            result = result_of(f"loss of {name}", loss_check(METHODS[name](), device), 0.0)
-        except Exception as error:
-            result = Result(f"loss of {name}", "fail", f"{type(error).__name__}: {error}")
-        yield Result(result.name, result.outcome, result.found, result.numbers, time.monotonic() - started)
+        yield tried(f"loss of {name}", lambda name=name: loss_check(METHODS[name](), device))
 
 
 def loss_check(method: Method, device: str) -> Measured:
-    """A method's loss: compiled against uncompiled against float64, values that are not finite, times, memory.
-
-    Args:
-        device: cuda or cpu.
-    """
+    """A method's loss: compiled against uncompiled against float64, values that are not finite, times, memory."""
     functions = {name: TokenFunctions(method, None, compiled=name == "compiled") for name in ("eager", "compiled")}
     inputs = example(method, device, torch.float32)
     exact = gradient(functions["eager"], converted(inputs, torch.float64))

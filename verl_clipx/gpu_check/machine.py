@@ -17,9 +17,6 @@ class Machine:
     Args:
         device: cuda, or cpu with gloo in NCCL's place.
         ranks: processes that train together, a GPU each.
-
-    Raises:
-        ValueError: the device or the number of ranks is none.
     """
 
     device: str
@@ -35,15 +32,7 @@ class Machine:
 
 
 def this_machine(device: str, ranks: int) -> Machine:
-    """This machine, as far as checks are to use it.
-
-    Args:
-        device: cuda or cpu.
-        ranks: GPUs, or processes on a CPU.
-
-    Raises:
-        ValueError: it has fewer GPUs; the message names the option.
-    """
+    """This machine, as far as checks are to use it."""
     import torch
 
     machine = Machine(device, ranks, *(importlib.util.find_spec(name) is not None for name in ("flash_attn", "vllm")))

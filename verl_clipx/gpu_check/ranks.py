@@ -6,12 +6,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+
+import psutil
 
 from verl_clipx.common.files import last_lines, read_json
 from verl_clipx.gpu_check.engine import rank_environment
 from verl_clipx.gpu_check.machine import Machine
-from verl_clipx.gpu_check.processes import end
 from verl_clipx.gpu_check.rank import file_of, write_task
 from verl_clipx.gpu_check.report import Measured, Result, result_of
 
@@ -20,6 +22,17 @@ PROGRAM = (sys.executable, "-m", "verl_clipx.gpu_check.rank")
 SECONDS = 300
 POLL_SECONDS = 0.05
 LOG_LINES = 30
+
+
+def end(process: subprocess.Popen) -> None:
+    """Ends a process at once, with all that it has started and that has not outlived it."""
+    with suppress(psutil.NoSuchProcess):
+        # Ray's processes are sessions of their own, so that no process group holds them all.
+        for child in psutil.Process(process.pid).children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+    process.kill()
+    process.wait()
 
 
 class Ranks:

@@ -2,7 +2,8 @@
 
 import json
 import math
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
@@ -50,6 +51,18 @@ class Result:
 def result_of(name: str, measured: Measured, seconds: float) -> Result:
     """The result of a check that ran to its end."""
     return Result(name, "pass" if measured.passed else "fail", measured.found, measured.numbers, seconds)
+
+
+def tried(name: str, check: Callable[[], Measured]) -> Result:
+    """The result of a check in this process; an exception is a failure, whose further lines are its log."""
+    started = time.monotonic()
+    try:
+        measured = check()
+    except Exception as error:
+        first, *log = str(error).splitlines() or [""]
+        seconds = time.monotonic() - started
+        return Result(name, "fail", f"{type(error).__name__}: {first}", seconds=seconds, log=tuple(log))
+    return result_of(name, measured, time.monotonic() - started)
 
 
 def counts(results: Sequence[Result]) -> dict[Outcome, int]:

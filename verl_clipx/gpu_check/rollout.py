@@ -9,7 +9,7 @@ from pathlib import Path
 from verl_clipx.common.files import last_lines
 from verl_clipx.diagnostics.run_log import read_run_log
 from verl_clipx.gpu_check.machine import Machine
-from verl_clipx.gpu_check.processes import end
+from verl_clipx.gpu_check.ranks import end
 from verl_clipx.gpu_check.report import Measured
 
 STEPS = 3
@@ -50,11 +50,7 @@ def write_prompts(path: Path) -> None:
 
 
 def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
-    """The run's Hydra overrides.
-
-    Args:
-        folder: of the prompts, and where the run writes.
-    """
+    """The run's Hydra overrides."""
     return [
         "+clipx=acpo",
         "algorithm.adv_estimator=grpo",

@@ -1,7 +1,6 @@
 """All checks, one after the other."""
 
 import tempfile
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,18 +8,14 @@ from verl_clipx.gpu_check import rollout
 from verl_clipx.gpu_check.checks import CHECKS
 from verl_clipx.gpu_check.machine import Machine, sample_folder
 from verl_clipx.gpu_check.ranks import results_on_ranks
-from verl_clipx.gpu_check.report import Result, result_of
+from verl_clipx.gpu_check.report import Result, tried
 from verl_clipx.gpu_check.sample import make_sample
 
 VLLM = "vLLM rollout"
 
 
 def results(machine: Machine) -> Iterator[Result]:
-    """Runs every check that can run.
-
-    Yields:
-        The result of each as soon as it is there, those first that are skipped.
-    """
+    """Runs every check that can run."""
     reasons = {check.name: check.why_not(machine) for check in CHECKS} | {VLLM: rollout.why_not(machine)}
     for name, reason in reasons.items():
         if reason is not None:
@@ -31,17 +26,4 @@ def results(machine: Machine) -> Iterator[Result]:
             make_sample(sample_folder(folder, tied), tied=tied)
         yield from results_on_ranks(machine, folder, [check.name for check in CHECKS if reasons[check.name] is None])
         if reasons[VLLM] is None:
-            yield vllm_result(machine, folder)
-
-
-def vllm_result(machine: Machine, folder: Path) -> Result:
-    """The result of the run with vLLM's rollouts."""
-    started = time.monotonic()
-    try:
-        measured = rollout.vllm_rollout(machine, sample_folder(folder, False), folder)
-    except Exception as error:
-        first, *log = str(error).splitlines() or [""]
-        return Result(
-            VLLM, "fail", f"{type(error).__name__}: {first}", seconds=time.monotonic() - started, log=tuple(log)
-        )
-    return result_of(VLLM, measured, time.monotonic() - started)
+            yield tried(VLLM, lambda: rollout.vllm_rollout(machine, sample_folder(folder, False), folder))

@@ -29,7 +29,6 @@ class Row:
         ids: int64, (length,).
         old_log_prob: float32, (response length,).
         mask: 0 or 1, int64, (response length,).
-        advantage: of the response.
     """
 
     ids: Tensor
@@ -63,7 +62,6 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
     Args:
         hidden_size: width, a multiple of 128: two query heads of 64 share a key-value head.
         vocabulary: rows of the embeddings; None: as many as the tokenizer has tokens.
-        tied: whether input and output embedding are one matrix.
 
     Returns:
         The model, in float32.
@@ -99,11 +97,7 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
 
 
 def make_sample(folder: Path, *, tied: bool) -> Sample:
-    """Saves a model and, beside it, a sample for it.
-
-    Args:
-        tied: whether the model's input and output embedding are one matrix.
-    """
+    """Saves a model and, beside it, a sample for it."""
     model = save_model(folder, tied=tied).double()
     generator = torch.Generator().manual_seed(SEED)
     rows = tuple(make_row(model, generator) for _ in range(ROWS))

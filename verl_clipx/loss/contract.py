@@ -1,7 +1,11 @@
 """Runs a method on your own tensors, and checks the contract that every method keeps on your method."""
 
+import inspect
 import re
+import sys
+import traceback
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -404,8 +408,8 @@ def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
         method: the method with its parameters.
 
     Yields:
-        What was checked, and how it failed or None. The compiled loss is checked last, once the uncompiled one keeps
-        everything, and only where there is a compiler.
+        What was checked, and how it failed, with the file and line of the loss, or None. The compiled loss is checked
+        last, once the uncompiled one keeps everything, and only where there is a compiler.
     """
     kept = True
     for check in (*CHECKS, *COMPILED_CHECKS):
@@ -418,9 +422,26 @@ def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
             continue
         except Exception as failure:
             kept = False
-            yield name, f"{type(failure).__name__}: {failure}"
+            kind = "" if isinstance(failure, AssertionError) else f"{type(failure).__name__}: "
+            yield name, f"{place_of(method, failure)}{kind}{failure}"
         else:
             yield name, None
+
+
+def place_of(method: Method, failure: Exception) -> str:
+    """The file and line of a loss, followed by a colon: the line that raised, or the first one of its definition.
+
+    Empty for a loss that no file defines.
+    """
+    kind = type(method)
+    try:
+        # The function, where the class was made of a decorated one.
+        defined = attrgetter(kind.__qualname__)(sys.modules[kind.__module__])
+        file, (_, line) = inspect.getsourcefile(defined), inspect.getsourcelines(defined)
+    except (AttributeError, KeyError, OSError, TypeError):
+        return ""
+    raised = [frame.lineno for frame in traceback.extract_tb(failure.__traceback__) if frame.filename == file]
+    return f"{file}:{raised[-1] if raised else line}: "
 
 
 def check_loss(loss: type[Method] | Callable[..., Any]) -> None:

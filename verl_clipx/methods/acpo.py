@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, cat, float32, float64, stack, where
 
-from verl_clipx.base.method import Bounds, not_above
+from verl_clipx.base.method import LARGEST_BOUND, Bounds, interval, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, integer, number, optional, parameter
 from verl_clipx.base.tokens import Tokens, parts
@@ -20,6 +21,8 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
     population standard deviation of the ratio in the token's probability bin. sigma is computed with a relative error
     of about 1e-16 (1 + (mean - 1)^2 / variance).
     """
+
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("epsilon_base", "alpha")
 
     logs = (
         of_decision("epsilon", "epsilon per probability bin", "ratio", numbered="bin", chart="bounds"),
@@ -40,28 +43,36 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         ),
     )
 
-    alpha: float = parameter(3.0, number(at_least=0, at_most=1e3), "epsilon of a bin = alpha * sigma + epsilon_base")
-    epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1e3), "epsilon of a bin whose ratios do not vary")
+    alpha: float = parameter(3.0, number(at_least=0, at_most=20), "epsilon of a bin = alpha * sigma + epsilon_base")
+    epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1), "epsilon of a bin whose ratios do not vary")
     epsilon_min: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1e3)), "smallest epsilon; null: no limit"
+        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit"
     )
     epsilon_max: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1e6)), "largest epsilon; null: no limit"
+        None, optional(number(at_least=0.01, at_most=LARGEST_BOUND)), "largest epsilon; null: no limit"
     )
     bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins")
     bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
     variance_epsilon: float = parameter(
-        0.0, number(at_least=0, at_most=1), "added to the variance under the square root"
+        0.0, number(at_least=0, at_most=0.01), "added to the variance under the square root"
     )
-    min_tokens: int = parameter(
-        1, integer(at_least=1, at_most=1_000_000_000), "a bin with fewer tokens keeps epsilon_base"
-    )
+    min_tokens: int = parameter(1, integer(at_least=1, at_most=1_000_000), "a bin with fewer tokens keeps epsilon_base")
 
     def __post_init__(self) -> None:
         super().__post_init__()
         not_above(self, "epsilon_min", "epsilon_max")
         # Otherwise every bin's epsilon is epsilon_max, but for those with too few tokens, which have more.
         not_above(self, "epsilon_base", "epsilon_max")
+
+    @property
+    def starting_bounds(self) -> str:
+        low, high = self.epsilon_min, self.epsilon_max
+        limits = "" if low is None and high is None else f", epsilon {interval(low, high)}"
+        return (
+            f"ratio 1 - epsilon to 1 + epsilon, epsilon = {self.alpha:g} σ + {self.epsilon_base:g}{limits}, σ of the "
+            f"ratio in each of {self.bins} bins of the {self.bin_on} probability; "
+            f"{interval(1 - self.epsilon_base, 1 + self.epsilon_base)} where the ratio does not vary"
+        )
 
     @property
     def statistics_size(self) -> int:

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, FixedBounds, not_above
+from verl_clipx.base.method import LARGEST_CAP, Bounds, FixedBounds
 from verl_clipx.base.parameters import choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -25,20 +25,16 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
         "positive", choice("positive", "both"), "tokens whose weight is the reciprocal ratio: those with A > 0, or all"
     )
     weight_low: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1e6)), "lower bound of a reciprocal weight; null: no bound"
+        None, optional(number(at_least=0, at_most=1)), "lower bound of a reciprocal weight; null: no bound"
     )
     weight_high: float | None = parameter(
-        3.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of a reciprocal weight; null: no bound"
+        3.0, optional(number(at_least=1, at_most=LARGEST_CAP)), "upper bound of a reciprocal weight; null: no bound"
     )
     negative_weight_high: float | None = parameter(
         3.0,
-        optional(number(at_least=1e-3, at_most=1e6)),
+        optional(number(at_least=1, at_most=LARGEST_CAP)),
         "upper bound of the weight of tokens that are not flipped; null: no bound",
     )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        not_above(self, "weight_low", "weight_high")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio

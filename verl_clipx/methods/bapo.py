@@ -2,12 +2,13 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, float64, where
 
 from verl_clipx.base.histogram import ratio_or_zero, whole_sums
-from verl_clipx.base.method import NODE, Bounds, not_above
+from verl_clipx.base.method import LARGEST_BOUND, NODE, Bounds, not_above
 from verl_clipx.base.metric import of_decision, of_rollout_batch
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, parts
@@ -46,6 +47,8 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     and last_step "clipped" are the authors' released code.
     """
 
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("lower_start", "lower_stop", "upper_start", "upper_stop")
+
     logs = (
         of_decision("c_low", "the lower bound found", "ratio", chart="bounds"),
         of_decision("c_high", "the upper bound found", "ratio", chart="bounds"),
@@ -63,7 +66,7 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
 
     target: float = parameter(
         0.4,
-        number(at_least=0, at_most=1e6),
+        number(at_least=0.01, at_most=10, usual=(0.2, 1)),
         "the contribution of positive tokens that the search aims at; at most 1 for contribution=share",
     )
     contribution: str = parameter(
@@ -90,12 +93,10 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     lower_start: float = parameter(0.6, number(at_least=0, at_most=1), "where the lower bound starts")
     lower_stop: float = parameter(0.9, number(at_least=0, at_most=1), "how far the lower bound may rise")
     lower_step: float = parameter(0.02, number(at_least=1e-3, at_most=1), "step of the lower bound")
-    upper_start: float = parameter(1.2, number(at_least=1, at_most=100), "where the upper bound starts")
-    upper_stop: float = parameter(3.0, number(at_least=1, at_most=100), "how far the upper bound may rise")
-    upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=100), "step of the upper bound")
-    epsilon: float = parameter(
-        1e-8, number(at_least=0, at_most=1e3), "added to N in contribution=ratio (release: 1e-8)"
-    )
+    upper_start: float = parameter(1.2, number(at_least=1, at_most=LARGEST_BOUND), "where the upper bound starts")
+    upper_stop: float = parameter(3.0, number(at_least=1, at_most=LARGEST_BOUND), "how far the upper bound may rise")
+    upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=1), "step of the upper bound")
+    epsilon: float = parameter(1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -111,6 +112,22 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
                 raise ValueError(
                     f"{NODE}.{side}_step={step:g}: more than {MOST_CANDIDATES} candidates. Set a larger step."
                 )
+            if stop > start and self._count(side) == 1:
+                raise ValueError(
+                    f"{NODE}.{side}_step={step:g}: longer than the way from {NODE}.{side}_start={start:g} to "
+                    f"{NODE}.{side}_stop={stop:g}, so that the bound could not move. Set a smaller step, or, if it "
+                    f"shall not move, {NODE}.{side}_stop={start:g}."
+                )
+
+    @property
+    def starting_bounds(self) -> str:
+        moved = (
+            f"the {side} one from {start:g} up to {stop:g} in steps of {step:g}"
+            for side in ("lower", "upper")
+            for start, stop, step in [self._range(side)]
+        )
+        share = {"share": "P/(P+N)", "net": "P/|P-N|", "ratio": "P/N"}[self.contribution]
+        return f"searched until {share} is at least {self.target:g}: {', '.join(moved)}, the {self.first} one first"
 
     @property
     def asks_for(self) -> tuple[str, ...]:

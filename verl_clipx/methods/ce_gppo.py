@@ -21,10 +21,10 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in
     other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     beta_low: float = parameter(
-        0.75, number(at_least=0, at_most=1e3), "scale of the weight of tokens below the lower bound, A < 0"
+        0.75, number(at_least=0, at_most=10), "scale of the weight of tokens below the lower bound, A < 0"
     )
     beta_high: float = parameter(
-        1.0, number(at_least=0, at_most=1e3), "scale of the weight of tokens above the upper bound, A > 0"
+        1.0, number(at_least=0, at_most=10), "scale of the weight of tokens above the upper bound, A > 0"
     )
     dual_clip: float | None = dual_clip_parameter(None)
 

@@ -2,11 +2,12 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, Limit, dual_clip_parameter
+from verl_clipx.base.method import LARGEST_CAP, Bounds, Limit, dual_clip_parameter, interval
 from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods.grpo import ClippedSurrogate
@@ -26,17 +27,24 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
     Source: the paper's dynamic-adaptive clipping, without its advantages and its average over tokens.
     """
 
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("epsilon_low", "epsilon_high", "largest_ratio")
+
     dual_clip: float | None = dual_clip_parameter(10.0)
 
-    epsilon_low: float = parameter(0.16, number(at_least=0, at_most=1e3), "how wide the lower bound is")
-    epsilon_high: float = parameter(0.2, number(at_least=0, at_most=1e3), "how wide the upper bound is")
+    epsilon_low: float = parameter(0.16, number(at_least=0, at_most=1), "how wide the lower bound is")
+    epsilon_high: float = parameter(0.2, number(at_least=0, at_most=1), "how wide the upper bound is")
     largest_ratio: float | None = parameter(
-        10.0, optional(number(at_least=1, at_most=LARGEST_BOUND)), "the upper bound is at most this; null: no limit"
+        10.0, optional(number(at_least=1, at_most=LARGEST_CAP)), "the upper bound is at most this; null: no limit"
     )
 
     @property
     def what_limits(self) -> Limit:
         return Limit("bounds by each token's old probability", "clipping")
+
+    @property
+    def starting_bounds(self) -> str:
+        widths = f"(r - 1) r q from -{self.epsilon_low:g} to {self.epsilon_high:g}"
+        return f"{widths}, q the token's old probability; ratio from 0.5 and {interval(None, self.largest_ratio)}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         # A probability of 0 in this precision: 0 / 0 for epsilon 0.

@@ -6,7 +6,7 @@ from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import Bounds, ConstantWeight, Limit, limit_of
+from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, Limit, interval, limit_of
 from verl_clipx.base.parameters import choice, number, optional, parameter
 from verl_clipx.base.tokens import Tokens
 
@@ -36,21 +36,26 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
     )
     threshold_low: float | None = parameter(
         0.2,
-        optional(number(at_least=0, at_most=100)),
+        optional(number(at_least=0, at_most=1)),
         "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: no token",
     )
     threshold_high: float | None = parameter(
         0.2,
-        optional(number(at_least=0, at_most=100)),
+        optional(number(at_least=0, at_most=1)),
         "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: no token",
     )
     weight_high: float | None = parameter(
-        5.0, optional(number(at_least=1e-3, at_most=1e6)), "upper bound of the ratio as a weight; null: no bound"
+        5.0, optional(number(at_least=1, at_most=LARGEST_CAP)), "upper bound of the ratio as a weight; null: no bound"
     )
 
     @property
     def what_limits(self) -> Limit:
         return limit_of(self, "fixed thresholds on the divergence", self.threshold_low, self.threshold_high)
+
+    @property
+    def starting_bounds(self) -> str:
+        low = None if self.threshold_low is None else -self.threshold_low
+        return f"divergence ({self.divergence}) of the token's probability {interval(low, self.threshold_high)}"
 
     def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
         """The bounds on the signed divergence."""

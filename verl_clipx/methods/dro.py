@@ -1,6 +1,7 @@
 """DRO (arXiv 2405.19107): the advantage and a pull back to the old policy, instead of a ratio and its bounds."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, where
 
@@ -20,8 +21,10 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
 
     unconstrained_weight = True
 
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("beta",)
+
     beta: float = parameter(
-        0.05, number(above=0, at_most=1e6), "how strongly the gradient pulls back, per nat of the log-ratio"
+        0.05, number(above=0, at_most=100), "how strongly the gradient pulls back, per nat of the log-ratio"
     )
 
     @property

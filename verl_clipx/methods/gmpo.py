@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, FixedBounds
+from verl_clipx.base.method import LARGEST_BOUND, USUAL_HIGH, USUAL_LOW, Bounds, FixedBounds
 from verl_clipx.base.parameters import number, optional, parameter
 from verl_clipx.base.tokens import Tokens, saturated
 
@@ -22,11 +22,13 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
     by_sequence = True
 
     clip_low: float | None = parameter(
-        math.exp(-0.4), optional(number(at_least=0, at_most=1)), "lower clip bound on the ratio; null: no bound"
+        math.exp(-0.4),
+        optional(number(at_least=1 / LARGEST_BOUND, at_most=1, usual=USUAL_LOW)),
+        "lower clip bound on the ratio; null: no bound",
     )
     clip_high: float | None = parameter(
         math.exp(0.4),
-        optional(number(at_least=1, at_most=LARGEST_BOUND)),
+        optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
         "upper clip bound on the ratio; null: no bound",
     )
 

@@ -18,6 +18,8 @@ class ClippedSurrogate(Method):
     Source: PPO (arXiv 1707.06347), Eq. 7; as a gradient weight, DGPO, Eq. 2. Dual clip: arXiv 1912.09729.
     """
 
+    other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
+
     dual_clip: float | None = dual_clip_parameter(None)
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
@@ -41,7 +43,5 @@ class Grpo(
     ClippedSurrogate, FixedBounds, name="grpo", source="GRPO (arXiv 2402.03300); DAPO (arXiv 2503.14476), Eq. 10"
 ):
     """PPO's clip with separate lower and upper bounds (DAPO's clip-higher with clip_high 1.28)."""
-
-    other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     dual_clip: float | None = dual_clip_parameter(3.0)

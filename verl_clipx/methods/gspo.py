@@ -21,22 +21,28 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
     by_sequence = True
 
     clip_low: float | None = parameter(
-        0.9997, optional(number(at_least=0, at_most=1)), "lower clip bound on the sequence's ratio; null: no bound"
+        0.9997,
+        optional(number(at_least=0, at_most=1, usual=(0.99, 1))),
+        "lower clip bound on the sequence's ratio; null: no bound",
     )
     clip_high: float | None = parameter(
         1.0004,
-        optional(number(at_least=1, at_most=LARGEST_BOUND)),
+        optional(number(at_least=1, at_most=LARGEST_BOUND, usual=(1, 1.01))),
         "upper clip bound on the sequence's ratio; null: no bound",
     )
     log_ratio_clamp: float | None = parameter(
         10.0,
-        optional(number(at_least=1e-3, at_most=LARGEST_CLAMP)),
+        optional(number(at_least=1, at_most=LARGEST_CLAMP)),
         "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit",
     )
 
     @property
     def what_limits(self) -> Limit:
         return limit_of(self, "fixed bounds on the sequence's ratio", self.clip_low or None, self.clip_high)
+
+    @property
+    def starting_bounds(self) -> str:
+        return f"sequence's {super().starting_bounds}"
 
     def bounded(self, t: Tokens) -> Tensor:
         """The sequence's ratio, at each of its tokens."""

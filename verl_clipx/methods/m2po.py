@@ -1,6 +1,7 @@
 """M2PO (arXiv 2510.01161): masks the tokens farthest from the policy that sampled until the rest are near enough."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor, cat, float64, int64, where
@@ -36,6 +37,8 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     tokens that PPO's clip acts on, and behaviour "old" are the authors' released code.
     """
 
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("threshold",)
+
     logs = (
         of_decision(
             "log_ratio_bound",
@@ -56,7 +59,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     )
 
     threshold: float = parameter(
-        0.04, number(at_least=1e-4, at_most=100), "largest second moment of the log-ratio (the paper's tau_M2)"
+        0.04, number(at_least=1e-4, at_most=1), "largest second moment of the log-ratio (the paper's tau_M2)"
     )
     moment: str = parameter(
         "kept",
@@ -68,6 +71,10 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         choice("rollout", "old"),
         "the policy that ratios are taken to: the one that sampled (paper), or verl's old policy (release)",
     )
+
+    @property
+    def starting_bounds(self) -> str:
+        return f"log-ratio -tau to tau, the largest tau with a second moment of at most {self.threshold:g}"
 
     @property
     def asks_for(self) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """SAPO (arXiv 2511.20347): a gate that falls off smoothly on both sides of the ratio 1, instead of the clip."""
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, full_like, sigmoid, where
 
@@ -18,11 +19,17 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     A > 0 and tau_negative elsewhere. F = 0 beyond log_ratio_clamp.
     """
 
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("tau_positive", "tau_negative")
+
     tau_positive: float = parameter(
-        1.0, number(at_least=1e-3, at_most=1e3), "temperature of tokens with A > 0; larger: a narrower gate"
+        1.0,
+        number(at_least=0.01, at_most=100, usual=(0.5, 10)),
+        "temperature of tokens with A > 0; larger: a narrower gate",
     )
     tau_negative: float = parameter(
-        1.05, number(at_least=1e-3, at_most=1e3), "temperature of the other tokens; larger: a narrower gate"
+        1.05,
+        number(at_least=0.01, at_most=100, usual=(0.5, 10)),
+        "temperature of the other tokens; larger: a narrower gate",
     )
 
     @property

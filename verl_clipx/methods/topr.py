@@ -2,10 +2,11 @@
 
 import math
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor, where
 
-from verl_clipx.base.method import LARGEST_BOUND, Bounds, ConstantWeight, Limit, not_above
+from verl_clipx.base.method import LARGEST_CAP, Bounds, ConstantWeight, Limit, not_above
 from verl_clipx.base.parameters import choice, number, parameter
 from verl_clipx.base.tokens import Tokens, saturated
 
@@ -23,27 +24,24 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
 
     by_sequence = True
 
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("negative_high",)
+
     level: str = parameter(
         "sequence",
         choice("sequence", "token"),
         "the importance ratio of the whole sequence (paper), or of each token separately",
     )
-    positive_low: float = parameter(
-        1.0, number(at_least=0, at_most=LARGEST_BOUND), "smallest weight where A >= 0 (the paper's a+)"
-    )
+    positive_low: float = parameter(1.0, number(at_least=0, at_most=1), "smallest weight where A >= 0 (the paper's a+)")
     positive_high: float = parameter(
-        1.0, number(at_least=1e-3, at_most=LARGEST_BOUND), "largest weight where A >= 0 (the paper's b+)"
+        1.0, number(at_least=1, at_most=LARGEST_CAP), "largest weight where A >= 0 (the paper's b+)"
     )
-    negative_low: float = parameter(
-        0.0, number(at_least=0, at_most=LARGEST_BOUND), "smallest weight where A < 0 (the paper's a-)"
-    )
+    negative_low: float = parameter(0.0, number(at_least=0, at_most=1), "smallest weight where A < 0 (the paper's a-)")
     negative_high: float = parameter(
-        1.0, number(at_least=0, at_most=LARGEST_BOUND), "largest weight where A < 0 (the paper's b-)"
+        1.0, number(at_least=0, at_most=LARGEST_CAP), "largest weight where A < 0 (the paper's b-)"
     )
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        not_above(self, "positive_low", "positive_high")
         not_above(self, "negative_low", "negative_high")
 
     @property

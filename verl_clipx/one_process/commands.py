@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from verl_clipx.common.command_line import fail
-from verl_clipx.common.files import hash_of_file, read_bytes
+from verl_clipx.common.command_line import fail, failing
+from verl_clipx.common.files import hash_of_file, hash_of_json, read_bytes
 
 # Of verl's log, what tables and figures of such runs show.
 METRICS = (
@@ -44,32 +44,28 @@ def fill(
     from verl_clipx.reproduction.table_plan import PREPARE, Places, plan_table, run_job
     from verl_clipx.reproduction.tables_definition import load_table
 
-    try:
+    with failing():
         table = load_table(name)
         if not table.in_one_process:
             raise ValueError(f"table {name}: its runs are the recipes', see `clipx table plan {name}`")
         places = Places(runs=runs, data=data or Path(table.data), hardware=table.hardware, nodes=table.nodes)
         os.environ["CLIPX_DATA"] = str(places.data.resolve())
         jobs = plan_table(table, places, (), tuple(row or ()))
-        wanted = [source.preset for source, cells in table.sources() if not row or any(r.name in row for r, _ in cells)]
+        wanted = [source.preset for source, _ in table.sources(row or ())]
         missing = [
             (preset, number)
             for number in seed or table.seeds
             for preset in wanted
             if not kept_path(runs, preset, number).exists()
         ]
-    except (OSError, ValueError) as error:
-        fail(error)
     for job in jobs:
         if job.kind == PREPARE and not job.done and run_job(job, lambda step, total: None):
             fail(f"{job.label}: failed; its log is {job.folder / 'prepare.log'}")
     become_only_rank()
     for done, (preset, number) in enumerate(missing):
         typer.echo(f"{preset}, seed {number}: run {done + 1} of {len(missing)}", err=True)
-        try:
+        with failing():
             make_run(kept_path(runs, preset, number), preset, number)
-        except ValueError as error:
-            fail(error)
 
 
 def make_run(path: Path, preset: str, seed: int) -> None:
@@ -80,7 +76,7 @@ def make_run(path: Path, preset: str, seed: int) -> None:
     """
     from verl_clipx.one_process.trainer import train
     from verl_clipx.reproduction.collect import commit_here, versions_here
-    from verl_clipx.reproduction.config_hash import hash_of_values, significant_values
+    from verl_clipx.reproduction.config_hash import as_written, significant_values
     from verl_clipx.reproduction.presets import compose_preset
     from verl_clipx.reproduction.run_folder import KEPT, KeptRun, keep_run, metrics_of
 
@@ -90,11 +86,11 @@ def make_run(path: Path, preset: str, seed: int) -> None:
     )
     record = {
         "seed": seed,
-        "config_hash": hash_of_values(significant_values(config)),
+        "config_hash": hash_of_json(significant_values(config), str),
         "steps": config.trainer.total_training_steps,
-        "started_from": config.actor_rollout_ref.model._get_node("path")._value(),
+        "started_from": as_written(config, "actor_rollout_ref.model.path"),
         "policy": hash_of_file(Path(config.actor_rollout_ref.model.path) / "model.safetensors"),
-        "trained_on": config.data._get_node("train_files")._value(),
+        "trained_on": as_written(config, "data.train_files"),
         "commit": commit_here(),
         "versions": versions_here(),
     }

@@ -18,7 +18,7 @@ from verl_clipx.cpu.rollout.parameters import read_sampling_parameters
 from verl_clipx.cpu.rollout.sampling import derive_seed
 from verl_clipx.cpu.rollout.server import PRECISIONS, build_model, end_token_ids
 from verl_clipx.one_process.queue import LocalQueue
-from verl_clipx.seeded.agent_loop import sampling_seed
+from verl_clipx.seeded.agent_loop import plain, sampling_seed
 from verl_clipx.seeded.sampler import row_order
 
 
@@ -26,8 +26,6 @@ class LocalRollout:
     """What stands for verl's replay buffer and all that fills it.
 
     Args:
-        config: verl's whole configuration.
-        queue: where the samples go.
         versions_old: how many versions the weights that sample are behind those that train; fewer while a run has
             fewer. At least 0.
     """
@@ -91,7 +89,7 @@ class LocalRollout:
         return Request(f"{prompt['uid']}_{session}", prompt_ids, parameters, derive_seed("request", seed))
 
     def _seed(self, prompt: Mapping[str, Any], session: int) -> int:
-        step, index = int(prompt["global_steps"]), _plain(prompt["index"])
+        step, index = int(prompt["global_steps"]), plain(prompt["index"])
         return sampling_seed(self.config.seed, step, index, session, prompt["raw_prompt"])
 
     def _generate(self, requests: list[Request]) -> None:
@@ -121,7 +119,7 @@ class LocalRollout:
             extra_fields={
                 "min_global_steps": version,
                 "max_global_steps": version,
-                "prompt_index": _plain(prompt["index"]),
+                "prompt_index": plain(prompt["index"]),
                 "sampling_seed": self._seed(prompt, session),
                 "reward_extra_info": scores,
             },
@@ -138,7 +136,3 @@ def _tag(row: Mapping[str, Any]) -> dict[str, Any]:
     versions = {key: row["extra_fields"][key] for key in ("min_global_steps", "max_global_steps")}
     lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}
     return {"status": "success", "global_steps": int(row["global_steps"]), **lengths, **versions}
-
-
-def _plain(value: Any) -> int | str:
-    return value.item() if hasattr(value, "item") else value

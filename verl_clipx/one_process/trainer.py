@@ -54,12 +54,7 @@ class LocalWorkers:
 
 
 class OneProcessTrainer(PPOTrainerSync):
-    """verl's trainer of the mode sync, in this process.
-
-    Args:
-        config: verl's whole configuration, resolved.
-        queue: verl's queue.
-    """
+    """verl's trainer of the mode sync, in this process; the configuration is resolved."""
 
     def __init__(self, config: DictConfig, queue: LocalQueue):
         self.queue = queue
@@ -79,13 +74,11 @@ class OneProcessTrainer(PPOTrainerSync):
         self.actor_rollout_wg = LocalWorkers(self.config, self.queue)
         self._load_checkpoint()
 
-    def on_init_end(self) -> None:
-        """Keeps the first weights."""
+    def on_step_end(self) -> None:
+        """Keeps the step's weights, a new version; before the first step, the first ones."""
         self.replay_buffer.keep(self.global_steps, self.actor_rollout_wg.weights())
 
-    def on_step_end(self) -> None:
-        """Keeps the step's weights, a new version."""
-        self.replay_buffer.keep(self.global_steps, self.actor_rollout_wg.weights())
+    on_init_end = on_step_end
 
     def on_sample_end(self) -> None:
         """Nothing sleeps."""
@@ -100,7 +93,6 @@ def train(config: DictConfig, log: Path) -> None:
     """Trains as `python -m verl.trainer.main_ppo` would, in this process.
 
     Args:
-        config: as Hydra composed it.
         log: where the metrics of each step go.
     """
     log.parent.mkdir(parents=True, exist_ok=True)

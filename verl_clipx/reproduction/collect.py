@@ -3,7 +3,7 @@
 import hashlib
 import json
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,8 +12,9 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.command_line import installed_version
+from verl_clipx.common.files import hash_of_json
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
-from verl_clipx.reproduction.config_hash import differences, filled_in, hash_of_values, significant_values
+from verl_clipx.reproduction.config_hash import as_written, differences, filled_in, significant_values
 from verl_clipx.reproduction.measures import NotThere, Value, curve_of, mean_of, measure
 from verl_clipx.reproduction.run_folder import KEPT, KeptRun, RunFolder, find_runs
 from verl_clipx.reproduction.significance import CellKey, compare_rows
@@ -36,7 +37,7 @@ SHARE = "share of seeds"
 """What the interval of a share of collapses is over."""
 
 PresetValues = Callable[[str], Mapping[str, Any]]
-"""From a preset's name to its significant values."""
+Cells = list[tuple[Row, Column]]
 
 
 @dataclass
@@ -44,6 +45,8 @@ class Collected:
     """What was found, run by run.
 
     Args:
+        folder: of all runs.
+        preset_values: from a preset's name to its significant values.
         runs: the runs that count: where, what, which seed, which versions.
         refused: runs or evaluations that do not count, each with the reasons.
         missing: what the table still needs, a line each.
@@ -51,19 +54,119 @@ class Collected:
         curves: row, column, seed, and the curve's steps and numbers.
     """
 
+    table: Table
+    folder: Path
+    preset_values: PresetValues
     runs: list[dict[str, Any]] = field(default_factory=list)
     refused: list[dict[str, Any]] = field(default_factory=list)
     missing: list[str] = field(default_factory=list)
     by_seed: dict[CellKey, dict[int, Value]] = field(default_factory=dict)
     curves: list[dict[str, Any]] = field(default_factory=list)
 
+    def add_source(self, source: Source, cells: Cells) -> None:
+        """Adds all runs of a preset, or the evaluations of a model."""
+        own = self.folder / self.table.folder_of(source)
+        usable = 0
+        for path in find_runs(self.folder, self.table.folder_of(source)) if source.preset else [own]:
+            try:
+                if path.name.endswith(KEPT):
+                    usable += self.add_kept(KeptRun(path), source, cells)
+                else:
+                    usable += self.add(RunFolder(path), source, cells)
+            except (OSError, ValueError, OmegaConfBaseException) as error:
+                # A file that cannot be read is that run's matter alone.
+                self.refuse(self.name_of(path), source.preset, [str(error)])
+        if source.preset and usable < len(self.table.seeds):
+            self.missing.append(f"{source.preset}: {usable} of {len(self.table.seeds)} seeds")
 
-def collect(table: Table, runs: Path, preset_values: PresetValues | None = None) -> dict[str, Any]:
+    def add(self, run: RunFolder, source: Source, cells: Cells) -> bool:
+        """Adds a run; returns whether it is a run of the preset that has ended."""
+        name = self.name_of(run.path)
+        entry: dict[str, Any] = {"folder": name, "preset": source.preset, "model": source.model, "seed": None}
+        if source.preset:
+            if not run.is_trained:
+                self.missing.append(f"{name}: no .hydra/config.yaml")
+                return False
+            described = dict(self.preset_values(source.preset))
+            given = filled_in(described, run.values)
+            reasons = differences({**described, **given}, run.values)
+            if any(run.seed == other["seed"] for other in self.runs if other["preset"] == source.preset):
+                reasons.append(f"data.seed: {run.seed!r} like another run of {source.preset}")
+            if reasons:
+                return self.refuse(name, source.preset, reasons)
+            if run.total_steps is not None and run.last_step < run.total_steps:
+                self.missing.append(f"{name}: trained to step {run.last_step} of {run.total_steps}")
+                return False
+            entry |= {
+                "seed": run.seed,
+                "config_hash": hash_of_json(run.values, str),
+                "filled_in": given,
+                "steps": run.last_step,
+                "started_from": as_written(run.config, "actor_rollout_ref.model.path"),
+                "trained_on": as_written(run.config, "data.train_files"),
+            }
+        entry["commit"] = run.record.get("commit")
+        entry["seconds"] = run.record.get("seconds")
+        entry["versions"] = run.record.get("versions") or _versions_of_evaluation(self.table, cells, run)
+        if self.read_cells(run, cells, entry["seed"]) or source.preset:
+            self.runs.append(entry)
+        return True
+
+    def add_kept(self, run: KeptRun, source: Source, cells: Cells) -> bool:
+        """As `add`, of a kept run: it has no configuration, but the hash of one."""
+        name, hashed = self.name_of(run.path), hash_of_json(self.preset_values(source.preset), str)
+        found = run.record["config_hash"]
+        if found != hashed:
+            reason = f"config_hash: preset {hashed[:12]}, run {found[:12]}; verl's defaults count too"
+            return self.refuse(name, source.preset, [reason])
+        self.runs.append({"folder": name, "preset": source.preset, "model": None, "filled_in": {}, **run.record})
+        self.read_cells(run, cells, run.record["seed"])
+        return True
+
+    def read_cells(self, run: RunFolder | KeptRun, cells: Cells, seed: int | None) -> int:
+        """Adds a run's numbers; returns how many there are."""
+        name, number = self.name_of(run.path), 0
+        lacking: dict[str, None] = {}
+        wrong: dict[str, None] = {}
+        for row, column in cells:
+            try:
+                value = measure(self.table, row, column, run)
+            except NotThere as error:
+                lacking[str(error)] = None
+            except ValueError as error:
+                wrong[str(error)] = None
+            else:
+                # A model that is only evaluated has no training seed; it enters as one.
+                of_cell = self.by_seed.setdefault((row.name, column.name), {})
+                of_cell[-1 if seed is None else seed] = value.scaled(self.table.of_one)
+                number += 1
+                if self.table.is_curve(column):
+                    curve = curve_of(run, self.table.measure_of(row, column))
+                    self.curves.append({"row": row.name, "column": column.name, "seed": seed, **asdict(curve)})
+        self.missing.extend(f"{name}: {line}" for line in lacking)
+        if wrong:
+            self.refuse(name, None, list(wrong))
+        return number
+
+    def refuse(self, name: str, preset: str | None, reasons: list[str]) -> bool:
+        """Notes why a run does not count; returns that it does not."""
+        self.refused.append({"folder": name, "preset": preset, "reasons": reasons})
+        return False
+
+    def name_of(self, path: Path) -> str:
+        """What results call a run's folder or file."""
+        return path.relative_to(self.folder).as_posix()
+
+
+def collect(
+    table: Table, runs: Path, preset_values: PresetValues | None = None, rows: Sequence[str] = ()
+) -> dict[str, Any]:
     """Read a table's numbers from its runs.
 
     Args:
         runs: folder of all runs, `<preset>-seed<seed>` in it.
         preset_values: for tests; by default the presets are composed.
+        rows: names of the rows that are read; empty for all.
 
     Returns:
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
@@ -72,23 +175,9 @@ def collect(table: Table, runs: Path, preset_values: PresetValues | None = None)
         ("seeds", "share of seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the
         table's unit.
     """
-    found = Collected()
-    preset_values = preset_values or _values_of_preset
-    for source, cells in table.sources():
-        folders = find_runs(runs, table.folder_of(source)) if source.preset else [runs / table.folder_of(source)]
-        usable = 0
-        for path in folders:
-            try:
-                if path.name.endswith(KEPT):
-                    usable += _collect_kept(table, source, cells, runs, KeptRun(path), preset_values, found)
-                else:
-                    usable += _collect_run(table, source, cells, runs, RunFolder(path), preset_values, found)
-            except (OSError, ValueError, OmegaConfBaseException) as error:
-                # A file that cannot be read is that run's matter alone.
-                name = path.relative_to(runs).as_posix()
-                found.refused.append({"folder": name, "preset": source.preset, "reasons": [str(error)]})
-        if source.preset and usable < len(table.seeds):
-            found.missing.append(f"{source.preset}: {usable} of {len(table.seeds)} seeds")
+    found = Collected(table, runs, preset_values or _values_of_preset)
+    for source, cells in table.sources(rows):
+        found.add_source(source, cells)
     by_seed = _with_means(table, found.by_seed)
     measured = _combine(table, by_seed)
     return {
@@ -109,102 +198,6 @@ def _values_of_preset(name: str) -> dict[str, Any]:
     from verl_clipx.reproduction.presets import compose_preset
 
     return significant_values(compose_preset(name))
-
-
-def _collect_run(
-    table: Table,
-    source: Source,
-    cells: list[tuple[Row, Column]],
-    runs: Path,
-    run: RunFolder,
-    preset_values: PresetValues,
-    found: Collected,
-) -> bool:
-    """Adds a run to what was found; returns whether it is a run of the preset that has ended."""
-    name = run.path.relative_to(runs).as_posix()
-    entry: dict[str, Any] = {"folder": name, "preset": source.preset, "model": source.model, "seed": None}
-    if source.preset:
-        if not run.is_trained:
-            found.missing.append(f"{name}: no .hydra/config.yaml")
-            return False
-        described = dict(preset_values(source.preset))
-        given = filled_in(described, run.values)
-        reasons = differences({**described, **given}, run.values)
-        if any(run.seed == other["seed"] for other in found.runs if other["preset"] == source.preset):
-            reasons.append(f"data.seed: {run.seed!r} like another run of {source.preset}")
-        if reasons:
-            found.refused.append({"folder": name, "preset": source.preset, "reasons": reasons})
-            return False
-        if run.total_steps is not None and run.last_step < run.total_steps:
-            found.missing.append(f"{name}: trained to step {run.last_step} of {run.total_steps}")
-            return False
-        entry |= {
-            "seed": run.seed,
-            "config_hash": hash_of_values(run.values),
-            "filled_in": given,
-            "steps": run.last_step,
-            "started_from": _text(run, "actor_rollout_ref", "model", "path"),
-            "trained_on": _text(run, "data", "train_files"),
-        }
-    entry["commit"] = run.record.get("commit")
-    entry["seconds"] = run.record.get("seconds")
-    entry["versions"] = run.record.get("versions") or _versions_of_evaluation(table, cells, run)
-    if _read_cells(table, cells, run, name, entry["seed"], found) or source.preset:
-        found.runs.append(entry)
-    return True
-
-
-def _collect_kept(
-    table: Table,
-    source: Source,
-    cells: list[tuple[Row, Column]],
-    runs: Path,
-    run: KeptRun,
-    preset_values: PresetValues,
-    found: Collected,
-) -> bool:
-    """As `_collect_run`, of a kept run: it has no configuration, but the hash of one."""
-    name, hashed = run.path.relative_to(runs).as_posix(), hash_of_values(preset_values(source.preset))
-    if run.record["config_hash"] != hashed:
-        reason = f"config_hash: preset {hashed[:12]}, run {run.record['config_hash'][:12]}; verl's defaults count too"
-        found.refused.append({"folder": name, "preset": source.preset, "reasons": [reason]})
-        return False
-    found.runs.append({"folder": name, "preset": source.preset, "model": None, "filled_in": {}, **run.record})
-    _read_cells(table, cells, run, name, run.record["seed"], found)
-    return True
-
-
-def _read_cells(
-    table: Table,
-    cells: list[tuple[Row, Column]],
-    run: RunFolder | KeptRun,
-    name: str,
-    seed: int | None,
-    found: Collected,
-) -> int:
-    """Adds a run's numbers to what was found; returns how many there are."""
-    number = 0
-    lacking: dict[str, None] = {}
-    wrong: dict[str, None] = {}
-    for row, column in cells:
-        try:
-            value = measure(table, row, column, run)
-        except NotThere as error:
-            lacking[str(error)] = None
-        except ValueError as error:
-            wrong[str(error)] = None
-        else:
-            # A model that is only evaluated has no training seed; it enters as one.
-            of_cell = found.by_seed.setdefault((row.name, column.name), {})
-            of_cell[-1 if seed is None else seed] = value.scaled(table.of_one)
-            number += 1
-            if table.is_curve(column):
-                curve = curve_of(run, table.measure_of(row, column))
-                found.curves.append({"row": row.name, "column": column.name, "seed": seed, **asdict(curve)})
-    found.missing.extend(f"{name}: {line}" for line in lacking)
-    if wrong:
-        found.refused.append({"folder": name, "preset": None, "reasons": list(wrong)})
-    return number
 
 
 @dataclass(frozen=True)
@@ -252,10 +245,10 @@ def _over_seeds(values: dict[int, Value], table: Table, collapses: bool) -> Meas
     means = [value.mean for value in values.values()]
     if collapses and len(means) >= MIN_SEEDS:
         found = share(sum(map(bool, means)), len(means))
-        return Measured(Value(**found.as_dict()).scaled(table.of_one), SHARE, by_seed)
+        return Measured(Value(**asdict(found)).scaled(table.of_one), SHARE, by_seed)
     if len(means) > 1:
         found = estimate_over_seeds(means)
-        return Measured(Value(**found.as_dict()), None if found.low is None else "seeds", by_seed)
+        return Measured(Value(**asdict(found)), None if found.low is None else "seeds", by_seed)
     (only,) = values.values()
     return Measured(only, None if only.low is None else "questions", by_seed)
 
@@ -288,15 +281,7 @@ def _cell(table: Table, row: Row, column: Column, measured: dict[CellKey, Measur
     }
 
 
-def _text(run: RunFolder, *keys: str) -> str:
-    # As it is written: resolved, it would be a path of one machine.
-    node = run.config
-    for key in keys[:-1]:
-        node = node[key]
-    return str(node._get_node(keys[-1]))
-
-
-def _versions_of_evaluation(table: Table, cells: list[tuple[Row, Column]], run: RunFolder) -> dict[str, str | None]:
+def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[str, str | None]:
     for row, column in cells:
         for benchmark in table.benchmarks_of(row, column):
             results = run.evaluation(benchmark)

@@ -1,7 +1,5 @@
 """Whether a run is the one that a preset describes, by their configurations without what leaves results unchanged."""
 
-import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -130,6 +128,12 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     return values
 
 
+def as_written(config: DictConfig, key: str) -> str:
+    """A value as it is written: resolved, it would be a path of one machine."""
+    parent, _, name = key.rpartition(".")
+    return str(OmegaConf.select(config, parent)._get_node(name))
+
+
 def is_left_out(key: str) -> bool:
     """Whether two runs of one preset may differ in a key."""
     return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)
@@ -147,11 +151,6 @@ def hardware_keys() -> frozenset[str]:
     return frozenset(found)
 
 
-def hash_of_values(values: Mapping[str, Any]) -> str:
-    """SHA-256 of the values' canonical JSON, in hexadecimal."""
-    return hashlib.sha256(json.dumps(values, sort_keys=True, separators=(",", ":"), default=str).encode()).hexdigest()
-
-
 def filled_in(preset: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
     """The run's values of the keys that the preset leaves open (`???`), such as measured clip bounds."""
     return {key: run[key] for key, value in preset.items() if value == OPEN and run.get(key, OPEN) != OPEN}
@@ -162,9 +161,6 @@ def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
 
     Args:
         preset, run: from `significant_values`; apply `filled_in` first.
-
-    Returns:
-        A line a key, with both values; empty if the two are the same run.
     """
     nothing = "nothing"
     return [

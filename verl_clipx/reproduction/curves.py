@@ -35,11 +35,7 @@ STYLE = {
 
 
 def write_curves(table: Table, results: Mapping[str, Any], markup: str) -> bytes:
-    """A figure's curves as the content of a file.
-
-    Raises:
-        ValueError: the table has no curves, or no run has been collected.
-    """
+    """A figure's curves as the content of a file."""
     if not table.is_figure:
         raise ValueError(f"--format {markup}: table {table.name} has no curves. Use markdown, html or latex")
     if not results["curves"]:

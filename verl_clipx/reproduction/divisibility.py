@@ -65,9 +65,6 @@ class Layout:
 def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
     """Divides a run over its GPUs, as verl would.
 
-    Args:
-        config: a run's whole configuration, composed on verl's main one.
-
     Raises:
         ConfigurationError: something does not divide; the message names the key, the value and what to do.
     """

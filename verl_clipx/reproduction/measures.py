@@ -123,11 +123,7 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
 
 
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
-    """The highest accuracy of all validations of a training.
-
-    Raises:
-        NotThere: there was no such validation.
-    """
+    """The highest accuracy of all validations of a training."""
     name = f"{data_source}/acc/mean@{samples}"
     found = [
         step[f"{section}/{name}"]
@@ -143,11 +139,7 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
 
 
 def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
-    """Refuse a run whose validation file, where it is here, has another number of a data source's rows.
-
-    Raises:
-        ValueError: the numbers differ.
-    """
+    """Refuse a run whose validation file, where it is here, has another number of a data source's rows."""
     named = OmegaConf.select(run.config, "data.val_files")
     paths = [Path(path) for path in ([named] if isinstance(named, str) else named or [])]
     if not paths or not all(path.is_file() for path in paths):
@@ -164,9 +156,6 @@ def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -
     Args:
         timers: verl's timers, each with its weight in the sum.
         first, last: steps to average over, both included.
-
-    Raises:
-        NotThere: a step or a timer is missing.
     """
     totals = []
     for step in range(first, last + 1):
@@ -184,9 +173,6 @@ def curve_of(run: RunFolder, how: Mapping[str, Any]) -> Curve:
     Args:
         how: `curve`, the metric's key in metrics.jsonl, and, for an exponential moving average, `smooth`, the weight
             of the past in [0, 1).
-
-    Raises:
-        NotThere: the metric was never logged.
     """
     logged = {step: float(data[how[CURVE]]) for step, data in run.metrics.items() if how[CURVE] in data}
     if not logged:
@@ -223,9 +209,6 @@ def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) 
 
     Args:
         how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
-
-    Raises:
-        NotThere, ValueError: as `evaluated`.
     """
     _checked(table, row, run, how[BENCHMARK])
     scores = run.scores(how[BENCHMARK])

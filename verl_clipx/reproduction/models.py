@@ -109,9 +109,6 @@ KNOWN_SHAPES = {name: shape for shape, names in _NAMES.items() for name in names
 def shape_of(model: str) -> ModelShape:
     """The shape of a model, from its folder's config.json or by its name; nothing is downloaded.
 
-    Args:
-        model: a local Hugging Face folder, or a hub name.
-
     Raises:
         ValueError: says which names are known, and that a folder would do.
     """

@@ -1,7 +1,7 @@
 """Where each value of a preset comes from: the comment above it in the file or table that sets it last."""
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +19,6 @@ LABELS = {
     "choice": "our choice, because neither the paper nor the release says",
     "method": "what connects a group of configs/clipx with verl",
     "override": "the command line, or another group on it",
-    "verl": "verl's own default",
 }
 """Meaning of each kind of origin."""
 
@@ -48,9 +47,6 @@ class Origin:
 def read_origins(name: str) -> dict[str, Origin]:
     """Reads what a preset sets, in the order in which Hydra merges its parts.
 
-    Args:
-        name: the preset, such as acpo/countdown_3b_acpo_near.
-
     Returns:
         By key path, the origin of the value that wins. Values of verl's own configuration are not among them.
 
@@ -62,11 +58,6 @@ def read_origins(name: str) -> dict[str, Origin]:
     for origin in _merged(f"recipe/{name}"):
         found[origin.key] = origin
     return found
-
-
-def origin_of(key: str, origins: Mapping[str, Origin]) -> Origin:
-    """Returns a key's origin, verl's own default where the preset does not set it."""
-    return origins.get(key, Origin(key, None, "verl", LABELS["verl"], ""))
 
 
 def is_wiring(origin: Origin) -> bool:

@@ -9,7 +9,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.common.command_line import fail
+from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.terminal import TerminalConsole
 
 if TYPE_CHECKING:
@@ -50,23 +50,14 @@ def plan(
     assumptions = Assumptions()
     if mean_response is not None:
         assumptions = replace(assumptions, mean_response_share=mean_response)
-    try:
+    with failing(HydraException, OmegaConfBaseException):
         config = compose_preset(name, [f"+hardware={hardware}", f"trainer.nnodes={nodes}", *(overrides or [])])
         check_method(config)
         check_ground_truths(config)
         result = estimate(config, gpu, assumptions, train_prompts)
-    except (OSError, ValueError, HydraException, OmegaConfBaseException) as error:
-        fail(error)
-    print_estimate(f"{name} on {nodes} x {hardware}", result)
-
-
-def print_estimate(title: str, result: "Estimate") -> None:
-    """Prints an estimate with its assumptions."""
-    console.print(f"[bold]{escape(title)}[/]")
-    console.print(_division(result))
-    console.print(_memory(result))
-    console.print(_work(result))
-    console.print(_assumptions(result.run.assumptions))
+    console.print(f"[bold]{escape(f'{name} on {nodes} x {hardware}')}[/]")
+    for table in (_division(result), _memory(result), _work(result), _assumptions(result.run.assumptions)):
+        console.print(table)
 
 
 def _division(result: "Estimate") -> Table:
@@ -89,9 +80,7 @@ def _division(result: "Estimate") -> Table:
 def _memory(result: "Estimate") -> Table:
     from verl_clipx.reproduction.cost.assumptions import GIB
 
-    table = Table(box=SIMPLE, title=f"memory of a GPU at each phase's peak, GiB of {result.limit / GIB:.1f}")
-    for heading in ("phase", "GiB", "of which"):
-        table.add_column(heading, overflow="fold", justify="right" if heading == "GiB" else "left")
+    table = _table(f"memory of a GPU at each phase's peak, GiB of {result.limit / GIB:.1f}", "phase", "GiB", "of which")
     for phase in result.phases:
         parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in phase.parts.items() if size >= GIB / 20)
         table.add_row(phase.name, f"{phase.total / GIB:.1f}", parts)
@@ -123,11 +112,16 @@ def _work(result: "Estimate") -> Table:
 
 
 def _assumptions(assumptions: "Assumptions") -> Table:
-    table = Table(box=SIMPLE, title="assumed, not measured")
-    for heading in ("assumption", "value", "meaning"):
-        table.add_column(heading, overflow="fold")
+    table = _table("assumed, not measured", "assumption", "value", "meaning")
     for assumption in fields(assumptions):
         table.add_row(assumption.name, f"{getattr(assumptions, assumption.name):g}", assumption.metadata["meaning"])
+    return table
+
+
+def _table(title: str, *headings: str) -> Table:
+    table = Table(box=SIMPLE, title=title)
+    for heading in headings:
+        table.add_column(heading, overflow="fold", justify="right" if heading == "GiB" else "left")
     return table
 
 

@@ -16,23 +16,6 @@ PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
 """Folders of configs/recipe that hold the papers' runs."""
 
 
-def check_preset(name: str) -> None:
-    """Raises if there is no such preset.
-
-    Args:
-        name: the preset, such as acpo/countdown_3b_acpo_near.
-
-    Raises:
-        ValueError: there is none; the message names the nearest ones.
-    """
-    names = preset_names()
-    if name not in names:
-        near = get_close_matches(name, names, n=3) or names[:3]
-        raise ValueError(
-            f"preset {name!r} is unknown; did you mean {', '.join(near)}? clipx recipe list names them all."
-        )
-
-
 def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
     """Composes a preset onto verl's own ppo_trainer configuration, as its main would; starts nothing.
 
@@ -43,12 +26,17 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         verl's whole configuration, interpolations unresolved.
 
     Raises:
-        ValueError: there is no such preset.
+        ValueError: there is no such preset; the message names the nearest ones.
         hydra.errors.HydraException: an override does not fit; the message is Hydra's.
     """
     from hydra import compose, initialize_config_module
 
-    check_preset(name)
+    names = preset_names()
+    if name not in names:
+        near = get_close_matches(name, names, n=3) or names[:3]
+        raise ValueError(
+            f"preset {name!r} is unknown; did you mean {', '.join(near)}? clipx recipe list names them all."
+        )
     with initialize_config_module("verl.trainer.config", version_base=None):
         return compose("ppo_trainer", [*overrides, f"+recipe={name}"])
 
@@ -72,14 +60,7 @@ def check_method(config: DictConfig) -> None:
 
 
 def updates_per_rollout(config: DictConfig) -> int:
-    """Counts the optimizer steps that a rollout batch gets.
-
-    Args:
-        config: a composed preset, or the values that it sets.
-
-    Returns:
-        Mini-batches of the batch, times passes over it, times two with Lopti.
-    """
+    """Optimizer steps of a rollout batch: its mini-batches, times passes over it, times two with Lopti."""
     actor = config.actor_rollout_ref.actor
     mini_batches = -(-config.data.train_batch_size // actor.ppo_mini_batch_size)
     return mini_batches * (actor.get("ppo_epochs") or 1) * lopti_passes(config)
@@ -95,8 +76,6 @@ class Summary:
     """A preset in one line.
 
     Args:
-        name: what `+recipe=` calls it.
-        groups: the groups of configs/clipx that it chooses, the method first.
         model: last part of the model's name; empty if the preset leaves it to verl.
         data: training set, as `clipx data list` calls it; empty if the preset leaves it to verl.
         updates: optimizer steps that a rollout batch gets; None if the preset leaves them to verl.

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import fail
+from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 from verl_clipx.reproduction.plan_command import plan
@@ -57,7 +57,7 @@ def show(
     from verl_clipx.reproduction.origins import LABELS, is_wiring, overridden, read_origins, title_of
     from verl_clipx.reproduction.presets import check_method, compose_preset, updates_per_rollout
 
-    try:
+    with failing(HydraException, OmegaConfBaseException):
         with console.status("composing verl's configuration"):
             config = compose_preset(name, overrides or [])
             check_method(config)
@@ -73,8 +73,6 @@ def show(
             kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
             value = escape(_as_text(_value(config, origin.key, resolve=True)))
             rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
-    except (ValueError, HydraException, OmegaConfBaseException) as error:
-        fail(error)
     console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
     caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
     print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)

@@ -22,7 +22,6 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
 
     Args:
         results: from `collect`, or None for the expected numbers alone.
-        markup: one of `FORMATS`.
 
     Returns:
         The text; cells without a run have no measured number. Below it, where methods were compared with a baseline, a
@@ -69,14 +68,7 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
 
 
 def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Every cell that has a number, for JSON: row, column, the expected number, and what was measured, or None.
-
-    Args:
-        results: as for `render`.
-
-    Raises:
-        ValueError: the results are of another table.
-    """
+    """Every cell that has a number, for JSON: row, column, the expected number, and what was measured, or None."""
     refuse_another_table(table, results)
     measured = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     found = []

@@ -112,7 +112,6 @@ def settings_of(
 
     Args:
         values: the same as Hydra's loader reads it; plain YAML would take 1e-6 for text. Other keys are left out.
-        lines: of the file.
     """
     for key, value in node.value:
         if key.value not in values:

@@ -52,12 +52,7 @@ class RunFolder:
 
     @cached_property
     def config(self) -> DictConfig:
-        """The configuration as Hydra composed it, not resolved.
-
-        Raises:
-            FileNotFoundError: there is none.
-            ValueError: it cannot be read; names the file.
-        """
+        """The configuration as Hydra composed it, not resolved."""
         path = self.path / ".hydra" / "config.yaml"
         if not path.exists():
             raise FileNotFoundError(f"{path}: does not exist. Start the run with hydra.run.dir={self.path}")
@@ -137,11 +132,7 @@ class KeptRun:
 
     @cached_property
     def lines(self) -> list[bytes]:
-        """The record, then a line a step.
-
-        Raises:
-            ValueError: the file is no such run; names it.
-        """
+        """The record, then a line a step."""
         try:
             lines = gzip.decompress(read_bytes(self.path)).splitlines()
         except (OSError, EOFError) as error:
@@ -166,8 +157,6 @@ def keep_run(path: Path, record: Mapping[str, Any], metrics: Mapping[int, Mappin
 
     Args:
         path: its name ends in `KEPT`.
-        record: see `KeptRun.record`.
-        metrics: by step.
     """
     steps = [
         {"step": step, "data": {key: float(f"{value:.{DIGITS}g}") for key, value in data.items()}}

@@ -1,7 +1,7 @@
 """Whether a table's methods differ from its baseline, over seeds and questions, corrected for their number."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,6 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
     """Compare each trained row with its baseline in each column that both have.
 
     Args:
-        table: the table; a figure has no comparisons.
         by_seed: each cell's numbers by training seed, in the table's unit.
 
     Returns:
@@ -52,7 +51,7 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
                 one = replace(one, **scaled)
             else:
                 one = _compare(list(base.values()), list(ours.values()))
-            found.append({"row": row.name, "baseline": baseline, "column": column.name, **one.as_dict()})
+            found.append({"row": row.name, "baseline": baseline, "column": column.name, **asdict(one)})
     return found
 
 

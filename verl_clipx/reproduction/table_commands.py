@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.markup import escape
 
-from verl_clipx.common.command_line import AsJson, fail, print_json, progress_bar
+from verl_clipx.common.command_line import AsJson, fail, failing, print_json, progress_bar
 from verl_clipx.common.files import check_shape, last_lines, read_json_object, replacing, write_json
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole
@@ -88,10 +88,8 @@ def plan(
     )
     # The presets' files are looked for there.
     os.environ["CLIPX_DATA"] = str(places.data)
-    try:
+    with failing():
         jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
-    except (OSError, ValueError) as error:
-        fail(error)
     waiting = [job for job in jobs if not job.done]
     if as_json:
         commands = [{"kind": job.kind, "label": job.label, "command": job.command, "done": job.done} for job in jobs]
@@ -180,9 +178,12 @@ def collect(
     name: Name,
     runs: Runs = DEFAULT_RUNS,
     out: Annotated[Path | None, typer.Option(help="File of the results; by default RUNS/tables/<name>.json.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Only this row; the others stay empty. You can repeat it.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Read the runs' numbers, refusing runs that are not the presets'. Says what is missing."""
+    """Read the runs' numbers, refusing runs that are not the presets'. The file says what is missing."""
     from verl_clipx.reproduction.collect import collect as collect_table
 
     table = _load(name)
@@ -190,28 +191,25 @@ def collect(
         fail(f"--runs {runs}: there is no such folder. Give the one that `clipx table plan` trained in")
     # The runs' validation files are looked for there.
     os.environ.setdefault("CLIPX_DATA", table.data)
-    try:
-        with progress_console.status("composing presets, reading runs"):
-            results = collect_table(table, runs)
-    except (OSError, ValueError) as error:
-        fail(error)
     out = out or default_results(runs, name)
-    try:
+    with failing():
+        with progress_console.status("composing presets, reading runs"):
+            results = collect_table(table, runs, rows=row or ())
         write_json(out, results)
-    except OSError as error:
-        fail(error)
     if as_json:
         print_json(**results, file=str(out))
         raise typer.Exit(1 if results["refused"] else 0)
+    measured = sum("mean" in cell for cell in results["cells"])
+    rows = [one for one in table.rows if not row or one.name in row]
+    possible = sum(table.is_measurable(one, column) for one in rows for column in table.columns)
+    _say(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
     for entry in results["refused"]:
         console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
         for reason in entry["reasons"]:
             _say(f"  {reason}")
-    for line in results["missing"]:
-        console.print(f"[yellow]missing[/] {escape(line)}", soft_wrap=True)
-    measured = sum("mean" in cell for cell in results["cells"])
-    possible = sum(table.is_measurable(row, column) for row in table.rows for column in table.columns)
-    _say(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
+    if results["missing"]:
+        number = len(results["missing"])
+        console.print(f"[yellow]missing[/] {number} runs or numbers, listed in {out} under missing", soft_wrap=True)
     if results["refused"]:
         raise typer.Exit(1)
 
@@ -241,7 +239,7 @@ def render(
     path = results or default_results(runs, name)
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx table collect {name}`")
-    try:
+    with failing():
         found = read_json_object(path, {"definition": str}) if path.exists() else None
         if found is not None and found["definition"] != hash_of_definition(table):
             raise ValueError(
@@ -265,8 +263,6 @@ def render(
             raise ValueError("--format png: name a file with --out")
         else:
             typer.echo(content, nl=False)
-    except (OSError, ValueError) as error:
-        fail(error)
 
 
 def _curves(table: "Table", results: dict | None, markup: str, path: Path) -> bytes:
@@ -285,7 +281,5 @@ def default_results(runs: Path, name: str) -> Path:
 def _load(name: str) -> "Table":
     from verl_clipx.reproduction.tables_definition import load_table
 
-    try:
+    with failing():
         return load_table(name)
-    except ValueError as error:
-        fail(error)

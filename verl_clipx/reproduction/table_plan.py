@@ -15,7 +15,6 @@ from typing import NoReturn
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.files import write_json
-from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.reproduction.collect import commit_here, versions_here
 from verl_clipx.reproduction.measures import protocol_of
@@ -69,14 +68,7 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
         FileNotFoundError: the recipes are not there, because this is no checkout.
         ValueError: there is no such row.
     """
-    unknown = [name for name in rows if name not in [row.name for row in table.rows]]
-    if unknown:
-        known = [row.name for row in table.rows]
-        hint = did_you_mean(unknown[0], known)
-        raise ValueError(f"--row {unknown[0]}: table {table.name} has no such row.{hint} It has {', '.join(known)}.")
-    sources = [
-        (source, cells) for source, cells in table.sources() if not rows or any(row.name in rows for row, _ in cells)
-    ]
+    sources = list(table.sources(rows))
     jobs = [
         Job(
             PREPARE,

@@ -1,7 +1,7 @@
 """What a table of a paper is: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from functools import cached_property
 from importlib.resources import files
@@ -292,10 +292,21 @@ class Table:
         slug = source.model.removeprefix("{data}/").strip("/").replace("/", "--")
         return f"models/{self.name}/{slug}"
 
-    def sources(self) -> Iterator[tuple[Source, list[tuple[Row, Column]]]]:
-        """Each preset or model with the cells that are read from it, in the table's order."""
+    def sources(self, rows: Sequence[str] = ()) -> Iterator[tuple[Source, list[tuple[Row, Column]]]]:
+        """Each preset or model with the cells that are read from it, in the table's order.
+
+        Args:
+            rows: names of the rows that are wanted, from --row; empty for all.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        known = [row.name for row in self.rows]
+        for name in (name for name in rows if name not in known):
+            hint = did_you_mean(name, known)
+            raise ValueError(f"--row {name}: table {self.name} has no such row.{hint} It has {', '.join(known)}.")
         cells: dict[Source, list[tuple[Row, Column]]] = {}
-        for row in self.rows:
+        for row in (row for row in self.rows if not rows or row.name in rows):
             for column in self.columns:
                 source = self.source_of(row, column)
                 if source is not None:
@@ -334,11 +345,7 @@ def load_table(name: str) -> Table:
 
 
 def build_table(name: str, entries: Mapping[str, Any]) -> Table:
-    """Build a table from the content of its file.
-
-    Raises:
-        ValueError: a key is unknown or missing, or the table does not fit together.
-    """
+    """Build a table from the content of its file."""
     entries = dict(entries)
     common = entries.pop("evaluation", {})
     entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}

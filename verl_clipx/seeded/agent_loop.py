@@ -56,13 +56,13 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):
             raise ValueError(
                 f"+clipx/rollout=seeded: no {', '.join(missing)}; it needs the v1 trainer, trainer.use_v1=True"
             )
-        step, index, session = (_plain(kwargs[key]) for key in NEEDED)
+        step, index, session = (plain(kwargs[key]) for key in NEEDED)
         seed = sampling_seed(self.rollout_config.seed, step, index, session, kwargs["raw_prompt"])
         output = await super().run({**sampling_params, "seed": seed}, priority=priority, **kwargs)
         output.extra_fields.update(prompt_index=index, sampling_seed=seed)
         return output
 
 
-def _plain(value: Any) -> int | str:
-    # Fields arrive as Python, NumPy or torch scalars, depending on the data set's type and the batch's size.
+def plain(value: Any) -> int | str:
+    """A field of the data set: it arrives as a scalar of Python, NumPy or torch, by its type and the batch's size."""
     return value.item() if hasattr(value, "item") else value

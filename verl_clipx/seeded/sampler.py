@@ -17,14 +17,7 @@ class SeededReplayBuffer(ReplayBuffer):
     """verl's replay buffer of the ``sync`` mode, whose batches are ordered by prompt and sample."""
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
-        """Wait for a batch and order its rows.
-
-        Args:
-            partition_id: ``train`` or ``val``.
-
-        Raises:
-            ValueError: another agent loop than the seeded one generated a row.
-        """
+        """Wait for a batch and order its rows."""
         batch, metrics = super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         if batch.keys:
             fields = tq.kv_batch_get(keys=batch.keys, partition_id=partition_id, select_fields=["extra_fields"])
@@ -78,41 +71,39 @@ def seeded(
     """verl's replay buffer with ordered rows, for settings in which nothing else depends on time.
 
     Args:
-        trainer_mode: ``sync``.
-        trainer_config: the node ``trainer.v1.sync``.
-        max_off_policy_threshold: passed on, without effect in this mode.
-        max_off_policy_strategy: passed on, without effect in this mode.
         sampler_kwargs: ``rollout_name``, ``filter_groups`` (the node ``algorithm.filter_groups``),
             ``train_batch_size``, ``gen_batch_size``, ``sync_refill_failed_groups``; optional: ``poll_interval``
             (seconds), ``versions_old`` (of `+clipx/rollout=stale`).
-        refill_fn: asks the trainer for that many fresh prompts.
 
     Raises:
         ValueError: a setting with which the batches depend on time, or an engine that takes no seed per request.
     """
-    _require(
-        trainer_mode == "sync", "trainer.v1.trainer_mode", trainer_mode, "sync; in other modes batches depend on timing"
-    )
-    steps = trainer_config.get("parameter_sync_step", 1)
-    _require(steps == 1, "trainer.v1.sync.parameter_sync_step", steps, "1; otherwise the first samples to arrive win")
     filters = bool((sampler_kwargs.get("filter_groups") or {}).get("enable", False))
-    _require(
-        not filters,
-        "algorithm.filter_groups.enable",
-        filters,
-        "False; otherwise the number of prompts that are drawn depends on timing",
-    )
-    old = sampler_kwargs.get("versions_old", 0)
-    _require(
-        old == 0, "clipx_rollout.versions_old", old, "0: only training in one process (clipx table fill) keeps weights"
-    )
-    engine = sampler_kwargs["rollout_name"]
-    _require(
-        engine in SEEDED_ENGINES,
-        "actor_rollout_ref.rollout.name",
-        engine,
-        f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request",
-    )
+    engines = f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request"
+    for key, value, accepted, allowed in (
+        ("trainer.v1.trainer_mode", trainer_mode, ("sync",), "sync; in other modes batches depend on timing"),
+        (
+            "trainer.v1.sync.parameter_sync_step",
+            trainer_config.get("parameter_sync_step", 1),
+            (1,),
+            "1; otherwise the first samples to arrive win",
+        ),
+        (
+            "algorithm.filter_groups.enable",
+            filters,
+            (False,),
+            "False; otherwise the number of prompts that are drawn depends on timing",
+        ),
+        (
+            "clipx_rollout.versions_old",
+            sampler_kwargs.get("versions_old", 0),
+            (0,),
+            "0: only training in one process (clipx table fill) keeps weights",
+        ),
+        ("actor_rollout_ref.rollout.name", sampler_kwargs["rollout_name"], SEEDED_ENGINES, engines),
+    ):
+        if value not in accepted:
+            raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {allowed}")
     refill_failed = bool(sampler_kwargs["sync_refill_failed_groups"])
     train_batch_size = sampler_kwargs["train_batch_size"]
     poll = {"poll_interval": float(sampler_kwargs["poll_interval"])} if "poll_interval" in sampler_kwargs else {}
@@ -129,8 +120,3 @@ def seeded(
         sync_refill_failed_groups=refill_failed,
         **poll,
     )
-
-
-def _require(condition: bool, key: str, value: Any, allowed: str) -> None:
-    if not condition:
-        raise ValueError(f"+clipx/rollout=seeded with {key}={value}: must be {allowed}")

@@ -7,14 +7,13 @@ that could disagree with it.
 import hashlib
 import inspect
 import json
-import os
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from types import UnionType
-from typing import Any, BinaryIO, Union, get_args, get_origin, get_type_hints
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import psutil
 import pyarrow as pa
@@ -36,8 +35,6 @@ class BuildRequest:
 
     Args:
         source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
-        limit: most rows kept, None for all.
-        options: options of the definition's `rows`, as given.
     """
 
     dataset: str
@@ -79,8 +76,7 @@ def build_split(
     """Write one split to `<folder>/<split>.parquet`, unless the same request was finished there before.
 
     Args:
-        folder: where to write, created if missing. The file appears whole or not at all; an interrupted build is
-            started anew.
+        folder: where to write, created if missing; an interrupted build is started anew.
         prompt: one of the definition's templates, None for its default.
         source: the local copy, None for the hub or a generator.
         limit: most rows to keep, 1 to `files.MAX_TABLE_ROWS`, None for all.
@@ -98,6 +94,8 @@ def build_split(
     prompt = prompt or definition.prompts[0]
     options = json.loads(json.dumps(options or {}))  # as they come back from the file
     _check(definition, split, prompt, limit, options)
+    if definition.generated and source is not None:
+        raise ValueError(f"source={source}: the problems of {definition.name} are generated; leave out --from")
     request = BuildRequest(definition.name, split, prompt, _describe_source(definition, source), limit, options)
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{split}.parquet"
@@ -111,22 +109,17 @@ def build_split(
     rows = definition.rows(source, split=split, prompt=prompt, **options)
     if not definition.repeats:
         rows = _unique(rows, counts)
+    table = _table(islice(rows, limit), counts, definition, on_row)
+    if not counts.kept:
+        raise ValueError(f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file")
+    record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
+    metadata = {METADATA_KEY: json.dumps(asdict(record), sort_keys=True).encode()}
     _remove_leftovers(folder, split)
-    spool = folder / f".{split}.jsonl.{os.getpid()}"
     try:
-        schema = _spool(islice(rows, limit), spool, counts, definition, on_row)
-        if not counts.kept:
-            raise ValueError(
-                f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file"
-            )
-        record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
-        try:
-            with replacing(path) as partial:
-                _write(spool, partial, schema, record)
-        except pa.ArrowException as error:
-            raise ValueError(f"{definition.name}, {split}: Parquet cannot store the rows ({error})") from error
-    finally:
-        spool.unlink(missing_ok=True)
+        with replacing(path) as partial:
+            pq.write_table(table.replace_schema_metadata(metadata), partial, row_group_size=ROWS_PER_CHUNK)
+    except pa.ArrowException as error:
+        raise ValueError(f"{definition.name}, {split}: Parquet cannot store the rows ({error})") from error
     return record
 
 
@@ -195,52 +188,26 @@ def _digest(data: bytes) -> bytes:
     return hashlib.sha256(data).digest()[:16]
 
 
-def _spool(
-    rows: Iterable[Row], spool: Path, counts: _Counts, definition: DatasetDefinition, on_row: Callable[[int], None]
-) -> pa.Schema:
-    # Two passes: only after all rows is it known which optional fields there are and what their types are.
-    schemas: list[pa.Schema] = []
-    with spool.open("wb") as file:
-        iterator = iter(rows)
+def _table(
+    rows: Iterable[Row], counts: _Counts, definition: DatasetDefinition, on_row: Callable[[int], None]
+) -> pa.Table:
+    # Arrow's columns take a part of the memory of Python's rows. Optional fields of one chunk are null in the others.
+    chunks: list[pa.Table] = []
+    iterator = iter(rows)
+    try:
         while chunk := list(islice(iterator, ROWS_PER_CHUNK)):
             for row in chunk:
                 if set(row) != _COLUMNS:
                     raise ValueError(
                         f"{definition.name}: a row has the columns {sorted(row)}; verl's rows have {sorted(_COLUMNS)}"
                     )
-                _add_line(row, file, counts)
+                counts.hash.update(row_line(row))
+                counts.kept += 1
                 on_row(counts.kept)
-            schemas.append(_schema(chunk, definition))
-    return _unify(schemas, definition)
-
-
-def _add_line(row: Row, file: BinaryIO, counts: _Counts) -> None:
-    line = row_line(row)
-    file.write(line)
-    counts.hash.update(line)
-    counts.kept += 1
-
-
-def _schema(chunk: list[Row], definition: DatasetDefinition) -> pa.Schema:
-    try:
-        return pa.Table.from_pylist(chunk).schema
+            chunks.append(pa.Table.from_pylist(chunk))
+        return pa.concat_tables(chunks, promote_options="permissive") if chunks else pa.table({})
     except pa.ArrowException as error:
         raise ValueError(f"{definition.name}: rows of different types ({error}); make each field one type") from error
-
-
-def _unify(schemas: list[pa.Schema], definition: DatasetDefinition) -> pa.Schema:
-    try:
-        return pa.unify_schemas(schemas, promote_options="permissive") if schemas else pa.schema([])
-    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
-        raise ValueError(f"{definition.name}: rows of different types ({error}); make each field one type") from error
-
-
-def _write(spool: Path, path: Path, schema: pa.Schema, record: SplitRecord) -> None:
-    metadata = {METADATA_KEY: json.dumps(asdict(record), sort_keys=True).encode()}
-    with pq.ParquetWriter(path, schema.with_metadata(metadata)) as writer, spool.open("rb") as lines:
-        while chunk := list(islice(lines, ROWS_PER_CHUNK)):
-            rows = [json.loads(line.decode("utf-8", errors="surrogatepass")) for line in chunk]
-            writer.write_table(pa.Table.from_pylist(rows, schema=schema))
 
 
 def _check(definition: DatasetDefinition, split: str, prompt: str, limit: int | None, options: dict[str, Any]) -> None:

@@ -1,6 +1,5 @@
 """Every data set of every task, by name."""
 
-from collections.abc import Iterable
 from functools import lru_cache
 from importlib import import_module
 
@@ -12,29 +11,9 @@ TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym", "r
 
 @lru_cache(maxsize=1)
 def definitions() -> dict[str, DatasetDefinition]:
-    """Return every data set by its name, in the order of `TASKS`.
-
-    Raises:
-        ValueError: if two data sets have one name.
-    """
-    return collect(
-        definition for task in TASKS for definition in import_module(f"verl_clipx.tasks.{task}.dataset").DATASETS
-    )
-
-
-def collect(found: Iterable[DatasetDefinition]) -> dict[str, DatasetDefinition]:
-    """Return data sets by their names.
-
-    Raises:
-        ValueError: if two have one name; the message gives it.
-    """
-    by_name: dict[str, DatasetDefinition] = {}
-    for definition in found:
-        if definition.name in by_name:
-            tasks = f"{by_name[definition.name].task} and {definition.task}"
-            raise ValueError(f"data set {definition.name!r} is defined by both {tasks}; rename one of them")
-        by_name[definition.name] = definition
-    return by_name
+    """Return every data set by its name, in the order of `TASKS`."""
+    of_tasks = (import_module(f"verl_clipx.tasks.{task}.dataset").DATASETS for task in TASKS)
+    return {one.name: one for sets in of_tasks for one in sets}
 
 
 def definition_named(name: str) -> DatasetDefinition:

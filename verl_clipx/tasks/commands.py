@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from verl_clipx.common.command_line import fail
+from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.messages import fault_of_prompt
 from verl_clipx.common.terminal import TerminalConsole
@@ -34,10 +34,8 @@ def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, t
         rows = [list(map(escape, (one.name, one.task, one.kind, one.summary, ", ".join(one.splits)))) for one in found]
         print_list(console, "clipx data build NAME --out DIR", ("name", "task", "kind", "what", "splits"), rows)
         return
-    try:
+    with failing():
         one = definition_named(name)
-    except ValueError as error:
-        fail(error)
     table = Table(show_header=False, title=one.name)
     for key, value in (
         ("what", one.summary),
@@ -137,12 +135,9 @@ def show(
     from verl_clipx.common.files import parquet_file
     from verl_clipx.tasks.building import read_record
 
-    try:
-        with parquet_file(file) as parquet:
-            total = parquet.metadata.num_rows
-            first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
-    except (OSError, ValueError) as error:
-        fail(error)
+    with failing(), parquet_file(file) as parquet:
+        total = parquet.metadata.num_rows
+        first = next(parquet.iter_batches(batch_size=max(min(rows, total), 1)), None)
     console.print(f"{escape(str(file))}: {total} rows", soft_wrap=True)
     record = read_record(file)
     if record is None:

@@ -24,6 +24,7 @@ class DatasetDefinition:
         prompts: names of the prompt templates that fit, the default first.
         splits: names of the splits that `rows` takes, in the order in which they are built.
         repeats: whether problems that stand in it several times were drawn so on purpose, and stay.
+        generated: whether its problems are made here and from nothing else, so that no local copy is taken.
 
     Raises:
         ValueError: if `kind` is unknown, or there is no prompt or no split; the message names the data set.
@@ -39,6 +40,7 @@ class DatasetDefinition:
     rows: RowBuilder
     splits: tuple[str, ...]
     repeats: bool = False
+    generated: bool = False
 
     def __post_init__(self) -> None:
         if self.kind not in ("train", "evaluation"):

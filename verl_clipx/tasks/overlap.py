@@ -56,9 +56,6 @@ class OverlapReport:
 def word_ngrams(text: str, size: int = NGRAM_SIZE) -> list[str]:
     """Return the text's word n-grams in lower case, punctuation dropped; a shorter text as a whole.
 
-    Args:
-        size: words an n-gram, at least 1.
-
     Returns:
         The n-grams in order, each with blanks between its words; one that holds every word if there are fewer than
         `size`; none if there is no word.
@@ -76,15 +73,7 @@ def find_overlap(train: Iterable[str], evaluation: Iterable[str], size: int = NG
         train: one text a training row; read once, nothing of it is kept.
         evaluation: one text an evaluation row; its n-grams are held in memory.
         size: words an n-gram, at least 1.
-
-    Returns:
-        The report; row numbers count the texts.
-
-    Raises:
-        ValueError: if `size` is below 1.
     """
-    if size < 1:
-        raise ValueError(f"size={size} is below 1; give the number of words of an n-gram")
     owners: dict[str, list[int]] = defaultdict(list)
     evaluation_rows = 0
     for row, text in enumerate(evaluation):
@@ -110,14 +99,9 @@ def find_overlap(train: Iterable[str], evaluation: Iterable[str], size: int = NG
     )
 
 
-def compare_files(train: Path, evaluation: Path, size: int = NGRAM_SIZE) -> OverlapReport:
-    """Compare two Parquet files in verl's schema; the words of known prompt templates are left out.
-
-    Raises:
-        FileNotFoundError: if a file is missing.
-        ValueError: if a file has no column `prompt`.
-    """
-    return find_overlap(problems(train), problems(evaluation), size)
+def compare_files(train: Path, evaluation: Path) -> OverlapReport:
+    """Compare two Parquet files in verl's schema; the words of known prompt templates are left out."""
+    return find_overlap(problems(train), problems(evaluation))
 
 
 def problems(path: Path) -> Iterator[str]:

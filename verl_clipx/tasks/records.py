@@ -18,9 +18,6 @@ def read_records(source: Path | None, *, hub: str, hub_split: str, hub_config: s
         source: a local copy (see `local_records`), or None for the hub.
         hub_split: split to load from the hub; a local copy is read whole.
         hub_config: configuration of the hub's repository, if it has several.
-
-    Raises:
-        FileNotFoundError, ValueError: as `local_records` does.
     """
     if source is not None:
         yield from local_records(source)

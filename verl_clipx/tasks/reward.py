@@ -27,7 +27,6 @@ def compute_score(
 
     Args:
         data_source: the row's `data_source`: the name of a task or of a data set.
-        ground_truth, extra_info: what the task's rows hold.
 
     Returns:
         `score`, the reward; `acc`, 1.0 if the answer is right, else 0.0; `format`, 1.0 if it can be read, else 0.0.

@@ -118,19 +118,12 @@ def template_named(name: str) -> PromptTemplate:
 def problem_text(messages: Sequence[dict[str, str]]) -> str:
     """Return what is particular to a prompt: the fields of the template that made it, without the template's words.
 
-    Args:
-        messages: chat messages, each with `role` and `content`.
-
     Returns:
         The fields, one a line, again without the words of a template that made them; the contents of all messages if
         no template made these. Where several could have, the one with the most text of its own did.
     """
     for template in sorted(TEMPLATES.values(), key=lambda template: -template._literal_length):
-        # "3 4 = 7" fits too many texts to be taken for a template's, and a bare text fits all.
-        if (
-            template.name not in ("countdown_compact", "reversal_compact")
-            and (fields := template.match(messages)) is not None
-        ):
+        if template.name not in _FITTING_ALL and (fields := template.match(messages)) is not None:
             own = (value for name, value in fields.items() if name not in template.shared)
             return "\n".join(problem_text([{"role": "user", "content": value}]) for value in own)
     return "\n".join(message["content"] for message in messages)

@@ -9,7 +9,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
 from verl_clipx.loss.anatomy import SIZE, anatomy_metrics, anatomy_sums
-from verl_clipx.worker.step import MicroBatch, RolloutBatch
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch
 
 
 class AnatomySums:
@@ -29,9 +29,15 @@ class AnatomySums:
         self._all_reduce, self._device = all_reduce, device
         self._sums: Tensor | None = None
 
-    def at_equal_weights(self, batch: RolloutBatch) -> bool:
-        """Whether the next update's weights are those of the old log-probabilities, in bypass mode of age 0."""
-        return self._starts_equal and batch.at_start
+    def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
+        """Has the step's micro-batches added, and says whether its weights are those of the old log-probabilities.
+
+        In bypass mode they are those of the tokens of age 0.
+        """
+        step.anatomy, step.equal_weights = self, self._starts_equal and batch.at_start
+
+    def end_update(self, step: OptimizerStep) -> None:
+        """Nothing is left to do: its micro-batches were added."""
 
     def add(self, settings: Settings, inputs: Inputs, decision: Tensor, known: MicroBatch) -> None:
         """Adds a micro-batch's tokens; nothing waits for the accelerator.
@@ -54,7 +60,7 @@ class AnatomySums:
             )
             self._sums = found if self._sums is None else self._sums + found
 
-    def end_rollout_batch(self) -> dict[str, list[float]]:
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """The metrics of the rollout batch, by key; every rank must call it."""
         own = torch.zeros(SIZE, dtype=torch.float64, device=self._device) if self._sums is None else self._sums
         self._sums = None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from verl.utils import tensordict_utils as tu
 
+from verl_clipx.base.method import NODE
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.support import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
@@ -22,6 +23,9 @@ from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import Rejection, remaining
 from verl_clipx.worker.sampling import GROUP, GROUPS, Sample, by_group
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
+
+# Of verl's engine.
+PIPELINE = "pipeline_model_parallel_size"
 
 
 def extra_pass(
@@ -121,6 +125,24 @@ def sampled(data: Any, sample: Sample) -> Any:
         data = tu.index_select_tensor_dict(data, rows)
     data[GROUP] = group
     return data
+
+
+def refuse_sample_of_stages(settings: Settings, engine_config: Any) -> None:
+    """Raises if pipeline stages would have to agree on a sample that only the last one can choose.
+
+    Args:
+        settings: the clipx node.
+        engine_config: verl's configuration of the actor's engine.
+
+    Raises:
+        ValueError: names the keys and what to do.
+    """
+    stages = getattr(engine_config, PIPELINE, 1)
+    if settings.precision and stages > 1:
+        raise ValueError(
+            f"{NODE}.precision={settings.precision:g} with {PIPELINE}={stages}: only the last stage knows how many "
+            f"sequences suffice, but all stages must pass the same ones. Set {NODE}.precision=0, or {PIPELINE}=1."
+        )
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:

@@ -13,9 +13,10 @@ from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.driver.config import Observe, Settings
 from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
+from verl_clipx.worker.announced import Call
 from verl_clipx.worker.layout import padded, response_part, restricted
 from verl_clipx.worker.not_finite import not_finite_in, together
-from verl_clipx.worker.receipt import Call, Receipt
+from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch, micro_batch_of
 from verl_clipx.worker.tracer import Tracer
 

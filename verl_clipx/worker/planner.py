@@ -3,12 +3,14 @@
 Everything that ranks have to agree on goes through one all-reduce per optimizer step.
 """
 
+import logging
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from verl_clipx.base.shared_metrics import CLOSED_FORM_DIFFERENCE, PREDICTED_ERROR, REAL_ERROR, SAMPLED
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
 from verl_clipx.loss.bounds import bounds_difference
@@ -28,6 +30,8 @@ from verl_clipx.worker.sampling import (
 )
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
+
+logger = logging.getLogger(__name__)
 
 # A larger difference between the bounds at ratio 1 and those of the training pass ends the closed form: in float32, and
 # where the engine computes in half precision. There rounding moved them by up to 0.59 (docs/scopes.md), and ratios that
@@ -263,7 +267,7 @@ class StepPlanner:
             step.decision = self.method.decide(step.statistics)
         step.collect = lagged or step.assumed is not None or step.estimated
 
-    def finish(self, step: OptimizerStep, *, taken: bool) -> float | None:
+    def finish(self, step: OptimizerStep, *, taken: bool) -> dict[str, float]:
         """Remembers a step's statistics.
 
         Args:
@@ -271,9 +275,11 @@ class StepPlanner:
             taken: whether the optimizer took it: verl skips a step whose gradient is not finite.
 
         Returns:
-            How far the bounds at ratio 1 were from those of the training pass, by this rank's tokens, where they were
-            used.
+            By key, how far the bounds at ratio 1 were from those of the training pass, by this rank's tokens, where
+            they were used, and what is logged of a sample.
         """
+        found = {SAMPLED: step.passed, PREDICTED_ERROR: step.predicted_error, REAL_ERROR: step.error_before}
+        logged = {metric.key: value for metric, value in found.items() if value is not None}
         if taken:
             self.state.step += 1
             if step.collected is not None and self.settings.scope == "lagged":
@@ -282,11 +288,13 @@ class StepPlanner:
                 self.state.shares[step.position] = step.next_share
         if step.estimated and step.collected is not None:
             self._sampled = (step.statistics, step.collected)
-        if step.assumed is None or step.collected is None:
-            return None
-        difference = bounds_difference(self.method, step.assumed, step.collected.to(step.assumed.device))
-        self._alarmed = difference > self.tolerated
-        return difference
+        if step.assumed is not None and step.collected is not None:
+            difference = bounds_difference(self.method, step.assumed, step.collected.to(step.assumed.device))
+            self._alarmed = difference > self.tolerated
+            if self._alarmed:
+                logger.warning(RATIO_NOT_ONE, difference)
+            logged[CLOSED_FORM_DIFFERENCE.key] = difference
+        return logged
 
     def restore(self, state: ControllerState) -> None:
         """Goes on from a checkpoint's state; what waits for the next step belongs to the weights before it."""
@@ -349,3 +357,10 @@ def differing_log_probs(data: Any) -> Tensor:
         return torch.ones((), dtype=torch.float64, device=old.device)
     different = (old != padded(data["rollout_log_probs"])) & padded(data["response_mask"]).bool()
     return different.sum(dtype=torch.float64)
+
+
+RATIO_NOT_ONE = (
+    "clipx: the first update of a rollout batch was assumed to start at ratio 1, but its bounds differ by %.3g of "
+    "their width. Either old_log_probs do not come from these weights, or they were computed with another kernel or "
+    "precision. From now on every update has an extra pass."
+)

@@ -11,35 +11,24 @@ updates of the first rollout batch as many as announced. Later updates pay nothi
 import dataclasses
 import logging
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from verl_clipx.base.method import NODE
+from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
-from verl_clipx.loss.loss import token_statistics, tokens_in
+from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS
+from verl_clipx.worker.announced import Call, announced_gradient, announced_weight, left_by_verl, left_in_bypass_mode
 from verl_clipx.worker.layout import flat, padded, response_part
-from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rows import AGE
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
+from verl_clipx.worker.probe import PROBES, RATIOS, Difference, difference, leaf_of, no_policy_loss, probed
+from verl_clipx.worker.rollout_gap import compared_with_rollout, gap_to_rollout
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
 
 logger = logging.getLogger(__name__)
-
-# Ratios of the probe. In the order of the tokens both signs of A come at each, and neighbours are far apart.
-RATIOS = (0.3, 4.0)
-STEPS, STRIDE = 31, 12
-
-# Of the probes under rejection, which neighbouring sequences take in turn: how far the log-ratios are from 0, as a
-# factor, and whether their mean over the sequence is 0. Any of verl's criteria finds some too far and some not.
-PROBES = ((1.0, False), (1.0, True), (0.1, True), (0.003, True))
-
-# By how much of the largest gradient two may differ, in units of what log_prob's dtype resolves.
-RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 # A token's F is away from 1 by more than this where its gradient tells methods apart; and the share of such tokens.
 APART, SHARE_APART = 0.05, 0.01
@@ -47,34 +36,6 @@ APART, SHARE_APART = 0.05, 0.01
 # By how much the sum of the statistics' absolute values may differ between the extra pass and the training pass: less
 # than a micro-batch, more than what two passes' rounding moves.
 SAME_TOKENS = 0.01
-
-# A mean gap between the actor's and the rollout's log-probabilities above this, in nats, is named in a warning.
-# Measured on a random model of 2 layers, 24 November 2026: Ulysses under sdpa, on 2 ranks and without its refusal, was
-# 0.18 apart from 1 rank (16 sequences of up to 18 tokens, half of which are right all the same), bfloat16 0.014 from
-# float32 (16 of 100).
-GAP = 0.1
-
-
-class Call(NamedTuple):
-    """The arguments with which verl's loss function is called in training."""
-
-    micro_batch: MicroBatch
-    model_output: Any
-    data: Any
-
-
-class Difference(NamedTuple):
-    """Two gradients compared.
-
-    Args:
-        largest: difference between two of their elements, over the largest element of the expected one.
-        allowed: how large it may be.
-        tokens: how many elements were compared.
-    """
-
-    largest: float
-    allowed: float
-    tokens: int
 
 
 class Receipt:
@@ -86,6 +47,7 @@ class Receipt:
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         called: (step, model_output, data) -> the arguments that it gets in training.
         all_reduce: sums a float64 vector over the data-parallel ranks.
+        rank: of this process; 0 prints the receipt.
         stops: whether a difference stops the run, or only warns.
 
     Attributes:
@@ -100,10 +62,11 @@ class Receipt:
         called: Callable[[OptimizerStep, Any, Any], Call],
         all_reduce: Callable[[Tensor], Tensor],
         *,
+        rank: int,
         stops: bool,
     ):
         self.open = True
-        self._all_reduce = all_reduce
+        self._all_reduce, self._rank = all_reduce, rank
         self._settings, self._run, self._stops = settings, run, stops
         self._loss_fn, self._called = loss_fn, called
         self._announced: Difference | None = None
@@ -115,12 +78,14 @@ class Receipt:
         # Of the update under way: its number, and whether a backward pass of it is awaited.
         self._update, self._awaited = 0, False
 
-    def begin_update(self, step: OptimizerStep) -> None:
+    def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """An optimizer step is planned; where an extra pass found its statistics, the training pass adds up its own.
 
         Raises:
             RuntimeError: bounds of the mini-batch are announced and none were decided, and the receipt stops runs.
         """
+        if not self.open:
+            return
         if self._settings.adaptive and self._settings.scope != "micro_batch" and step.decision is None:
             self._wrong(f"no bounds were decided for the mini-batch under {NODE}.scope={self._settings.scope}")
         step.collect |= self._by_extra_pass(step)
@@ -182,6 +147,8 @@ class Receipt:
             RuntimeError: its loss had no backward pass to the model's log-probabilities, or its bounds are those of
                 other tokens, and the receipt stops runs.
         """
+        if not self.open:
+            return
         if self._by_extra_pass(step) and step.collected is not None:
             trained, decided = (float(part.abs().sum()) for part in (self._all_reduce(step.collected), step.statistics))
             # Statistics that are not finite are those of an update that verl skips.
@@ -195,23 +162,25 @@ class Receipt:
             self._wrong("no backward pass came from the loss to the model's log-probabilities")
         self._update += 1
 
-    def end_rollout_batch(self, updates: int) -> float:
-        """The first rollout batch ends, and with it the receipt.
-
-        Args:
-            updates: how many were made on it, in one pass of Lopti's.
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
+        """The first rollout batch ends, and with it the receipt, which rank 0 prints.
 
         Returns:
-            The largest difference, of the largest gradient; NaN where nothing could be compared.
+            By key, the largest difference, of the largest gradient; NaN where nothing could be compared. Nothing after
+            the first rollout batch.
 
         Raises:
-            RuntimeError: another number than announced, and the receipt stops runs.
+            RuntimeError: another number of updates than announced, and the receipt stops runs.
         """
+        if not self.open:
+            return {}
         self.open = False
-        if self._run.updates not in (None, updates):
-            self._wrong(f"{updates} updates on the first rollout batch, not {self._run.updates} as announced")
+        if self._run.updates not in (None, batch.update):
+            self._wrong(f"{batch.update} updates on the first rollout batch, not {self._run.updates} as announced")
+        if self._rank == 0:
+            print(f"clipx: {self}", flush=True)
         found = [one for one in (self._announced, *self._backward) if one is not None]
-        return max((one.largest for one in found), default=math.nan)
+        return {RECEIPT.key: [max((one.largest for one in found), default=math.nan)]}
 
     def __str__(self) -> str:
         """The line that says what was compared."""
@@ -311,204 +280,6 @@ class Receipt:
         logger.warning("clipx: %s.", message)
 
 
-def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """F and F * A of each token as announced, by the formulas themselves: (sequences, response length), 0 outside.
-
-    Args:
-        settings: the clipx node.
-        run: what is announced of the run.
-        call: what verl's loss function gets.
-
-    Returns:
-        F, F * A, and the tokens that are not rejected, bool.
-    """
-    known, data = call.micro_batch, call.data
-    mask = left_in_bypass_mode(run, call, padded(data["response_mask"]).bool())
-    inputs = inputs_of(
-        settings,
-        known,
-        log_prob=response_part(call.model_output["log_probs"], data, mask.shape[1]),
-        old_log_prob=padded(data["old_log_probs"]),
-        advantages=padded(data["advantages"]),
-        mask=mask,
-    )
-    method, decision = settings.method, known.step.decision
-    if decision is None:
-        decision = method.decide(token_statistics(method, settings.shaping, inputs))
-    tokens = tokens_in(method, settings.shaping, inputs)
-    weight = torch.where(mask, method.gradient_weight(tokens, method.bounds(tokens, decision)), 0.0)
-    return weight, torch.where(mask, method.gradient(tokens, weight), 0.0), mask
-
-
-def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
-    """The gradient that the policy's term must have on log_prob: (sequences, response length).
-
-    Args:
-        settings: the clipx node.
-        run: what is announced of the run.
-        call: what verl's loss function gets.
-    """
-    from verl.trainer.ppo.core_algos import agg_loss
-
-    known, data = call.micro_batch, call.data
-    _, weighted, averaged = announced_weight(settings, run, call)
-    if "rollout_is_weights" in data:
-        weighted = weighted * padded(data["rollout_is_weights"])
-    tokens = data["batch_num_tokens"]
-    if settings.select is not None:
-        selected = settings.select.selected(known.entropy, averaged, known.step.entropy_bucket)
-        weighted = torch.where(selected, weighted, 0.0)
-        if settings.select.normaliser == "selected":
-            averaged = selected
-            tokens = tokens if known.step.selected_tokens is None else known.step.selected_tokens
-    with torch.enable_grad():
-        ones = torch.ones_like(weighted, requires_grad=True)
-        total = agg_loss(
-            loss_mat=ones,
-            loss_mask=averaged,
-            loss_agg_mode=run.loss_agg_mode,
-            dp_size=data["dp_size"],
-            batch_num_tokens=tokens,
-            global_batch_size=data["global_batch_size"],
-            loss_scale_factor=run.loss_scale_factor,
-        )
-    return -weighted * torch.autograd.grad(total, ones)[0]
-
-
-def left_in_bypass_mode(run: RunFacts, call: Call, mask: Tensor) -> Tensor:
-    """The tokens that verl's own bypass loss would leave, by verl's own code: bool, (sequences, response length).
-
-    Args:
-        run: what is announced of the run.
-        call: what verl's loss function gets.
-        mask: bool, of all of them.
-    """
-    if not run.options.get(BYPASS) or run.options.get(ROLLOUT_RS) is None:
-        return mask
-    log_prob = response_part(call.model_output["log_probs"], call.data, mask.shape[1])
-    return left_by_verl(run.options, mask, log_prob - padded(call.data["old_log_probs"]))
-
-
-def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
-    """The tokens that verl's rejection leaves: bool, (sequences, response length).
-
-    Args:
-        options: of the run.
-        mask: bool, (sequences, response length).
-        log_ratio: to the rollout policy, likewise.
-    """
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
-
-    if not mask.any():
-        return mask
-    names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
-    return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
-
-
 def aside(step: OptimizerStep) -> OptimizerStep:
     """An optimizer step like this one, to which a call leaves nothing behind."""
     return dataclasses.replace(step, collect=False, not_finite={})
-
-
-def probed(model_output: Any, data: Any, probes: Sequence[tuple[float, bool]] = PROBES[:1]) -> Any:
-    """A micro-batch with the receipt's old log-probabilities and advantages; the given one is not changed.
-
-    Args:
-        model_output, data: verl's loss function's arguments.
-        probes: of `PROBES`, which the sequences take in turn.
-    """
-    mask = padded(data["response_mask"]).bool()
-    number = mask.flatten().cumsum(0).view(mask.shape) - 1
-    low, high = (math.log(ratio) for ratio in RATIOS)
-    log_ratio = low + (high - low) * (number * STRIDE % STEPS) / (STEPS - 1)
-    scales, centred = (
-        torch.tensor([probe[part] for probe in probes], device=mask.device)[torch.arange(len(mask)) % len(probes), None]
-        for part in (0, 1)
-    )
-    mean = torch.where(mask, log_ratio, 0.0).sum(-1, keepdim=True) / mask.sum(-1, keepdim=True).clamp(min=1)
-    log_ratio = scales * (log_ratio - torch.where(centred, mean, 0.0))
-    sign = 1 - 2 * (number % 2)
-    probe = data.copy()
-    probe["old_log_probs"] = response_part(model_output["log_probs"], data, mask.shape[1]).float() - log_ratio
-    probe["advantages"] = (sign * (1 + number % 7) / 4).to(padded(data["advantages"]).dtype)
-    return probe
-
-
-def leaf_of(model_output: Any) -> tuple[dict[str, Any], Tensor]:
-    """The model's output without its graph, and the log-probabilities in it as a leaf, (tokens,)."""
-    output = {key: value.detach() if isinstance(value, Tensor) else value for key, value in model_output.items()}
-    log_probs = output["log_probs"]
-    leaf = flat(log_probs).clone().requires_grad_()
-    nested = log_probs.is_nested
-    output["log_probs"] = torch.nested.nested_tensor_from_jagged(leaf, offsets=log_probs.offsets()) if nested else leaf
-    return output, leaf
-
-
-@contextmanager
-def no_policy_loss() -> Iterator[None]:
-    """Has each of the plugin's registered losses return nothing for the duration of the block."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    ours = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name.startswith("clipx_")}
-    POLICY_LOSS_REGISTRY.update(dict.fromkeys(ours, lambda *, log_prob, **_: (log_prob.sum() * 0.0, {})))
-    try:
-        yield
-    finally:
-        POLICY_LOSS_REGISTRY.update(ours)
-
-
-def difference(found: Tensor, expected: Tensor) -> Difference | None:
-    """How far a gradient is from the expected one; None where there is nothing to compare.
-
-    Args:
-        found, expected: of the same shape.
-    """
-    largest = float(expected.abs().max()) if expected.numel() else 0.0
-    apart = float((found.to(expected.dtype) - expected).abs().max()) if expected.numel() else 0.0
-    # An update that is not finite says nothing, and verl skips it.
-    if not (math.isfinite(largest) and math.isfinite(apart)) or largest == apart == 0.0:
-        return None
-    return Difference(apart / largest if largest else math.inf, RESOLVED[found.dtype], expected.numel())
-
-
-def gap_to_rollout(model_output: Any, data: Any) -> tuple[float, int] | None:
-    """How far the model is from the rollout on tokens that the weights before the first update have sampled.
-
-    Args:
-        model_output, data: verl's loss function's arguments in a run's first update; the model's own log-probabilities
-            count, since bypass mode has the rollout's in the place of the old policy's.
-
-    Returns:
-        The mean distance in nats and the number of such tokens, all where no sequence's age is known; None if the
-        rollout returned no log-probabilities.
-    """
-    if "rollout_log_probs" not in data:
-        return None
-    fresh, age = padded(data["response_mask"]).bool(), data.get(AGE, None)
-    if age is not None:
-        fresh = fresh & (age.to(fresh.device) == 0)[:, None]
-    width = fresh.shape[1]
-    gap = response_part(model_output["log_probs"], data, width) - padded(data["rollout_log_probs"])[:, :width]
-    return float(gap.abs()[fresh].double().sum() / fresh.sum().clamp(min=1)), int(fresh.sum())
-
-
-def compared_with_rollout(found: tuple[float, int] | None) -> str:
-    """What the line says of the rollout's log-probabilities; warns where they are far from the actor's.
-
-    Args:
-        found: from `gap_to_rollout`.
-    """
-    if found is None:
-        return "the rollout returns no log-probabilities that the actor's could be compared with"
-    gap, tokens = found
-    if tokens == 0:
-        return "no token was sampled with the actor's current weights, so its log-probabilities cannot be compared"
-    if gap > GAP:
-        logger.warning(WIDE_GAP, gap, tokens)
-    return f"actor and rollout differ by {gap:.2g} nats a token on {tokens} tokens of the same weights"
-
-
-WIDE_GAP = (
-    "clipx: actor and rollout give the same tokens log-probabilities that differ by %.2g nats on average of %d, though "
-    "of the same weights: their precision, temperature or attention is not the same."
-)

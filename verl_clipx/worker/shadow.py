@@ -4,7 +4,7 @@ They are computed from the log-probabilities of the training pass, after an upda
 statistics are of the whole mini-batch, without a further pass of the model.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -17,7 +17,7 @@ from verl_clipx.driver.config import Settings, compiled_on
 from verl_clipx.loss.compiled import TokenFunctions, token_functions
 from verl_clipx.loss.metrics import SUMMED, TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import with_updates
-from verl_clipx.worker.step import Kept
+from verl_clipx.worker.step import Kept, OptimizerStep, RolloutBatch
 
 # Sums over tokens of the products of F * A in the shadow and of the run's.
 PRODUCTS = ("both", "shadow", "run")
@@ -46,12 +46,13 @@ class ShadowLosses:
         self._sums: list[Tensor] = []
         self._decided: list[dict[str, dict[str, Tensor]]] = []
 
-    def end_update(self, kept: Sequence[Kept]) -> None:
-        """An update has seen its last micro-batch; every rank must call it.
+    def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
+        """Has the step keep what each of its micro-batches gave the loss."""
+        step.kept = []
 
-        Args:
-            kept: of each micro-batch of this rank.
-        """
+    def end_update(self, step: OptimizerStep) -> None:
+        """An update has seen its last micro-batch; every rank must call it."""
+        kept = step.kept
         sizes = [functions.method.statistics_size for functions in self._functions.values()]
         statistics = torch.zeros(sum(sizes), dtype=torch.float64, device=self._device)
         if sum(sizes):
@@ -69,7 +70,7 @@ class ShadowLosses:
         self._sums.append(torch.cat(sums))
         self._decided.append(decided)
 
-    def end_rollout_batch(self) -> dict[str, list[float]]:
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """The metrics of its updates, a value an update, by key; every rank must call it."""
         sums, decided = self._sums, self._decided
         self._sums, self._decided = [], []

@@ -1,6 +1,7 @@
 """What the bounds remember between optimizer steps, and its file beside the actor's checkpoint."""
 
 import json
+import logging
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,10 @@ import torch
 from torch import Tensor
 
 from verl_clipx.common.files import read_json, remove_partials, write_text
+from verl_clipx.driver.config import Settings
 from verl_clipx.methods import Method
+
+logger = logging.getLogger(__name__)
 
 FILE = "clipx_state.json"
 FORMAT = 2
@@ -102,6 +106,48 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
     if not (isinstance(shares, dict) and all(_is_finite(share) and 0 < share <= 1 for share in shares.values())):
         raise UnusableState(f"{path} is cut short or not a state of this plugin (shares {shares!s:.60})")
     return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()}, shares)
+
+
+def state_rank(engine: Any, device: Any) -> int:
+    """The rank that writes the state and reads it: of the last pipeline stage, since the others see no tokens.
+
+    Args:
+        engine: verl's engine.
+        device: where numbers are reduced over the ranks, all of which must call this.
+    """
+    own = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
+    rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=device)
+    torch.distributed.all_reduce(rank, op=torch.distributed.ReduceOp.MAX)
+    return int(rank)
+
+
+def restored_state(folder: Path, settings: Settings, source: int, device: Any) -> ControllerState:
+    """The state in a checkpoint, read by one rank and sent to the others.
+
+    Args:
+        folder: the actor's checkpoint folder.
+        settings: the clipx node.
+        source: from `state_rank`.
+        device: of the statistics.
+
+    Raises:
+        RuntimeError: it is unusable, and the bounds need one.
+    """
+    found: list[Any] = [None]
+    if torch.distributed.get_rank() == source:
+        try:
+            found = [read_state(folder, description(settings.method))]
+        except UnusableState as error:
+            found = [error]
+    torch.distributed.broadcast_object_list(found, src=source)
+    (state,) = found
+    if isinstance(state, ControllerState):
+        state.statistics = {key: vector.to(device) for key, vector in state.statistics.items()}
+        return state
+    if settings.missing_state == "fresh" or not settings.adaptive or settings.scope == "micro_batch":
+        logger.warning("clipx: the bounds start afresh: %s", state)
+        return ControllerState()
+    raise RuntimeError(f"{state}. To start the bounds afresh, set clipx.missing_state=fresh.")
 
 
 def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) -> None:

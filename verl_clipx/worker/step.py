@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from torch import Tensor
 
@@ -140,6 +140,19 @@ class RolloutBatch:
 
 # Where a worker gets no rollout batch: each of its updates is the first.
 FIRST = RolloutBatch()
+
+
+class UpdateObserver(Protocol):
+    """Looks on at every update of a rollout batch; every rank calls each method."""
+
+    def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
+        """An optimizer step is planned, and says from now on what its micro-batches have to keep."""
+
+    def end_update(self, step: OptimizerStep) -> None:
+        """It has seen its last micro-batch."""
+
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
+        """Its updates are made; returns the metrics of them, by key."""
 
 
 @dataclass

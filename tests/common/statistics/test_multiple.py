@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from verl_clipx.common.statistics.multiple import holm
+from verl_clipx.common.statistics.comparison import holm
 
 
 def test_by_hand():

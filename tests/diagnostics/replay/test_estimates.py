@@ -8,8 +8,8 @@ import torch
 from tests.diagnostics.replay.calls import numbers, printed, refusal, value
 from tests.diagnostics.runs import write_log, write_run
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import ADDED_IN_2, Shard, UpdateFacts, write_shard
-from verl_clipx.diagnostics.replay import measures
+from verl_clipx.common.traces import ADDED_IN_2, Shard, UpdateFacts, read_shards, shards_in, write_shard
+from verl_clipx.diagnostics.replay import measures, of_run
 
 
 def test_version_1_is_replayed_as_an_estimate(tmp_path):
@@ -85,7 +85,43 @@ def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypat
     assert all(count >= 10 for count in held.values()), held
 
 
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_the_interval_of_a_parameter_holds_what_all_tokens_give(tmp_path, monkeypatch):
+    monkeypatch.setattr(measures, "REPLICATES", 40)
+    words = ("+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1")
+    (whole,) = numbers(prompts_run(tmp_path / "whole", range(60)), *words)["matches"]
+    assert whole["low"] is None and whole["crossings"] == 1 and 0.1 < whole["value"] < 3
+    generator, held, widths = numpy.random.default_rng(0), 0, []
+    for draw in range(12):
+        chosen = sorted(generator.choice(60, 20, replace=False))
+        (found,) = numbers(prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3), *words)["matches"]
+        assert found["low"] < found["value"] < found["high"]
+        held += found["low"] <= whole["value"] <= found["high"]
+        widths.append(found["high"] - found["low"])
+    # Below 10 of 12 an interval of 95 % comes once in 500 draws; one of the whole range would hold anything.
+    assert held >= 10 and max(widths) < 2
+
+
+def test_the_runs_own_numbers_are_estimates_too(tmp_path):
+    run = prompts_run(tmp_path / "whole", range(60))
+    own = numbers(run, "+clipx=grpo")["of_run"]["numbers"]["positive_share"]
+    assert own["low"] is None
+    table = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
+    generator, held = numpy.random.default_rng(0), 0
+    for _ in range(40):
+        chosen = generator.choice(sorted(table.prompt.unique()), 20, replace=False)
+        found = of_run.numbers_of_run([table[table.prompt.isin(chosen)]], whole=False)["positive_share"]
+        assert found.low < found.value < found.high
+        held += found.low <= own["value"] <= found.high
+    # Below 34 of 40 an interval of 95 % comes once in 300 times; one of 99.9 % would always hold.
+    assert 34 <= held < 40
+
+
 def test_few_prompts_have_no_interval(tmp_path):
     run = prompts_run(tmp_path / "few", range(4), fraction=0.1)
     found = numbers(run, "+clipx=acpo")
     assert found["settings"][0]["numbers"]["clip_fraction"]["low"] is None and not found["exact"]
+    assert found["of_run"]["numbers"]["positive_share"]["low"] is None
+    text = " ".join(printed(run, "+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1").split())
+    assert "An estimate without an interval, since too few prompts are traced." in text and "Exact" not in text

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from verl_clipx.tasks.building import build_split
+from verl_clipx.tasks.catalog import definition_named
 from verl_clipx.tasks.countdown.boxed_reward import compute_score as compute_boxed_score
 from verl_clipx.tasks.countdown.dataset import DATASETS, generated_rows, public_rows
 from verl_clipx.tasks.countdown.prompt import PROMPTS, build_prompt
@@ -74,8 +76,12 @@ def test_generated_rows_follow_their_options():
     assert max(max(truth_of(row)["numbers"]) for row in train + test) <= 9
     problems = [{str(row["prompt"]) for row in rows} for rows in (train, test)]
     assert not problems[0] & problems[1]
-    with pytest.raises(ValueError, match=r"countdown's problems are generated"):
-        list(generated_rows(FIXTURE, split="train", prompt=PROMPTS[0]))
+
+
+@pytest.mark.parametrize("name", ["countdown", "knights_and_knaves_tiny", "reversal", "reasoning_gym_gcd"])
+def test_generated_problems_take_no_local_copy(name, tmp_path):
+    with pytest.raises(ValueError, match=rf"the problems of {name} are generated; leave out --from"):
+        build_split(definition_named(name), tmp_path, split="train", source=FIXTURE)
 
 
 def test_definitions_name_both():

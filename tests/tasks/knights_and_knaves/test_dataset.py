@@ -84,8 +84,6 @@ def test_seed_decides_the_rows():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"split": "dev"}, "split='dev' is unknown"),
-        ({"prompt": "r1_base"}, "prompt='r1_base' does not fit"),
         ({"count": 0}, "count=0 is below 1"),
         ({"people": [1]}, "people=1 "),
         ({"people": [2]}, "count=900 train puzzles of 2 people"),

@@ -13,10 +13,10 @@ from typer.testing import CliRunner
 
 from verl_clipx.tasks.knights_and_knaves import policy
 from verl_clipx.tasks.knights_and_knaves.dataset import tiny_rows
+from verl_clipx.tasks.knights_and_knaves.policy import WORDS, build_puzzle_tokenizer
 from verl_clipx.tasks.knights_and_knaves.prompt import build_compact_response
 from verl_clipx.tasks.knights_and_knaves.puzzle import solve, split_of
 from verl_clipx.tasks.knights_and_knaves.reward import compute_score
-from verl_clipx.tasks.knights_and_knaves.tokenizer import WORDS, build_puzzle_tokenizer
 from verl_clipx.tasks.knights_and_knaves.wording import word_solution
 from verl_clipx.tasks.tiny_policy import warm_start
 from verl_clipx.tasks.tiny_policy.model import ModelConfig

@@ -9,13 +9,13 @@ import re
 import jinja2
 import pytest
 
-from verl_clipx.tasks.knights_and_knaves.compact import compact_puzzle
 from verl_clipx.tasks.knights_and_knaves.generator import generate_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import (
     QWEN_CHAT_TEMPLATE_WITH_THINK,
     build_chat_prompt,
     build_compact_prompt,
     build_compact_response,
+    compact_puzzle,
 )
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.statement import OPERATORS

@@ -86,7 +86,6 @@ def test_a_ground_truth_that_no_answer_meets_is_refused(truth):
         ({"min_length": 1}, "min_length=1 is not an integer from 2 to 52"),
         ({"max_length": 53}, "max_length=53 is not an integer from 2 to 52"),
         ({"min_length": 9, "max_length": 8}, "max_length=8 is not an integer from 9 to 52"),
-        ({"split": "validation"}, "split='validation' is unknown"),
         ({"count": -1}, "size=-1 is not a number of texts"),
     ],
 )

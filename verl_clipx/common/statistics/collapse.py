@@ -44,11 +44,7 @@ def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
 
 
 def last_level(values: Sequence[float] | np.ndarray) -> float:
-    """The level at which a training ends: the mean of the last tenth of its steps, at least three, as `collapse` takes.
-
-    Args:
-        values: ``[steps]``, in order, at least one.
-    """
+    """The level at which a training ends: the mean of the last tenth of its steps, at least three, as in `collapse`."""
     return float(np.mean(values[-max(STEPS, len(values) // PART) :]))
 
 

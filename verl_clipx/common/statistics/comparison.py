@@ -1,14 +1,12 @@
 """Whether one method is better than another: one inference over training seeds and questions together."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 import numpy as np
 from scipy import stats
 
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, ROUNDING
-from verl_clipx.common.statistics.multiple import holm
 from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, residuals, squared_error, too_few_units
 
 LEVEL = 0.05
@@ -29,13 +27,10 @@ class Comparison:
     """Difference of two methods or checkpoints, second minus first.
 
     Args:
-        first, second: each one's mean.
-        difference: second minus first.
         low, high: ends of the 95 % interval, None where it is refused.
         p_value: two-sided, None where it is refused.
         over: what interval and p-value are over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS`
             of these two checkpoints alone; None where they are refused.
-        seeds: trainings of the first and the second.
         error: squared standard error of the difference by its parts, "question" and "seed".
         wins, losses, ties: questions on which the second is better, worse, equal.
         refused: why there is no interval on the methods.
@@ -54,10 +49,6 @@ class Comparison:
     losses: int | None = None
     ties: int | None = None
     refused: str | None = None
-
-    def as_dict(self) -> dict[str, Any]:
-        """The fields by name."""
-        return asdict(self)
 
     @property
     def is_of_methods(self) -> bool:
@@ -83,6 +74,25 @@ def corrected(found: Sequence[Comparison]) -> list[Comparison]:
     """A family of comparisons with Holm's p-values; those that say nothing on methods are no members and stay."""
     adjusted = holm([one.p_value if one.is_of_methods else None for one in found])
     return [one if p is None else replace(one, p_value=p) for one, p in zip(found, adjusted, strict=True)]
+
+
+def holm(p_values: Sequence[float | None]) -> list[float | None]:
+    """Holm's adjusted p-values: rejecting those below 5 % makes one false rejection or more in at most 5 % of families.
+
+    In ascending order the i-th of n, from 0, is multiplied by n - i; none is smaller than the one before, none above 1.
+    Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
+
+    Args:
+        p_values: of one family; None, where there is none, is no member.
+
+    Returns:
+        In the same order, None where there was none.
+    """
+    known = np.array([one for one in p_values if one is not None], dtype=np.float64)
+    order = np.argsort(known, kind="stable")
+    known[order] = np.maximum.accumulate(known[order] * np.arange(len(order), 0, -1))
+    adjusted = iter(np.minimum(known, 1.0).tolist())
+    return [None if one is None else next(adjusted) for one in p_values]
 
 
 def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.ndarray] | None = None) -> Comparison:
@@ -151,9 +161,6 @@ def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison
 
     Args:
         first, second: a number a training.
-
-    Raises:
-        ValueError: a side is empty.
     """
     first, second = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if not (len(first) and len(second)):
@@ -175,9 +182,6 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
 
     Args:
         first, second: for each training what is true where it happened, such as the step.
-
-    Raises:
-        ValueError: a side is empty.
     """
     first, second = (np.asarray(side, dtype=bool) for side in (first, second))
     found = compare_means(first, second)

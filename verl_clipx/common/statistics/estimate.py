@@ -1,7 +1,7 @@
 """A mean or a share with its 95 % interval, over whatever is independent: seeds, questions, problems."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 import numpy as np
 from scipy import stats
@@ -25,10 +25,6 @@ class Estimate:
 
     def __str__(self) -> str:
         return f"{self.mean:.3f}" + (" (no interval)" if self.low is None else f" [{self.low:.3f}, {self.high:.3f}]")
-
-    def as_dict(self) -> dict[str, float | None]:
-        """The three numbers by name."""
-        return asdict(self)
 
 
 def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None = None) -> Estimate:

@@ -24,9 +24,6 @@ class Parts:
         seed: between trainings of one method, the mean over questions.
         interaction: between trainings of one method on one question, beyond that.
         sample: between samples of one training on one question.
-
-    Raises:
-        ValueError: one is negative or no number.
     """
 
     method: float
@@ -39,18 +36,10 @@ class Parts:
             if not (np.isfinite(value) and value >= 0):
                 raise ValueError(f"{part}={value}: a variance is a number and at least 0")
 
-    def as_dict(self) -> dict[str, float]:
-        """The parts by name."""
-        return asdict(self)
-
 
 @dataclass(frozen=True)
 class Design:
-    """What is spent on each of two methods.
-
-    Raises:
-        ValueError: a number is outside its range.
-    """
+    """What is spent on each of two methods."""
 
     questions: int
     """From 2 on; of all three, at most `MOST`."""
@@ -71,10 +60,6 @@ class Design:
                 "checkpoints as they are"
             )
 
-    def as_dict(self) -> dict[str, int]:
-        """The numbers by name."""
-        return asdict(self)
-
 
 def assumed_parts(accuracy: float, spread: float, agreement: float, seed_deviation: float) -> Parts:
     """Variances from what can be guessed before there is any run.
@@ -89,9 +74,6 @@ def assumed_parts(accuracy: float, spread: float, agreement: float, seed_deviati
             always or never solved.
         agreement: correlation over questions of two trainings' chances, in [0, 1].
         seed_deviation: standard deviation of the accuracy between trainings, at least 0.
-
-    Raises:
-        ValueError: an argument is outside its range; names the option.
     """
     if not 0 < accuracy < 1:
         raise ValueError(f"--accuracy {accuracy}: must be in (0, 1)")
@@ -179,7 +161,6 @@ def needed(parts: Parts, difference: float, design: Design, what: str, power: fl
 
     Args:
         design: gives the other two numbers.
-        what: "questions", "samples" or "seeds".
 
     Returns:
         The design; None where even `MOST` does not reach it.

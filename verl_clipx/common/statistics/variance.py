@@ -67,10 +67,6 @@ class Split:
     interaction: float | None
     sample: float | None
 
-    def as_dict(self) -> dict[str, float | None]:
-        """The parts by name."""
-        return asdict(self)
-
     def of_mean(self, questions: int, seeds: int, samples: int) -> dict[str, float | None]:
         """What each part adds to the squared standard error of a mean over all three.
 

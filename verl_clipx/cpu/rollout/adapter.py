@@ -17,9 +17,6 @@ class CPUServerAdapter(BaseRollout):
     """Client of `CPUServer` in every training worker. The first rank of a replica speaks for it.
 
     Args:
-        config: node ``actor_rollout_ref.rollout``.
-        model_config: node ``actor_rollout_ref.model``.
-        device_mesh: not used, a server is one process.
         replica_rank: replica of this worker; -1 derives it from the environment variable ``RANK``.
     """
 
@@ -71,8 +68,6 @@ class CPUServerAdapter(BaseRollout):
         Args:
             weights: name and full tensor. Producing a tensor is a collective operation, so every rank reads the whole
                 generator; only the leader sends.
-            wire_format: ``named_tensors``, the only one there is here.
-            peft_config: must be None, adapters are merged by the trainer or not used.
 
         Raises:
             ValueError: another wire format, or an unmerged adapter.

@@ -6,17 +6,8 @@ from transformers import DynamicCache
 from transformers.cache_utils import DynamicLayer
 
 
-def new_cache() -> DynamicCache:
-    """An empty cache that keeps every position of every layer."""
-    return DynamicCache()
-
-
 def check_layers(cache: DynamicCache, model_name: str) -> None:
-    """Refuse caches whose rows cannot be padded and merged (recurrent state, sliding windows).
-
-    Raises:
-        ValueError: a layer keeps anything but plain keys and values.
-    """
+    """Refuse caches whose rows cannot be padded and merged (recurrent state, sliding windows)."""
     odd = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
     if odd:
         raise ValueError(

@@ -164,7 +164,7 @@ class Generator:
         length = max(map(len, rows))
         tokens = torch.tensor([[0] * (length - len(text)) + list(text) for text in rows])
         mask = torch.tensor([[0] * (length - len(text)) + [1] * len(text) for text in rows])
-        cache = kv.new_cache()
+        cache = kv.DynamicCache()
         logits = self._forward(tokens, mask, (mask.cumsum(-1) - 1).clamp(min=0), cache)
         kv.check_layers(cache, type(self.model).__name__)
         source = torch.tensor([rows[text] for text in texts])

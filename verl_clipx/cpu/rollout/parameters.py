@@ -39,10 +39,14 @@ class SamplingParameters:
     seed: int | None = None
 
     def __post_init__(self):
-        _require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "an integer of at least 1")
-        _require(self.temperature >= 0, "temperature", self.temperature, "a number of at least 0")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "a number in (0, 1]")
-        _require(self.top_k >= 0, "top_k", self.top_k, "a positive integer, or -1 or 0 for no limit")
+        for key, holds, allowed in (
+            ("max_tokens", self.max_tokens >= 1, "an integer of at least 1"),
+            ("temperature", self.temperature >= 0, "a number of at least 0"),
+            ("top_p", 0 < self.top_p <= 1, "a number in (0, 1]"),
+            ("top_k", self.top_k >= 0, "a positive integer, or -1 or 0 for no limit"),
+        ):
+            if not holds:
+                raise ValueError(f"sampling parameter {key}={getattr(self, key)!r}: must be {allowed}")
 
 
 def read_sampling_parameters(
@@ -60,9 +64,6 @@ def read_sampling_parameters(
         default_max_tokens: length limit where the request names none.
         longest: largest number of tokens the model's context still has room for, at least 1; the limit is cut to it.
         ignore_eos: whether to generate past them, where the request does not say.
-
-    Raises:
-        ValueError: a key that is not accepted, or a value out of range.
     """
     unknown = sorted(key for key, value in given.items() if key not in ACCEPTED_KEYS and value is not None)
     if unknown:
@@ -90,8 +91,3 @@ def read_sampling_parameters(
 
 def _or_default(value: Any, default: Any) -> Any:
     return default if value is None else value
-
-
-def _require(condition: bool, key: str, value: Any, allowed: str) -> None:
-    if not condition:
-        raise ValueError(f"sampling parameter {key}={value!r}: must be {allowed}")

@@ -21,11 +21,7 @@ from verl_clipx.cpu.rollout.parameters import read_sampling_parameters
 from verl_clipx.cpu.rollout.sampling import LOG_PROB_MODES, derive_seed
 from verl_clipx.cpu.rollout.weights import copy_weights, missing_weights
 
-PRECISIONS = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "float64": torch.float64,
-}
+PRECISIONS = {"float32": torch.float32, "fp32": torch.float32, "float64": torch.float64}
 
 logger = logging.getLogger(__name__)
 logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
@@ -37,14 +33,9 @@ def server_name(replica_rank: int) -> str:
 
 
 class CPUServer:
-    """Generation, weights and flow control of one replica.
+    """Generation, weights and flow control of one replica, whose number counts from 0.
 
     All methods run on the actor's event loop, and decoding steps run there too, so no two of them overlap.
-
-    Args:
-        config: node ``actor_rollout_ref.rollout``.
-        model_config: node ``actor_rollout_ref.model``.
-        replica_rank: number of this replica, from 0.
     """
 
     def __init__(self, config: RolloutConfig, model_config: HFModelConfig, replica_rank: int):
@@ -200,17 +191,18 @@ class CPUServer:
         """
         self._admitting.clear()
         self._rejecting = reject_request
-        aborted = self._generator.abort()
-        for request in aborted:
-            self._answer(request)
-        return {"aborted_count": len(aborted), "request_ids": [request.request_id for request in aborted]}
+        aborted = self._abort(None)
+        return {"aborted_count": len(aborted), "request_ids": aborted}
 
     async def abort_request(self, request_id: str) -> dict[str, Any]:
         """End the requests of that name with what they have."""
-        aborted = self._generator.abort([request_id])
+        return {"aborted": bool(self._abort([request_id])), "request_id": request_id}
+
+    def _abort(self, names: list[str] | None) -> list[str]:
+        aborted = self._generator.abort(names)
         for request in aborted:
             self._answer(request)
-        return {"aborted": bool(aborted), "request_id": request_id}
+        return [request.request_id for request in aborted]
 
     async def resume_generation(self) -> None:
         """Admit requests again, the parked ones first."""
@@ -289,11 +281,7 @@ class CPUServer:
 
 
 def check_rollout_config(config: RolloutConfig) -> None:
-    """Refuse settings that the CPU rollout does not implement.
-
-    Raises:
-        ValueError: naming the key, its value and what to set.
-    """
+    """Refuse settings that the CPU rollout does not implement."""
     accepted = {
         "dtype": tuple(PRECISIONS),
         "logprobs_mode": LOG_PROB_MODES,
@@ -316,11 +304,7 @@ def end_token_ids(model_config: HFModelConfig) -> frozenset[int]:
 
 def build_model(model_config: HFModelConfig, dtype: torch.dtype, *, load_weights: bool) -> PreTrainedModel:
     """The policy in evaluation mode, with its checkpoint's weights or with random ones."""
-    options = dict(
-        dtype=dtype,
-        attn_implementation="sdpa",
-        trust_remote_code=model_config.trust_remote_code,
-    )
+    options = dict(dtype=dtype, attn_implementation="sdpa", trust_remote_code=model_config.trust_remote_code)
     if load_weights:
         model = AutoModelForCausalLM.from_pretrained(model_config.local_path, config=model_config.hf_config, **options)
     else:

@@ -32,12 +32,7 @@ def pack_weights(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) ->
 
 @torch.no_grad()
 def copy_weights(model: nn.Module, message: Mapping[str, np.ndarray]) -> None:
-    """Write a message into the model's parameters and buffers, in place.
-
-    Raises:
-        KeyError: a name that the model does not have.
-        ValueError: a shape that differs from the model's.
-    """
+    """Write a message into the model's parameters and buffers, in place."""
     targets = model.state_dict()
     for name, array in message.items():
         if name not in targets:

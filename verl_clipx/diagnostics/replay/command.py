@@ -23,6 +23,7 @@ from verl_clipx.diagnostics.replay.output import (
 )
 from verl_clipx.diagnostics.replay.tokens import TracedTokens, traced_step
 from verl_clipx.diagnostics.runs import Run, read_run
+from verl_clipx.diagnostics.sentences import Finding
 from verl_clipx.driver.candidates import Candidate, candidates_of
 from verl_clipx.driver.config import Settings, build
 
@@ -71,7 +72,7 @@ def replayed(path: Path, words: list[str], *, step: int | None = None, match: st
         raise ValueError(f"{run.traces}: in this step no update's numbers are finite; name another by --step.")
     own = own_settings(run)
     found, matches = [], []
-    for label, settings, one in _settings(candidates, target, own, updates):
+    for label, settings, one in chosen_settings(candidates, target, own, updates):
         found.append(replay(label, settings, own, updates))
         matches += [one] if one else []
     return Replayed(run, updates, of_run(updates), found, target, matches)
@@ -97,7 +98,8 @@ def content_of(found: Replayed, tokens: int) -> dict[str, Any]:
 def print_replayed(console: Console, found: Replayed) -> None:
     """Prints a replay: lists, then what was matched, how near the run's own setting comes, and what is unknown."""
     _print(console, found.run, found.updates, [found.of_run, *found.settings])
-    lines = [_said(label, one, *found.target) for label, one in found.matches]
+    exact = all(update.whole for update in found.updates)
+    lines = [" ".join(said(label, one, *found.target, exact=exact)) for label, one in found.matches]
     lines += [_agreement(one) for one in found.settings if one.against_run is not None]
     for line in [*lines, UNKNOWN]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -120,7 +122,7 @@ def own_settings(run: Run) -> Settings | None:
     return built if isinstance(built, Settings) else None
 
 
-def _settings(
+def chosen_settings(
     candidates: list[Candidate], target: tuple[str, float] | None, own: Settings | None, updates: list[TracedTokens]
 ) -> Iterator[tuple[str, Settings, tuple[str, Match] | None]]:
     """A label, the settings, and where a parameter was looked for what was found."""
@@ -152,12 +154,27 @@ def _agreement(one: Replay) -> str:
     return f"{one.label}: the run's own setting; its bounds are within {one.against_run:.1g} of those it trained with."
 
 
-def _said(label: str, one: Match, quantity: str, target: float) -> str:
-    """What `--match` found, in a sentence."""
+def said(label: str, one: Match, quantity: str, target: float, *, exact: bool) -> Finding:
+    """What `--match` found.
+
+    Args:
+        label: of the setting with the value that was found.
+        one: what was found.
+        quantity, target: from `target_of`.
+        exact: whether every token is traced.
+    """
     if one.crossings == 0:
-        return (
-            f"{label}: {quantity} is not {target:g} anywhere in the range, it lies between {one.least:.4g} and "
-            f"{one.greatest:.4g}; nearest is {one.reached:.4g}."
+        return Finding(
+            f"{label}: {quantity} is not {target:g} anywhere in the range.",
+            f"It lies between {one.least:.4g} and {one.greatest:.4g}; nearest is {one.reached:.4g}.",
         )
-    more = f"; it passes that number {one.crossings} times, this is the first" if one.crossings > 1 else ""
-    return f"{label}: {quantity} {one.reached:.4g}, wanted {target:g}{more}."
+    text = f"There it is {one.reached:.4g}"
+    text += f"; it passes that number {one.crossings} times, this is the first. " if one.crossings > 1 else ". "
+    if exact:
+        text += "Exact: every token of the step is traced, and with finitely many the number moves in steps."
+    elif one.low is None:
+        reason = "it passes the number several times" if one.crossings > 1 else "too few prompts are traced"
+        text += f"An estimate without an interval, since {reason}."
+    else:
+        text += f"An estimate: 95\u202f% interval of {one.parameter} over prompts {one.low:.3g} to {one.high:.3g}."
+    return Finding(f"{quantity} is {target:g} under {label}.", text)

@@ -5,9 +5,10 @@ from typing import NamedTuple
 
 import numpy
 
+from verl_clipx.common.statistics.bootstrap import percentile_interval
 from verl_clipx.diagnostics.replay.loss import refused, replayed
-from verl_clipx.diagnostics.replay.measures import QUANTITIES, measures, over_updates
-from verl_clipx.diagnostics.replay.tokens import TracedTokens
+from verl_clipx.diagnostics.replay.measures import QUANTITIES, measures, over_updates, resampled
+from verl_clipx.diagnostics.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.driver.candidates import Candidate
 from verl_clipx.driver.config import Settings
 
@@ -16,6 +17,9 @@ POINTS = 17
 
 # The width of the range, halved so often, is a millionth of a millionth of it.
 HALVINGS = 40
+
+# Of each resample, whose place is needed to a part of the interval's width.
+HALVINGS_OF_RESAMPLE = 9
 
 
 class Match(NamedTuple):
@@ -27,6 +31,8 @@ class Match(NamedTuple):
         reached: the number there.
         crossings: how often the number passes the wanted one in the range; 0: never, and `value` comes nearest.
         least, greatest: of the number in the range.
+        low, high: the ends of the value's 95 % interval over prompts; None where it is exact, or has none: fewer than
+            five prompts in an update, or not one crossing. An end of the range stands for what lies beyond it.
     """
 
     parameter: str
@@ -35,6 +41,8 @@ class Match(NamedTuple):
     crossings: int
     least: float
     greatest: float
+    low: float | None = None
+    high: float | None = None
 
 
 def target_of(text: str) -> tuple[str, float]:
@@ -74,15 +82,35 @@ def matched(
             f"--match: clipx.{parameter}={','.join(map(str, values))}: the ends of a range are two numbers."
         )
 
-    def number_at(value: float) -> float:
+    def number_at(value: float, batches: Sequence[TokenBatch]) -> float:
         settings = candidate.settings({parameter: float(value)})
         for update in updates:
             if reason := refused(settings, own, update):
                 raise ValueError(f"{candidate.label({parameter: value})}: {reason}")
-        found = [measures(replayed(settings, own, update, update.batch), update.batch) for update in updates]
+        found = [
+            measures(replayed(settings, own, update, batch), batch)
+            for update, batch in zip(updates, batches, strict=True)
+        ]
         return QUANTITIES[quantity](over_updates(found))
 
-    return crossing(parameter, number_at, min(values), max(values), target)
+    traced = [update.batch for update in updates]
+    low, high = min(values), max(values)
+    found = crossing(parameter, lambda value: number_at(value, traced), low, high, target)
+    if found.crossings != 1 or all(update.whole for update in updates):
+        return found
+    side = numpy.sign(number_at(low, traced) - target)
+    places = [
+        sum(
+            _halved(
+                lambda value, batches=batches: numpy.sign(number_at(value, batches) - target) == side,
+                *(low, high, HALVINGS_OF_RESAMPLE),
+            )
+        )
+        / 2
+        for batches in resampled(updates)
+    ]
+    interval = percentile_interval(places)
+    return found if interval is None else found._replace(low=interval[0], high=interval[1])
 
 
 def crossing(parameter: str, number_at: Callable[[float], float], low: float, high: float, target: float) -> Match:
@@ -104,11 +132,16 @@ def crossing(parameter: str, number_at: Callable[[float], float], low: float, hi
     if not changes or sides[0] == 0:
         found = 0 if sides[0] == 0 else nearest
         return Match(parameter, float(points[found]), numbers[found], int(sides[found] == 0), least, greatest)
-    left, right = points[changes[0]], points[changes[0] + 1]
-    side = sides[changes[0]]
-    for _ in range(HALVINGS):
-        middle = (left + right) / 2
-        left, right = (middle, right) if numpy.sign(number_at(middle) - target) == side else (left, middle)
+    side, ends = sides[changes[0]], points[changes[0] : changes[0] + 2]
+    left, right = _halved(lambda value: numpy.sign(number_at(value) - target) == side, *ends, HALVINGS)
     # The number of finitely many tokens has steps: of both sides of one, the nearer.
     value = min((left, right), key=lambda end: abs(number_at(end) - target))
     return Match(parameter, float(value), number_at(value), len(changes), least, greatest)
+
+
+def _halved(is_left: Callable[[float], bool], left: float, right: float, times: int) -> tuple[float, float]:
+    """The ends of a range after halving it, towards where it stops being left of what is looked for."""
+    for _ in range(times):
+        middle = (left + right) / 2
+        left, right = (middle, right) if is_left(middle) else (left, middle)
+    return left, right

@@ -1,9 +1,8 @@
 """The numbers of a replay: of one setting over the updates of a step, exact or with an interval."""
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy
 import pandas
@@ -12,13 +11,11 @@ import torch
 from verl_clipx.base.shared_metrics import QUARTILES
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
 from verl_clipx.diagnostics.replay.loss import LossOnTokens, is_own, refused, replayed
+from verl_clipx.diagnostics.replay.numbers import Number
+from verl_clipx.diagnostics.replay.of_run import HIGH, LOW, REPLICATES, numbers_of_run
 from verl_clipx.diagnostics.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.driver.config import Settings
 
-# The outer 5 % of 200 resamples are ten values.
-REPLICATES = 200
-
-LOW, HIGH = "clipx/clip_fraction_low", "clipx/clip_fraction_high"
 POSITIVE, NEGATIVE = "clipx/contribution/positive", "clipx/contribution/negative"
 
 # What --match can aim at, from a setting's numbers.
@@ -30,14 +27,6 @@ QUANTITIES: dict[str, Callable[[Mapping[str, float]], float]] = {
 
 # What becomes of a token's gradient, from the run to the replay.
 REGAINED, LOST = "regained", "lost"
-
-
-class Number(NamedTuple):
-    """A number and the ends of its interval, None where it is exact or has none."""
-
-    value: float
-    low: float | None = None
-    high: float | None = None
 
 
 @dataclass(frozen=True)
@@ -110,17 +99,12 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
 def of_run(updates: Sequence[TracedTokens]) -> Replay:
     """What the trace says of the run itself, in the form of a replay."""
     tokens = pandas.concat([_as_traced(update) for update in updates], ignore_index=True)
-    shares = [update.table.region.value_counts(normalize=True) for update in updates]
-    clipped = {
-        key: float(numpy.mean([one.get(name, 0.0) for one in shares])) for key, name in ((LOW, "LN"), (HIGH, "HP"))
-    }
-    mass = (tokens.weight * tokens.advantage).abs()
-    positive = _share(float(mass[tokens.advantage > 0].sum()), float(mass[tokens.advantage < 0].sum()))
-    numbers = clipped | {"positive_share": positive, "cosine": 1.0, "norm_ratio": 1.0}
+    whole = all(update.whole for update in updates)
+    numbers = numbers_of_run([update.table for update in updates], whole=whole)
     return Replay(
         "the run, as traced",
-        all(update.whole for update in updates),
-        {name: Number(value) for name, value in numbers.items()},
+        whole,
+        numbers | {"cosine": Number(1.0), "norm_ratio": Number(1.0)},
         {},
         _ends(tokens),
         _by_probability(tokens),
@@ -145,22 +129,31 @@ def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
     return found | {name: of(found) for name, of in QUANTITIES.items() if name not in found}
 
 
-def _intervals(settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> dict[str, tuple]:
-    """The interval of each number over resamples of the prompts, of each update by itself; empty with too few."""
+def resampled(updates: Sequence[TracedTokens]) -> Iterator[list[TokenBatch]]:
+    """Tokens of the updates with their prompts drawn anew, of each update by itself; nothing with too few prompts."""
     units = [int(update.batch.prompt.max()) + 1 for update in updates]
     if min(units) < FEWEST_UNITS:
-        return {}
+        return
     of_prompt = [
         [(update.batch.prompt == unit).nonzero()[:, 0] for unit in range(n)]
         for update, n in zip(updates, units, strict=True)
     ]
     drawn = [resamples(n, REPLICATES, seed) for seed, n in enumerate(units)]
-    found: dict[str, list[float]] = {}
     for replicate in range(REPLICATES):
-        measured = []
-        for update, rows, units_drawn in zip(updates, of_prompt, drawn, strict=True):
-            batch = update.batch.rows(torch.cat([rows[unit] for unit in units_drawn[replicate]]))
-            measured.append(measures(replayed(settings, own, update, batch), batch))
+        yield [
+            update.batch.rows(torch.cat([rows[unit] for unit in units_drawn[replicate]]))
+            for update, rows, units_drawn in zip(updates, of_prompt, drawn, strict=True)
+        ]
+
+
+def _intervals(settings: Settings, own: Settings | None, updates: Sequence[TracedTokens]) -> dict[str, tuple]:
+    """The interval of each number over resamples of the prompts; empty with too few."""
+    found: dict[str, list[float]] = {}
+    for batches in resampled(updates):
+        measured = [
+            measures(replayed(settings, own, update, batch), batch)
+            for update, batch in zip(updates, batches, strict=True)
+        ]
         for name, value in over_updates(measured).items():
             found.setdefault(name, []).append(value)
     return {name: interval for name, values in found.items() if (interval := percentile_interval(values))}

@@ -6,10 +6,14 @@ from dataclasses import replace
 import numpy
 import pandas
 
-from verl_clipx.diagnostics.replay.command import own_settings
-from verl_clipx.diagnostics.replay.measures import Replay, of_run, replay
-from verl_clipx.diagnostics.replay.output import HEADINGS, heading_of, row_of
+from verl_clipx.diagnostics.replay.command import chosen_settings, own_settings, said
+from verl_clipx.diagnostics.replay.match import target_of
+from verl_clipx.diagnostics.replay.measures import HIGH, LOW, REGAINED, Replay, of_run, replay
+from verl_clipx.diagnostics.replay.numbers import percent
+from verl_clipx.diagnostics.replay.of_run import how_exact
+from verl_clipx.diagnostics.replay.output import HEADINGS, heading_of, row_of, words_of
 from verl_clipx.diagnostics.replay.tokens import traced_step
+from verl_clipx.diagnostics.sentences import Finding
 from verl_clipx.diagnostics.traced import ReplayTable, TracedUpdate, events
 from verl_clipx.driver.candidates import candidates_of
 
@@ -17,16 +21,19 @@ from verl_clipx.driver.candidates import candidates_of
 COLUMNS = (0, 1, 2, 3, 5, 7, 8)
 
 
-def with_replays(update: TracedUpdate, words: list[str]) -> TracedUpdate:
+def with_replays(
+    update: TracedUpdate, words: Sequence[str], matches: Sequence[str]
+) -> tuple[TracedUpdate, list[Finding]]:
     """Adds to a traced update what other settings would have done.
 
     Args:
         update: the page's of a run.
         words: as for `candidates_of`.
+        matches: each a quantity with its number, as for `target_of`, and then a method with one parameter's range.
 
     Returns:
-        With a table of the settings over all updates of the step, and columns `LABEL: low`, `high`, `weight`, `region`
-        and `event` for each.
+        The update with a table of the settings over all updates of the step, and columns `LABEL: low`, `high`,
+        `weight`, `region` and `event` for each; and what they would have done, in sentences.
 
     Raises:
         ValueError: a word or a setting is wrong, or the trace can't be replayed; says so.
@@ -34,16 +41,32 @@ def with_replays(update: TracedUpdate, words: list[str]) -> TracedUpdate:
     updates = traced_step(update.run, update.step)
     if update.not_finite or update.update not in {one.update for one in updates}:
         raise ValueError(f"--replay: {update.run.name} traced values that are not finite in step {update.step}.")
-    own = own_settings(update.run)
-    found = [
-        replay(label, settings, own, updates)
-        for candidate in candidates_of(words)
-        for label, settings in candidate.each()
-    ]
+    own, of_this = own_settings(update.run), of_run(updates)
+    wanted = [(None, words)] if words else []
+    wanted += [(target_of(quantity), rest) for quantity, *rest in (text.split() or [""] for text in matches)]
+    found, told = [], []
+    for target, of_words in wanted:
+        for label, settings, match in chosen_settings(candidates_of(list(of_words)), target, own, updates):
+            one = replay(label, settings, own, updates)
+            found.append(one)
+            told.append(_kept(one, of_this, update) if match is None else said(*match, *target, exact=one.exact))
     tokens = pandas.concat([update.tokens, *(_columns(one, update.update) for one in found)], axis=1)
-    rows = [tuple(row_of(one)[column] for column in COLUMNS) for one in (of_run(updates), *found)]
+    rows = [tuple(row_of(one)[column] for column in COLUMNS) for one in (of_this, *found)]
     table = ReplayTable(heading_of(update.run.name, updates), tuple(HEADINGS[column] for column in COLUMNS), rows)
-    return replace(update, tokens=tokens, replayed=tuple(one.label for one in found), replays=table)
+    return replace(update, tokens=tokens, replayed=tuple(one.label for one in found), replays=table), told
+
+
+def _kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Finding:
+    """Which tokens that the run clipped keep a gradient under a setting, and what that would clip."""
+    regained = one.changed[one.changed.change == REGAINED]
+    without = int(((of_this.tokens.weight == 0) & (of_this.tokens.advantage != 0)).sum())
+    clipped = f"It would clip {percent(one.numbers[LOW])} low and {percent(one.numbers[HIGH])} high"
+    words = f"Most frequent: {words_of(regained)}. " if len(regained) else ""
+    return Finding(
+        f"{one.label} would have given a gradient to {len(regained)} of the {without} traced tokens that "
+        f"{update.run.name} left without one in step {update.step}.",
+        f"{words}{clipped}. {how_exact(one.numbers[LOW], whole=one.exact)}",
+    )
 
 
 def _columns(found: Replay, update: int) -> pandas.DataFrame:
@@ -57,12 +80,15 @@ def _columns(found: Replay, update: int) -> pandas.DataFrame:
     return pandas.DataFrame(columns).add_prefix(f"{found.label}: ")
 
 
-def replayed_all(updates: Sequence[TracedUpdate], words: list[str]) -> list[TracedUpdate]:
+def replayed_all(
+    updates: Sequence[TracedUpdate], words: Sequence[str], matches: Sequence[str]
+) -> tuple[list[TracedUpdate], list[Finding]]:
     """`with_replays` of each update.
 
     Raises:
         ValueError: as `with_replays`; or no run has traces.
     """
     if not updates:
-        raise ValueError("--replay: none of these runs has traces. Train with +clipx/trace=prompts.")
-    return [with_replays(update, words) for update in updates]
+        raise ValueError("--replay, --match: none of these runs has traces. Train with +clipx/trace=prompts.")
+    found = [with_replays(update, words, matches) for update in updates]
+    return [update for update, _ in found], [finding for _, told in found for finding in told]

@@ -7,7 +7,8 @@ from typing import Any
 import pandas
 
 from verl_clipx.base.shared_metrics import QUARTILES
-from verl_clipx.diagnostics.replay.measures import HIGH, LOST, LOW, REGAINED, Number, Replay
+from verl_clipx.diagnostics.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
+from verl_clipx.diagnostics.replay.numbers import percent, plain
 
 # Words of changed tokens that the terminal shows a setting.
 WORDS = 6
@@ -56,20 +57,6 @@ def by_probability_of(replay: Replay) -> tuple[str, ...]:
 BY_PROBABILITY = ("setting", *(f"p {k / QUARTILES:g} to {(k + 1) / QUARTILES:g}" for k in range(QUARTILES)))
 
 
-def percent(number: Number) -> str:
-    """A share in percent, with its interval."""
-    scaled = Number(*(None if value is None else 100 * value for value in number))
-    return f"{plain(scaled, 2)} %"
-
-
-def plain(number: Number, places: int = 3) -> str:
-    """A number with its interval."""
-    if number.value is None or math.isnan(number.value):
-        return "–"
-    interval = "" if number.low is None else f" [{number.low:.{places}f}, {number.high:.{places}f}]"
-    return f"{number.value:.{places}f}{interval}"
-
-
 def ends(bounds: tuple[float, float, float]) -> str:
     """The least and the greatest bound of a token, or the one that all have."""
     least, _, greatest = bounds
@@ -80,8 +67,12 @@ def ends(bounds: tuple[float, float, float]) -> str:
 
 def _with_words(count: int, tokens: pandas.DataFrame) -> str:
     """A number of tokens, and the most frequent words among them."""
-    words = [f"{visible(text)}×{n}" for text, n in tokens.text.value_counts().head(WORDS).items()]
-    return f"{count}: {' '.join(words)}" if words else str(count)
+    return f"{count}: {words_of(tokens)}" if len(tokens) else str(count)
+
+
+def words_of(tokens: pandas.DataFrame) -> str:
+    """The most frequent words of tokens, with their numbers."""
+    return " ".join(f"{visible(text)}×{n}" for text, n in tokens.text.value_counts().head(WORDS).items())
 
 
 def visible(text: str) -> str:

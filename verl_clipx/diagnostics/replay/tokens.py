@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import Shard, UpdateFacts, read_facts, read_shards
+from verl_clipx.common.traces import Shard, UpdateFacts, is_whole, read_facts, read_shards
 from verl_clipx.diagnostics.runs import Run
 
 # What the loss computes from; a token that has none of these finite would have made verl skip the update.
@@ -113,15 +113,13 @@ def _update(run: Run, step: int, update: int) -> TracedTokens | None:
     if not numpy.isfinite(table[list(FINITE)]).all(axis=None):
         return None
     known = [one for one in facts if one is not None]
-    complete = len(known) == len(shards) and all(one.fraction == 1 for one in known)
-    complete = complete and {shard.rank for shard in shards} == set(range(known[0].ranks))
     batch, numbers = _batch(table)
     return TracedTokens(
         step,
         update,
         table,
         batch,
-        complete,
+        is_whole(shards, facts),
         known[0].fraction if known else run.configuration.get("clipx.trace.fraction"),
         known[0].decided_from if known else None,
         _decisions(shards, facts, numbers),

@@ -46,7 +46,6 @@ def estimate(
     """Estimates a run, or refuses it.
 
     Args:
-        config: a run's whole configuration, composed on verl's main one.
         train_prompts: prompts of the training set; None reads them from data.train_files where those exist.
 
     Raises:

@@ -19,11 +19,7 @@ def model_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """A run on a kind of GPU.
-
-    Args:
-        config: a run's whole configuration, composed on verl's main one.
-    """
+    """A run on a kind of GPU."""
 
     config: DictConfig
     gpu: GPU

@@ -31,9 +31,6 @@ def activation_bytes(run: Run, tokens: int) -> dict[str, float]:
     """Bytes of activations of one micro-batch in training, with flash attention.
 
     The gradients of three of the feed-forward network's tensors come on top in the backward pass.
-
-    Args:
-        tokens: of the micro-batch on this GPU.
     """
     model, shape = run.config.actor_rollout_ref.model, run.shape
     saved = saved_bytes(shape)

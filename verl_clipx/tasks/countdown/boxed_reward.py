@@ -2,8 +2,7 @@ r"""Countdown's rule reward for prompts that ask for \boxed{…} instead of `<an
 
 from typing import Any
 
-from verl_clipx.common.responses import final_part
-from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.common.responses import final_part, last_boxed
 from verl_clipx.tasks.countdown.reward import (
     MAX_ANSWER_LENGTH,
     check_ground_truth,

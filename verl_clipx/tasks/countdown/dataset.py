@@ -38,15 +38,8 @@ def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], p
 
 def build_rows(problems: Sequence[Problem], split: Split, prompt: str = PROMPTS[0]) -> list[Row]:
     """Return one row a generated problem."""
-    return [
-        build_row(
-            problem.numbers,
-            problem.target,
-            {"index": index, "split": split, "solution": problem.solution},
-            prompt,
-        )
-        for index, problem in enumerate(problems)
-    ]
+    about = [{"index": index, "split": split, "solution": one.solution} for index, one in enumerate(problems)]
+    return [build_row(one.numbers, one.target, own, prompt) for one, own in zip(problems, about, strict=True)]
 
 
 def generated_rows(
@@ -67,16 +60,9 @@ def generated_rows(
     """Yield generated problems, solvable by construction; the two splits share none.
 
     Args:
-        source: must be None, nothing is read.
-        split: "train" or "test".
         size: number of problems; 4096 for training and 256 for testing by default.
         min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators: see `CountdownConfig`.
-
-    Raises:
-        ValueError: if a source is given, or a value is out of its range.
     """
-    if source is not None:
-        raise ValueError(f"source={source}: countdown's problems are generated; leave out --from")
     config = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
     count = size if size is not None else DEFAULT_SIZES[split]
     yield from build_rows(generate_problems(config, count, seed, split), split, prompt)
@@ -95,7 +81,6 @@ def public_rows(
 
     Args:
         source: a local copy with the fields `target` and `nums`, or None for the hub.
-        split: "train" or "test".
 
     Raises:
         ValueError: if the set is too short for the split, or a record is not a problem; the message names it.
@@ -129,6 +114,7 @@ DATASETS = (
         prompts=PROMPTS,
         rows=generated_rows,
         splits=SPLITS,
+        generated=True,
     ),
     DatasetDefinition(
         name="countdown_3to4",

@@ -6,12 +6,10 @@ so that every problem comes with one solution. As in the game, intermediate resu
 
 import random
 from dataclasses import dataclass
+from itertools import repeat
 
 from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.splits import SPLITS, Split, split_of_key
-
-# Draws without a new problem after which the space counts as exhausted.
-MAX_FRUITLESS_DRAWS = 20_000
+from verl_clipx.tasks.splits import MAX_FRUITLESS_DRAWS, Split, draw_distinct
 
 _PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
 
@@ -21,8 +19,6 @@ class Problem:
     """One Countdown problem.
 
     Attributes:
-        numbers: the given numbers, in the order in which the prompt shows them.
-        target: the value to reach.
         solution: one expression that uses each number once and equals the target.
     """
 
@@ -43,43 +39,23 @@ class _Term:
     operator: str  # the outermost operator, "" for a number
 
 
-def split_of(problem: Problem) -> Split:
-    """Return the split that a problem belongs to, whatever the seed."""
-    return split_of_key(problem.key)
-
-
 def generate_problems(config: CountdownConfig, count: int, seed: int, split: Split) -> list[Problem]:
     """Draw distinct problems of one split.
 
     Args:
-        count: number of problems, at least 0.
         seed: same seed, same problems; the first `n` of a longer list are the list of length `n`.
-        split: "train" or "test".
-
-    Returns:
-        `count` problems, no two with the same key.
 
     Raises:
-        ValueError: if `split` is unknown, `count` is negative, or MAX_FRUITLESS_DRAWS draws bring no further problem:
-            the configuration holds fewer, or they are that rare.
+        ValueError: if `count` is negative, or the configuration holds fewer problems, or they are that rare.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r} is unknown; use one of {SPLITS}")
     if count < 0:
         raise ValueError(f"count={count!r} is negative; ask for 0 problems or more")
     rng = random.Random(f"countdown-{split}-{seed}")
-    problems: dict[tuple, Problem] = {}
-    fruitless = 0
-    while len(problems) < count:
-        problem = _draw_problem(config, rng)
-        if problem is None or problem.key in problems or split_of(problem) != split:
-            fruitless += 1
-            if fruitless == MAX_FRUITLESS_DRAWS:
-                raise ValueError(_too_few(config, count, split, len(problems)))
-            continue
-        fruitless = 0
-        problems[problem.key] = problem
-    return list(problems.values())
+    draws = (_draw_problem(config, rng) for _ in repeat(None))
+    problems = draw_distinct(draws, lambda problem: problem.key, count, split)
+    if len(problems) < count:
+        raise ValueError(_too_few(config, count, split, len(problems)))
+    return problems
 
 
 def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> str:
@@ -101,7 +77,6 @@ def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random
     Args:
         problem: a problem with at least two numbers.
         operators: what to combine the numbers by; at least one of +, - and *, or the search may not end.
-        rng: source of randomness, advanced by the call.
     """
     numbers = list(problem.numbers)
     while True:

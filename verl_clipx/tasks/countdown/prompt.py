@@ -14,12 +14,6 @@ def build_prompt(numbers: Sequence[int], target: int, template: str = COMPACT) -
 
     The compact one is made for a policy of about a million parameters that reads one digit at a time, the others are
     the papers'.
-
-    Args:
-        numbers: the given numbers, in the order to show.
-
-    Returns:
-        The messages: `[{"role": ..., "content": ...}, ...]`.
     """
     shown = " ".join(map(str, numbers)) if template == COMPACT else list(map(int, numbers))
     return template_named(template).render(numbers=shown, target=target)

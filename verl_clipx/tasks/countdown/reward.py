@@ -75,9 +75,6 @@ def score_expression(expression: ast.expr | None, ground_truth: Any) -> dict[str
 def parse_answer(text: Any) -> ast.expr | None:
     """Return the syntax tree of the last `<answer>…</answer>` after a response's thinking.
 
-    Args:
-        text: a response; anything but a string has no answer.
-
     Returns:
         A tree of integers, the signs + and -, and the operators + - * /; None if there is no such answer.
     """

@@ -73,7 +73,6 @@ def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, 
     """Return whether a response's answer gives exactly the expected answers, in any order.
 
     Args:
-        expected: the expected answers, at least one.
         ratio: whether the expected numbers may be shares of 1 that a response may give in percent.
         rounding: whether the expected numbers were computed, so that a number rounded to some decimals is right if
             it has at least `MIN_ROUNDED_DIGITS` significant digits.

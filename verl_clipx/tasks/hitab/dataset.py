@@ -32,8 +32,6 @@ def release_rows(source: Path | None, *, split: str, prompt: str, order: int | N
     Args:
         source: the release's repository, or its folder data/: `<split>_samples.jsonl`, and the tables in
             `tables.zip` or unpacked in `tables/raw/`.
-        split: "train", "dev" or "test".
-        prompt: one of `PROMPTS`.
         order: seed of a random order, for a limit to draw from the whole split; None for the release's order.
 
     Raises:
@@ -49,12 +47,7 @@ def checked_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Ro
 
 
 def build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt: str) -> Row:
-    """Return the row of one sample.
-
-    Args:
-        sample: a line of the release's samples.
-        prompt: one of `PROMPTS`.
-    """
+    """Return the row of one sample."""
     aggregation = sample["aggregation"]
     truth = {
         "answers": [_answer_text(answer) for answer in sample["answer"]],

@@ -7,8 +7,7 @@ and the comparison are this project's (answers.py).
 from collections.abc import Mapping
 from typing import Any
 
-from verl_clipx.common.responses import final_part
-from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.common.responses import final_part, last_boxed
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 

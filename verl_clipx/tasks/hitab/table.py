@@ -24,9 +24,6 @@ def table_text(table: dict[str, Any]) -> str:
     Rows and columns outside the header trees are headed by the cells of their header rows and columns, merged cells
     filled in. A row that only heads others, without a value of its own, is left out: it stands in their paths.
 
-    Returns:
-        One line a row, without a line end after the last.
-
     Raises:
         ValueError: if a key is missing or of the wrong type, or there is no cell; the message names the key.
     """

@@ -5,13 +5,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from verl_clipx.tasks.definition import DatasetDefinition, Row
-from verl_clipx.tasks.knights_and_knaves.compact import LETTERS, compact_puzzle
 from verl_clipx.tasks.knights_and_knaves.generator import generate_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import (
     CHAT_PROMPT,
     COMPACT_PROMPT,
+    LETTERS,
     build_chat_prompt,
     build_compact_prompt,
+    compact_puzzle,
 )
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.release import released_puzzles
@@ -45,14 +46,12 @@ def rows(
     Args:
         source: None to generate them, or the folder of AR-Lopti's release, see `released_puzzles`.
         split: "train" or "test"; the generated ones share no puzzle, whatever the seeds.
-        prompt: "kk_chat".
         people: numbers of people, each 2 to 8.
         count: puzzles of each size, at least 1; None for the papers' 900 ("train") and 100 ("test").
 
     Raises:
         ValueError: if an argument is not one of those, or there are not that many different puzzles.
     """
-    _check(split, prompt, CHAT_PROMPT)
     if source is not None:
         if seed or count is not None:
             raise ValueError(f"seed={seed!r}, count={count!r}: these puzzles are released ones; use --limit")
@@ -70,19 +69,7 @@ def rows(
 
 
 def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) -> Iterator[Row]:
-    """Yield puzzles of two and three people in the compact notation, for a policy of about a million parameters.
-
-    Args:
-        source: must be None; the puzzles are generated.
-        split: "train" or "test"; the two share no puzzle, whatever the seeds.
-        prompt: "kk_compact".
-
-    Raises:
-        ValueError: if an argument is not one of those.
-    """
-    if source is not None:
-        raise ValueError(f"source={str(source)!r} is not read, because these puzzles are generated. Leave out --from")
-    _check(split, prompt, COMPACT_PROMPT)
+    """Yield puzzles of two and three people in the compact notation, for a policy of about a million parameters."""
     for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
         yield _row(puzzle, build_compact_prompt(puzzle.statements), truth, split, index)
@@ -110,15 +97,9 @@ DATASETS = (
         prompts=(COMPACT_PROMPT,),
         rows=tiny_rows,
         splits=SPLITS,
+        generated=True,
     ),
 )
-
-
-def _check(split: str, prompt: str, only_prompt: str) -> None:
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r} is unknown; use one of {SPLITS}")
-    if prompt != only_prompt:
-        raise ValueError(f"prompt={prompt!r} does not fit these puzzles; use {only_prompt!r}")
 
 
 def _mixed(counts: Mapping[int, int], seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:

@@ -3,63 +3,43 @@
 import random
 from collections.abc import Iterator
 
-from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle, solve, split_of
+from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle, solve, split_of, whole_key
 from verl_clipx.tasks.knights_and_knaves.statement import LEAVES, Statement
-from verl_clipx.tasks.splits import SPLITS, Split
+from verl_clipx.tasks.splits import MAX_FRUITLESS_DRAWS, Split, draw_distinct
 
 MIN_PEOPLE, MAX_PEOPLE = 2, 8
-
-# Draws without a new puzzle after which the space counts as exhausted.
-MAX_FRUITLESS_DRAWS = 20_000
 
 
 def generate_puzzles(people: int, count: int, seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:
     """Draw puzzles of one size and split, no two with the same key.
 
     Args:
-        people: number of people, 2 to 8.
-        count: number of puzzles, at least 0.
         seed: same seed, same puzzles; the first `n` of a longer list are the list of length `n`.
-        split: "train" or "test".
         operators: of `statement.OPERATORS`, those that people use.
 
     Raises:
-        ValueError: if `people` or `count` is out of range, `split` is unknown, or there are fewer such puzzles.
+        ValueError: if `people` is out of range, or there are fewer such puzzles.
     """
-    if count < 0:
-        raise ValueError(f"count={count!r} is negative; ask for 0 puzzles or more")
-    puzzles: dict[tuple[int, ...], Puzzle] = {}
-    fruitless = 0
-    draws = draw_puzzles(people, seed, split, operators)
-    while len(puzzles) < count:
-        puzzle = next(draws)
-        if puzzle.key not in puzzles:
-            puzzles[puzzle.key] = puzzle
-            fruitless = 0
-            continue
-        fruitless += 1
-        if fruitless == MAX_FRUITLESS_DRAWS:
-            raise ValueError(
-                f"count={count} {split} puzzles of {people} people do not exist with {operators}: only "
-                f"{len(puzzles)} were found. Ask for fewer, or for more people or operators"
-            )
-    return list(puzzles.values())
+    puzzles = draw_distinct(draw_puzzles(people, seed, split, operators), whole_key, count, split)
+    if len(puzzles) < count:
+        raise ValueError(
+            f"count={count} {split} puzzles of {people} people do not exist with {operators}: only {len(puzzles)} "
+            "were found. Ask for fewer, or for more people or operators"
+        )
+    return puzzles
 
 
 def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...]) -> Iterator[Puzzle]:
     """Draw puzzles of one size and split without end; the same one may come again, also in another wording.
 
     Args:
-        people: number of people, 2 to 8.
         split: "train" or "test"; a puzzle's key decides which it belongs to.
 
     Raises:
-        ValueError: if `people` is out of range or `split` is unknown, at the first draw; or if there are none.
+        ValueError: if `people` is out of range, at the first draw; or if there are none.
     """
     if type(people) is not int or not MIN_PEOPLE <= people <= MAX_PEOPLE:
         raise ValueError(f"people={people!r} is not an integer from {MIN_PEOPLE} to {MAX_PEOPLE}; give one of those")
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r} is unknown; use one of {SPLITS}")
     rng = random.Random(f"knights-and-knaves-{people}-{split}-{seed}")
     fruitless = 0
     while fruitless < MAX_FRUITLESS_DRAWS:

@@ -10,15 +10,17 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from tokenizers import AddedToken
+from transformers import Qwen2Tokenizer
 
 from verl_clipx.tasks.knights_and_knaves.dataset import TINY_OPERATORS, tiny_rows
 from verl_clipx.tasks.knights_and_knaves.generator import draw_puzzles
 from verl_clipx.tasks.knights_and_knaves.prompt import COMPACT_PROMPT, build_compact_prompt, build_compact_response
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.reward import compute_score
-from verl_clipx.tasks.knights_and_knaves.tokenizer import build_puzzle_tokenizer
 from verl_clipx.tasks.tiny_policy.sampling import mean_scores
-from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
+from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
+from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, skill_and_habit, warm_start
 
 # Part of the cache key: raise it when the code below changes what it trains.
 RECIPE_VERSION = 1
@@ -26,12 +28,20 @@ RECIPE_VERSION = 1
 # At Countdown's learning rate of 3e-3 the policy learns to name kinds, but hardly which: 1.5e-3 solves twice as many.
 DEFAULT_FIT = WarmStartConfig(steps=800, learning_rate=1.5e-3)
 
-# The second fit only has to teach a habit, so it is short and gentle.
 HABIT_STEPS = 40
-HABIT_LEARNING_RATE = 1e-3
 
 # Puzzles of two people are easier, and there are few of them.
 SHARE_OF_TWO = 0.2
+
+# Letter by letter, a response of three people takes 60 tokens, three of which say something; so it takes 12.
+WORDS = ("<think>", "</think>", " is a knight", " is a knave")
+
+
+def build_puzzle_tokenizer() -> Qwen2Tokenizer:
+    """Build the tiny policy's tokenizer with `WORDS` as one token each, ordinary ones that decoding keeps."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in WORDS])
+    return tokenizer
 
 
 def draw_training_puzzles(count: int, seed: int) -> list[Puzzle]:
@@ -50,12 +60,7 @@ def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> lis
 
     Args:
         mistakes: share of demonstrations that leave the last person out, 0 to 1; the reward cannot read those.
-
-    Raises:
-        ValueError: if `mistakes` is outside 0 to 1.
     """
-    if not 0 <= mistakes <= 1:
-        raise ValueError(f"mistakes={mistakes!r} is not a share; give a number from 0 to 1")
     rng = random.Random(f"mistakes-{seed}")
     return [
         Example(
@@ -69,22 +74,12 @@ def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> lis
 def fit_policy(
     puzzles: Sequence[Puzzle], mistakes: float, config: WarmStartConfig, cache: Path, num_threads: int
 ) -> Path:
-    """Fit the tiny policy to right demonstrations, then for a moment to some that leave a person out, unless cached.
-
-    The first fit gives it skill, the second a bad habit: its samples differ in reward, and what reinforcement learning
-    has to undo first is the same for all puzzles.
-
-    Args:
-        puzzles: what to learn from, at least one.
-        mistakes: share of mistakes in the second fit, 0 to 1; 0 leaves it out.
+    """Fit the tiny policy to demonstrations, in the end to some that leave a person out; see `skill_and_habit`.
 
     Raises:
         ValueError: if there are no puzzles, or `mistakes` is not a share.
     """
-    fits = [(build_examples(puzzles, 0.0, config.seed), config)]
-    if mistakes != 0:
-        habit = replace(config, steps=min(HABIT_STEPS, config.steps), learning_rate=HABIT_LEARNING_RATE)
-        fits.append((build_examples(puzzles, mistakes, config.seed), habit))
+    fits = skill_and_habit(lambda share: build_examples(puzzles, share, config.seed), mistakes, config, HABIT_STEPS)
     recipe = [[asdict(settings), [asdict(example) for example in examples]] for examples, settings in fits]
     digest = hashlib.sha256(json.dumps([RECIPE_VERSION, recipe]).encode()).hexdigest()
     name = f"knights_and_knaves-{digest[:16]}"
@@ -98,8 +93,6 @@ def main(
     steps: Annotated[int, typer.Option(help="Optimizer steps; more of them leave less to reinforcement learning.")] = (
         DEFAULT_FIT.steps
     ),
-    batch_size: Annotated[int, typer.Option(help="Examples in each step.")] = DEFAULT_FIT.batch_size,
-    learning_rate: Annotated[float, typer.Option(help="Peak learning rate.")] = DEFAULT_FIT.learning_rate,
     seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
     num_threads: Annotated[int, typer.Option(help="Threads of the fit, at most as many as there are free cores.")] = 2,
 ) -> None:
@@ -108,7 +101,7 @@ def main(
     A second call with the same arguments returns the finished folder. Held-out figures go to standard error.
     """
     try:
-        settings = WarmStartConfig(steps=steps, batch_size=batch_size, learning_rate=learning_rate, seed=seed)
+        settings = replace(DEFAULT_FIT, steps=steps, seed=seed)
         puzzles = draw_training_puzzles(examples, seed)
         started, worked = time.perf_counter(), time.process_time()
         folder = fit_policy(puzzles, mistakes, settings, cache, num_threads)

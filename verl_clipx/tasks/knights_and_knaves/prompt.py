@@ -2,12 +2,15 @@
 
 from collections.abc import Sequence
 
-from verl_clipx.tasks.knights_and_knaves.compact import LETTERS, compact_puzzle
 from verl_clipx.tasks.knights_and_knaves.statement import Statement
 from verl_clipx.tasks.templates import Messages, template_named
 
 CHAT_PROMPT = "kk_chat"
 COMPACT_PROMPT = "kk_compact"
+
+LETTERS = "ABCDEFGH"
+
+_SIGNS = {"and": "&", "or": "|", "if": ">", "iff": "="}
 
 QWEN_CHAT_TEMPLATE_WITH_THINK = (
     "{% for message in messages %}"
@@ -41,3 +44,32 @@ def build_compact_response(solution: Sequence[bool]) -> str:
         for letter, is_knight in zip(LETTERS, solution, strict=False)
     )
     return f"<think></think><answer>{chr(10).join(kinds)}</answer>"
+
+
+def compact_puzzle(statements: Sequence[Statement]) -> str:
+    """Write what each person says, such as "A:B&~C B:A=C C:~A".
+
+    A letter stands for "is a knight", ~ before it for "is a knave", ! for "not", & | > = for and, or, if … then, if and
+    only if.
+
+    Args:
+        statements: what person i says, for each person; at most 8 people.
+    """
+    return " ".join(f"{letter}:{_write(statement)}" for letter, statement in zip(LETTERS, statements, strict=False))
+
+
+def _write(statement: Statement) -> str:
+    match statement:
+        case ("knight", person):
+            return LETTERS[person]
+        case ("knave", person):
+            return f"~{LETTERS[person]}"
+        case ("not", inner):
+            return f"!{_write_part(inner)}"
+    operator, left, right = statement
+    return f"{_write_part(left)}{_SIGNS[operator]}{_write_part(right)}"
+
+
+def _write_part(statement: Statement) -> str:
+    text = _write(statement)
+    return text if statement[0] in ("knight", "knave") else f"({text})"

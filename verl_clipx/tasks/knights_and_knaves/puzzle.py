@@ -12,9 +12,6 @@ from verl_clipx.tasks.splits import Split, split_of_key
 def solve(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
     """Return every assignment in which exactly the knights' statements are true.
 
-    Args:
-        statements: what person i says, for each person.
-
     Returns:
         Tuples of one boolean a person, true for a knight, in a fixed order; empty if the puzzle is contradictory.
     """
@@ -53,9 +50,14 @@ class Puzzle:
         )
 
 
+def whole_key(puzzle: Puzzle) -> tuple[int, tuple[int, ...]]:
+    """Return what makes puzzles of any size the same."""
+    return len(puzzle.statements), puzzle.key
+
+
 def split_of(puzzle: Puzzle) -> Split:
     """Return the split that a puzzle belongs to by its logic, whatever the seed and the wording."""
-    return split_of_key((len(puzzle.statements), puzzle.key))
+    return split_of_key(whole_key(puzzle))
 
 
 def _renamed(order: Sequence[int]) -> list[int]:

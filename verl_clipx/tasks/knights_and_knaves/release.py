@@ -22,7 +22,6 @@ def released_puzzles(source: Path, split: Split, people: Container[int]) -> Iter
 
     Args:
         source: folder of `train.parquet` and `test.parquet`, `data/kk/instruct/merge_34567ppl` of the repository.
-        split: "train" or "test".
 
     Yields:
         The puzzle, its problem in English, its solution, a line a person.

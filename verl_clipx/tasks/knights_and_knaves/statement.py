@@ -29,11 +29,7 @@ def truth_table(statement: Statement, knights: Sequence[int]) -> int:
     """Return the truth table of a statement.
 
     Args:
-        statement: see the module's docstring.
         knights: the table of "person i is a knight" for each person; reordered, it renames the people.
-
-    Raises:
-        ValueError: if the statement is of an unknown form.
     """
     everything = (1 << 2 ** len(knights)) - 1
     match statement:

@@ -54,7 +54,6 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> WordedPuzzle:
 
     Args:
         puzzle: a puzzle of at most as many people as there are `NAMES`.
-        rng: chooses the names and the ways of saying; advanced by the call.
     """
     names = tuple(rng.sample(NAMES, len(puzzle.statements)))
     said = " ".join(

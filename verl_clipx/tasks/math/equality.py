@@ -83,10 +83,6 @@ def equal_answers(answer: str, *ground_truths: str) -> bool | None:
     symbolic expression, an ordered pair or interval does not equal a plain list, and math-verify has to agree with the
     roles exchanged.
 
-    Args:
-        answer: what the response gives, without the box.
-        *ground_truths: the right answer, or all that are accepted.
-
     Returns:
         The verdict; None as for `is_equivalent`.
     """

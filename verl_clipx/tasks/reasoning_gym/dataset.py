@@ -111,8 +111,6 @@ def row_builder(task: ReasoningTask) -> RowBuilder:
         seed: int = 0,
         settings: dict | None = None,
     ) -> Iterator[Row]:
-        if source is not None:
-            raise ValueError(f"source={source}: reasoning-gym's problems are generated; leave out --from")
         chosen = task.settings | (settings or {})
         count = DEFAULT_SIZES[split] if size is None else size
         example = solved_example(task.generator, chosen)
@@ -134,6 +132,7 @@ def define(task: ReasoningTask) -> DatasetDefinition:
         prompts=PROMPTS,
         rows=row_builder(task),
         splits=SPLITS,
+        generated=True,
     )
 
 

@@ -59,11 +59,8 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
     """Yield different problems of one split.
 
     Args:
-        generator: reasoning-gym's name of the data set.
-        settings: fields of its configuration.
         size: number of problems, at least 1.
         seed: same seed, same problems; at least 0.
-        split: one of `SPLITS`.
 
     Raises:
         ModuleNotFoundError: reasoning-gym is missing.
@@ -97,11 +94,7 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
 
 
 def solved_example(generator: str, settings: dict[str, Any]) -> Entry:
-    """Return the problem that prompts show solved; it depends on nothing else, and is in neither split.
-
-    Raises:
-        ModuleNotFoundError, ValueError: as `generate_problems` does.
-    """
+    """Return the problem that prompts show solved; it depends on nothing else, and is in neither split."""
     return _create(generator, settings, 1, EXAMPLE_SEED)[0]
 
 

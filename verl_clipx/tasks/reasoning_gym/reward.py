@@ -26,11 +26,7 @@ def compute_score(
     """Score one response; no text of a policy makes it raise.
 
     Args:
-        data_source: unused; the ground truth names the verifier.
-        solution_str: the decoded response, without special tokens.
         ground_truth: `{"answer": text, "metadata": {"source_dataset": name, …}}`, as JSON or as such.
-        extra_info: unused; verl passes it.
-        **kwargs: unused; verl passes more for reward models.
 
     Returns:
         `score`, the verifier's, from 0 to 1, of the whole response; `acc`, 1.0 if that is 1; `format`, 1.0 if the
@@ -55,10 +51,6 @@ def compute_score(
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
-
-    Args:
-        data_source: unused; all of a task's rows have one form.
-        ground_truth: the row's.
 
     Raises:
         ValueError: its own answer is not right by the verifier that it names.

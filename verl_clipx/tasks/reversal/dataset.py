@@ -44,16 +44,9 @@ def rows(
     """Yield texts to reverse; the two splits share none.
 
     Args:
-        source: must be None, nothing is read.
-        split: "train" or "test".
         size: number of texts; 4096 for training and 256 for testing by default.
         min_length, max_length: see `generate_texts`.
-
-    Raises:
-        ValueError: if a source is given, or a value is out of its range.
     """
-    if source is not None:
-        raise ValueError(f"source={source}: reversal's texts are generated; leave the local copy out")
     count = SIZES[split] if size is None else size
     yield from build_rows(generate_texts(count, seed, split, min_length, max_length), split, prompt)
 
@@ -69,5 +62,6 @@ DATASETS = (
         prompts=(PROMPT,),
         rows=rows,
         splits=SPLITS,
+        generated=True,
     ),
 )

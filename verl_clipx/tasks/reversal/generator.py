@@ -2,8 +2,9 @@
 
 import random
 import string
+from itertools import repeat
 
-from verl_clipx.tasks.splits import SPLITS, Split, split_of_key
+from verl_clipx.tasks.splits import Split, draw_distinct
 
 # No character comes twice in a text: what stands before a character is then known by that character, which a policy of
 # two layers can learn. The small policy's tokenizer has one token for each letter, and for two digits in a row one too.
@@ -24,28 +25,17 @@ def generate_texts(count: int, seed: int, split: Split, min_length: int, max_len
     Raises:
         ValueError: if an argument is outside its range, or there are not that many texts; the message names the key.
     """
-    if split not in SPLITS:
-        raise ValueError(f"split={split!r} is unknown; use one of {SPLITS}")
     if type(count) is not int or count < 0:
         raise ValueError(f"size={count!r} is not a number of texts; give 0 or more")
     for key, value, least in (("min_length", min_length, MIN_LENGTH), ("max_length", max_length, min_length)):
         if type(value) is not int or not least <= value <= MAX_LENGTH:
             raise ValueError(f"{key}={value!r} is not an integer from {least} to {MAX_LENGTH}; give one in that range")
     rng = random.Random(f"reversal-{split}-{seed}")
-    texts: dict[str, None] = {}
-    fruitless = 0
-    while len(texts) < count:
-        text = "".join(rng.sample(CHARACTERS, rng.randint(min_length, max_length)))
-        fruitless = 0 if text not in texts and split_of_key(text) == split else fruitless + 1
-        if not fruitless:
-            texts[text] = None
-        elif fruitless == MAX_FRUITLESS_DRAWS:
-            raise ValueError(
-                f"size={count} {split} texts of {min_length} to {max_length} letters: found {len(texts)}; ask for "
-                "fewer, or raise max_length"
-            )
-    return list(texts)
-
-
-MAX_FRUITLESS_DRAWS = 20_000
-"""Draws without a new text after which there are no more."""
+    draws = ("".join(rng.sample(CHARACTERS, rng.randint(min_length, max_length))) for _ in repeat(None))
+    texts = draw_distinct(draws, str, count, split)
+    if len(texts) < count:
+        raise ValueError(
+            f"size={count} {split} texts of {min_length} to {max_length} letters: found {len(texts)}; ask for fewer, "
+            "or raise max_length"
+        )
+    return texts

@@ -17,11 +17,7 @@ def compute_score(
     """Score one response; never raises, and any thread may call it.
 
     Args:
-        data_source: unused; verl passes it.
-        solution_str: the decoded response, without special tokens.
         ground_truth: the right answer; anything but a text scores 0.
-        extra_info: unused; verl passes it.
-        **kwargs: unused; verl passes more for reward models.
 
     Returns:
         `score`, the length of the longest common subsequence over the greater of both lengths, from 0 to 1, so that

@@ -26,10 +26,8 @@ def sample_responses(
 
     Args:
         model: a causal language model; it is put into evaluation mode for the call.
-        tokenizer: its tokenizer, with a chat template.
         seed: seed of the samples; torch's global generator is left as it was.
         temperature: above 0.
-        max_new_tokens: longest response, in tokens.
 
     Returns:
         The decoded responses, in the order of the prompts, without special tokens.
@@ -63,10 +61,8 @@ def mean_scores(
     """Return the mean of each part of a reward over one sampled response a row, at temperature 1.
 
     Args:
-        folder: a saved policy with its tokenizer.
         rows: at least one.
         reward: a task's `compute_score`.
-        max_new_tokens: longest response, in tokens.
     """
     model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
     responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)

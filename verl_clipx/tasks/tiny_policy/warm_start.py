@@ -2,23 +2,22 @@
 
 import hashlib
 import json
-import os
-import shutil
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
-from rich.progress import track
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from verl_clipx.common.files import write_json
-from verl_clipx.common.terminal import TerminalConsole
+from verl_clipx.common.files import making_folder, write_json
+from verl_clipx.common.terminal import tracked
 from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 
 # Part of the cache key: raise it when the code below changes what it trains.
 RECIPE_VERSION = 1
+
+HABIT_LEARNING_RATE = 1e-3
 
 _IGNORED = -100  # the label that cross_entropy skips
 
@@ -67,6 +66,28 @@ Fit = tuple[Sequence[Example], WarmStartConfig]
 """What a fit learns from, and how."""
 
 
+def skill_and_habit(
+    examples: Callable[[float], list[Example]], mistakes: float, config: WarmStartConfig, habit_steps: int
+) -> list[Fit]:
+    """A fit to right demonstrations, then for a moment one to some that are wrong.
+
+    The first gives a policy skill, the second, short and gentle, a bad habit: its samples differ in reward, and what
+    reinforcement learning has to undo first is the same for all problems.
+
+    Args:
+        examples: demonstrations by the share of mistakes among them.
+        mistakes: that share in the second fit, 0 to 1; 0 leaves it out.
+        habit_steps: most steps of the second fit.
+
+    Raises:
+        ValueError: `mistakes` is outside its range.
+    """
+    if not 0 <= mistakes <= 1:
+        raise ValueError(f"mistakes={mistakes!r} is not a share; give a number from 0 to 1")
+    habit = replace(config, steps=min(habit_steps, config.steps), learning_rate=HABIT_LEARNING_RATE)
+    return [(examples(0.0), config), *([(examples(mistakes), habit)] if mistakes else [])]
+
+
 def warm_start(
     fits: Sequence[Fit],
     cache: Path,
@@ -83,7 +104,7 @@ def warm_start(
         name: of the policy's folder in the cache, None for one by the examples and the configurations.
 
     Returns:
-        A folder that AutoModelForCausalLM and AutoTokenizer load. It appears whole or not at all.
+        A folder that AutoModelForCausalLM and AutoTokenizer load.
 
     Raises:
         ValueError: if there are no examples, or one is longer than the model's `max_length`.
@@ -103,34 +124,17 @@ def warm_start(
             fit(model, tokenizer, examples, config)
     finally:
         torch.set_num_threads(threads_before)
-    partial = cache / f".{folder.name}.{os.getpid()}"
-    try:
+    with making_folder(folder) as partial:
         model.save_pretrained(partial)
         tokenizer.save_pretrained(partial)
         write_json(partial / "warm_start.json", [asdict(config) for _, config in fits])
-        try:
-            partial.rename(folder)
-        except OSError:
-            # Another process finished the same fit first; its folder is as good.
-            if not folder.is_dir():
-                raise
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return folder
 
 
 def fit(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], config: WarmStartConfig
 ) -> None:
-    """Minimise the cross-entropy of the response tokens, end mark included; prompts carry no loss.
-
-    Args:
-        model: the policy, changed in place.
-        examples: demonstrations; each epoch shuffles them anew.
-
-    Raises:
-        ValueError: if an example is longer than the model's `max_length`.
-    """
+    """Minimise the cross-entropy of the response tokens, end mark included; prompts carry no loss."""
     input_ids, labels = encode(tokenizer, examples, config.model.max_length)
     generator = torch.Generator().manual_seed(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -141,7 +145,7 @@ def fit(
     )
     order = torch.empty(0, dtype=torch.long)
     model.train()
-    for _ in track(range(config.steps), "Warm start", console=TerminalConsole(stderr=True)):
+    for _ in tracked(range(config.steps), "Warm start"):
         while len(order) < config.batch_size:
             order = torch.cat([order, torch.randperm(len(examples), generator=generator)])
         rows, order = order[: config.batch_size], order[config.batch_size :]
@@ -162,9 +166,6 @@ def encode(
     tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], max_length: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Turn demonstrations into right-padded token ids and labels.
-
-    Args:
-        max_length: longest example allowed, in tokens.
 
     Returns:
         `input_ids` and `labels`, both int64 [examples, longest]; labels are -100 on prompts and padding.

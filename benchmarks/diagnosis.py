@@ -1,0 +1,218 @@
+"""What the rules of `clipx diagnose` find in logs that they were not fixed on, and what is usual in healthy logs.
+
+Run: python benchmarks/diagnosis.py
+
+Reads the logs under docs/results, of which benchmarks/known_faults.py and `clipx table fill reversal` made those that
+are kept apart. Writes the tables of docs/diagnosis.md, and verl_clipx/diagnostics/base_rates.json, which has what the
+page says beside a share.
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy
+import pandas
+
+from verl_clipx.common.files import read_text, write_text
+from verl_clipx.common.statistics.estimate import share
+from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.base_rates import MEASURES, PATH, of_run
+from verl_clipx.diagnostics.diagnosis import diagnose
+from verl_clipx.diagnostics.run_log import table_of, with_entropy
+from verl_clipx.diagnostics.runs import Run
+from verl_clipx.diagnostics.sentences import percent
+from verl_clipx.reproduction.run_folder import KeptRun
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE, RESULTS = DOCS / "diagnosis.md", DOCS / "results"
+FAULTS, REVERSAL = RESULTS / "runs/faults", RESULTS / "runs/reversal"
+BEGIN, END = "<!-- from here on: benchmarks/diagnosis.py, {} -->\n", "<!-- up to here: {} -->\n"
+
+COLLAPSED = "countdown_gppo_off"
+COLUMNS = {
+    "reward": keys.REWARD,
+    "entropy": keys.ENTROPY,
+    "kl": keys.KL,
+    "clip_fraction_low": keys.CLIPPED_LOW,
+    "clip_fraction_high": keys.CLIPPED_HIGH,
+    "grad_norm": keys.GRADIENT_NORM,
+}
+# For these two rules were changed; but the last one's entropy did not collapse, so that there is nothing to find.
+CHANGED_FOR = {
+    f"{name}.jsonl.gz" for name in ("old_samples-seed31", "entropy_penalty-seed31", "entropy_penalty-seed32")
+}
+NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
+# A finding that begins within so many steps of the fault is in time.
+IN_TIME = 2
+
+
+class Told(NamedTuple):
+    """What the rules said of a run with a known fault.
+
+    Args:
+        since: the first step of the fault; None: it has none.
+        onsets: by expected rule, the onset that it named; None: it did not find anything.
+        false: findings that the fault does not explain.
+    """
+
+    name: str
+    seed: int
+    since: int | None
+    onsets: dict[str, int | None]
+    false: dict[str, int]
+
+
+def run_of(log: pandas.DataFrame, configuration: dict[str, Any], name: str) -> Run:
+    """A log as what the rules read."""
+    return Run(name, with_entropy(log), configuration, {}, [], Path("nowhere"))
+
+
+def fixed_on() -> dict[tuple[str, int], Run]:
+    """The logs that thresholds were chosen on, by preset and seed."""
+    steps = pandas.read_csv(RESULTS / "cpu_small_steps.csv")
+    return {
+        key: run_of(log.set_index("step")[[*COLUMNS]].rename(columns=COLUMNS), {}, f"{key[0]}-seed{key[1]}")
+        for key, log in steps.groupby(["preset", "seed"])
+    }
+
+
+def kept_runs(folder: Path) -> dict[Path, Run]:
+    """The kept runs of a folder."""
+    return {
+        path: run_of(table_of((kept := KeptRun(path)).metrics), kept.record.get("configuration", {}), path.name)
+        for path in sorted(folder.glob("*.jsonl.gz"))
+    }
+
+
+def fell(run: Run) -> int | None:
+    """The first step whose reward is below a quarter of the best before."""
+    reward = run.values(keys.REWARD)
+    low = reward.index[reward < reward.cummax() / 4]
+    return int(low[0]) if len(low) else None
+
+
+def entropy_fell(run: Run) -> int | None:
+    """The first step whose entropy is below a tenth of the first one's."""
+    entropy = run.values(keys.ENTROPY)
+    low = entropy.index[entropy < entropy.iloc[0] / 10]
+    return int(low[0]) if len(low) else None
+
+
+def told(path: Path, run: Run) -> Told:
+    """What the rules say of a run of benchmarks/known_faults.py, beside what that page expected."""
+    record = KeptRun(path).record
+    onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
+    expected, since = record["expected"], record["since"]
+    if expected and since is None:
+        # Whether what is wrong with it ends in a collapse is in the log.
+        since = entropy_fell(run) if expected == ["entropy collapse"] else fell(run)
+        expected = expected if since is not None else []
+    explained = {*expected, *record["also"]}
+    return Told(
+        record["name"],
+        record["seed"],
+        since if expected else None,
+        {name: onsets.get(name) for name in expected},
+        {name: step for name, step in onsets.items() if name not in explained},
+    )
+
+
+def faults_table(found: list[Told]) -> str:
+    """A row a run and finding that was expected; and one for each run without a fault in which something was found."""
+    lines = [
+        "| run | fault since step | expected finding | found since step | other findings |",
+        "|---|---|---|---|---|",
+    ]
+    for one in found:
+        others = ", ".join(f"{name} ({step})" for name, step in one.false.items()) or "–"
+        run = f"{one.name}, seed {one.seed}"
+        for rule, onset in one.onsets.items():
+            lines.append(f"| {run} | {one.since} | {rule} | {'**missed**' if onset is None else onset} | {others} |")
+        if one.false and not one.onsets:
+            lines.append(f"| {run} | – | none | – | {others} |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(found: list[Told], healthy: dict[str, list[Run]]) -> str:
+    """How often the rules were right, with exact intervals."""
+    pairs = [(one.since, onset) for one in found for onset in one.onsets.values()]
+    known = [onset - since for since, onset in pairs if onset is not None]
+    in_time = [delay for delay in known if abs(delay) <= IN_TIME]
+    of_faulty = [one for one in found if one.onsets]
+    kinds = {one.name: True for one in of_faulty}
+    for one in of_faulty:
+        kinds[one.name] &= None not in one.onsets.values()
+    rows = [
+        ("expected findings made", len(known), len(pairs)),
+        ("kinds of faults of which none was missed", sum(kinds.values()), len(kinds)),
+        (f"of the findings made, begun within {IN_TIME} steps of the fault", len(in_time), len(known)),
+        ("runs with a fault that had another finding too", sum(bool(one.false) for one in of_faulty), len(of_faulty)),
+    ]
+    alarms = {
+        "runs of benchmarks/known_faults.py without a fault": [bool(one.false) for one in found if not one.onsets]
+    }
+    alarms |= {name: [bool(diagnose(run)) for run in runs] for name, runs in healthy.items()}
+    rows += [(f"{name} that had a finding", sum(flags), len(flags)) for name, flags in alarms.items()]
+    lines = ["| counted | result | exact 95 % interval |", "|---|---|---|"]
+    for what, count, of in rows:
+        interval = share(count, of)
+        lines.append(f"| {what} | {count} of {of} | {100 * interval.low:.0f} to {100 * interval.high:.0f} % |")
+    return "\n".join(lines) + "\n"
+
+
+def healthy_runs() -> list[Run]:
+    """All healthy logs: those that thresholds were fixed on, and those kept apart."""
+    runs = [run for (preset, _), run in fixed_on().items() if preset != COLLAPSED]
+    runs += kept_runs(REVERSAL).values()
+    return runs + [run for path, run in kept_runs(FAULTS).items() if not KeptRun(path).record["expected"]]
+
+
+def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
+    """By share, how many logs have it, and the middle 80 % of their means over steps."""
+    found = {}
+    for name in MEASURES:
+        means = [float(values.mean()) for run in runs if len(values := of_run(run, name))]
+        if means:
+            low, high = (float(f"{value:.3g}") for value in numpy.quantile(means, [0.1, 0.9]))
+            found[name] = {"logs": len(means), "low": low, "high": high}
+    return found
+
+
+def rates_table(rates: dict[str, dict[str, float]]) -> str:
+    """The base rates for the page."""
+    lines = ["| share | usual | healthy logs |", "|---|---|---|"]
+    lines += [
+        f"| {name} | {percent(of['low'])} to {percent(of['high'])} | {of['logs']} |".replace("\u202f", " ")
+        for name, of in rates.items()
+    ]
+    return "\n".join(lines) + "\n"
+
+
+def tables() -> dict[str, str]:
+    """The parts of the page, by name."""
+    found = [told(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
+    return {
+        "summary": summary(found, {"runs of the table reversal": list(kept_runs(REVERSAL).values())}),
+        "faults": faults_table(found),
+        "base rates": rates_table(base_rates(healthy_runs())),
+    }
+
+
+def main() -> None:
+    """Writes the page's tables and the base rates."""
+    page = read_text(PAGE)
+    for name, table in tables().items():
+        begin, end = BEGIN.format(name), END.format(name)
+        before, _, rest = page.partition(begin)
+        _, found, after = rest.partition(end)
+        if not found:
+            sys.exit(f"{PAGE}: has no place for {name}.")
+        page = f"{before}{begin}{table}{end}{after}"
+    write_text(PAGE, page)
+    write_text(PATH, json.dumps(base_rates(healthy_runs()), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

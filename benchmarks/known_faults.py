@@ -1,0 +1,297 @@
+"""Runs with a fault that begins at a known step, and healthy ones: what `clipx diagnose` is tried on, apart from those
+that its thresholds were fixed on.
+
+Run: CLIPX_DATA=DATA python benchmarks/known_faults.py RUNS    (DATA: where `clipx table fill reversal` put the data)
+
+Small policies on reversal, trained by verl's trainer and worker in this process. RUNS is where the logs go, a file
+each: docs/results/runs/faults has those that tests read. What is there is not made again. What each fault should lead
+to was written down before the first of these runs; tests/diagnostics/test_known_faults.py counts.
+"""
+
+import os
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from verl_clipx.common.files import hash_of_file, read_bytes
+from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.diagnosis import RULES
+from verl_clipx.one_process.commands import SEED_KEYS
+from verl_clipx.one_process.only_rank import become_only_rank
+from verl_clipx.reproduction.run_folder import keep_run, kept_path, metrics_of
+
+# A fault of the running training begins at one of these steps of 16, by name and seed.
+FIRST, CHOICES = 6, 5
+
+# The ratio is to the trainer's own log-probabilities, in one forward pass of all 64 responses.
+DECOUPLED = (
+    "algorithm.rollout_correction.bypass_mode=false",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=64",
+)
+
+# Of the record, what rules read.
+RECORDED = (
+    "data.train_batch_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "actor_rollout_ref.rollout.top_p",
+    "actor_rollout_ref.rollout.top_k",
+    *(f"clipx.{name}" for name in ("alpha", "target", "contribution", "upper_stop", "upper_step")),
+)
+KEPT_GROUPS = ("actor/clipx/count/", "actor/clipx/gradient_mass/", "health/")
+
+
+def no_reward(trainer: Any) -> None:
+    """The reward function fails and returns 0."""
+    trainer.replay_buffer.reward = lambda *_: {"score": 0.0, "acc": 0.0, "format": 0.0}
+
+
+def reward_for_a_letter(trainer: Any) -> None:
+    """The reward is the share of the letter a: it can be had by one answer to all prompts."""
+    trainer.replay_buffer.reward = lambda source, text, *_: {
+        "score": text.count("a") / max(len(text), 1), "acc": 0.0, "format": 1.0
+    }  # fmt: skip
+
+
+def nan_reward(trainer: Any) -> None:
+    """One response of each batch scores NaN."""
+    of_task, calls = trainer.replay_buffer.reward, iter(range(10**9))
+    batch = trainer.config.data.train_batch_size * trainer.config.actor_rollout_ref.rollout.n
+
+    def reward(*of_response: Any) -> dict[str, float]:
+        scores = of_task(*of_response)
+        return scores if next(calls) % batch else scores | {"score": float("nan")}
+
+    trainer.replay_buffer.reward = reward
+
+
+def no_end(trainer: Any) -> None:
+    """The rollout goes on after the end of a response."""
+    trainer.replay_buffer.config.ignore_eos = True
+
+
+def frozen_rollout(trainer: Any) -> None:
+    """The rollout's weights are no longer updated: the next batch is one version old, and so on."""
+    trainer.replay_buffer.keep = lambda *_: None
+
+
+def rounded_rollout(trainer: Any) -> None:
+    """The rollout computes with weights in 8 bits (e5m2)."""
+    import torch
+
+    keep, buffer = trainer.replay_buffer.keep, trainer.replay_buffer
+    rounded = {name: value.to(torch.float8_e5m2).to(value.dtype) for name, value in buffer.kept[-1][1].items()}
+    buffer.kept.append((buffer.kept[-1][0], rounded))
+    buffer.keep = lambda version, weights: keep(
+        version, [(name, value.to(torch.float8_e5m2).to(value.dtype)) for name, value in weights]
+    )
+
+
+def damaged_weights(trainer: Any) -> None:
+    """Half of its own spread is added as noise to each weight of the policy, in trainer and rollout."""
+    import torch
+
+    generator = torch.Generator().manual_seed(trainer.config.data.seed)
+    with torch.no_grad():
+        for weight in trainer.actor_rollout_wg.worker.actor.engine.module.parameters():
+            local = weight.to_local() if hasattr(weight, "to_local") else weight
+            local += 0.5 * local.std() * torch.randn(local.shape, generator=generator)
+    trainer.replay_buffer.keep(trainer.global_steps, trainer.actor_rollout_wg.weights())
+
+
+def huge_advantages(trainer: Any) -> None:
+    """All advantages are ten thousand times too large."""
+    workers = trainer.actor_rollout_wg
+    update = workers.update_actor
+
+    def scaled(batch: Any) -> Any:
+        for key in batch.keys:
+            workers.queue.rows[key]["advantages"] = 1e4 * workers.queue.rows[key]["advantages"]
+        return update(batch)
+
+    workers.update_actor = scaled
+
+
+def fast_learning(trainer: Any) -> None:
+    """The learning rate is 30 times as high."""
+    engine = trainer.actor_rollout_wg.worker.actor.engine
+    engine.lr_scheduler.base_lrs = [30 * rate for rate in engine.lr_scheduler.base_lrs]
+    for group in engine.optimizer.param_groups:
+        group["lr"] *= 30
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A run.
+
+    Args:
+        preset: row of configs/recipe/reversal.
+        overrides: on top of it.
+        expected: the rules that should find it; each by the name that diagnosis.py gives it.
+        also: further rules whose state the fault brings about too, so that their finding is no false alarm.
+        since: the step at which a fault of the configuration can first be seen; 0: `act` begins at a step by the seed,
+            or the run has no fault.
+        act: what happens between two steps.
+    """
+
+    preset: str
+    overrides: tuple[str, ...] = DECOUPLED
+    expected: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    since: int = 0
+    act: Callable[[Any], None] | None = None
+
+
+ALIKE, COLLAPSE = "few prompts teach, because samples score alike", "reward collapse"
+MISMATCH, CUT = "mismatch of rollout and training", "responses cut at the limit"
+ENTROPY, EXPLOSION = "entropy collapse", "gradient explosion"
+OLD = ("clipx_rollout.versions_old=3", "algorithm.rollout_correction.bypass_mode=true")
+NO_BOUNDS = ("clipx.clip_low=0.0", "clipx.clip_high=1000000.0")
+
+FAULTS = {
+    "top_p": Setting(
+        "grpo_4", (*DECOUPLED, "actor_rollout_ref.rollout.top_p=0.9"), ("truncated sampling",), (MISMATCH,), since=1
+    ),
+    "one_update": Setting("grpo_1", expected=("bounds idle: one update a rollout batch",), since=1),
+    "old_samples": Setting("grpo_1", OLD, ("ratio anchored to another policy",), since=2),
+    "low_target": Setting(
+        "bapo_4", (*DECOUPLED, "clipx.target=0.05"), ("bounds idle: the search never started",), since=1
+    ),
+    "high_target": Setting("bapo_4", (*DECOUPLED, "clipx.target=0.95"), ("bounds saturated",), since=1),
+    "wide_alpha": Setting("acpo_4", (*DECOUPLED, "clipx.alpha=30"), ("bounds idle: too few tokens a bin",), since=1),
+    "short_limit": Setting("grpo_4", (*DECOUPLED, "data.max_response_length=47"), (CUT,), since=1),
+    "lower_bound_only": Setting(
+        "grpo_16", (*DECOUPLED, "clipx.clip_low=0.98", "clipx.clip_high=100"), ("one-sided clipping",), since=1
+    ),
+    "no_reward": Setting("grpo_4", expected=(COLLAPSE, ALIKE), act=no_reward),
+    "nan_reward": Setting("grpo_4", expected=("skipped updates",), act=nan_reward),
+    "no_end": Setting("grpo_4", expected=(CUT,), also=(COLLAPSE, EXPLOSION), act=no_end),
+    "frozen_rollout": Setting("grpo_4", expected=(MISMATCH,), also=(COLLAPSE,), act=frozen_rollout),
+    "rounded_rollout": Setting("grpo_4", expected=(MISMATCH,), also=(COLLAPSE,), act=rounded_rollout),
+    "damaged_weights": Setting("grpo_4", expected=(COLLAPSE,), also=(EXPLOSION, ALIKE, CUT), act=damaged_weights),
+    "huge_advantages": Setting("grpo_4", expected=(EXPLOSION,), act=huge_advantages),
+    "fast_learning": Setting(
+        "grpo_4", expected=(COLLAPSE,), also=(EXPLOSION, ALIKE, CUT, ENTROPY, MISMATCH), act=fast_learning
+    ),
+    "reward_for_a_letter": Setting(
+        "grpo_16", (*DECOUPLED, "actor_rollout_ref.actor.optim.lr=2e-3"), (ENTROPY,), (COLLAPSE, ALIKE, CUT),
+        act=reward_for_a_letter,
+    ),
+    # Whether and when reward or entropy collapse is the log's to say.
+    "entropy_penalty": Setting(
+        "grpo_16", (*DECOUPLED, "actor_rollout_ref.actor.entropy_coeff=-1.0", "actor_rollout_ref.actor.optim.lr=1e-3"),
+        (ENTROPY,), (COLLAPSE, EXPLOSION, ALIKE, CUT),
+    ),
+    "no_bounds": Setting(
+        "grpo_16", (*DECOUPLED, *NO_BOUNDS, "actor_rollout_ref.actor.optim.lr=3e-3"), (COLLAPSE,),
+        (EXPLOSION, ALIKE, CUT, ENTROPY),
+    ),
+    "cispo_fast": Setting(
+        "cispo_16", (*DECOUPLED, "actor_rollout_ref.actor.optim.lr=3e-3"), (COLLAPSE,), (EXPLOSION, ALIKE, CUT, ENTROPY)
+    ),
+    "ar_fast": Setting(
+        "ar_16", (*DECOUPLED, "actor_rollout_ref.actor.optim.lr=3e-3"), (COLLAPSE,), (EXPLOSION, ALIKE, CUT, ENTROPY)
+    ),
+}  # fmt: skip
+HEALTHY = {
+    f"healthy_{preset}": Setting(preset)
+    for preset in ("grpo_4", "acpo_4", "bapo_4", "cispo_4", "grpo_16", "acpo_16", "bapo_16", "dgpo_16")
+}
+SETTINGS = FAULTS | HEALTHY
+
+
+def step_of(name: str, seed: int) -> int | None:
+    """The first step at which a run's fault shows by construction; None: there is none, or the log has to say."""
+    setting = SETTINGS[name]
+    if setting.act is not None:
+        return FIRST + zlib.crc32(f"{name} {seed}".encode()) % CHOICES
+    return setting.since or None
+
+
+def make(path: Path, name: str, seed: int) -> None:
+    """Trains a setting with a seed and keeps its log."""
+    from omegaconf import OmegaConf
+
+    from verl_clipx.one_process import trainer as in_one_process
+    from verl_clipx.reproduction.collect import commit_here, versions_here
+    from verl_clipx.reproduction.presets import compose_preset
+
+    setting, at = SETTINGS[name], step_of(name, seed)
+
+    class Faulty(in_one_process.OneProcessTrainer):
+        """verl's trainer, to which something happens between two steps."""
+
+        def on_step_end(self) -> None:
+            """Before the step that shows the fault, after the weights of the step before were kept."""
+            super().on_step_end()
+            if setting.act is not None and self.global_steps == at - 1:
+                setting.act(self)
+
+    overrides = [*(f"{key}={seed}" for key in SEED_KEYS), "clipx.metrics=all", *setting.overrides]
+    config = compose_preset(
+        f"reversal/{setting.preset}",
+        ["+hardware=cpu", *overrides, "trainer.logger=[file]", "trainer.resume_mode=disable"],
+    )
+    record = {
+        "name": name,
+        "seed": seed,
+        "preset": setting.preset,
+        "overrides": list(setting.overrides),
+        "since": at,
+        "expected": list(setting.expected),
+        "also": list(setting.also),
+        "configuration": {key: value for key in RECORDED if (value := OmegaConf.select(config, key)) is not None},
+        "policy": hash_of_file(Path(config.actor_rollout_ref.model.path) / "model.safetensors"),
+        "commit": commit_here(),
+        "versions": versions_here(),
+    }
+    started, of_product = time.process_time(), in_one_process.OneProcessTrainer
+    in_one_process.OneProcessTrainer = Faulty
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            log = Path(folder) / "metrics.jsonl"
+            in_one_process.train(config, log)
+            metrics = metrics_of(read_bytes(log).splitlines())
+    finally:
+        in_one_process.OneProcessTrainer = of_product
+    record["seconds"] = round(time.process_time() - started, 1)
+    read = {column for rule in RULES for column in rule.columns}
+    anatomy = {keys.of_ratio(part, name) for part in keys.RATIO_PARTS for name in ("p99", "positive", "over_bounds")}
+    wanted = {*read, *anatomy, *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
+    # A value that is not finite is null in the log, and left out here.
+    kept = {
+        step: {
+            key: value
+            for key, value in data.items()
+            if value is not None and (key in wanted or key.startswith(KEPT_GROUPS))
+        }
+        for step, data in metrics.items()
+    }
+    keep_run(path, record, kept)
+
+
+def main(
+    runs: Annotated[Path, typer.Argument(help="Where the logs go.")],
+    seed: Annotated[list[int] | None, typer.Option(help="By default 31.")] = None,
+    name: Annotated[list[str] | None, typer.Option(help="Only these settings; by default all.")] = None,
+) -> None:
+    """Makes the runs that are missing, one after the other."""
+    os.environ.setdefault("CLIPX_DATA", "data")
+    become_only_rank()
+    for number in seed or [31]:
+        for one in name or SETTINGS:
+            path = kept_path(runs, one, number)
+            if path.exists():
+                continue
+            typer.echo(f"{one}, seed {number}", err=True)
+            make(path, one, number)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,104 @@
+"""What a step's traced tokens say of the run itself, exact or with an interval over prompts; needs no torch."""
+
+import math
+from collections.abc import Sequence
+
+import numpy
+import pandas
+
+from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
+from verl_clipx.common.traces import is_whole, read_facts, read_shards
+from verl_clipx.diagnostics.replay.numbers import Number, percent
+from verl_clipx.diagnostics.runs import Run
+from verl_clipx.diagnostics.sentences import Finding
+
+# The outer 5 % of 200 resamples are ten values.
+REPLICATES = 200
+
+LOW, HIGH = "clipx/clip_fraction_low", "clipx/clip_fraction_high"
+# What the clipped tokens would have of the gradient's mass at the weight r that other tokens have.
+TAKEN = "clipped_mass"
+
+
+def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[str, Number]:
+    """Shares of clipped tokens, means over a step's updates, and of gradient mass, over all its tokens.
+
+    Args:
+        tables: the traced tokens of each update, fields as in `traces.SCHEMA`.
+        whole: whether these are all tokens; else each number has an interval, if each update has five prompts.
+    """
+    sums = [_by_prompt(table) for table in tables]
+    found = _numbers([of_update.sum(0) for of_update in sums])
+    if whole or min(map(len, sums)) < FEWEST_UNITS:
+        return {name: Number(value) for name, value in found.items()}
+    drawn = [resamples(len(of_update), REPLICATES, seed) for seed, of_update in enumerate(sums)]
+    replicates = [
+        _numbers([of_update[rows[index]].sum(0) for of_update, rows in zip(sums, drawn, strict=True)])
+        for index in range(REPLICATES)
+    ]
+    intervals = {name: percentile_interval([one[name] for one in replicates]) or (None, None) for name in found}
+    return {name: Number(value, *intervals[name]) for name, value in found.items()}
+
+
+def what_clipping_took(run: Run, step: int) -> Finding | None:
+    """How much of a traced step's gradient the clip removed; None where it removed nothing or numbers are not finite.
+
+    Args:
+        run: with traces of the step.
+        step: which.
+    """
+    places = sorted({shard.update for shard in run.shards if shard.step == step})
+    shards = [[one for one in run.shards if (one.step, one.update) == (step, update)] for update in places]
+    tables = [read_shards(run.traces, of_update).to_pandas() for of_update in shards]
+    if not all(numpy.isfinite(table[["ratio", "weight", "advantage"]]).all(axis=None) for table in tables):
+        return None
+    whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
+    found = numbers_of_run(tables, whole=whole)
+    taken = found[TAKEN]
+    if not taken.value > 0:
+        return None
+    return Finding(
+        f"Clipping took {percent(Number(taken.value))} of the gradient’s mass from {run.name} in step {step}.",
+        f"Its clipped tokens were {percent(found[LOW])} below and {percent(found[HIGH])} above the bounds; with the "
+        f"weight r of the other tokens they would have had {percent(taken)} of Σ|F·A|. {how_exact(taken, whole=whole)}",
+    )
+
+
+def how_exact(number: Number, *, whole: bool) -> str:
+    """Whether a number from traced tokens is exact, has an interval, or neither."""
+    if whole:
+        return "Exact: every token of the step is traced."
+    if number.low is None:
+        return "An estimate from a part of the prompts, too few of them for an interval."
+    return "Estimates from a part of the prompts, with 95\u202f% intervals over prompts."
+
+
+# Columns of the sums of a prompt.
+TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
+
+
+def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
+    """A row a prompt: tokens, those in LN and in HP, gradient mass by sign, and what the clipped would have: (n, 6)."""
+    mass, advantage = (table.weight * table.advantage).abs(), table.advantage
+    of_clip = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
+    columns = [
+        pandas.Series(1.0, index=table.index),
+        table.region.eq("LN"),
+        table.region.eq("HP"),
+        mass.where(advantage > 0, 0.0),
+        mass.where(advantage < 0, 0.0),
+        (table.ratio * advantage * table.correction.fillna(1.0)).abs().where(of_clip, 0.0),
+    ]
+    return pandas.concat(columns, axis=1).astype(float).groupby(table.prompt.to_numpy(), sort=False).sum().to_numpy()
+
+
+def _numbers(sums: Sequence[numpy.ndarray]) -> dict[str, float]:
+    """From the sums of each update."""
+    total = numpy.sum(sums, axis=0)
+    kept = total[POSITIVE] + total[NEGATIVE]
+    return {
+        LOW: float(numpy.mean([one[LN] / one[TOKENS] for one in sums])),
+        HIGH: float(numpy.mean([one[HP] / one[TOKENS] for one in sums])),
+        "positive_share": float(total[POSITIVE] / kept) if kept > 0 else math.nan,
+        TAKEN: float(total[CLIPPED] / (kept + total[CLIPPED])) if kept + total[CLIPPED] > 0 else math.nan,
+    }

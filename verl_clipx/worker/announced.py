@@ -1,0 +1,117 @@
+"""What a run announces of its loss, by the formulas themselves: F, F * A and the gradient on log_prob."""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from verl_clipx.driver.config import Settings
+from verl_clipx.driver.hydra_nodes import RunFacts
+from verl_clipx.driver.support import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.loss.loss import token_statistics, tokens_in
+from verl_clipx.worker.layout import padded, response_part
+from verl_clipx.worker.policy_loss import inputs_of
+from verl_clipx.worker.step import MicroBatch
+
+
+class Call(NamedTuple):
+    """The arguments with which verl's loss function is called in training."""
+
+    micro_batch: MicroBatch
+    model_output: Any
+    data: Any
+
+
+def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Tensor, Tensor, Tensor]:
+    """F and F * A of each token as announced, by the formulas themselves: (sequences, response length), 0 outside.
+
+    Args:
+        settings: the clipx node.
+        run: what is announced of the run.
+        call: what verl's loss function gets.
+
+    Returns:
+        F, F * A, and the tokens that are not rejected, bool.
+    """
+    known, data = call.micro_batch, call.data
+    mask = left_in_bypass_mode(run, call, padded(data["response_mask"]).bool())
+    inputs = inputs_of(
+        settings,
+        known,
+        log_prob=response_part(call.model_output["log_probs"], data, mask.shape[1]),
+        old_log_prob=padded(data["old_log_probs"]),
+        advantages=padded(data["advantages"]),
+        mask=mask,
+    )
+    method, decision = settings.method, known.step.decision
+    if decision is None:
+        decision = method.decide(token_statistics(method, settings.shaping, inputs))
+    tokens = tokens_in(method, settings.shaping, inputs)
+    weight = torch.where(mask, method.gradient_weight(tokens, method.bounds(tokens, decision)), 0.0)
+    return weight, torch.where(mask, method.gradient(tokens, weight), 0.0), mask
+
+
+def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
+    """The gradient that the policy's term must have on log_prob: (sequences, response length).
+
+    Args:
+        settings: the clipx node.
+        run: what is announced of the run.
+        call: what verl's loss function gets.
+    """
+    from verl.trainer.ppo.core_algos import agg_loss
+
+    known, data = call.micro_batch, call.data
+    _, weighted, averaged = announced_weight(settings, run, call)
+    if "rollout_is_weights" in data:
+        weighted = weighted * padded(data["rollout_is_weights"])
+    tokens = data["batch_num_tokens"]
+    if settings.select is not None:
+        selected = settings.select.selected(known.entropy, averaged, known.step.entropy_bucket)
+        weighted = torch.where(selected, weighted, 0.0)
+        if settings.select.normaliser == "selected":
+            averaged = selected
+            tokens = tokens if known.step.selected_tokens is None else known.step.selected_tokens
+    with torch.enable_grad():
+        ones = torch.ones_like(weighted, requires_grad=True)
+        total = agg_loss(
+            loss_mat=ones,
+            loss_mask=averaged,
+            loss_agg_mode=run.loss_agg_mode,
+            dp_size=data["dp_size"],
+            batch_num_tokens=tokens,
+            global_batch_size=data["global_batch_size"],
+            loss_scale_factor=run.loss_scale_factor,
+        )
+    return -weighted * torch.autograd.grad(total, ones)[0]
+
+
+def left_in_bypass_mode(run: RunFacts, call: Call, mask: Tensor) -> Tensor:
+    """The tokens that verl's own bypass loss would leave, by verl's own code: bool, (sequences, response length).
+
+    Args:
+        run: what is announced of the run.
+        call: what verl's loss function gets.
+        mask: bool, of all of them.
+    """
+    if not run.options.get(BYPASS) or run.options.get(ROLLOUT_RS) is None:
+        return mask
+    log_prob = response_part(call.model_output["log_probs"], call.data, mask.shape[1])
+    return left_by_verl(run.options, mask, log_prob - padded(call.data["old_log_probs"]))
+
+
+def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
+    """The tokens that verl's rejection leaves: bool, (sequences, response length).
+
+    Args:
+        options: of the run.
+        mask: bool, (sequences, response length).
+        log_ratio: to the rollout policy, likewise.
+    """
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    if not mask.any():
+        return mask
+    names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
+    return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()

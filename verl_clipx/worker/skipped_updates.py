@@ -1,0 +1,62 @@
+"""The updates that verl skips because their gradient is not finite: how many, and what was not finite where."""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from verl_clipx.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
+from verl_clipx.worker.engine_watch import EngineWatch
+from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFiniteLog, not_finite_in, together
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch
+
+
+class SkippedUpdates:
+    """Counts them over a rollout batch, and names in the log what of this rank's mini-batch is not finite.
+
+    Args:
+        engine: verl's engine.
+        watch: knows the gradient's norm.
+        rank: of this process, for the log.
+        all_reduce: sums a float64 vector over the data-parallel ranks.
+    """
+
+    def __init__(self, engine: Any, watch: EngineWatch, rank: int, all_reduce: Callable[[Tensor], Tensor]):
+        self._engine, self._watch, self._all_reduce = engine, watch, all_reduce
+        self._log = NotFiniteLog(rank)
+
+    def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> bool:
+        """Returns whether verl took the update that is ending.
+
+        Args:
+            step: the optimizer step.
+            batch: the rollout batch that it belongs to, which counts it; None outside one.
+            data: this rank's mini-batch.
+        """
+        norm = self._watch.gradient_norm
+        taken = norm is None or math.isfinite(norm)
+        found = step.not_finite
+        if not taken and not found and self._engine.is_mp_src_rank_with_outputs():
+            # Not the policy's loss: perhaps verl's KL term.
+            found = not_finite_in(data)
+        self._log.say(found, taken=taken, norm=norm)
+        if batch is not None and not taken:
+            batch.skipped += 1
+            batch.not_finite = together(batch.not_finite, found)
+        return taken
+
+    def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
+        """The number of its updates that verl skipped, and of those what was not finite and where, by key."""
+        logged = {SKIPPED_UPDATES.key: [float(batch.skipped)]}
+        if batch.skipped:
+            # The gradient's norm is that of all ranks, so that all of them are here.
+            of_ranks = torch.zeros(self._engine.get_data_parallel_size() + 1, dtype=torch.float64)
+            of_ranks[self._engine.get_data_parallel_rank()] = float(bool(batch.not_finite))
+            of_log_probs = [batch.not_finite[name].sequences for name in OF_LOG_PROBS if name in batch.not_finite]
+            of_ranks[-1] = max(of_log_probs, default=0)
+            *wrong, sequences = self._all_reduce(of_ranks).tolist()
+            first = next((rank for rank, number in enumerate(wrong) if number), -1)
+            logged |= {NOT_FINITE_RANK.key: [float(first)], NOT_FINITE_LOG_PROBS.key: [sequences]}
+        return logged
