@@ -21,7 +21,7 @@ OF_A_METHOD = ("clipx.", "actor_rollout_ref.actor.policy_loss.")
 
 
 def test_the_table_names_every_preset_and_its_outcomes_are_in_order():
-    controls = {"reversal/dppo_stale", "reversal/dppo_narrow_stale", "reversal/grpo_narrow_16"}
+    controls = {f"reversal/{name}" for name in ("dppo_stale", "dppo_narrow_stale", "grpo_narrow_16", "grpo_wide_stale")}
     axis = {f"reversal/{method}_{regime}" for method in METHODS for regime in REGIMES}
     assert set(NAMES) == {row.preset for row in TABLE.rows} == controls | axis
     assert [column.name for column in TABLE.columns] == ["collapsed", "entropy", "KL a batch", "reward"]
