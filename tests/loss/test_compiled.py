@@ -16,8 +16,9 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.loss.compiled import TokenFunctions, token_functions
+from verl_clipx.loss.compiled import TokenFunctions, in_parts, token_functions
 from verl_clipx.loss.contract import compiled_it_is_the_same
+from verl_clipx.loss.loss import token_statistics
 from verl_clipx.methods import BUILT_IN, METHODS, Method
 from verl_clipx.modifiers import AdvantageReweighting
 
@@ -98,6 +99,16 @@ def transposed(inputs: Inputs) -> Inputs:
 def learning(inputs: Inputs) -> Inputs:
     """The same numbers, as a model's output."""
     return inputs._replace(log_prob=inputs.log_prob.clone().requires_grad_(True))
+
+
+@pytest.mark.parametrize("name", [name for name in BUILT_IN if METHODS[name]().statistics_size])
+def test_sequences_padded_to_whole_parts_have_the_same_statistics(name):
+    method = METHODS[name]()
+    inputs = micro_batch(method, 4, 1030)
+    padded = in_parts(inputs)
+    assert padded.mask.shape == (4, 2048)
+    expected = token_statistics(method, None, inputs)
+    assert_close(token_statistics(method, None, padded), expected, rtol=1e-12, atol=0)
 
 
 @pytest.mark.slow

@@ -270,6 +270,14 @@ def test_the_order_of_tokens_does_not_matter_to_the_last_bit():
     assert torch.equal(one, other)
 
 
+def test_sequences_count_the_same_in_any_micro_batch_to_the_last_bit():
+    generator = torch.Generator().manual_seed(0)
+    log_ratio, advantages, old_log_prob = torch.randn(3, 4, 300, dtype=torch.float64, generator=generator)
+    t = tokens_at(log_ratio.exp(), advantages, old_log_prob=-old_log_prob.abs())
+    rows = [type(t)(*(None if part is None else part[k : k + 1] for part in t)) for k in range(4)]
+    assert torch.equal(sum(Bapo().statistics(alone) for alone in rows), Bapo().statistics(t))
+
+
 def test_a_huge_ratio_leaves_the_sums_of_the_other_sign_as_they_are():
     ratio, advantages = [1.1, 1.3, 0.7, 0.8], [0.3, 0.7, -0.3, -0.7]
     one, other = (

@@ -93,8 +93,9 @@ class TokenFunctions(Functions):
         """As `token_statistics`."""
         if self.method.statistics_size == 0:
             return torch.zeros(0, dtype=torch.float64, device=inputs.mask.device)
-        on_cpu = inputs.mask.device.type == "cpu" or not self.compiled
-        return self.call(token_statistics if on_cpu else token_statistics_in_parts, inputs)
+        if inputs.mask.device.type == "cpu" or not self.compiled:
+            return self.call(token_statistics, inputs)
+        return self.call(token_statistics_in_parts, inputs)
 
     def prepare(self, device: torch.device | str, *, counted: bool, dtype: torch.dtype = torch.float32) -> None:
         """Compiles now, so that no step waits for it.
