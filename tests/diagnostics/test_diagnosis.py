@@ -110,6 +110,12 @@ def test_a_target_that_is_no_share_is_not_compared_with_one(rule):
     assert diagnose(run_of(run.log, {**run.configuration, "clipx.contribution": "other"})) == []
 
 
+def test_an_entropy_that_collapses_at_once_is_found():
+    # Of the mean of the first three steps it is more than a twentieth.
+    run = run_of(pandas.DataFrame({keys.ENTROPY: [2.8] + [0.11] * 9}, index=range(1, 11)))
+    assert [(one.rule.name, one.onset.step) for one in diagnose(run)] == [("entropy collapse", 2)]
+
+
 @pytest.mark.parametrize(
     ("rule", "fact"),
     [

@@ -206,6 +206,13 @@ def test_the_progress_bar_says_from_which_step_on_the_reward_had_collapsed(tmp_p
     )
 
 
+def test_before_the_first_step_the_progress_bar_is_as_it_was(tmp_path):
+    progress = Progress()
+    task = progress.add_task("acpo")
+    show(progress, task, tmp_path / "metrics.jsonl", "acpo")
+    assert progress.tasks[0].description == "acpo"
+
+
 def test_the_progress_bar_counts_skipped_updates(tmp_path):
     assert shown(tmp_path, skipping([0, 0])) == "acpo, reward 0.50"
     assert shown(tmp_path, skipping([0, 1])) == "acpo, reward 0.50, 1 update skipped since step 2"

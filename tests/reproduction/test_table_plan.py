@@ -294,7 +294,7 @@ def test_the_printed_plan_is_a_script(tmp_path):
     assert result.exit_code == 0
     lines = [line for line in result.stdout.splitlines() if line and not line.startswith("#")]
     assert len(lines) == 4 + 2 * 2
-    assert "2 trainings, about " in result.stdout.splitlines()[0]
+    assert "2 trainings, about 0.2 h: 205 s of preparation, then 180 s each" in result.stdout.splitlines()[0]
     assert sum("SEED=5 " in line for line in lines) == 2
     subprocess.run(["bash", "-n", "-c", result.stdout], check=True, timeout=60)
 

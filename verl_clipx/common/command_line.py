@@ -43,14 +43,15 @@ def print_json(**content: Any) -> None:
         content: numbers that are not finite become null, which is what JSON has for them.
     """
     head = {"command": _json_of.get(), "version": installed_version("verl-clipx")}
-    print_plain(json.dumps({**head, **_finite(content)}, indent=1, ensure_ascii=False, allow_nan=False))
+    print_plain(json.dumps({**head, **finite(content)}, indent=1, ensure_ascii=False, allow_nan=False))
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """The same dictionaries and lists, with None for those numbers that JSON does not have: NaN and infinity."""
     if isinstance(value, dict):
-        return {key: _finite(one) for key, one in value.items()}
+        return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(one) for one in value]
+        return [finite(one) for one in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 

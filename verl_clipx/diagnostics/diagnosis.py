@@ -127,11 +127,9 @@ def _entropy(run: Run) -> Onset | None:
     # The greatest, since a quick collapse lies within these steps.
     first = values.iloc[:LASTING].max()
     step = _lasts(values < ENTROPY_LEFT * first) if first > 0 else None
-    return (
-        None
-        if step is None
-        else Onset(step, f"{keys.ENTROPY} {values[step]:.3g}, at most {first:.3g} in its first steps")
-    )
+    if step is None:
+        return None
+    return Onset(step, f"{keys.ENTROPY} {values[step]:.3g}, at most {first:.3g} in its first steps")
 
 
 def _reward(run: Run) -> Onset | None:

@@ -126,7 +126,9 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
 def show(progress: Progress, task, metrics: Path, label: str) -> None:
     """Puts the last step and its reward into the progress bar; a log that cannot be read ends no training."""
     try:
-        log, not_finite = read_growing_log(metrics), not_finite_steps(metrics)
+        log = read_growing_log(metrics)
+        # There is no file before the first step.
+        not_finite = {} if log.empty else not_finite_steps(metrics)
     except (OSError, ValueError) as error:
         progress.update(task, description=f"{label}, no progress known: {error}")
         return

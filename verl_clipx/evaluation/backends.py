@@ -7,7 +7,6 @@ import contextlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
 
 from verl_clipx.evaluation.settings import SamplingSettings
 
@@ -40,20 +39,9 @@ class Model:
 OpenBackend = Callable[[Model, SamplingSettings], contextlib.AbstractContextManager[GenerateShards]]
 
 
-class GenerateOnCPU(Protocol):
-    """Generates for many requests with a Hugging Face model, each with random numbers of its own seed."""
-
-    def __call__(
-        self,
-        model: Any,
-        requests: list[SampleRequest],
-        settings: SamplingSettings,
-        *,
-        stop_token_ids: frozenset[int],
-        vocabulary_size: int,
-    ) -> list[Tokens]:
-        """Tokens of every request, a stop token included."""
-        ...
+GenerateOnCPU = Callable[..., list[Tokens]]
+"""From a Hugging Face model, a list of requests, settings, and the keywords stop_token_ids and vocabulary_size, to the
+tokens of every request, a stop token included. Each request has random numbers of its own seed."""
 
 
 def cpu_backend(generate: GenerateOnCPU) -> OpenBackend:
@@ -68,17 +56,9 @@ def cpu_backend(generate: GenerateOnCPU) -> OpenBackend:
         policy.eval().requires_grad_(False)
 
         def shards(given: Sequence[list[SampleRequest]]) -> Iterator[tuple[int, list[Tokens]]]:
+            known = {"stop_token_ids": model.stop_token_ids, "vocabulary_size": model.vocabulary_size}
             for index, requests in enumerate(given):
-                yield (
-                    index,
-                    generate(
-                        policy,
-                        requests,
-                        settings,
-                        stop_token_ids=model.stop_token_ids,
-                        vocabulary_size=model.vocabulary_size,
-                    ),
-                )
+                yield index, generate(policy, requests, settings, **known)
 
         yield shards
 

@@ -1,7 +1,6 @@
 """What checks found: results, the table, the last line, the exit code, JSON."""
 
 import json
-import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -9,6 +8,8 @@ from typing import Any, Literal
 
 from rich.markup import escape
 from rich.table import Table
+
+from verl_clipx.common.command_line import finite
 
 Outcome = Literal["pass", "fail", "skip"]
 
@@ -101,10 +102,5 @@ def table_of(results: Sequence[Result], title: str) -> Table:
 
 def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
     """The results and what they were found on, as indented JSON."""
-    checks = [asdict(result) | {"numbers": finite(result.numbers)} for result in results]
+    checks = finite([asdict(result) for result in results])
     return json.dumps({"machine": machine, "counts": counts(results), "checks": checks}, indent=2) + "\n"
-
-
-def finite(numbers: dict[str, float]) -> dict[str, float | None]:
-    """The numbers, with None for those that JSON does not have: NaN and infinity."""
-    return {name: number if math.isfinite(number) else None for name, number in numbers.items()}

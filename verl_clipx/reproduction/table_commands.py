@@ -109,14 +109,17 @@ def _say(text: str) -> None:
 
 
 def _cost(table: "Table", places, waiting: list["Job"]) -> str:
-    from verl_clipx.reproduction.table_plan import TRAIN
+    from verl_clipx.reproduction.table_plan import PREPARE, TRAIN
 
     trainings = [job for job in waiting if job.kind == TRAIN]
     if not trainings:
         return "Nothing to train."
     if table.seconds_per_run:
-        hours = len(trainings) * table.seconds_per_run / 3600
-        return f"{len(trainings)} trainings, about {hours:.1f} h at {table.seconds_per_run} s each with evaluation."
+        makes = {job.label for job in waiting if job.kind == PREPARE}
+        before = sum(entry.get("seconds", 0) for entry in table.prepare if entry["makes"] in makes)
+        hours = (before + len(trainings) * table.seconds_per_run) / 3600
+        each = f"{table.seconds_per_run} s each with evaluation"
+        return f"{len(trainings)} trainings, about {hours:.1f} h: {before} s of preparation, then {each}."
     try:
         from verl_clipx.reproduction.cost.assumptions import GPUS
         from verl_clipx.reproduction.cost.estimate import estimate

@@ -105,7 +105,7 @@ class Table:
         data: folder of the data sets, unless `clipx table plan --data` names another.
         seconds_per_run: wall-clock time of a run with its evaluation, where a CPU can make it.
         in_one_process: whether `clipx table fill` makes its runs, not the recipes.
-        prepare: `makes`: a file below the data folder; `command`: what makes it.
+        prepare: `makes`: a file below the data folder; `command`: what makes it; `seconds`, beside `seconds_per_run`.
         benchmarks: by name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`,
             their `origin`, unless the paper names the questions, and `cluster`, the field of extra_info that questions
             of one source share.
@@ -135,7 +135,7 @@ class Table:
     rows: tuple[Row, ...]
     seconds_per_run: int | None = None
     in_one_process: bool = False
-    prepare: tuple[Mapping[str, str], ...] = ()
+    prepare: tuple[Mapping[str, Any], ...] = ()
     benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     origins: Mapping[str, str] = field(default_factory=dict)
     evaluation_options: str = ""
