@@ -2,7 +2,8 @@
 
 Covers, from the command line: variables, arrays, `"$@"`, several commands, words with spaces, what prepares a run and
 what launches Python; and what is refused with its line: redirection, cd, other programs, a network, variables of the
-environment, endless scripts with all that they left in the background, no Python, overrides that are dropped. Not covered: what explain says of a
+environment, endless scripts with all that they left in the background, no Python, overrides that are dropped.
+Not covered: what explain says of a
 command (test_explain.py); that verl's examples expand as before (scripts/verl_example_overrides.py).
 """
 
