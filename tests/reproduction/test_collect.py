@@ -461,10 +461,8 @@ def test_the_command_writes_the_results_and_says_what_is_missing(tmp_path):
     assert done.exit_code == 1
     file = tmp_path / "tables" / "bapo_table2.json"
     result, missing, where = done.output.splitlines()
-    assert (
-        where
-        == f"No run of this table is in {tmp_path}. Its runs would be {tmp_path}/bapo/octothinker_3b_bapo* and the like."
-    )
+    example = f"{tmp_path}/bapo/octothinker_3b_bapo*"
+    assert where == f"No run of this table is in {tmp_path}. Its runs would be {example} and the like."
     assert result == f"0 of 6 cells from 0 runs: {file}"
     assert missing == f"missing 2 runs or numbers, listed in {file} under missing"
     results = json.loads(file.read_text())
