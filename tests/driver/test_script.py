@@ -2,7 +2,8 @@
 
 Covers, from the command line: variables, arrays, `"$@"`, several commands, words with spaces, what prepares a run and
 what launches Python; and what is refused with its line: redirection, cd, other programs, a network, variables of the
-environment, endless scripts with all that they left in the background, no Python. Not covered: what explain says of a
+environment, endless scripts with all that they left in the background, no Python, overrides that are dropped.
+Not covered: what explain says of a
 command (test_explain.py); that verl's examples expand as before (scripts/verl_example_overrides.py).
 """
 
@@ -151,3 +152,20 @@ def test_what_is_no_script_is_refused(words, said):
 def test_a_script_without_python_is_refused(script):
     with pytest.raises(ValueError, match=r"does not start Python \(exit code 3\)"):
         commands_of(["bash", script("exit 3\n")])
+
+
+@pytest.mark.parametrize("end", ["", "$1", " $2"], ids=["no arguments", "glued", "the second only"])
+def test_a_script_that_drops_overrides_is_refused(script, end):
+    path = script(f"{TRAINS} {BATCHES}{end}\n")
+    refused = CliRunner().invoke(app, ["explain", "--", "bash", path, "+clipx=bapo", "~trainer.logger"])
+    assert refused.exit_code == 1
+    message = " ".join(refused.output.split())
+    dropped = "+clipx=bapo" if end == " $2" else "+clipx=bapo ~trainer.logger"
+    assert f"drops {dropped}, because it does not pass its arguments on" in message
+    assert 'End its python command with "$@".' in message
+
+
+def test_an_argument_that_is_no_override_may_be_the_scripts_own(script):
+    path = script(f'nodes=$1; shift\n{TRAINS} trainer.nnodes=$nodes "$@"\n')
+    (words,) = commands_of(["bash", path, "2", "+clipx=bapo"])
+    assert words[-2:] == ["trainer.nnodes=2", "+clipx=bapo"]

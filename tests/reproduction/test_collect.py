@@ -458,9 +458,11 @@ def test_the_command_writes_the_results_and_says_what_is_missing(tmp_path):
     from verl_clipx.cli import app
 
     done = CliRunner().invoke(app, ["table", "collect", "bapo_table2", "--runs", str(tmp_path)])
-    assert done.exit_code == 0
+    assert done.exit_code == 1
     file = tmp_path / "tables" / "bapo_table2.json"
-    result, missing = done.output.splitlines()
+    result, missing, where = done.output.splitlines()
+    example = f"{tmp_path}/bapo/octothinker_3b_bapo*"
+    assert where == f"No run of this table is in {tmp_path}. Its runs would be {example} and the like."
     assert result == f"0 of 6 cells from 0 runs: {file}"
     assert missing == f"missing 2 runs or numbers, listed in {file} under missing"
     results = json.loads(file.read_text())
@@ -473,7 +475,7 @@ def test_the_command_reads_only_the_rows_that_it_is_asked_for(tmp_path):
 
     asked = ["table", "collect", "bapo_table2", "--runs", str(tmp_path), "--row"]
     done = CliRunner().invoke(app, [*asked, "BAPO"])
-    assert done.exit_code == 0 and done.output.startswith("0 of 3 cells from 0 runs: ")
+    assert done.exit_code == 1 and done.output.startswith("0 of 3 cells from 0 runs: ")
     results = json.loads((tmp_path / "tables" / "bapo_table2.json").read_text())
     assert results["missing"] == ["bapo/octothinker_3b_bapo: 0 of 1 seeds"]
     done = CliRunner().invoke(app, [*asked, "BAPOO"])

@@ -168,9 +168,21 @@ def validate(config: Any, node: str) -> None:
         try:
             converted = allowed.convert(value)
         except (ValueError, TypeError, OverflowError):
-            default = f" The default is {shown(field.default)}." if isinstance(field.default, float) else ""
-            raise ValueError(f"{node}.{field.name}={value!r}: must be {allowed.description}.{default}") from None
+            hint = slip(field.name, value)
+            raise ValueError(f"{node}.{field.name}={value!r}: must be {allowed.description}.{hint}") from None
         object.__setattr__(config, field.name, converted)
+
+
+def slip(name: str, value: Any) -> str:
+    """What to write for a width where a bound is wanted, after a blank; empty if the mistake is another.
+
+    Args:
+        name: the parameter's.
+        value: which is refused.
+    """
+    if name != "clip_high" or not isinstance(value, float) or not 0 < value < 1:
+        return ""
+    return f" Bounds are ratios: write {1 + value:.6g} for {100 * value:.6g} % above 1."
 
 
 def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner: str) -> None:

@@ -42,7 +42,8 @@ def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[
         seconds: how long the script may take.
 
     Raises:
-        ValueError: no script, one that needs what is not given to it, takes too long, or starts no Python.
+        ValueError: no script, one that needs what is not given to it, takes too long, starts no Python, or drops an
+            override.
     """
     if len(words) < 2 or words[1].startswith("-"):
         raise ValueError(
@@ -82,7 +83,28 @@ def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[
     refuse_what_failed(script, errors)
     if not found:
         raise ValueError(f"{script}: it does not start Python (exit code {bash.returncode}).")
+    refuse_dropped(script, words[2:], found)
     return found
+
+
+def refuse_dropped(script: Path, arguments: Sequence[str], commands: Sequence[Sequence[str]]) -> None:
+    """Raises for overrides that a script gets and gives to none of its commands.
+
+    Args:
+        script: its path.
+        arguments: which it gets; those that are no overrides may be for the script itself.
+        commands: which it would run.
+
+    Raises:
+        ValueError: names the overrides, and how a script passes them on.
+    """
+    passed_on = {word for command in commands for word in command}
+    dropped = [word for word in arguments if ("=" in word or word.startswith("~")) and word not in passed_on]
+    if dropped:
+        raise ValueError(
+            f"{script}: drops {' '.join(dropped)}, because it does not pass its arguments on. End its python command "
+            'with "$@".'
+        )
 
 
 def end_session(leader: int) -> None:

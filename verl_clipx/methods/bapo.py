@@ -99,12 +99,13 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
     epsilon: float = parameter(1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)")
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.contribution == "share" and self.target > 1:
+        # Before the range, which is that of the other contributions.
+        if self.contribution == "share" and isinstance(self.target, int | float) and self.target > 1:
             raise ValueError(
-                f"{NODE}.target={self.target:g} with {NODE}.contribution=share: a share is at most 1. Set a target "
-                f"of at most 1, or {NODE}.contribution=ratio or net."
+                f"{NODE}.target={self.target!r} with {NODE}.contribution=share: a share is at most 1. The target "
+                f"must be a number (at least 0.01 and at most 1); or set {NODE}.contribution=ratio or net."
             )
+        super().__post_init__()
         for side in ("lower", "upper"):
             not_above(self, f"{side}_start", f"{side}_stop")
             start, stop, step = self._range(side)

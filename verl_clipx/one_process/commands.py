@@ -29,7 +29,10 @@ SEED_KEYS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rol
 
 def fill(
     name: Annotated[str, typer.Argument(help="A table whose runs take a minute; `clipx table list` names them.")],
-    runs: Annotated[Path, typer.Option(help="Folder of the runs: <preset>-seed<seed>.jsonl.gz in it.")] = Path("runs"),
+    runs: Annotated[
+        Path,
+        typer.Option(help="Folder of all runs, such as reversal/grpo_4-seed1.jsonl.gz: <preset>-seed<seed>.jsonl.gz."),
+    ] = Path("runs"),
     data: Annotated[Path | None, typer.Option(help="Folder of the data sets; the table's by default.")] = None,
     row: Annotated[list[str] | None, typer.Option(help="Only this row; may be given several times.")] = None,
     seed: Annotated[list[int] | None, typer.Option(help="Training seed; may be given several times.")] = None,

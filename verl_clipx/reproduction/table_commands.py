@@ -23,7 +23,9 @@ console = TerminalConsole()
 progress_console = TerminalConsole(stderr=True)
 
 Name = Annotated[str, typer.Argument(help="A table; `clipx table list` names them.")]
-Runs = Annotated[Path, typer.Option(help="Folder of the runs: <preset>-seed<seed> in it.")]
+Runs = Annotated[
+    Path, typer.Option(help="Folder of all runs: <preset>-seed<seed> in it, such as bapo/octothinker_3b_bapo-seed1.")
+]
 DEFAULT_RUNS = Path("runs")
 
 CURVE_FORMATS = ("svg", "png", "csv")
@@ -201,7 +203,7 @@ def collect(
         write_json(out, results)
     if as_json:
         print_json(**results, file=str(out))
-        raise typer.Exit(1 if results["refused"] else 0)
+        raise typer.Exit(0 if results["runs"] and not results["refused"] else 1)
     measured = sum("mean" in cell for cell in results["cells"])
     rows = [one for one in table.rows if not row or one.name in row]
     possible = sum(table.is_measurable(one, column) for one in rows for column in table.columns)
@@ -213,7 +215,10 @@ def collect(
     if results["missing"]:
         number = len(results["missing"])
         console.print(f"[yellow]missing[/] {number} runs or numbers, listed in {out} under missing", soft_wrap=True)
-    if results["refused"]:
+    if not results["runs"] and not results["refused"]:
+        example = min(table.folder_of(source) for source, _ in table.sources(row or ()))
+        _say(f"No run of this table is in {runs}. Its runs would be {runs / example}* and the like.")
+    if results["refused"] or not results["runs"]:
         raise typer.Exit(1)
 
 
