@@ -386,12 +386,13 @@ def diagnose(
 ) -> None:
     """Say what went wrong in a run: since which step, what shows it and what to do."""
     from verl_clipx.diagnostics.base_rates import MEASURES, rates
-    from verl_clipx.diagnostics.diagnosis import RULES, diagnose
+    from verl_clipx.diagnostics.diagnosis import diagnose, judged
     from verl_clipx.diagnostics.runs import read_run
 
     try:
         with warnings_on(messages_console()):
-            found = diagnose(read_run(run))
+            of_run = read_run(run)
+        found = diagnose(of_run)
     except (OSError, ValueError) as error:
         fail(error)
     if as_json:
@@ -412,7 +413,7 @@ def diagnose(
     for one in found:
         console.print(f"[bold]{escape(one.head)}[/] {escape(one.text)}", highlight=False)
     if not found:
-        console.print(f"None of {len(RULES)} rules found anything in {escape(str(run))}.", highlight=False)
+        console.print(judged(of_run), markup=False, highlight=False)
 
 
 @app.command()

@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 from tests.diagnostics.runs import write_log
 from verl_clipx.cli import app
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.diagnosis import NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, RULES, diagnose, table
+from verl_clipx.diagnostics.diagnosis import NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, RULES, diagnose, judged, table
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.runs import Run, settings_of
 
@@ -172,3 +172,18 @@ def test_the_command_and_the_page_say_the_same(tmp_path):
     assert heads.index(f"made-up: reward collapse from step {onset} on.") < heads.index(
         "What MADE-UP clipped is not known."
     )
+
+
+def test_the_command_says_how_many_rules_could_be_judged(tmp_path):
+    row = {keys.ENTROPY: 1.0, keys.REWARD: 0.5, keys.GRADIENT_NORM: 1.0, keys.RATIO: 1.001, keys.KL: 1e-5}
+    write_log(tmp_path / "run/metrics.jsonl", [row] * 9)
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run")])
+    # Entropy, reward, gradient, skipped updates, which the gradient's norm shows too, and one update.
+    told = " ".join(result.output.split())
+    assert "None of the 5 rules that run allows to judge found anything. 9 need what it does not have: a run of" in told
+    needs = [keys.CLIPPED_HIGH, keys.CLIPPED_LOW, keys.ALIKE, keys.CUT, "the run's configuration", keys.MISMATCH]
+    assert told.endswith(f": a run of ACPO or BAPO, {', '.join(needs)}.")
+    everything = {key for rule in RULES for key in rule.columns}
+    log = pandas.DataFrame({key.replace("*", "0"): [0.5] * 9 for key in everything if "/" in key}, index=range(1, 10))
+    whole = run_of(log, {key: 1 for key in everything if "/" not in key})
+    assert judged(whole) == "None of the 14 rules found anything in made-up."

@@ -54,6 +54,8 @@ def test_how_much_is_clipped():
     assert found.head == "M clipped 6.0\u202f% of the tokens."
     assert "4.0\u202f% of the tokens lay below" in found.text and "most in step 2, 9.0\u202f%" in found.text
     assert what_clipping_did(of(clip([0.001, 0.002], [0, 0]))).head == "M hardly clipped."
+    # Within what is usual.
+    assert what_clipping_did(of(clip([0.009, 0.008], [0, 0]))).head == "M clipped 0.85\u202f% of the tokens."
 
 
 def test_a_soft_clip_keeps_a_gradient():

@@ -1,20 +1,23 @@
 """`clipx report` and `clipx diagnose` of runs whose log is not verl's file log, and of runs without this plugin.
 
 Covers: what verl's own loggers print and write (console, TensorBoard), as they are and among Ray's prefixes and
-colours; exports of W&B, of panels and of a history, laid out as its pages and API do; what holds no run; a missing
-tensorboard. Not covered: other versions of W&B's export; MLflow, SwanLab and others.
+colours; exports of W&B, of panels and of a history, laid out as its pages and API do; the kept runs of this
+project; what holds no run; a missing tensorboard. Not covered: other versions of W&B's export; MLflow, SwanLab and
+others.
 """
 
 import contextlib
+import gzip
 import io
 import sys
+from pathlib import Path
 
 import numpy
 import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.diagnostics.runs import read_run
+from verl_clipx.diagnostics.runs import read_run, settings_of
 
 STEPS = [
     {
@@ -34,6 +37,8 @@ noise - actor/entropy:7
 """
 PANEL = '"Step","mine - {0}","mine - {0}__MIN","mine - {0}__MAX"\n"1","{1}","{1}","{1}"\n"2","{2}","{2}","{2}"\n'
 HISTORY = ",_step,_runtime,actor/entropy,critic/score/mean,note\n0,1,3.5,0.5,0.25,a\n1,2,7.0,NaN,,b\n"
+
+KEPT = Path(__file__).parents[2] / "docs/results/runs"
 
 
 def report(path, out):
@@ -110,6 +115,44 @@ def test_what_holds_no_run_is_an_error(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     result = report(tmp_path / name, tmp_path / "out")
     assert result.exit_code == 1 and message in result.output.replace("\n", " "), result.output
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_a_kept_run_is_read_with_its_header(tmp_path, packed):
+    kept = KEPT / "faults/top_p-seed31.jsonl.gz"
+    if not packed:
+        (tmp_path / "top_p-seed31.jsonl").write_bytes(gzip.decompress(kept.read_bytes()))
+        kept = tmp_path / "top_p-seed31.jsonl"
+    run = read_run(kept)
+    assert (run.name, run.seed, run.method, run.versions["verl"]) == ("top_p-seed31", 31, "top_p", "0.9.1")
+    assert min(run.log.index) == 1 and "seconds" not in run.log
+    result = CliRunner().invoke(app, ["diagnose", str(kept)])
+    # By the header's configuration.
+    assert result.exit_code == 0 and "truncated sampling from step 1 on" in result.output.replace("\n", " ")
+
+
+def test_kept_runs_are_grouped_by_what_their_headers_say():
+    names = [
+        "reversal/ar_4-seed1",
+        "reversal/ar_4-seed2",
+        "faults/healthy_acpo_4-seed32",
+        "faults/healthy_grpo_4-seed31",
+    ]
+    settings = settings_of([read_run(KEPT / f"{name}.jsonl.gz") for name in names])
+    assert [[run.seed for run in one.runs] for one in settings] == [[1, 2], [32], [31]]
+    assert settings[0].label == "AR 4"
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "a.tar.gz", "a.log", "a.csv"])
+@pytest.mark.parametrize(
+    "content", [gzip.compress(b"\x00\x80" * 99), gzip.compress(b'{"step": 1}')[:-9], b"\x1f\x8b\x00"]
+)
+def test_another_gzip_file_is_refused_by_name(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path / name)])
+    told = result.output.replace("\n", "")
+    assert result.exit_code == 1 and f"{name}: a gzip file" in told
+    assert "\\x" not in told and "\ufffd" not in told and "\x00" not in told
 
 
 def test_two_runs_of_tensorboard_are_named(tmp_path):

@@ -37,6 +37,9 @@ MAX_TABLE_BYTES = 4 << 30
 MAX_TABLE_ROWS = 20_000_000
 """Most rows of a Parquet file that is held in memory; DAPO's public set, the largest one known, has 1.8 million."""
 
+GZIP = b"\x1f\x8b"
+"""How a file that gzip packed begins."""
+
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 

@@ -61,6 +61,7 @@ class Rule:
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
         remedy: what to do.
         link: the page of the documentation that says more.
+        any_of: whether one of the columns is enough.
     """
 
     name: str
@@ -71,6 +72,7 @@ class Rule:
     heuristic: bool
     remedy: str
     link: str
+    any_of: bool = False
 
 
 class Diagnosis(NamedTuple):
@@ -98,6 +100,35 @@ def diagnose(run: Run) -> list[Diagnosis]:
     """The rules that a run meets, the earliest onset first."""
     found = [Diagnosis(run.name, rule, onset) for rule in RULES if (onset := rule.onset(run))]
     return sorted(found, key=lambda one: one.onset.step)
+
+
+def lacking(rule: Rule, run: Run) -> list[str]:
+    """What a rule reads and a run does not have; empty where the rule can be judged."""
+    missing = [
+        key
+        for key in rule.columns
+        if not (keys.of_bins("count", run.log) if key == COUNT else key in run.log or key in run.configuration)
+    ]
+    return missing if not rule.any_of or len(missing) == len(rule.columns) else []
+
+
+def judged(run: Run) -> str:
+    """That no rule found anything: how many a run's log and record allow to judge, and what the others need."""
+    needs = {rule.name: missing for rule in RULES if (missing := lacking(rule, run))}
+    if not needs:
+        return f"None of the {len(RULES)} rules found anything in {run.name}."
+    parts: set[str] = set()
+    for rule in RULES:
+        missing = needs.get(rule.name, [])
+        of_method = any(key.startswith("clipx.") for key in rule.columns)
+        if of_method and {key for key in rule.columns if "/" in key} <= {*missing}:
+            parts.add("a run of ACPO or BAPO")
+        else:
+            parts |= {key if "/" in key or run.configuration else "the run's configuration" for key in missing}
+    return (
+        f"None of the {len(RULES) - len(needs)} rules that {run.name} allows to judge found anything. "
+        f"{len(needs)} need what it does not have: {', '.join(sorted(parts))}."
+    )
 
 
 def _trained(run: Run, key: str) -> pandas.Series:
@@ -309,7 +340,7 @@ RULES = (
     Rule(
         "truncated sampling", ("actor_rollout_ref.rollout.top_p", "actor_rollout_ref.rollout.top_k"), _truncated,
         "top_p below 1 or top_k above 0", "the loss's probabilities are of the whole distribution", False,
-        "Sample with top_p 1 and top_k -1.", "docs/scopes.md#staleness",
+        "Sample with top_p 1 and top_k -1.", "docs/scopes.md#staleness", any_of=True,
     ),
     Rule(
         "gradient explosion", (keys.GRADIENT_NORM,), _gradient,
@@ -328,7 +359,7 @@ RULES = (
         "any", "verl skips an update only where its gradient is not finite", False,
         "The policy stayed as it was, so that clipping and bounds do not show how the method trains. Find the values "
         "that are not finite: the run's output names rank, fields and prompts.",
-        "docs/reliability.md#health",
+        "docs/reliability.md#health", any_of=True,
     ),
     Rule(
         "responses cut at the limit", (keys.CUT,), _beyond(keys.CUT, MOST_CUT),

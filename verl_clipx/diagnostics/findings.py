@@ -23,7 +23,7 @@ from verl_clipx.common.statistics.comparison import (
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.anatomy import parts_of, what_moved_the_ratio
-from verl_clipx.diagnostics.base_rates import CLIPPED, OUTSIDE, usual
+from verl_clipx.diagnostics.base_rates import CLIPPED, OUTSIDE, rates, usual
 from verl_clipx.diagnostics.diagnosis import COLLAPSE_REMEDY, NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, diagnose
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
@@ -117,7 +117,7 @@ def what_clipping_did(setting: Setting) -> Finding:
         return Finding(f"{label} clipped nothing.", reason)
     head = (
         f"{label} hardly clipped."
-        if share.max() < HARDLY
+        if share.mean() < rates()[CLIPPED]["low"]
         else f"{label} clipped {percent(share.mean())} of the tokens."
     )
     low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
@@ -441,10 +441,11 @@ def _health(run: Run) -> Finding | None:
         if key not in diagnosed
     ]
     if run.skipped_updates is None:
-        texts = ["no update skipped", *texts]
+        texts = ["no update was skipped", *texts]
     well = not wrong and run.skipped_updates is None
     head = f"{run.name} was numerically sound." if well else f"{run.name} had values that are not finite."
-    return Finding(head, f"{'; '.join(texts)}.") if texts else None
+    text = "; ".join(texts)
+    return Finding(head, f"{text[0].upper()}{text[1:]}.") if texts else None
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:

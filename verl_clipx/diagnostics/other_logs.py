@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from verl_clipx.common.files import read_text
+from verl_clipx.common.files import GZIP, read_bytes, read_text
 
 Rows = dict[int, dict[str, float]]
 
@@ -33,10 +33,12 @@ def reader_of(path: Path) -> Callable[[Path], Rows] | None:
         if next(path.rglob(EVENTS), None) is not None:
             return of_tensorboard
         return of_exports if next(path.glob("*.csv"), None) is not None else None
+    is_other = path.suffix in (".csv", ".log", ".txt", ".out") and path.is_file()
+    if not is_other or (content := read_bytes(path)).startswith(GZIP):
+        return None
     if path.suffix == ".csv":
         return of_exports
-    is_text = path.suffix in (".log", ".txt", ".out") and path.is_file()
-    return of_console if is_text and not read_text(path).lstrip().startswith("{") else None
+    return None if content.lstrip().startswith(b"{") else of_console
 
 
 def of_console(path: Path) -> Rows:

@@ -1,7 +1,9 @@
 """A run's files, and verl's file log as a table."""
 
+import gzip
 import math
 import warnings
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,7 +11,7 @@ from typing import Any
 
 import pandas
 
-from verl_clipx.common.files import parse_json, read_bytes
+from verl_clipx.common.files import GZIP, parse_json, read_bytes
 from verl_clipx.common.run_files import METRICS
 from verl_clipx.diagnostics import keys
 
@@ -76,7 +78,7 @@ def read_run_log(path: Path) -> pandas.DataFrame:
     """Reads the JSON lines of verl's file logger.
 
     Args:
-        path: the file that VERL_FILE_LOGGER_PATH named.
+        path: the file that VERL_FILE_LOGGER_PATH named, or a run that `clipx table fill` kept.
 
     Returns:
         A row a training step (index `step`), a column a metric. A step that was logged twice, as the first one is by
@@ -85,13 +87,14 @@ def read_run_log(path: Path) -> pandas.DataFrame:
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
-        ValueError: the file is empty, too large, or holds a whole line of something else; names the line.
+        ValueError: the file is empty, too large, or holds a whole line of something else, which it names; or gzip
+            compressed it, and it is no kept run.
     """
     if not path.exists():
         raise FileNotFoundError(
             f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
         )
-    text = read_bytes(path)
+    _, text = _header_and_steps(path)
     if not text.strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
     whole = text[: text.rfind(b"\n") + 1]
@@ -127,8 +130,35 @@ def not_finite_steps(path: Path) -> dict[str, list[int]]:
     Returns:
         Metric to its training steps, ascending; without the metrics that were finite wherever they were logged.
     """
-    text = read_bytes(path)
+    _, text = _header_and_steps(path)
     return not_finite_in(_rows(text[: text.rfind(b"\n") + 1], path))
+
+
+def kept_record(path: Path) -> dict[str, Any]:
+    """What a run that `clipx table fill` kept says of itself in its first line; empty for other logs."""
+    return _header_and_steps(path)[0]
+
+
+def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
+    text = read_bytes(path)
+    compressed = text.startswith(GZIP)
+    if compressed:
+        try:
+            text = gzip.decompress(text)
+        except (OSError, EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: a gzip file that cannot be unpacked ({error}).") from None
+    first, _, steps = text.partition(b"\n")
+    try:
+        header = parse_json(first, "")
+    except ValueError:
+        header = None
+    if isinstance(header, dict) and "commit" in header and "step" not in header:
+        return header, steps
+    if compressed:
+        raise ValueError(
+            f"{path}: a gzip file, but no run that `clipx table fill` kept. Unpack it and name the log that is in it."
+        )
+    return {}, text
 
 
 def not_finite_in(rows: Mapping[int, Mapping[str, float]]) -> dict[str, list[int]]:

@@ -23,6 +23,7 @@ from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import (
     RunFolder,
     SkippedUpdates,
+    kept_record,
     not_finite_in,
     not_finite_steps,
     read_run_log,
@@ -202,10 +203,10 @@ def read_run(path: Path) -> Run:
     log_path = log_of(path)
     reader = reader_of(log_path)
     if reader is None:
-        log, not_finite = read_run_log(log_path), not_finite_steps(log_path)
+        log, not_finite, record = read_run_log(log_path), not_finite_steps(log_path), kept_record(log_path)
     else:
         rows = reader(log_path)
-        log, not_finite = table_of(rows), not_finite_in(rows)
+        log, not_finite, record = table_of(rows), not_finite_in(rows), {}
     log = with_entropy(log)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
@@ -214,11 +215,11 @@ def read_run(path: Path) -> Run:
     if steps := [reward.step for reward in validations if reward.not_finite]:
         not_finite[keys.HELD_OUT] = steps
     name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
-    record = _record(log_path)
+    record = record or _record(log_path)
     # An older record, or Hydra's own, has what was given.
     configuration = flat(redacted(record.get("configuration") or _of_hydra(folder.path)))
     return Run(
-        name.removesuffix(log_path.suffix) if name == path.name and path.is_file() else name,
+        Path(name.removesuffix(".gz")).stem if name == path.name and path.is_file() else name,
         log,
         configuration,
         record.get("versions", {}),
@@ -271,14 +272,17 @@ def settings_of(runs: list[Run]) -> list[Setting]:
     """Groups runs by setting, in the order in which each setting was first named.
 
     Args:
-        runs: at least one. One without a configuration is a setting of its own: nothing says what it trained.
+        runs: at least one. One without a configuration or its hash is a setting of its own: nothing says what it
+            trained.
 
     Raises:
         ValueError: there are more settings than the page can keep apart.
     """
     groups: dict[str, list[Run]] = {}
     for index, run in enumerate(runs):
-        key = json.dumps(run.significant) if run.configuration else f"run {index}"
+        # A kept run's configuration is a part, without the method.
+        known = json.dumps([run.method, run.significant]) if run.configuration else run.record.get("config_hash")
+        key = known or f"run {index}"
         groups.setdefault(key, []).append(run)
     firsts = [members[0] for members in groups.values()]
     yardstick = next((run for run in firsts if run.method == GRPO_METHOD), None)

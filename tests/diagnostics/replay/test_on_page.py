@@ -58,8 +58,8 @@ def test_the_parameter_that_match_finds_is_on_the_page(run, tmp_path):
     result = clipx("report", run, "--out", tmp_path / "out", *options)
     assert result.exit_code == 0, result.output
     page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "").replace("\u202f", " ")
-    assert f"clip_fraction is 0.04 under {match['setting']}." in page
-    assert f"There it is {match['reached']:.4g}. Exact: every token of the step is traced" in page
+    assert f"The closest reachable clip_fraction to 0.04 is {match['reached']:.4g}, under {match['setting']}." in page
+    assert f"to {match['beyond']:.4g} on the other side. Exact: every token of the step is traced." in page
     assert match["low"] is None and f"{match['setting']} · " in page
     tokens = pandas.read_csv(tmp_path / "out" / "tokens.csv")
     assert f"{match['setting']}: weight" in tokens and "acpo alpha=2: weight" in tokens

@@ -164,17 +164,29 @@ def said(label: str, one: Match, quantity: str, target: float, *, exact: bool) -
         exact: whether every token is traced.
     """
     if one.crossings == 0:
+        wider = " or ".join(f"{NODE}.{name}" for name in one.others)
         return Finding(
             f"{label}: {quantity} is not {target:g} anywhere in the range.",
-            f"It lies between {one.least:.4g} and {one.greatest:.4g}; nearest is {one.reached:.4g}.",
+            f"It lies between {one.least:.4g} and {one.greatest:.4g}; nearest is {one.reached:.4g}."
+            + (f" Another value of {wider} may reach it." if wider else ""),
         )
-    text = f"There it is {one.reached:.4g}"
-    text += f"; it passes that number {one.crossings} times, this is the first. " if one.crossings > 1 else ". "
+    reached = f"{one.reached:.4g}"
+    head = f"The closest reachable {quantity} to {target:g} is {reached}, under {label}."
+    text = ""
+    if reached == f"{target:.4g}":
+        head = f"{quantity} is {target:g} under {label}."
+    elif one.beyond is not None:
+        text = (
+            f"It moves in steps, because there are finitely many tokens: by {abs(one.reached - one.beyond):.2g} here, "
+            f"to {one.beyond:.4g} on the other side. "
+        )
+    if one.crossings > 1:
+        text += f"It passes {target:g} {one.crossings} times in the range, and this is the first. "
     if exact:
-        text += "Exact: every token of the step is traced, and with finitely many the number moves in steps."
+        text += "Exact: every token of the step is traced."
     elif one.low is None:
         reason = "it passes the number several times" if one.crossings > 1 else "too few prompts are traced"
         text += f"An estimate without an interval, since {reason}."
     else:
         text += f"An estimate: 95\u202f% interval of {one.parameter} over prompts {one.low:.3g} to {one.high:.3g}."
-    return Finding(f"{quantity} is {target:g} under {label}.", text)
+    return Finding(head, text)

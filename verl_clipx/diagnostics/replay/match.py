@@ -33,6 +33,8 @@ class Match(NamedTuple):
         least, greatest: of the number in the range.
         low, high: the ends of the value's 95 % interval over prompts; None where it is exact, or has none: fewer than
             five prompts in an update, or not one crossing. An end of the range stands for what lies beyond it.
+        beyond: the number on the other side of the step at `value`; None where it never crosses.
+        others: parameters that move the method's bounds too.
     """
 
     parameter: str
@@ -43,6 +45,8 @@ class Match(NamedTuple):
     greatest: float
     low: float | None = None
     high: float | None = None
+    beyond: float | None = None
+    others: tuple[str, ...] = ()
 
 
 def target_of(text: str) -> tuple[str, float]:
@@ -96,6 +100,8 @@ def matched(
     traced = [update.batch for update in updates]
     low, high = min(values), max(values)
     found = crossing(parameter, lambda value: number_at(value, traced), low, high, target)
+    of_bounds = candidate.settings({parameter: float(low)}).method.instead_of_bounds
+    found = found._replace(others=tuple(name for name in of_bounds if name != parameter and parameter in of_bounds))
     if found.crossings != 1 or all(update.whole for update in updates):
         return found
     side = numpy.sign(number_at(low, traced) - target)
@@ -135,8 +141,8 @@ def crossing(parameter: str, number_at: Callable[[float], float], low: float, hi
     side, ends = sides[changes[0]], points[changes[0] : changes[0] + 2]
     left, right = _halved(lambda value: numpy.sign(number_at(value) - target) == side, *ends, HALVINGS)
     # The number of finitely many tokens has steps: of both sides of one, the nearer.
-    value = min((left, right), key=lambda end: abs(number_at(end) - target))
-    return Match(parameter, float(value), number_at(value), len(changes), least, greatest)
+    value, other = sorted((left, right), key=lambda end: abs(number_at(end) - target))
+    return Match(parameter, float(value), number_at(value), len(changes), least, greatest, beyond=number_at(other))
 
 
 def _halved(is_left: Callable[[float], bool], left: float, right: float, times: int) -> tuple[float, float]:

@@ -71,8 +71,9 @@ def _with_words(count: int, tokens: pandas.DataFrame) -> str:
 
 
 def words_of(tokens: pandas.DataFrame) -> str:
-    """The most frequent words of tokens, with their numbers."""
-    return " ".join(f"{visible(text)}×{n}" for text, n in tokens.text.value_counts().head(WORDS).items())
+    """The most frequent words of tokens, and how often each occurs."""
+    counts = tokens.text.value_counts().head(WORDS)
+    return ", ".join(f"`{visible(text)}` ({'once' if n == 1 else f'{n} times'})" for text, n in counts.items())
 
 
 def visible(text: str) -> str:
