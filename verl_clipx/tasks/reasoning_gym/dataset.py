@@ -36,12 +36,6 @@ class ReasoningTask:
 # docs/tasks/reasoning_gym.md has the starting accuracy of each.
 TASKS = (
     ReasoningTask(
-        "reasoning_gym_basic_arithmetic",
-        "basic_arithmetic",
-        "Sums of two numbers of one or two digits",
-        {"max_terms": 2, "max_digits": 2, "operators": ["+"], "allow_parentheses": False, "allow_negation": False},
-    ),
-    ReasoningTask(
         "reasoning_gym_chain_sum",
         "chain_sum",
         "Sums and differences of two or three numbers of one digit",
