@@ -94,7 +94,7 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
         A, x = t.advantages, self.bounded(t)
         counted = t.mask & (((A > 0) & (x > 0)) | ((A < 0) & (x < 0)))
         squares = (where(counted, x, 0.0).clamp(-LARGEST, LARGEST).square() * UNITS).round()
-        bucket, buckets = bucket_of(x), self.statistics_size // 2
+        bucket, buckets = bucket_of(x).to(int64), self.statistics_size // 2
         # As one sequence: the sums of each would take more memory than the tokens.
         numbers, sums = (whole_sums(bucket.view(1, -1), values.view(1, -1), buckets) for values in (counted, squares))
         return cat([numbers, sums / UNITS], 1).squeeze(0)

@@ -218,7 +218,7 @@ def collect(
     if not results["runs"] and not results["refused"]:
         example = min(table.folder_of(source) for source, _ in table.sources(row or ()))
         _say(f"No run of this table is in {runs}. Its runs would be {runs / example}* and the like.")
-    if results["refused"] or not results["runs"]:
+    if results["refused"]:
         raise typer.Exit(1)
 
 
