@@ -15,6 +15,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.diagnostics.runs import write_log
+from tests.diagnostics.test_known_faults import counting
 from verl_clipx.cli import app
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.diagnosis import NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, RULES, diagnose, judged, table
@@ -22,16 +23,7 @@ from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.runs import Run, settings_of
 
 DOCS = Path(__file__).parents[2] / "docs"
-COLLAPSED = "countdown_gppo_off"
 STEPS, ONSET = 20, 9
-COLUMNS = {
-    "reward": keys.REWARD,
-    "entropy": keys.ENTROPY,
-    "kl": keys.KL,
-    "clip_fraction_low": keys.CLIPPED_LOW,
-    "clip_fraction_high": keys.CLIPPED_HIGH,
-    "grad_norm": keys.GRADIENT_NORM,
-}
 BATCH = {
     "data.train_batch_size": 8,
     "actor_rollout_ref.actor.ppo_mini_batch_size": 8,
@@ -89,7 +81,9 @@ def made_up(name: str) -> tuple[Run, int]:
 def real_runs() -> dict[tuple[str, int], Run]:
     steps = pandas.read_csv(DOCS / "results/cpu_small_steps.csv")
     return {
-        key: run_of(log.set_index("step")[[*COLUMNS]].rename(columns=COLUMNS), name=f"{key[0]}-seed{key[1]}")
+        key: run_of(
+            log.set_index("step")[[*counting.COLUMNS]].rename(columns=counting.COLUMNS), name=f"{key[0]}-seed{key[1]}"
+        )
         for key, log in steps.groupby(["preset", "seed"])
     }
 
@@ -139,7 +133,7 @@ def test_the_page_tells_a_fact_once(rule, fact):
 def test_the_collapses_of_gppo_are_found_within_two_steps():
     found = 0
     for (preset, _), run in real_runs().items():
-        if preset == COLLAPSED:
+        if preset == counting.COLLAPSED:
             reward = run.values(keys.REWARD)
             fell = reward.index[reward < reward.cummax() / 4][0]
             onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
@@ -149,7 +143,7 @@ def test_the_collapses_of_gppo_are_found_within_two_steps():
 
 
 def test_no_rule_finds_anything_in_healthy_logs():
-    healthy = [run for (preset, _), run in real_runs().items() if preset != COLLAPSED]
+    healthy = [run for (preset, _), run in real_runs().items() if preset != counting.COLLAPSED]
     assert sum(run.name.startswith("countdown") for run in healthy) == 63
     assert len(healthy) == 75
     assert [one.head for run in healthy for one in diagnose(run)] == []
