@@ -323,7 +323,9 @@ def check_loss(
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
-        console.print(f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}")
+        said = f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}"
+        # A path that is cut at the terminal's width leads nowhere.
+        console.print(said, soft_wrap=True)
     raise typer.Exit(1 if failed else 0)
 
 
