@@ -61,6 +61,7 @@ def test_every_metric_is_that_of_a_run_through_ray(task, tmp_path, setting):
     pandas.testing.assert_frame_equal(here[through_ray.columns], through_ray, rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.matrix
 def test_rollouts_of_earlier_weights_are_refused_through_ray(task, tmp_path):
     process = launch(task, tmp_path, "+clipx=grpo", STALE, "clipx_rollout.versions_old=3", steps=1)
     assert process.wait(300) != 0

@@ -109,21 +109,32 @@ def test_a_batch_in_which_every_sample_failed_passes(waiting):
     assert batch.keys == []
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("refill_failed", [False, True])
-def test_verl_builds_its_own_buffer_with_ordered_rows(composed, refill_failed):
-    def built(*overrides):
-        config = composed(
-            f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}",
-            "actor_rollout_ref.rollout.name=vllm",
-            *overrides,
-        )
+@pytest.fixture
+def built(composed):
+    """The buffer that verl's trainer builds of a configuration."""
+
+    def build(*overrides):
+        config = composed("actor_rollout_ref.rollout.name=vllm", *overrides)
         OmegaConf.resolve(config.trainer.v1.sampler)
         trainer = SimpleNamespace(config=config, trainer_mode="sync", _add_prompts_to_generate=print)
         trainer._resolve_filter_groups_metric = lambda: None
         return PPOTrainer._build_replay_buffer(trainer)
 
-    ours, theirs = built("+clipx/rollout=seeded"), built()
+    return build
+
+
+@pytest.mark.slow
+def test_rollouts_of_earlier_weights_are_refused_by_verls_trainer(built):
+    message = r"clipx_rollout\.versions_old=3: must be 0: only training in one process"
+    with pytest.raises(ValueError, match=message):
+        built("+clipx/rollout=stale", "clipx_rollout.versions_old=3")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("refill_failed", [False, True])
+def test_verl_builds_its_own_buffer_with_ordered_rows(built, refill_failed):
+    refills = f"trainer.v1.sampler.sync_refill_failed_groups={refill_failed}"
+    ours, theirs = built(refills, "+clipx/rollout=seeded"), built(refills)
     assert type(ours).__name__ == "SeededReplayBuffer" and type(theirs) is ReplayBuffer
     assert vars(ours) == vars(theirs) | {"sampler_kwargs": ours.sampler_kwargs}
 
