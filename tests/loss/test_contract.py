@@ -122,7 +122,7 @@ BROKEN = {
         (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), READ),
         (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
         # Another mistake gets no such advice.
-        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else t.ratio + t.ratio[:, :2]), "^Attempting to broadcast"),
+        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else t.ratio + t.ratio[:, :2]), "^Attempting to"),
     ],
 }
 
