@@ -202,8 +202,9 @@ def test_it_says_where_the_plugin_has_no_part():
         (
             "bapo",
             {},
-            "searched until P/(P+N) is at least 0.4: the lower one from 0.6 up to 0.9 in steps of 0.02, the upper one "
-            "from 1.2 up to 3 in steps of 0.05, the upper one first",
+            "searched until P/(P+N) is at least 0.4 (P and N: what positive and negative tokens contribute to the "
+            "loss): the lower one from 0.6 up to 0.9 in steps of 0.02, the upper one from 1.2 up to 3 in steps of "
+            "0.05, the upper one first",
         ),
         ("m2po", {}, "log-ratio -tau to tau, the largest tau with a second moment of at most 0.04"),
         (
