@@ -34,7 +34,7 @@ settings.register_profile(
 )
 settings.load_profile("repeatable")
 
-# A composition of verl's configuration parses the same thirty files each time. What they say depends on their text only.
+# A composition of verl's configuration parses the same thirty files each time.
 load_yaml = OmegaConf.load
 
 
