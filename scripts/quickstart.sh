@@ -94,7 +94,7 @@ name_of() {
 RUNS=${RUNS:-runs/quickstart}
 mkdir -p "$RUNS"
 RUNS=$(cd "$RUNS" && pwd)
-TASK=${TASK:-reasoning_gym_chain_sum}
+TASK=${TASK:-reasoning_gym_addition}
 if [[ -z $MODEL ]]; then
     export TOTAL_STEPS=${TOTAL_STEPS:-8}
 else

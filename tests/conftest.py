@@ -1,4 +1,5 @@
-"""What every test begins with: the examples of property tests, and signals that are not ignored.
+"""What every test begins with: the examples of property tests, signals that are not ignored, and YAML that is parsed
+once.
 
 Property tests draw the same examples in every run, unless new ones are asked for:
 
@@ -6,9 +7,13 @@ python -m pytest tests                               the same examples everywher
 python -m pytest tests --hypothesis-profile=random   new ones in every run, and the smallest that fails
 """
 
+import copy
+import functools
+import io
 import signal
 
 from hypothesis import HealthCheck, Phase, settings
+from omegaconf import OmegaConf
 
 # Ignored under nohup and in a shell's background; what the tests start would inherit that, and no shell can trap what
 # it came to ignore.
@@ -28,3 +33,16 @@ settings.register_profile(
     "repeatable", settings.get_profile("random"), derandomize=True, phases=(Phase.explicit, Phase.generate)
 )
 settings.load_profile("repeatable")
+
+# A composition of verl's configuration parses the same thirty files each time.
+load_yaml = OmegaConf.load
+
+
+@functools.cache
+def _loaded(text):
+    return load_yaml(io.StringIO(text))
+
+
+OmegaConf.load = staticmethod(
+    lambda file: copy.deepcopy(_loaded(file.read())) if isinstance(file, io.TextIOBase) else load_yaml(file)
+)

@@ -44,6 +44,12 @@ def soft(ratio, advantages, bounds, *, temperature: float = 2.0):
     return ratio * gate
 
 
+@register_loss("tests_smooth")
+def smooth(ratio, advantages):
+    """Falls on both sides of ratio 1, without bounds."""
+    return torch.exp(-((ratio - 1) ** 2))
+
+
 @register_loss("tests_gppo_acpo", bounds="acpo")
 def gppo_within_acpo(ratio, advantages, bounds):
     """GPPO's weights with ACPO's bounds."""

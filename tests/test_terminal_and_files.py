@@ -18,6 +18,7 @@ from typer.testing import CliRunner, Result
 
 from tests.diagnostics.runs import write_run
 from tests.evaluation.tiny import save_questions
+from tests.matrix import product
 from verl_clipx.cli import app
 from verl_clipx.common.traces import SCHEMA
 
@@ -62,8 +63,10 @@ def without_values(column, field):
     return pyarrow.nulls(len(column), field.type)
 
 
-@pytest.mark.parametrize("change", [missing, of_another_type])
-@pytest.mark.parametrize("name", COLUMNS)
+@pytest.mark.parametrize(
+    ("name", "change"),
+    product(COLUMNS, [missing, of_another_type], keep=lambda name, change: COLUMNS.index(name) % 4 == 0),
+)
 def test_a_wrong_column_of_a_trace_is_one_error_with_file_and_column(run, tmp_path, name, change):
     path = change_column(run, name, change)
     found = clipx("report", run, "--out", tmp_path / "page")
@@ -71,7 +74,10 @@ def test_a_wrong_column_of_a_trace_is_one_error_with_file_and_column(run, tmp_pa
     assert path.name in found.output and name in found.output
 
 
-@pytest.mark.parametrize("name", [field.name for field in SCHEMA if not field.nullable])
+@pytest.mark.parametrize(
+    "name",
+    product([field.name for field in SCHEMA if not field.nullable], keep=lambda name: COLUMNS.index(name) % 4 == 0),
+)
 def test_a_column_without_its_values_is_an_error(run, tmp_path, name):
     path = change_column(run, name, without_values)
     found = clipx("report", run, "--out", tmp_path / "page")

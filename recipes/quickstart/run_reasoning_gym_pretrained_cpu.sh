@@ -31,7 +31,10 @@ MICRO_BATCH_SIZE=${MICRO_BATCH_SIZE:-$((MINI_BATCH_SIZE * ROLLOUT_N / (NNODES * 
 ACTOR_LR=${ACTOR_LR:-1e-5}
 # verl pads every prompt to this length: `python -m verl_clipx.tasks.prompt_length` measures the longest
 MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-64}
-MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-10}
+MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-14}
+# compute_score_of_last_answer scores the last number of a response, which the model earns from the first step on;
+# compute_score asks for an answer and nothing else
+REWARD_FUNCTION=${REWARD_FUNCTION:-compute_score_of_last_answer}
 VAL_N=${VAL_N:-1}
 # one of so many rollout batches leaves traces of all its tokens
 TRACE_EVERY=${TRACE_EVERY:-5}
@@ -49,6 +52,7 @@ EXPERIMENT_NAME=${EXPERIMENT_NAME:-$METHOD}
 source "$(dirname "${BASH_SOURCE[0]}")/train.sh"
 
 OWN=(
+    reward.custom_reward_function.name="$REWARD_FUNCTION"
     +clipx/trace=prompts
     clipx.trace.fraction=1.0
     clipx.trace.every="$TRACE_EVERY"

@@ -188,11 +188,11 @@ def given(tmp_path, run: str) -> list[str]:
 def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_the_cpu_has_it(tmp_path):
     machine, done = start(tmp_path, MODEL="smollm2", CPU_FLAGS="avx512f avx512_bf16 amx")
     assert done.returncode == 0, done.stderr
-    runs = tmp_path / "runs" / "smollm2_reasoning_gym_chain_sum"
+    runs = tmp_path / "runs" / "smollm2_reasoning_gym_addition"
     data = [str(runs / "data" / f"{split}.parquet") for split in ("train", "test")]
     prepared = [call for call in machine.calls if call[1:3] == ["data", "build"] or "verl_clipx." in " ".join(call)]
     assert prepared[:3] == [
-        ["clipx", "data", "build", "reasoning_gym_chain_sum", "--out", str(runs / "data")],
+        ["clipx", "data", "build", "reasoning_gym_addition", "--out", str(runs / "data")],
         ["python", "-m", "verl_clipx.tasks.pretrained", str(tmp_path / "runs" / "models")],
         ["python", "-m", "verl_clipx.tasks.prompt_length", "/models/smollm2", *data],
     ]
@@ -209,10 +209,10 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
 
 def test_float32_where_the_cpu_has_no_bfloat16_or_the_user_says_so(tmp_path):
     _, done = start(tmp_path, "grpo", MODEL="smollm2", CPU_FLAGS="avx512f avx512bw")
-    assert given(tmp_path, "smollm2_reasoning_gym_chain_sum/grpo-seed1")[1] == "fp32"
+    assert given(tmp_path, "smollm2_reasoning_gym_addition/grpo-seed1")[1] == "fp32"
     assert "compute in fp32" in done.stdout and "this CPU computes in bfloat16" not in done.stdout
     _, done = start(tmp_path, "grpo", MODEL="smollm2", CPU_FLAGS="avx512_bf16", PARAM_DTYPE="fp32")
-    assert given(tmp_path, "smollm2_reasoning_gym_chain_sum/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
+    assert given(tmp_path, "smollm2_reasoning_gym_addition/grpo_PARAM_DTYPE=fp32-seed1")[1] == "fp32"
 
 
 def test_without_the_package_the_tiny_policy_is_offered_and_nothing_trained(tmp_path):

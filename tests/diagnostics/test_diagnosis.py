@@ -164,7 +164,7 @@ def test_the_command_and_the_page_say_the_same(tmp_path):
     assert (found["finding"], found["onset"]) == ("reward collapse", onset)
     heads = [finding.head for finding in findings(settings_of([run]))]
     assert heads.index(f"made-up: reward collapse from step {onset} on.") < heads.index(
-        "What MADE-UP clipped is not known."
+        "What made-up clipped is not known."
     )
 
 

@@ -119,6 +119,20 @@ def test_rewards_that_are_not_finite_are_named_counted_and_left_out(tmp_path, va
     assert "Means over 2 steps" in of_rewards[0].text
 
 
+HEALTH_OF_REWARDS = "health/not_finite/rewards"
+
+
+@pytest.mark.parametrize("counts", [{}, {HEALTH_OF_REWARDS: 3.0}, {keys.SKIPPED_UPDATES: 2.0}])
+def test_a_metric_that_is_not_finite_is_named_once(tmp_path, counts):
+    """By its steps; or by the run's health, which counts responses; or by the diagnosis of skipped updates."""
+    bad = row(**{keys.REWARD: NAN, "actor/pg_loss": NAN}, **counts)
+    found = told(write(tmp_path / "mine", [row(**dict.fromkeys(counts, 0.0)), bad]))
+    texts = "\n".join(f"{one.head} {one.text}" for one in found)
+    assert texts.count("actor/pg_loss in 1") == 1
+    assert texts.count(keys.REWARD) == (HEALTH_OF_REWARDS not in counts)
+    assert texts.count("ewards not finite in 3 responses of 1 step") == (HEALTH_OF_REWARDS in counts)
+
+
 @pytest.mark.slow
 def test_the_page_names_rewards_that_are_not_finite(tmp_path):
     one = write(tmp_path / "mine", [row(**{keys.REWARD: reward}) for reward in (0.2, NAN, 0.4, None)])

@@ -10,6 +10,8 @@ from tests.claims.configuration import hydra_s
 from tests.diagnostics.runs import write_log
 from tests.recipes.shell import RECIPES, Machine
 from verl_clipx.diagnostics import keys
+from verl_clipx.diagnostics.drawing import style
+from verl_clipx.diagnostics.log_figures import log_plates
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import differences, read_run, settings_of
@@ -119,6 +121,21 @@ def test_a_run_without_a_configuration_is_a_setting_of_its_own(tmp_path):
     assert [run.seed for run in runs] == [1, 12, 1]
     settings = settings_of(runs)
     assert [(one.label, len(one.runs)) for one in settings] == [("acpo-seed1", 1), ("acpo-seed12", 1), ("GRPO", 1)]
+
+
+def test_long_names_leave_the_figures_room_and_stay_as_they_are(tmp_path):
+    names = [f"qwen3_8b_long_context_{method}_lr1e6_batch512_seed" for method in ("grpo", "acpo")]
+    for name in names:
+        write_log(tmp_path / name / "metrics.jsonl", [{keys.REWARD: 0.5, keys.ENTROPY: 1.0}] * 3)
+    settings = settings_of([read_run(tmp_path / name) for name in names])
+    assert [setting.label for setting in settings] == names
+    with style():
+        (plate,) = log_plates(settings)
+        for panel in plate.panels:
+            (axes,) = panel.drawing.axes
+            assert {text.get_text() for text in axes.texts} == {"…grpo_lr1e6_batch51…", "…acpo_lr1e6_batch51…"}
+            assert max(text.get_window_extent().x1 for text in axes.texts) <= panel.drawing.bbox.x1
+            assert axes.bbox.width > panel.drawing.bbox.width / 3
 
 
 def test_a_log_is_named_by_its_folder_or_itself(tmp_path):

@@ -167,6 +167,12 @@ UNBOUNDED = {"clipx.clip_low": None, "clipx.clip_high": None}
         ("topr", {}, "truncated weights and no bounds", "the truncation can act"),
         ("topr", {"clipx.negative_low": 1}, "constant weights and no bounds", "nothing clips"),
         ("custom", {"clipx.function": "tests.example_losses:soft"}, "fixed bounds", "clipping can act"),
+        (
+            "custom",
+            {"clipx.function": "tests.example_losses:smooth"},
+            "no bounds",
+            "a limit inside the function can act",
+        ),
     ],
 )
 def test_what_limits_the_weight_and_can_act(group, values, limit, end):

@@ -124,6 +124,29 @@ def test_it_refuses_as_the_run_would_without_a_traceback(words, message):
 
 
 @pytest.mark.slow
+def test_a_key_that_verl_does_not_have_is_answered_with_the_nearest():
+    misspelt = {
+        f"{ACTOR}.clip_ratoi=0.2": f"{ACTOR}.clip_ratio?",
+        "algorithm.adv_estimater=grpo": "algorithm.adv_estimator?",
+        "actor_rollout_ref.acter.clip_ratio_low=0.2": f"{ACTOR}.clip_ratio_low?",
+        "ppo_epochs=2": f"{ACTOR}.ppo_epochs or critic.ppo_epochs?",
+    }
+    code, output = explain(*NEEDED, "+clipx=acpo", *misspelt, "data.strange=1")
+    assert code == 1
+    *near, far = output.splitlines()
+    assert near == [f"{key}: verl's configuration has no such key. Did you mean {it}" for key, it in misspelt.items()]
+    assert far.endswith("no such key. If a part of verl reads it without a default, write +data.strange=1.")
+
+
+@pytest.mark.slow
+def test_an_added_key_that_verl_refuses_is_answered_with_the_nearest():
+    assert explain(*NEEDED, f"+{ACTOR}.clip_ratoi=0.2") == (
+        1,
+        f"+{ACTOR}.clip_ratoi: verl has no such key and refuses it. Did you mean {ACTOR}.clip_ratio?\n",
+    )
+
+
+@pytest.mark.slow
 def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainers_keys_say():
     code, output = explain(*NEEDED, "+clipx=sapo", "trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")
     assert code == 0
@@ -179,8 +202,9 @@ def test_it_says_where_the_plugin_has_no_part():
         (
             "bapo",
             {},
-            "searched until P/(P+N) is at least 0.4: the lower one from 0.6 up to 0.9 in steps of 0.02, the upper one "
-            "from 1.2 up to 3 in steps of 0.05, the upper one first",
+            "searched until P/(P+N) is at least 0.4 (P and N: what positive and negative tokens contribute to the "
+            "loss): the lower one from 0.6 up to 0.9 in steps of 0.02, the upper one from 1.2 up to 3 in steps of "
+            "0.05, the upper one first",
         ),
         ("m2po", {}, "log-ratio -tau to tau, the largest tau with a second moment of at most 0.04"),
         (

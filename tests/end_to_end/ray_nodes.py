@@ -20,10 +20,20 @@ from .process_tree import kill_tree
 
 REPOSITORY = Path(__file__).parents[2]
 # Not 127.0.0.1: Ray replaces it by the machine's own address.
-HEAD = "127.0.0.2"
+HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
 SECONDS_TO_JOIN = 120
 # Ray gives a starting node 15 s for its agents; on a busy machine it gives up now and then.
 ATTEMPTS = 3
+
+# What verl has to be told to train on two nodes of a cluster, with a rank on each.
+ON_TWO_NODES = (
+    "trainer.nnodes=2",
+    "trainer.n_gpus_per_node=1",
+    # Ray refuses to be told what a cluster has that is there already.
+    *(f"ray_kwargs.ray_init.{key}=null" for key in ("num_gpus", "num_cpus", "object_store_memory")),
+    # TransferQueue would otherwise place its storage on any node, also on the head, which has no CPUs.
+    "+transfer_queue.backend.SimpleStorage.required_node_resource=GPU",
+)
 
 
 @dataclass(frozen=True)
@@ -86,6 +96,11 @@ class Cluster:
     def address(self) -> str:
         """What RAY_ADDRESS has to be."""
         return f"{HEAD}:{self.port}"
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """What a run on the cluster needs in its environment."""
+        return {**self.environment, "RAY_ADDRESS": self.address}
 
     def start(self, *addresses: str) -> None:
         """Starts nodes one after the other; one that was there before is killed first, with all its processes.

@@ -1,12 +1,13 @@
 """A run over two Ray nodes that loses one of them and goes on, through the real verl.
 
-Covers: a head and two nodes, each with an address, a raylet, workers and a rollout server of its own, form one cluster
-with a secret; the two ranks are on different nodes; the raylet of one is killed in the middle of a step: of the one
-without verl's trainer, where verl alone may wait for what the node held, or (`-m matrix`) of the trainer's. The
-launchers' while_all_nodes_live.py ends the run and names the node. The node starts again, and the same command goes on
-from the checkpoint, repeats the step after it with the same numbers, bounds and greedy answers, and finishes; no
-process is left; `lagged` bounds, of a user's own controller, move at update 2 of 2. Not covered: a network between the
-nodes, disks that they don't share, NCCL, the loss of the head, other numbers of nodes. Needs Linux.
+Covers, only with `-m matrix` (in every run of the tests test_training.py trains over two nodes that both live): a head
+and two nodes, each with an address, a raylet, workers and a rollout server of its own, form one cluster with a secret;
+the two ranks are on different nodes; the raylet of one is killed in the middle of a step: of the one without verl's
+trainer, where verl by itself may wait for what the node held, or of the trainer's. The launchers'
+while_all_nodes_live.py ends the run and names the node. The node starts again, and the same command goes on from the
+checkpoint, repeats the step after it with the same numbers, bounds and greedy answers, and finishes; no process is
+left; `lagged` bounds, of a user's own controller, move at update 2 of 2. Not covered: a network between the nodes,
+disks that they don't share, NCCL, the loss of the head, other numbers of nodes. Needs Linux.
 """
 
 import json
@@ -26,14 +27,13 @@ from verl_clipx.diagnostics.run_log import read_growing_log, read_run_log
 from verl_clipx.loss.user_method import load_method
 
 from .process_tree import kill_tree
-from .ray_nodes import REPOSITORY, Cluster, ray_cluster
+from .ray_nodes import HEAD, NODES, ON_TWO_NODES, REPOSITORY, Cluster, ray_cluster
 from .runs import SECONDS, Run, launch, metrics_of, output_of, step_is_logged, write_documented_method
 
-pytestmark = pytest.mark.end_to_end
+pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
-HEAD, NODES = "127.0.0.2", ("127.0.0.3", "127.0.0.4")
 TRAINER = "TaskRunner"
-CASES = ("without the trainer", pytest.param("with the trainer", marks=pytest.mark.matrix))
+CASES = ("without the trainer", "with the trainer")
 SAVED, LOGGED, LAST = 2, 3, 4
 LATEST = "latest_checkpointed_iteration.txt"
 SECONDS_TO_END = 120
@@ -91,12 +91,7 @@ class Rehearsal:
 
 def overrides(folder: Path) -> list[str]:
     return [
-        "trainer.nnodes=2",
-        "trainer.n_gpus_per_node=1",
-        # Ray refuses to be told what a cluster has that is there already.
-        *(f"ray_kwargs.ray_init.{key}=null" for key in ("num_gpus", "num_cpus", "object_store_memory")),
-        # TransferQueue would otherwise place its storage on any node, also on the head, which has no CPUs.
-        "+transfer_queue.backend.SimpleStorage.required_node_resource=GPU",
+        *ON_TWO_NODES,
         # The trainer may be on any node.
         f"+ray_kwargs.ray_init.runtime_env.env_vars.VERL_FILE_LOGGER_PATH={metrics_of(folder)}",
         *("+clipx=custom", "clipx.function=spread_clip:SpreadClip"),
@@ -116,8 +111,7 @@ def overrides(folder: Path) -> list[str]:
 @contextmanager
 def running(task, folder: Path, cluster: Cluster) -> Iterator["Running"]:
     """The one command of this module, from its start to its end or that of the block."""
-    variables = {**cluster.environment, "RAY_ADDRESS": cluster.address}
-    process = launch(task, folder, *overrides(folder), steps=LAST, environment=variables, before=GUARD)
+    process = launch(task, folder, *overrides(folder), steps=LAST, environment=cluster.variables, before=GUARD)
     try:
         yield Running(process, folder, cluster)
     finally:

@@ -6,6 +6,7 @@ from the same weights.
 """
 
 import functools
+import multiprocessing
 import os
 import pickle
 import sys
@@ -376,7 +377,7 @@ def start_rank(rank: int, world: int, meeting_file: str) -> None:
 def run_rank(
     rank: int, world: int, meeting_file: str, results: str, function: Callable[..., Any], arguments: tuple[Any, ...]
 ) -> None:
-    """What each spawned rank does: call the function, leave rank 0's result in a file."""
+    """What each rank does: call the function, leave rank 0's result in a file."""
     start_rank(rank, world, meeting_file)
     found = function(rank, world, *arguments)
     if rank == 0:
@@ -387,11 +388,12 @@ def run_rank(
 
 
 def on_ranks(world: int, function: Callable[..., Any], *arguments: Any) -> Any:
-    """Calls function(rank, world, *arguments), which builds a worker, in spawned ranks; returns rank 0's result."""
+    """Calls function(rank, world, *arguments), which builds a worker, in a process a rank; returns rank 0's result."""
     with tempfile.TemporaryDirectory() as folder:
         results = str(Path(folder) / "results")
         given = (world, str(Path(folder) / "ranks"), results, function, arguments)
-        torch.multiprocessing.spawn(run_rank, given, nprocs=world, join=True)
+        multiprocessing.set_forkserver_preload(["tests.end_to_end.imported_by_ranks"])
+        torch.multiprocessing.start_processes(run_rank, given, nprocs=world, join=True, start_method="forkserver")
         with open(results, "rb") as file:
             return pickle.load(file)
 
@@ -421,7 +423,7 @@ def cases_on_rank(rank: int, world: int, policy: str, rows: str, cases: list[Cas
 
 
 def run_cases(world: int, policy: Path, rows: Path, cases: list[Case], configs: Path) -> list[Result]:
-    """Runs cases on spawned ranks.
+    """Runs cases on ranks, a process each.
 
     Args:
         world: number of ranks.

@@ -1,14 +1,12 @@
 """Golden vectors through the user's door: overrides in, the loss from verl's registry out."""
 
-import functools
 from dataclasses import dataclass
 
 from torch import Tensor
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
-from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
-from tests.composition import compose_once
+from tests.composition import built_once
 from tests.golden.cases import GoldenCase
 from tests.golden.settings import overrides_of
 from verl_clipx.driver.config import Settings
@@ -30,12 +28,6 @@ class Run:
     gradient: Tensor
     metrics: dict[str, float]
     tokens: Evaluated
-
-
-@functools.cache
-def built_once(overrides: tuple[str, ...]) -> ActorConfig:
-    """verl's ActorConfig from overrides on its ppo_trainer; shared, so not to be changed."""
-    return omega_conf_to_dataclass(compose_once(overrides).copy().actor_rollout_ref.actor)
 
 
 def registered_loss(config: ActorConfig, inputs: dict[str, Tensor], **further) -> tuple[Tensor, Tensor, dict]:

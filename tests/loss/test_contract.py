@@ -3,6 +3,8 @@
 Does not cover the built-in methods, which keep it with every group's settings (tests/methods/test_contract.py).
 """
 
+import dataclasses
+
 import pytest
 import torch
 
@@ -24,6 +26,10 @@ def weight(formula):
     return broken(gradient_weight=lambda self, t, bounds: formula(t, bounds))
 
 
+def unclamped(formula):
+    return dataclasses.replace(weight(formula), log_ratio_clamp=None)
+
+
 def statistics(formula):
     return broken(statistics=lambda self, t: formula(t, WithinSpread.statistics(self, t)))
 
@@ -42,6 +48,8 @@ def prompts(self, t):
     same = t.group[:, None] == t.group
     return torch.stack([t.mask.sum(), (1 / same.sum(0)).sum()]).double()
 
+
+READ = r"^a tensor's value is read on the host.* write torch\.where\(condition, a, b\) instead of `if`.* PyTorch said: "
 
 BROKEN = {
     contract.one_weight_per_token: [
@@ -64,8 +72,17 @@ BROKEN = {
     ],
     contract.gradient_is_weight_times_advantage: [(weight(lambda t, _: torch.rand_like(t.ratio)), "differs from -F")],
     contract.finite_for_every_finite_input: [
-        (weight(lambda t, _: torch.where(t.ratio > 10, 0 * t.ratio.exp(), t.ratio)), "a loss is not finite"),
-        (broken(loss_value=lambda self, t, bounds, weight: t.free_ratio**3), "a loss is not finite"),
+        (
+            weight(lambda t, _: torch.where(t.ratio > 10, 0 * t.ratio.exp(), t.ratio)),
+            r"F is nan for torch\.float64 inputs where log_prob - old_log_prob is 20 \(the ratio is 4\.85e\+08\) and "
+            r"A = [-0-9.]+\. Clamp what goes into an exponential",
+        ),
+        (
+            broken(loss_value=lambda self, t, bounds, weight: t.free_ratio**3),
+            r"the loss is inf for torch\.float64 inputs where log_prob - old_log_prob is 10000 \(the ratio is 4\.85e\+0"
+            r"8, 9\.\d+e\+147 without log_ratio_clamp\) .* With the clamped ratio it is finite: use that",
+        ),
+        (unclamped(lambda t, _: t.ratio**3), "log_ratio_clamp=null leaves the log-ratio as it is: set it to 20"),
     ],
     contract.order_of_sequences_does_not_matter: [(weight(lambda t, _: t.ratio * t.ratio[0, 0]), "order of the seq")],
     contract.padding_does_not_matter: [(weight(lambda t, _: t.ratio / t.ratio.shape[1]), "padding matters")],
@@ -99,9 +116,13 @@ BROKEN = {
         ),
     ],
     contract.no_value_is_read_on_the_host: [
-        (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), "meta"),
-        (broken(decide=lambda self, sums: torch.tensor([sums[0].item()])), "meta"),
-        (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), "meta"),
+        (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), READ),
+        (broken(decide=lambda self, sums: torch.tensor([sums[0].item()])), READ),
+        (weight(lambda t, _: torch.from_numpy(t.ratio.numpy())), READ),
+        (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), READ),
+        (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
+        # Another mistake gets no such advice.
+        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else t.ratio + t.ratio[:, :2]), "^Attempting to"),
     ],
 }
 
@@ -191,6 +212,6 @@ def test_a_report_says_what_was_checked_and_what_failed():
         "Three more masked positions change nothing.": "padding matters"
     }
     with pytest.raises(
-        AssertionError, match=r"finite losses and gradients, in .* .*example_losses\.py:\d+: a loss is not finite"
+        AssertionError, match=r"finite losses and gradients, in .* .*example_losses\.py:\d+: F is nan for"
     ):
         check_loss(example_losses.nan)

@@ -159,6 +159,10 @@ DATACLASS = "@dataclass(frozen=True, kw_only=True)\n" + CLASS
 MISTAKES = {
     "no decorator": ("def wrong(ratio):\n    return ratio\n", "is not decorated with @verl_clipx.register_loss"),
     "bounds of nothing": (FUNCTION.format(", bounds='gspo'", "ratio"), r"bounds='gspo'\): must be one of fixed, acpo"),
+    "bounds that it does not take": (
+        FUNCTION.format(", bounds='acpo'", "ratio"),
+        r"bounds='acpo'\): users_losses:wrong has no argument bounds, so the bounds of acpo would be ignored",
+    ),
     "no default": (
         FUNCTION.format("", "ratio, strength"),
         "'strength' of users_losses:wrong must be keyword-only with",
@@ -265,6 +269,7 @@ def test_a_module_imported_again_takes_the_place_of_the_first(users_module):
         (f"{MODULE}:torch", {}, "not a subclass of verl_clipx.Method"),
         (f"{MODULE}:Method", {}, "write it as @dataclass"),
         (f"{MODULE}:soft", {"warmth": 1}, r"clipx\.warmth is not a parameter of tests_soft"),
+        (f"{MODULE}:smooth", {"clip_high": 1.3}, r"clipx\.clip_high is not a parameter of tests_smooth"),
         (f"{MODULE}:soft", {"temperature": "hot"}, r"clipx\.temperature='hot': must be a number"),
         (f"{MODULE}:WithinSpread", {"width": -1}, r"clipx\.width=-1: must be a number \(at least 0 and at most 100\)"),
     ],

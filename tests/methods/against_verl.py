@@ -4,7 +4,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from tests.golden.runs import built_once, per_token, registered_loss
+from tests.composition import built_once
+from tests.golden.runs import per_token, registered_loss
 
 ACTOR = "actor_rollout_ref.actor"
 AGGREGATIONS = ("token-mean", "token-sum", "seq-mean-token-sum", "seq-mean-token-mean")

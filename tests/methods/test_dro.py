@@ -11,7 +11,7 @@ import torch
 from torch.testing import assert_close
 from verl.trainer.ppo import core_algos
 
-from tests.golden.runs import built_once
+from tests.composition import built_once
 from tests.worker.test_receipt import Update
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.compiled import token_functions

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from tests.golden.runs import built_once, registered_loss
+from tests.composition import built_once
+from tests.golden.runs import registered_loss
 from verl_clipx.loss.contract import CHECKS
 from verl_clipx.methods.gmpo import Gmpo
 

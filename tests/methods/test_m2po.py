@@ -14,8 +14,8 @@ from omegaconf import OmegaConf
 from torch.testing import assert_close
 from verl.utils.config import omega_conf_to_dataclass
 
-from tests.composition import compose_once
-from tests.golden.runs import built_once, registered_loss
+from tests.composition import built_once, compose_once
+from tests.golden.runs import registered_loss
 from verl_clipx.loss.contract import CHECKS, evaluate, example
 from verl_clipx.methods.m2po import LARGEST, M2po, inner_edges
 

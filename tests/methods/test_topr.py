@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.golden.runs import built_once, registered_loss
+from tests.composition import built_once
+from tests.golden.runs import registered_loss
 from verl_clipx.loss.contract import CHECKS, evaluate, example
 from verl_clipx.methods.topr import Topr
 

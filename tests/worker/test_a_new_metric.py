@@ -29,14 +29,13 @@ SCRIPT = """
 import json, re, sys
 import torch
 from pathlib import Path
-from tests.composition import compose_once
+from tests.composition import built_once
 from tests.diagnostics.runs import write_run
 from tests.worker.test_logged_metrics import SPLITS, WHOLE, logged, random_batch
-from verl.utils.config import omega_conf_to_dataclass
 from verl_clipx.diagnostics.report import write_report
 from verl_clipx.loss.metric_listing import markdown_table, tensorboard_charts
 
-actor = lambda *overrides: omega_conf_to_dataclass(compose_once(overrides).copy().actor_rollout_ref.actor)
+actor = lambda *overrides: built_once(overrides)
 key = "clipx/ratio_above_two"
 batch = random_batch(0)
 ratio = (batch["log_prob"] - batch["old_log_prob"]).exp()

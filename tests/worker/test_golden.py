@@ -15,8 +15,9 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from tests.composition import built_once
 from tests.golden.cases import GoldenCase, golden_cases, golden_methods
-from tests.golden.runs import Run, built_once, per_token, registered_loss, run
+from tests.golden.runs import Run, per_token, registered_loss, run
 from tests.golden.settings import SETUPS, TOKEN_SETUPS, overrides_of
 from verl_clipx.base.tokens import saturation_limit
 from verl_clipx.loss.metrics import TOKENS

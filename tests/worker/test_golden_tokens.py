@@ -18,8 +18,9 @@ from torch.testing import assert_close
 from verl.trainer.ppo.core_algos import agg_loss
 from verl.workers.utils.losses import ppo_loss
 
+from tests.composition import built_once
 from tests.golden.cases import golden_cases
-from tests.golden.runs import built_once, per_token, run
+from tests.golden.runs import per_token, run
 from tests.golden.settings import overrides_of
 from tests.jagged import micro_batch
 from verl_clipx.worker.layout import TokenPass

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from tests.golden.runs import built_once, per_token, registered_loss
+from tests.composition import built_once
+from tests.golden.runs import per_token, registered_loss
 from verl_clipx.methods import BUILT_IN
 
 # The groups that differ from these in numbers alone: dapo, cispo_minimax, ce_gppo_reference, dgpo_reference,

@@ -275,7 +275,11 @@ def _skipped(run: Run) -> Onset | None:
         all_updates = (run.updates_a_step or 0) * found.trained
         of_all = f" of {all_updates}" if all_updates >= found.updates else ""
         count = f"{found.updates}{of_all} update{'' if found.updates == 1 and not of_all else 's'} skipped since"
-    named = ", ".join(key for key in keys.FINITE if key in run.not_finite and key != keys.GRADIENT_NORM)
+    named = ", ".join(
+        f"{key} in {len(at)} step{'s' * (len(at) > 1)}"
+        for key in keys.FINITE
+        if key != keys.GRADIENT_NORM and (at := run.not_finite.get(key))
+    )
     return Onset(found.first, f"{count}; not finite in this log: {named}" if named else count)
 
 

@@ -22,6 +22,9 @@ WIDTH = 348
 WIDE = 720
 # Between the labels of two ticks, in pixels.
 APART = 5
+# Of a bold letter, and the letters of the longest label at the end of a line.
+LETTER = 6.9
+LONGEST = 20
 # No axis has more ticks.
 MOST_TICKS = 5
 
@@ -80,6 +83,8 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
     """
     low, high = axes.get_ylim()
     apart, heights = (high - low) * 0.075, []
+    texts = shortened([text for _, _, text, _ in items])
+    items = [(x, y, text, colour) for (x, y, _, colour), text in zip(items, texts, strict=True)]
     for _, y, _, _ in sorted(items, key=lambda item: item[1]):
         heights.append(max(y, heights[-1] + apart) if heights else y)
     # Those that would stand above the axis push all others down.
@@ -100,7 +105,20 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
 
 def room_at_the_ends(drawing: Figure, labels: list[str]) -> None:
     """Makes room for labels at the right ends of a drawing's lines."""
-    drawing.subplots_adjust(right=1 - min(0.45, (12 + 6.6 * max(map(len, labels))) / WIDTH))
+    drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, shortened(labels)))) / WIDTH)
+
+
+def shortened(labels: list[str]) -> list[str]:
+    """Labels that leave room for their lines: of a long one the letters from where all of them begin to differ."""
+    different = (place for place, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1)
+    start = next(different, 0)
+    found = []
+    for label in labels:
+        first = min(start, len(label) - LONGEST + 1)
+        cut = label[first : first + LONGEST - 2]
+        whole = len(label) <= LONGEST
+        found.append(label if whole else f"{'…' * (first > 0)}{cut}{'…' * (first + len(cut) < len(label))}")
+    return found
 
 
 def spread_ticks(drawing: Figure) -> None:

@@ -161,7 +161,7 @@ def _of_search(setting: Setting) -> Finding:
         after = setting.mean(keys.SHARE_AFTER)
         text = f"{bounds}."
         if len(before):
-            text += f" Positive tokens contributed {between(before)} at the starting bounds"
+            text += f" Positive tokens contributed {between(before)} of the loss at the starting bounds"
             text += f", {between(after)} at those found." if len(after) else "."
         return Finding(f"{setting.label} moved its {names} bound.", text)
     starts = [setting.parameter(f"{side}_start") for side in ("lower", "upper")]
@@ -170,10 +170,8 @@ def _of_search(setting: Setting) -> Finding:
     at_starts = None in starts or numpy.allclose([low.iloc[0], high.iloc[0]], starts, rtol=0, atol=1e-6)
     if is_share and at_starts and len(before) and before.min() >= target:
         head = f"{setting.label}’s search never started."
-        text = (
-            f"The share of positive tokens was {between(before)}, at or above the target of {target:g} in every step."
-        )
-        return Finding(head, f"{text} {bounds}.")
+        text = f"The share of positive tokens, P/(P+N), was {between(before)}, at or above the target of {target:g}"
+        return Finding(head, f"{text} in every step. {bounds}.")
     return Finding(f"{setting.label}’s bounds stood still.", f"{bounds} in all {len(low)} steps.")
 
 
@@ -388,11 +386,10 @@ def not_finite(setting: Setting) -> list[Finding]:
     """For each run that logged values that are not finite: which, at how many steps, and that means leave them out."""
     found = []
     for run in setting.runs:
-        steps = {key: run.not_finite[key] for key in keys.FINITE if key in run.not_finite}
-        if run.skipped_updates is not None:
-            # The diagnosis says it.
-            steps.pop(keys.GRADIENT_NORM, None)
-        if not steps:
+        # The diagnosis of skipped updates names all of them, and the run's health those that it counts.
+        counted = {key for count, of in keys.COUNTED_BY_HEALTH.items() if (run.values(count) > 0).any() for key in of}
+        steps = {key: run.not_finite[key] for key in keys.FINITE if key in run.not_finite and key not in counted}
+        if not steps or run.skipped_updates is not None:
             continue
         trained = sum(1 for step in run.log.index if step > 0)
         named = "; ".join(f"{key} in {len(at)}, first in step {at[0]}" for key, at in steps.items())
@@ -423,9 +420,11 @@ def _health(run: Run) -> Finding | None:
     if not shares and not any(map(len, counts.values())):
         return None
     texts = [
-        f"{of} not finite in {int(values.sum())} responses of {len(values)} steps, first in step {values.index[0]}"
+        f"{of} not finite in {int(values.sum())} responses of {len(values)} step{'s' * (len(values) > 1)}, "
+        f"first in step {values.index[0]}"
         for of, values in wrong.items()
     ]
+    texts += ["means and figures leave those values out"] if wrong else []
     ranks = run.values(keys.NOT_FINITE_RANK)
     if len(ranks):
         # -1: the gradient only.

@@ -55,6 +55,12 @@ RATIO_PARTS = {
     "all_parts": "all parts",
 }
 
+# Where such a count is above 0, these means are not finite in the same steps.
+COUNTED_BY_HEALTH = {
+    "health/not_finite/rewards": (REWARD, "critic/rewards/mean"),
+    "health/not_finite/advantages": ("critic/advantages/mean", "critic/returns/mean"),
+}
+
 # What is expected to be finite at every step of a run, the first causes first.
 FINITE = (
     REWARD,

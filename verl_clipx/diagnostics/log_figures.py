@@ -185,6 +185,13 @@ def _diamonds(axes: Axes, setting: Setting) -> None:
         axes.plot(point.step, point.reward.mean, "D", color="white", mec=setting.colour, ms=6, mew=1.4)
 
 
+# Of BAPO, whose search aims at a number.
+POSITIVE_SHARE = (
+    "Positive share: P/(P+N), where P and N are what the tokens with A > 0 and those with A < 0 contribute to the "
+    "loss, without sign; the search moves the bounds until it reaches the target. "
+)
+
+
 def bounds(settings: list[Setting]) -> Plate:
     """The bounds that each setting used, over steps."""
     drawn: list[tuple[Setting, Callable[[], Figure]]] = []
@@ -207,7 +214,7 @@ def bounds(settings: list[Setting]) -> Plate:
         "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
         "gradient that GRPO would clip.",
         f"{told(window)}Solid: means over a step’s updates, the first of which has ratio 1. {last}"
-        "A lower bound at 0 is none. As in BAPO’s Figure 8.",
+        f"A lower bound at 0 is none. {POSITIVE_SHARE * any(map(has_searched_bounds, settings))}As in BAPO’s Figure 8.",
         panels,
     )
 

@@ -94,7 +94,9 @@ class Run:
     def loss(self) -> str:
         """The method as the page calls it: a loss of the user's own by the name that its author gave it."""
         own = self.configuration.get("clipx.function")
-        return str(own).rpartition(":")[2] if own else self.method.upper().replace("_", " ")
+        if own or self.method == self.name:
+            return str(own).rpartition(":")[2] if own else self.name
+        return self.method.upper().replace("_", " ")
 
     @cached_property
     def significant(self) -> dict[str, str]:

@@ -7,12 +7,14 @@ import io
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from hydra import compose, initialize_config_dir
 from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
+from hydra.errors import InstantiationException
 from omegaconf import DictConfig, open_dict
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
@@ -22,6 +24,7 @@ from verl_clipx.driver.announcement import shown
 from verl_clipx.driver.clip_keys import ACTOR, written
 from verl_clipx.driver.config import Settings, clip_range
 from verl_clipx.driver.start import decide, instantiated, named_keys
+from verl_clipx.driver.unknown_keys import refused_by_verl, with_known_keys
 
 # verl's entry modules and the configuration that each has by default, in the folder config beside it.
 MAIN_PPO = "verl.trainer.main_ppo"
@@ -82,16 +85,19 @@ def explained(words: Sequence[str]) -> Explanation:
         words: `python -m MODULE KEY=VALUE …`, whatever stands before `-m`, or the overrides alone.
 
     Raises:
-        ValueError: a module that is none of verl's entries, or what stops the run.
+        ValueError: a module that is none of verl's entries, a key that does not exist, or what stops the run.
         Exception: what else stops it: Hydra's errors in composing, verl's own in validating.
     """
     module, arguments = split_command(words)
-    config, overrides, choices = composed(module, arguments)
+    config, overrides, choices = with_known_keys(partial(composed, module), arguments)
     decision = decide(config, named=named_keys(overrides), group=choices.get(NODE))
     if module == MAIN_PPO:
         with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            validate_config(config, need_reference_policy(config), need_critic(config))
+            try:
+                validate_config(config, need_reference_policy(config), need_critic(config))
+            except InstantiationException as error:
+                raise refused_by_verl(error, config) from None
     actor = config.actor_rollout_ref.actor
     loss_mode, node = actor.policy_loss.loss_mode, actor.policy_loss.get(NODE)
     settings = None if node is None else instantiated(node)

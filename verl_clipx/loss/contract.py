@@ -151,9 +151,39 @@ def finite_for_every_finite_input(method: Method) -> None:
         extremes = torch.tensor([-1e4, -100.0, -20.0, 0.0, 20.0, 100.0, 1e4, -1.0, 1.0], dtype=dtype)
         tensors["log_prob"] = tensors["old_log_prob"] + extremes
         result, actual = gradient(method, tensors)
-        require(bool(result.loss.isfinite().all()), f"a loss is not finite in {dtype}")
-        require(bool(result.weight.isfinite().all()), f"a weight is not finite in {dtype}")
-        require(bool(actual.isfinite().all()), f"a gradient is not finite in {dtype}")
+        for what, values in (("F", result.weight), ("the loss", result.loss), ("the gradient", actual)):
+            wrong = result.tokens.mask & ~values.isfinite()
+            require(not bool(wrong.any()), not_finite(method, what, values, wrong, extremes, result.tokens))
+
+
+def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, log_ratios: Tensor, t: Tokens) -> str:
+    """What to say of values that are not finite: the token whose log-ratio is nearest to 0 among them, and what to do.
+
+    Args:
+        what: the values' name.
+        values, wrong: (sequences, length); which of them are not finite.
+        log_ratios: of each position, before any clamp, (length,).
+    """
+    if not bool(wrong.any()):
+        return ""
+    distance, position = log_ratios.abs().where(wrong.any(0), torch.inf).min(0)
+    row = int(wrong[:, position].nonzero()[0])
+    value, A, ratio, free = (float(of[row, position]) for of in (values, t.advantages, t.ratio, t.free_ratio))
+    unclamped = "" if ratio == free else f", {free:.3g} without log_ratio_clamp"
+    clamp = method.log_ratio_clamp
+    if clamp is None:
+        advice = "log_ratio_clamp=null leaves the log-ratio as it is: set it to 20, as in verl, or clamp the ratio."
+    elif distance > clamp:
+        advice = (
+            "With the clamped ratio it is finite: use that (t.ratio; a function gets it unless it has a parameter "
+            "log_ratio_clamp), or clamp the ratio yourself."
+        )
+    else:
+        advice = "Clamp what goes into an exponential, a power or a division, and avoid 0 times infinity."
+    return (
+        f"{what} is {value} for {values.dtype} inputs where log_prob - old_log_prob is "
+        f"{float(log_ratios[position]):g} (the ratio is {ratio:.3g}{unclamped}) and A = {A:.3g}. {advice}"
+    )
 
 
 def nothing_outside_the_mask_is_read(method: Method) -> None:
@@ -359,15 +389,34 @@ def metrics_keep_their_keys(method: Method) -> None:
 def no_value_is_read_on_the_host(method: Method) -> None:
     """Nothing waits for an accelerator: the formulas run on tensors that have no values."""
     tensors = {name: tensor.to("meta") for name, tensor in inputs_of(method, example(torch.float32)).items()}
-    statistics = token_statistics(method, None, Inputs(**tensors))
-    decision = method.decide(statistics)
-    method.metrics(statistics, decision)
-    token_loss(method, None, Inputs(**tensors), decision)
+    try:
+        statistics = token_statistics(method, None, Inputs(**tensors))
+        decision = method.decide(statistics)
+        method.metrics(statistics, decision)
+        token_loss(method, None, Inputs(**tensors), decision)
+    except (RuntimeError, NotImplementedError, TypeError) as error:
+        said = str(error).partition("\n")[0].partition(". ")[0]
+        if "meta" not in said.lower():
+            raise
+        # With its traceback, which has the line of the loss.
+        advice = ON_THE_DEVICE if "expected device" in said else KEEP_TENSORS
+        raise AssertionError(f"{advice} PyTorch said: {said}").with_traceback(error.__traceback__) from None
 
 
 RETURN_F = (
     "Return the gradient weight F (for GRPO: the ratio), not a loss: the gradient is F*A, and the plugin multiplies by "
     "A. A method that means it sets unconstrained_weight=True."
+)
+
+KEEP_TENSORS = (
+    "a tensor's value is read on the host, for which an accelerator has to wait, or a shape depends on values. Keep it "
+    "a tensor: write torch.where(condition, a, b) instead of `if` or an index by a mask, torch.minimum instead of min, "
+    "and no .item(), float(…) or .tolist()."
+)
+
+ON_THE_DEVICE = (
+    "a tensor is made on another device than the ratio's. Make it there, for example with torch.zeros_like(ratio) or "
+    "device=ratio.device."
 )
 
 # What stands outside the mask in `with_junk`.

@@ -128,7 +128,10 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
             for start, stop, step in [self._range(side)]
         )
         share = {"share": "P/(P+N)", "net": "P/|P-N|", "ratio": "P/N"}[self.contribution]
-        return f"searched until {share} is at least {self.target:g}: {', '.join(moved)}, the {self.first} one first"
+        return (
+            f"searched until {share} is at least {self.target:g} (P and N: what positive and negative tokens "
+            f"contribute to the loss): {', '.join(moved)}, the {self.first} one first"
+        )
 
     @property
     def asks_for(self) -> tuple[str, ...]:

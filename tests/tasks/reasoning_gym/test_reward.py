@@ -10,7 +10,11 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl_clipx.tasks import reward as common
-from verl_clipx.tasks.reasoning_gym.reward import check_ground_truth, compute_score
+from verl_clipx.tasks.reasoning_gym.reward import (
+    check_ground_truth,
+    compute_score,
+    compute_score_of_last_answer,
+)
 
 SUM = json.dumps({"answer": "42", "metadata": {"source_dataset": "chain_sum"}})
 
@@ -38,6 +42,9 @@ def parts(text, truth=SUM):
 )
 def test_form_and_skill_are_told_apart(text, right, bare, able):
     assert parts(text) == (right, bare, able)
+    # Of the last number skill is all that counts.
+    last = compute_score_of_last_answer("", text, SUM)
+    assert last == {"score": able, "acc": able, "format": bare, "skill": able}
 
 
 def test_the_score_is_the_verifiers_own():
@@ -46,9 +53,18 @@ def test_the_score_is_the_verifiers_own():
     assert compute_score("", "42", SUM)["score"] == 1 and compute_score("", "7", SUM)["score"] == 0
 
 
+def test_of_the_last_word_the_score_is_the_verifiers_too():
+    word = json.dumps({"answer": "tac", "metadata": {"source_dataset": "spell_backward"}})
+    # Two of three letters stand where they belong.
+    whole, found = (score("", "tab", word) for score in (compute_score, compute_score_of_last_answer))
+    assert found["score"] == whole["score"] and 0 < found["score"] < 1 and found["acc"] == 0
+    assert compute_score_of_last_answer("", "It is tab", word) == found | {"format": 0.0}
+
+
 @pytest.mark.parametrize("text", ["4" * 300, "\0", "1e999999999", "NaN", "Infinity", "🙂", "{}", None, 42, b"42"])
-def test_hostile_text_earns_nothing(text):
-    assert compute_score("", text, SUM) == {"score": 0.0, "acc": 0.0, "format": 0.0, "skill": 0.0}
+@pytest.mark.parametrize("score", [compute_score, compute_score_of_last_answer])
+def test_hostile_text_earns_nothing(score, text):
+    assert score("", text, SUM) == {"score": 0.0, "acc": 0.0, "format": 0.0, "skill": 0.0}
 
 
 @pytest.mark.parametrize("truth", ["", "{", None, [], {"answer": "42"}, {"answer": "42", "metadata": {}}, b"42"])
@@ -63,8 +79,9 @@ def test_the_common_reward_scores_by_it():
     assert scored == {"score": 1.0, "acc": 1.0, "format": 1.0}
 
 
-def test_verl_loads_it_by_the_recipes_keys():
-    config = {"path": "pkg://verl_clipx.tasks.reasoning_gym.reward", "name": "compute_score"}
+@pytest.mark.parametrize("name", ["compute_score", "compute_score_of_last_answer"])
+def test_verl_loads_it_by_the_recipes_keys(name):
+    config = {"path": "pkg://verl_clipx.tasks.reasoning_gym.reward", "name": name}
     function = get_custom_reward_fn(OmegaConf.create({"reward": {"custom_reward_function": config}}))
     scored = function(data_source="reasoning_gym_chain_sum", solution_str="42", ground_truth=SUM, extra_info={})
     assert scored == {"score": 1.0, "acc": 1.0, "format": 1.0, "skill": 1.0}

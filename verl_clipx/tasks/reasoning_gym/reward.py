@@ -1,7 +1,7 @@
-"""Reward of reasoning-gym's tasks: its own verifier on the whole answer, and form and skill told apart.
+"""Rewards of reasoning-gym's tasks: its own verifier on the whole answer or on its last word, form and skill apart.
 
 A policy that has just begun to learn gains most by form: it stops explaining, and writes a bare number. `format`
-measures only this, `skill` what it can do in any form, and `acc` both together.
+measures only this, `skill` what it can do in any form.
 """
 
 import re
@@ -33,20 +33,42 @@ def compute_score(
         response is a bare number, or a bare word where the right answer is one; `skill`, 1.0 if the last number (word)
         of the response is right, whatever stands around it.
     """
+    return _scored(solution_str, ground_truth)[0]
+
+
+def compute_score_of_last_answer(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
+) -> dict[str, float]:
+    """Score the last number (word) of a response, whatever stands around it; otherwise like `compute_score`.
+
+    A model that explains before it answers earns this from its first rollout batch on.
+
+    Returns:
+        `score`: of a number 1.0 if it is right and otherwise 0.0 (the verifier gives a share to a number that has the
+        right one in its digits), of a word the verifier's, from 0 to 1; `acc`, 1.0 if it is right; `format` and
+        `skill` as of `compute_score`.
+    """
+    found, last = _scored(solution_str, ground_truth)
+    return found | {"score": last, "acc": found["skill"]}
+
+
+def _scored(solution_str: str, ground_truth: Any) -> tuple[dict[str, float], float]:
+    """Return what `compute_score` returns, and the score of the last number (word)."""
     truth = decode_ground_truth(ground_truth)
     text = final_part(solution_str) if isinstance(solution_str, str) else None
     answer = (text or "").strip()
     if not answer or len(answer) > MAX_ANSWER_LENGTH or not isinstance(truth, Mapping):
-        return {"score": 0.0, "acc": 0.0, "format": 0.0, "skill": 0.0}
+        return {"score": 0.0, "acc": 0.0, "format": 0.0, "skill": 0.0}, 0.0
     kind = _kind(truth)
     found = kind.findall(answer)
-    score = _verify(answer, truth)
-    return {
+    score, last = _verify(answer, truth), _verify(found[-1], truth) if found else 0.0
+    parts = {
         "score": score,
         "acc": float(score >= 1),
         "format": float(kind.fullmatch(answer) is not None),
-        "skill": float(bool(found) and _verify(found[-1], truth) >= 1),
+        "skill": float(last >= 1),
     }
+    return parts, last if kind is _WORD else parts["skill"]
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:

@@ -1,0 +1,94 @@
+"""What a key that verl's configuration does not have could have meant."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from hydra.errors import ConfigCompositionException, InstantiationException
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.common.suggestions import did_you_mean
+from verl_clipx.driver.clip_keys import ACTOR
+
+Composed = TypeVar("Composed", bound=tuple[DictConfig, ...])
+
+NOT_THERE = re.compile(r"Could not override '(.+)'\.")
+
+# verl's dataclasses refuse a key that + added.
+NO_FIELD = re.compile(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", re.DOTALL)
+
+# A name that stands in more places than this says little about which of them was meant.
+MOST_PLACES = 3
+
+# What the plugin's groups tell the worker about the run; nobody sets it.
+FACTS = f"{ACTOR}.policy_loss.run"
+
+
+def with_known_keys(compose: Callable[[list[str]], Composed], words: Sequence[str]) -> Composed:
+    """What Hydra composes of a command line; the overrides whose keys do not exist are named.
+
+    Args:
+        compose: from overrides, and options of Hydra's, to verl's configuration and whatever goes with it.
+        words: the command line.
+
+    Raises:
+        ValueError: a line for each override of a key that does not exist, with what it could have meant.
+        HydraException: the overrides do not compose for another reason.
+    """
+    left, unknown = list(words), []
+    while True:
+        try:
+            composed = compose(left)
+        except ConfigCompositionException as error:
+            key = NOT_THERE.match(str(error))
+            named = [word for word in left if key and word.partition("=")[0] == key[1]]
+            if not named:
+                raise
+            unknown += named
+            left = [word for word in left if word not in named]
+            continue
+        if unknown:
+            raise ValueError("\n".join(absent(word, composed[0]) for word in unknown))
+        return composed
+
+
+def absent(override: str, config: DictConfig) -> str:
+    """What to say of an override, KEY=VALUE, whose key verl's configuration does not have."""
+    key = override.partition("=")[0]
+    hint = nearest(key, config) or f" If a part of verl reads it without a default, write +{override}."
+    return f"{override}: verl's configuration has no such key.{hint}"
+
+
+def nearest(key: str, config: DictConfig) -> str:
+    """A sentence that names the existing keys nearest to one that does not exist, after a blank; empty if none is near.
+
+    A key of the same name at another place is nearer than one of a similar name.
+    """
+    node = OmegaConf.to_container(config, resolve=False)
+    every = [path for path in paths(node) if path != key and not path.startswith(FACTS)]
+    places = [path for path in every if path.rpartition(".")[2] == key.rpartition(".")[2]]
+    if 0 < len(places) <= MOST_PLACES:
+        return f" Did you mean {' or '.join(get_close_matches(key, places, n=1, cutoff=0.9) or places)}?"
+    name = key
+    while isinstance(node.get(name.partition(".")[0]), dict):
+        first, _, name = name.partition(".")
+        node = node[first]
+    return did_you_mean(name, (path for path in paths(node) if path != name), key.removesuffix(name))
+
+
+def paths(node: dict[str, Any], before: str = "") -> Iterator[str]:
+    """The full key of every value and of every node in a nested configuration."""
+    for key, value in node.items():
+        yield f"{before}{key}"
+        if isinstance(value, dict):
+            yield from paths(value, f"{before}{key}.")
+
+
+def refused_by_verl(error: InstantiationException, config: DictConfig) -> Exception:
+    """What to raise where verl cannot build a part of its configuration: if a key is the reason, a message about it."""
+    found = NO_FIELD.search(str(error))
+    if found is None:
+        return error
+    key = f"{found[2]}.{found[1]}"
+    return ValueError(f"+{key}: verl has no such key and refuses it.{nearest(key, config) or ' Remove it.'}")
