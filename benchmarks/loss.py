@@ -1,6 +1,7 @@
 """Time and memory of only the losses, forward and backward, against verl's vanilla: docs/performance.md.
 
 Run: python benchmarks/loss.py    (64 x 4096 tokens, float32, one thread; on a GPU where there is one, in bfloat16)
+     python benchmarks/loss.py --shape 8x16384 --shape 256x1024 --bfloat16    (other shapes; in bfloat16 anywhere)
 
 On the CPU the time is the process's own, which others on the machine cannot stretch by taking turns. Each loss stands
 eager and compiled, with its bounds decided before, as a training worker calls it under mini_batch; an adaptive one also
@@ -11,7 +12,7 @@ import os
 import statistics
 import time
 from contextlib import nullcontext
-from typing import Annotated
+from typing import Annotated, Any
 
 import torch
 import torch._inductor.config
@@ -112,33 +113,13 @@ def peak_on_cpu(name: str, config, batch: dict[str, torch.Tensor], micro_batch: 
     return peak / 1e6
 
 
-def main(
-    sequences: Annotated[int, typer.Option(help="Sequences.")] = 64,
-    length: Annotated[int, typer.Option(help="Tokens of the longest.")] = 4096,
-    repeats: Annotated[int, typer.Option(help="Measurements of each loss, interleaved.")] = 7,
-    methods: Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")] = None,
-) -> None:
-    """Print a table: median time, spread and peak memory of each loss, and their ratio to verl's vanilla."""
-    torch.set_num_threads(1)
-    # The compiler's cache may hold code for another number of threads.
-    torch._inductor.config.force_disable_caches = True
-    # Nothing is launched, so the check for an accelerator has to look elsewhere.
-    os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    dtype = torch.bfloat16 if device == "cuda" else torch.float32
+def measured(configs: dict[str, Any], sequences: int, length: int, *, device: str, dtype: torch.dtype, repeats: int):
+    """Prints the table of one shape of a micro-batch.
+
+    Args:
+        configs: by the row's name verl's ActorConfig, vanilla's first.
+    """
     batch = tensors(sequences, length, device, dtype)
-    configs = {"vanilla": actor_config()}
-    observe_registered("vanilla")
-    for name in methods or [*METHODS, OBSERVE]:
-        for form, compile in FORMS.items():
-            if name == OBSERVE:
-                configs[f"{OBSERVED}, {form}"] = actor_config("+clipx=observe", f"clipx.compile={compile}")
-                continue
-            label = f"clipx_{name}, {form}"
-            needed = ["actor_rollout_ref.rollout.calculate_log_probs=true", f"clipx.compile={compile}"]
-            configs[label] = actor_config(f"+clipx={name}", *needed)
-            if METHODS[name]().statistics_size:
-                configs[label + OWN] = configs[label]
     total = int(batch["response_mask"].sum())
     for config in configs.values():
         config.global_batch_info.update(dp_size=1, batch_num_tokens=total, global_batch_size=sequences)
@@ -158,15 +139,49 @@ def main(
     if device == "cpu":
         memory = {name: peak_on_cpu(*called, known[name]) for name, called in losses.items()}
     print(f"{device}, {dtype}, {sequences} x {length}, {total} tokens, torch {torch.__version__}, {repeats} repeats")
-    for name in (name for name in methods or METHODS if name in METHODS):
-        print(f"clipx_{name}: {loops_of(name)} loops in the compiler's record, statistics included")
     print("| loss | median ms | range ms | of vanilla | peak MB | of vanilla |\n|---|---|---|---|---|---|")
     reference = statistics.median(times["vanilla"])
     for name, seconds in times.items():
         median = statistics.median(seconds)
         spread = f"{min(seconds) * 1e3:.1f}-{max(seconds) * 1e3:.1f}"
         share, of_memory = median / reference, memory[name] / memory["vanilla"]
-        print(f"| {name} | {median * 1e3:.1f} | {spread} | {share:.2f} | {memory[name]:.1f} | {of_memory:.2f} |")
+        print(
+            f"| {name} | {median * 1e3:.1f} | {spread} | {share:.2f} | {memory[name]:.1f} | {of_memory:.2f} |",
+            flush=True,
+        )
+
+
+def main(
+    shapes: Annotated[list[str] | None, typer.Option("--shape", help="Sequences x tokens, 64x4096 by default.")] = None,
+    repeats: Annotated[int, typer.Option(help="Measurements of each loss, interleaved.")] = 7,
+    methods: Annotated[list[str] | None, typer.Argument(help="Which ones; all by default.")] = None,
+    bfloat16: Annotated[bool, typer.Option("--bfloat16", help="Log-probabilities in it on the CPU, too.")] = False,
+) -> None:
+    """Print a table a shape: median time, spread and peak memory of each loss, and their ratio to verl's vanilla."""
+    torch.set_num_threads(1)
+    # The compiler's cache may hold code for another number of threads.
+    torch._inductor.config.force_disable_caches = True
+    # Nothing is launched, so the check for an accelerator has to look elsewhere.
+    os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    dtype = torch.bfloat16 if bfloat16 or device == "cuda" else torch.float32
+    configs = {"vanilla": actor_config()}
+    observe_registered("vanilla")
+    for name in methods or [*METHODS, OBSERVE]:
+        for form, compile in FORMS.items():
+            if name == OBSERVE:
+                configs[f"{OBSERVED}, {form}"] = actor_config("+clipx=observe", f"clipx.compile={compile}")
+                continue
+            label = f"clipx_{name}, {form}"
+            needed = ["actor_rollout_ref.rollout.calculate_log_probs=true", f"clipx.compile={compile}"]
+            configs[label] = actor_config(f"+clipx={name}", *needed)
+            if METHODS[name]().statistics_size:
+                configs[label + OWN] = configs[label]
+    for shape in shapes or ["64x4096"]:
+        sequences, length = map(int, shape.split("x"))
+        measured(configs, sequences, length, device=device, dtype=dtype, repeats=repeats)
+    for name in (name for name in methods or METHODS if name in METHODS):
+        print(f"clipx_{name}: {loops_of(name)} loops in the compiler's record, statistics included")
 
 
 if __name__ == "__main__":
