@@ -191,5 +191,5 @@ def test_the_page_begins_with_it(tmp_path):
     first = findings(settings_of([read_run(tmp_path / "run")]))[0]
     assert first.head == "run had values that are not finite."
     assert "rewards not finite in 2 responses of 1 steps, first in step 2; first on rank 1, in step 2" in first.text
-    assert "41.7\u202f% of the prompts whose samples all scored alike, most in step 2 with 75.0\u202f%" in first.text
-    assert "no answers on which the verifier had no verdict" in first.text
+    assert "prompts whose samples all scored alike: 41.7\u202f%, at most 75.0\u202f% in step 2" in first.text
+    assert "answers on which the verifier had no verdict: none" in first.text

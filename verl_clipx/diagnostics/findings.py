@@ -432,10 +432,10 @@ def _health(run: Run) -> Finding | None:
         where = f"first on rank {first}" if first >= 0 else "in the gradient only"
         texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
     texts += [
-        f"{percent(values.mean())} of the {keys.HEALTH_SHARES[key]}, most in step {values.idxmax()} with "
-        f"{percent(values.max())}{usual(key)}"
+        f"{keys.HEALTH_SHARES[key]}: {percent(values.mean())}, at most {percent(values.max())} in step "
+        f"{values.idxmax()}{usual(key)}"
         if values.max() > 0
-        else f"no {keys.HEALTH_SHARES[key]}{usual(key)}"
+        else f"{keys.HEALTH_SHARES[key]}: none{usual(key)}"
         for key, values in shares.items()
         if key not in diagnosed
     ]
