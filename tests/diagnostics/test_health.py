@@ -190,6 +190,6 @@ def test_the_page_begins_with_it(tmp_path):
     write_log(tmp_path / "run" / "metrics.jsonl", steps)
     first = findings(settings_of([read_run(tmp_path / "run")]))[0]
     assert first.head == "run had values that are not finite."
-    assert "rewards not finite in 2 responses of 1 steps, first in step 2; first on rank 1, in step 2" in first.text
+    assert "rewards not finite in 2 responses of 1 step, first in step 2; first on rank 1, in step 2" in first.text
     assert "prompts whose samples all scored alike: 41.7\u202f%, at most 75.0\u202f% in step 2" in first.text
     assert "answers on which the verifier had no verdict: none" in first.text

@@ -424,13 +424,13 @@ def _health(run: Run) -> Finding | None:
         f"first in step {values.index[0]}"
         for of, values in wrong.items()
     ]
-    texts += ["means and figures leave those values out"] if wrong else []
     ranks = run.values(keys.NOT_FINITE_RANK)
     if len(ranks):
         # -1: the gradient only.
         first = int(ranks.iloc[0])
         where = f"first on rank {first}" if first >= 0 else "in the gradient only"
         texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
+    texts += ["means and figures leave those values out"] if wrong else []
     texts += [
         f"{keys.HEALTH_SHARES[key]}: {percent(values.mean())}, at most {percent(values.max())} in step "
         f"{values.idxmax()}{usual(key)}"
