@@ -64,7 +64,7 @@ NO_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs=False"
         # verl's own registries and checks say what is allowed.
         (
             ["+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=vanila"],
-            f"{ACTOR}.policy_loss.loss_mode=vanila with clipx.method=observe: verl has no such loss to observe.",
+            f"{ACTOR}.policy_loss.loss_mode=vanila with +clipx=observe: verl has no such loss to observe.",
         ),
         (
             ["+clipx=grpo", "trainer.v1.trainer_mode=asynchronous"],

@@ -94,7 +94,7 @@ def test_any_of_verls_losses_is_observed_and_no_other():
     for name in own:
         values = {key: name, f"{ACTOR}.policy_loss.dro_beta": 0.1}
         assert f"verl's own loss {name}, observed" in decided("observe", values).line
-    with pytest.raises(ValueError, match=rf"{key}=ppo with clipx\.method=observe: .*cispo.*vanilla.*EXTERNAL_MODULES"):
+    with pytest.raises(ValueError, match=rf"{key}=ppo with \+clipx=observe: .*cispo.*vanilla.*EXTERNAL_MODULES"):
         decided("observe", {key: "ppo"})
 
 
@@ -106,7 +106,7 @@ def test_what_verls_own_loss_lacks_is_said_when_it_is_observed():
         ):
             decided("observe", {loss_mode: "dro", key: beta})
     with pytest.raises(
-        ValueError, match=r"policy_loss\.tau_neg=1\.2 with clipx\.method=observe: verl does not have this key"
+        ValueError, match=r"policy_loss\.tau_neg=1\.2 with \+clipx=observe: verl does not have this key"
     ):
         decided("observe", {f"{ACTOR}.policy_loss.tau_neg": 1.2})
     decided("observe", {loss_mode: "dro", key: 0.1, f"{ACTOR}.tau_neg": 1.2})

@@ -74,7 +74,7 @@ REFUSED = {
     ),
     "weights in bypass mode": (
         ("+clipx=acpo", f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_is=token"),
-        r"rollout_is=token with .*bypass_mode=True: .*clipx\.method=acpo .*second time.*rollout_is=null",
+        r"rollout_is=token with .*bypass_mode=True: .*the method acpo is already .*second time.*rollout_is=null",
     ),
     "weights on a ratio to the sampler": (
         ("+clipx=m2po", CALCULATED, f"{CORRECTION}.rollout_is=token"),
@@ -82,11 +82,11 @@ REFUSED = {
     ),
     "verl's REINFORCE in bypass mode": (
         ("+clipx=grpo", BYPASSED, f"{CORRECTION}.loss_type=reinforce"),
-        r"loss_type=reinforce with clipx\.method=grpo: only verl's own bypass loss reads it.*loss_type=ppo_clip",
+        r"loss_type=reinforce under the method grpo: only verl's own bypass loss reads it.*loss_type=ppo_clip",
     ),
     "distillation without task rewards": (
         ("+clipx=acpo", DISTILLED, BY_ITSELF),
-        r"use_task_rewards=False with distillation\.enabled=True: .*clipx\.method=acpo would train nothing.*=True",
+        r"use_task_rewards=False with distillation\.enabled=True: .*the method acpo would train nothing.*=True",
     ),
     "distillation without task rewards, observed": (
         ("+clipx=observe", DISTILLED, BY_ITSELF),

@@ -398,7 +398,7 @@ def test_the_group_leaves_verls_loss_mode_and_its_parameters(actor):
         (["+clipx/update=lopti"], r"clipx\.update is not a parameter of observe"),
         (["+clipx.function=a:b"], r"clipx\.method='observe' and clipx\.function='a:b': choose one"),
         (["clipx.compile=fast"], r"clipx\.compile='fast': must be auto, true or false"),
-        ([f"{POLICY_LOSS}.loss_mode=clipx_grpo"], r"loss_mode=clipx_grpo with clipx\.method=observe: .*\+clipx=grpo"),
+        ([f"{POLICY_LOSS}.loss_mode=clipx_grpo"], r"loss_mode=clipx_grpo with \+clipx=observe: .*\+clipx=grpo"),
     ],
 )
 def test_what_makes_no_sense_is_refused_in_the_driver(actor, overrides, message):

@@ -181,7 +181,7 @@ def require_loss_of_verl(loss_mode: str) -> None:
     """Raises ValueError if the loss to observe is one of the plugin's."""
     if loss_mode.startswith("clipx_"):
         raise ValueError(
-            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} with {NODE}.method={OBSERVE}: the plugin's own "
+            f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} with +{NODE}={OBSERVE}: the plugin's own "
             f"losses already have these metrics. Choose the method only by its group (+clipx={loss_mode[6:]}), or "
             "observe one of verl's losses (loss_mode=vanilla)."
         )

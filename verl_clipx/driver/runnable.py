@@ -65,7 +65,7 @@ def unknown_loss(config: DictConfig) -> str | None:
         return None
     known = ", ".join(sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_")))
     return (
-        f"{key}={loss_mode} with {NODE}.method={OBSERVE}: verl has no such loss to observe. Set {key} to one of "
+        f"{key}={loss_mode} with +{NODE}={OBSERVE}: verl has no such loss to observe. Set {key} to one of "
         f"{known}, or name the module that registers it in VERL_USE_EXTERNAL_MODULES."
     )
 
@@ -83,7 +83,7 @@ def misplaced_temperatures(config: DictConfig) -> list[str]:
     """SAPO's temperatures where verl's scripts write them, and verl's own configuration has no such keys."""
     node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
     return [
-        f"{ACTOR}.policy_loss.{key}={written(node[key])} with {NODE}.method={OBSERVE}: verl does not have this key and "
+        f"{ACTOR}.policy_loss.{key}={written(node[key])} with +{NODE}={OBSERVE}: verl does not have this key and "
         f"would stop. Set {ACTOR}.{key}, which its sapo reads."
         for key in MISPLACED
         if key in node

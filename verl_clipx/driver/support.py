@@ -115,7 +115,7 @@ def weights_in_bypass_mode(options: Options, node: Settings | Observe) -> str | 
     if isinstance(node, Observe) or not options.get(BYPASS) or weights is None:
         return None
     return (
-        f"{ROLLOUT_IS}={weights} with {BYPASS}=True: the ratio of clipx.method={node.method.name} is already relative "
+        f"{ROLLOUT_IS}={weights} with {BYPASS}=True: the ratio of the method {node.method.name} is already relative "
         "to the policy that sampled, and the weights would correct for that policy a second time. verl does not give "
         f"them to its own PPO loss either. Set {ROLLOUT_IS}=null, or {BYPASS}=False."
     )
@@ -127,7 +127,7 @@ def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
     if isinstance(node, Observe) or weights is None or getattr(node.method, "behaviour", None) != "rollout":
         return None
     return (
-        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of clipx.method={node.method.name} is already "
+        f"{ROLLOUT_IS}={weights} with clipx.behaviour=rollout: the ratio of the method {node.method.name} is already "
         "relative to the policy that sampled, and verl's weights would correct for that policy a second time. Set "
         f"{ROLLOUT_IS}=null, or clipx.behaviour=old."
     )
@@ -139,7 +139,7 @@ def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
     if isinstance(node, Observe) or loss_type in (None, "ppo_clip"):
         return None
     return (
-        f"{LOSS_TYPE}={loss_type} with {NODE}.method={node.method.name}: only verl's own bypass loss reads it, so it "
+        f"{LOSS_TYPE}={loss_type} under the method {node.method.name}: only verl's own bypass loss reads it, so it "
         f"would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
     )
 
@@ -149,13 +149,13 @@ def distilled_without_task_rewards(options: Options, node: Settings | Observe) -
     if not options.get(DISTILLATION) or options.get(TASK_REWARDS, True):
         return None
     method, would = (
-        (OBSERVE, "would describe a loss that is not trained")
+        (f"+{NODE}={OBSERVE}", "would describe a loss that is not trained")
         if isinstance(node, Observe)
-        else (node.method.name, "would train nothing")
+        else (f"the method {node.method.name}", "would train nothing")
     )
     return (
         f"{TASK_REWARDS}={options[TASK_REWARDS]} with {DISTILLATION}=True: verl then sets the policy loss to 0 and "
-        f"trains only its distillation loss, so that {NODE}.method={method} {would}. Set {TASK_REWARDS}=True, which "
+        f"trains only its distillation loss, so that {method} {would}. Set {TASK_REWARDS}=True, which "
         f"adds the distillation loss to the policy loss, or remove the +{NODE} group."
     )
 
@@ -226,7 +226,7 @@ def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
     if isinstance(node, Observe) or not (node.needs_extra_pass or (rejects and node.select is not None)):
         return None
     return (
-        f"{ROUTER_REPLAY}=R2 with clipx.method={node.method.name}: the extra pass over the mini-batch would "
+        f"{ROUTER_REPLAY}=R2 under the method {node.method.name}: the extra pass over the mini-batch would "
         f"choose its own routes and see other probabilities than the update trains on. Set {ROUTER_REPLAY}=R3 or "
         "disabled, or do without that pass (clipx.scope=lagged or micro_batch, clipx.select.over=sequence)."
     )

@@ -98,7 +98,7 @@ def step_without_worker(settings: Settings) -> OptimizerStep:
         needing.append("entropy" if settings.select is None else f"+{NODE}/select")
     if needing:
         raise RuntimeError(
-            f"{', '.join(needing)} under {NODE}.method={settings.method.name} needs the mini-batch before its update, "
+            f"{', '.join(needing)} under the method {settings.method.name} needs the mini-batch before its update, "
             "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train by "
             f"train_mini_batch or train_batch, or use a method with fixed bounds (+{NODE}=grpo) without it."
         )
