@@ -2,6 +2,7 @@
 
 Run: bash scripts/setup_triton.sh    (Triton beside the environment: installed in it, it would change what torch does)
      PYTHONPATH=.venv/triton python benchmarks/gpu_code.py    (every method; some minutes)
+     PYTHONPATH=.venv/triton python benchmarks/gpu_code.py --architecture 80    (for an A100 instead of an H100)
 
 Each method's graphs are compiled as a training worker does before its first step, by `TokenFunctions.prepare`, with
 Dynamo, Inductor, Triton and its ptxas, for tensors that only have a shape. What Inductor emits is then called with such
