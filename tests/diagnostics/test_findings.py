@@ -296,7 +296,7 @@ def test_tokens_come_before_rewards():
 
 def test_what_holds_of_several_runs_is_said_once(tmp_path):
     for name, cut in (("a-seed1", 0.25), ("a-seed2", 0.5), ("b", 0.0)):
-        steps = [{"health/cut_responses": cut, "health/alike_prompts": 0.0} for _ in range(8)]
+        steps = [{"actor/pg_loss": 0.1, "health/cut_responses": cut, "health/alike_prompts": 0.0} for _ in range(8)]
         write_log(tmp_path / name / "metrics.jsonl", steps)
     found = findings(settings_of([read_run(tmp_path / name) for name in ("a-seed1", "a-seed2", "b")]))
     heads = [one.head for one in found]
