@@ -7,7 +7,7 @@ import numpy
 import pandas
 import pytest
 
-from tests.diagnostics.runs import write_validation
+from tests.diagnostics.runs import write_log, write_validation
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.findings import (
     collapses,
@@ -21,7 +21,7 @@ from verl_clipx.diagnostics.findings import (
     what_clipping_did,
 )
 from verl_clipx.diagnostics.held_out import held_out_rewards
-from verl_clipx.diagnostics.runs import Run, Setting
+from verl_clipx.diagnostics.runs import Run, Setting, read_run, settings_of
 
 
 def run(columns, configuration=None, held_out=(), name="run", traces=None):
@@ -292,3 +292,16 @@ def test_a_seed_that_did_not_fix_the_samples():
 def test_tokens_come_before_rewards():
     heads = [found.head for found in findings([of(clip([0.1], [0.1], **{keys.REWARD: [0.1]}))])]
     assert heads[0].startswith("M clipped")
+
+
+def test_what_holds_of_several_runs_is_said_once(tmp_path):
+    for name, cut in (("a-seed1", 0.25), ("a-seed2", 0.5), ("b", 0.0)):
+        steps = [{"health/cut_responses": cut, "health/alike_prompts": 0.0} for _ in range(8)]
+        write_log(tmp_path / name / "metrics.jsonl", steps)
+    found = findings(settings_of([read_run(tmp_path / name) for name in ("a-seed1", "a-seed2", "b")]))
+    heads = [one.head for one in found]
+    assert "All 3 runs were numerically sound." in heads
+    (cut,) = [one for one in found if "responses cut at the limit" in one.head]
+    assert cut.head == "2 of 3 runs: responses cut at the limit."
+    assert "a-seed1 from step 1 on: health/cut_responses 0.25" in cut.text
+    assert "a-seed2 from step 1 on: health/cut_responses 0.5" in cut.text and cut.text.count("See docs/") == 1

@@ -62,7 +62,7 @@ def test_the_last_update_with_an_advantage_is_shown(tmp_path):
 
 def test_settings_without_traces_are_left_out(tmp_path):
     runs = [read_run(write_run(tmp_path / name, name, steps=2, traced=name == "acpo")) for name in ("grpo", "acpo")]
-    assert [one.setting.label for one in traced_updates(settings_of(runs))] == ["ACPO"]
+    assert [one.setting.label for one in traced_updates(settings_of(runs))] == ["acpo"]
     assert traced_updates(settings_of(runs[:1])) == []
 
 

@@ -24,7 +24,14 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.anatomy import parts_of, what_moved_the_ratio
 from verl_clipx.diagnostics.base_rates import CLIPPED, OUTSIDE, rates, usual
-from verl_clipx.diagnostics.diagnosis import COLLAPSE_REMEDY, NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, diagnose
+from verl_clipx.diagnostics.diagnosis import (
+    COLLAPSE_REMEDY,
+    NO_SEARCH,
+    ONE_UPDATE,
+    REWARD_COLLAPSE,
+    Diagnosis,
+    diagnose,
+)
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
 from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
 
@@ -404,25 +411,52 @@ def not_finite(setting: Setting) -> list[Finding]:
     return found
 
 
-def health(setting: Setting) -> list[Finding]:
-    """For each run that logs its health how it was: what was not finite and where, then shares of its steps.
+def health(runs: list[Run]) -> list[Finding]:
+    """How the runs were that log their health: one finding for all that were sound, one for each other one.
 
-    What the run's diagnosis says is left out.
+    What a run's diagnosis says is left out.
     """
-    return [finding for run in setting.runs if (finding := _health(run))]
+    logging = [run for run in runs if any(len(run.values(key)) for key in (*keys.HEALTH_SHARES, *keys.HEALTH_COUNTS))]
+    sound = [run for run in logging if run.skipped_updates is None and not _not_finite_counts(run)]
+    found = [finding for run in logging if run not in sound and (finding := _unsound(run))]
+    if sound:
+        whose = sound[0].name if len(sound) == 1 else f"{'All ' * (len(sound) == len(runs))}{len(sound)} runs"
+        text = "; ".join(["No update was skipped", *_shares(sound)])
+        head = f"{whose} {'was' if len(sound) == 1 else 'were'} numerically sound."
+        return [Finding(head, f"{text}."), *found]
+    return found
 
 
-def _health(run: Run) -> Finding | None:
+def _not_finite_counts(run: Run) -> dict[str, pandas.Series]:
+    """What was not finite: its counts at the steps that have any."""
     counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
-    diagnosed = {key for one in diagnose(run) for key in one.rule.columns}
-    shares = {key: values for key in keys.HEALTH_SHARES if len(values := run.values(key))}
-    wrong = {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
-    if not shares and not any(map(len, counts.values())):
-        return None
+    return {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
+
+
+def _shares(runs: list[Run]) -> list[str]:
+    """For each share of a step that a run logs: its mean in each run, and its largest value."""
+    texts = []
+    for key, of in keys.HEALTH_SHARES.items():
+        logged = [(values, run) for run in runs if not _diagnosed_by(run, key) and len(values := run.values(key))]
+        if not logged:
+            continue
+        most, run = max(logged, key=lambda one: one[0].max())
+        means = between(pandas.Series([values.mean() for values, _ in logged]), percent)
+        where = f"step {most.idxmax()}{f' of {run.name}' * (len(runs) > 1)}"
+        shares = f"{means}, at most {percent(most.max())} in {where}" if most.max() > 0 else "none"
+        texts.append(f"{of}: {shares}{usual(key)}")
+    return texts
+
+
+def _diagnosed_by(run: Run, key: str) -> bool:
+    return any(key in one.rule.columns for one in diagnose(run))
+
+
+def _unsound(run: Run) -> Finding | None:
     texts = [
         f"{of} not finite in {int(values.sum())} responses of {len(values)} step{'s' * (len(values) > 1)}, "
         f"first in step {values.index[0]}"
-        for of, values in wrong.items()
+        for of, values in _not_finite_counts(run).items()
     ]
     ranks = run.values(keys.NOT_FINITE_RANK)
     if len(ranks):
@@ -430,21 +464,34 @@ def _health(run: Run) -> Finding | None:
         first = int(ranks.iloc[0])
         where = f"first on rank {first}" if first >= 0 else "in the gradient only"
         texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
-    texts += ["means and figures leave those values out"] if wrong else []
-    texts += [
-        f"{keys.HEALTH_SHARES[key]}: {percent(values.mean())}, at most {percent(values.max())} in step "
-        f"{values.idxmax()}{usual(key)}"
-        if values.max() > 0
-        else f"{keys.HEALTH_SHARES[key]}: none{usual(key)}"
-        for key, values in shares.items()
-        if key not in diagnosed
-    ]
+    texts += ["means and figures leave those values out"] if texts else []
+    texts += _shares([run])
     if run.skipped_updates is None:
         texts = ["no update was skipped", *texts]
-    well = not wrong and run.skipped_updates is None
-    head = f"{run.name} was numerically sound." if well else f"{run.name} had values that are not finite."
     text = "; ".join(texts)
-    return Finding(head, f"{text[0].upper()}{text[1:]}.") if texts else None
+    return Finding(f"{run.name} had values that are not finite.", f"{text[0].upper()}{text[1:]}.") if texts else None
+
+
+def diagnoses(runs: list[Run], told: bool) -> list[Finding]:
+    """What the runs are diagnosed with; runs with the same diagnosis share a finding.
+
+    Args:
+        told: whether the runs' collapses are told elsewhere.
+    """
+    by_rule: dict[str, list[Diagnosis]] = {}
+    for run in runs:
+        for one in diagnose(run):
+            if not (told and one.rule.name == REWARD_COLLAPSE):
+                by_rule.setdefault(one.rule.name, []).append(one)
+    found = []
+    for alike in by_rule.values():
+        one = alike[0]
+        if len(alike) == 1:
+            found.append(Finding(one.head, one.text))
+            continue
+        each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
+        found.append(Finding(f"{len(alike)} of {len(runs)} runs: {one.rule.name}.", f"{each}.{one.advice}"))
+    return found
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
@@ -470,16 +517,11 @@ def findings(settings: list[Setting], baseline: Setting | None = None) -> list[F
         settings: at least one.
         baseline: see `rewards`.
     """
-    found: list[Finding | None] = [finding for setting in settings for finding in health(setting)]
+    runs = [run for setting in settings for run in setting.runs]
+    found: list[Finding | None] = [*health(runs)]
     found += [finding for setting in settings for finding in not_finite(setting)]
     fell = collapses(settings, baseline)
-    found += [
-        Finding(one.head, one.text)
-        for setting in settings
-        for run in setting.runs
-        for one in diagnose(run)
-        if fell is None or one.rule.name != REWARD_COLLAPSE
-    ]
+    found += diagnoses(runs, told=fell is not None)
     for setting in settings:
         # What all its runs are diagnosed with.
         shared = set.intersection(*({one.rule.name for one in diagnose(run)} for run in setting.runs))

@@ -1,5 +1,7 @@
 """How the page's sentences are made: a claim with its numbers, and how numbers are written."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import pandas
@@ -25,12 +27,15 @@ def number(value: float, digits: int = 3) -> str:
     return f"{value:.{digits}f}".replace("-", "−")
 
 
+TWO_DIGITS = partial(number, digits=2)
+
+
 def percent(value: float) -> str:
     """A share in per cent, with two digits below one per cent."""
     return f"{number(100 * value, 2 if abs(value) < HARDLY else 1)}\u202f%"
 
 
-def between(values: pandas.Series, digits: int = 2) -> str:
+def between(values: pandas.Series, written: Callable[[float], str] = TWO_DIGITS) -> str:
     """From the smallest to the largest, or the one value."""
-    low, high = (number(value, digits) for value in (values.min(), values.max()))
+    low, high = (written(value) for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"
