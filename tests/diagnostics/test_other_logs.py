@@ -96,7 +96,7 @@ def test_what_verl_counted_is_said_and_drawn(tmp_path):
     )
     result = report(tmp_path / "run.log", tmp_path / "out")
     told = result.output.replace("\n", " ")
-    assert "verl counted 2.0 % of the tokens of RUN as clipped." in told.replace("\u202f", " ")
+    assert "verl counted 2.0 % of the tokens of run as clipped." in told.replace("\u202f", " ")
     assert "mean over micro-batches" in told and "+clipx=observe" in told
     assert (tmp_path / "out" / "figures" / "fractions_0.svg").exists()
     assert CliRunner().invoke(app, ["diagnose", str(tmp_path / "run.log")]).exit_code == 0

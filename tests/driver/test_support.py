@@ -133,17 +133,17 @@ REFUSED = {
         ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.logprobs_mode=raw_logits"),
         r"logprobs_mode=raw_logits with .*: vllm returns logits in place of log-probabilities\. Set .*=processed",
     ),
-    "VeOmni's routers in the observation": (("+clipx=acpo", VEOMNI, R2), r"router_replay\.mode=R2 with .*acpo"),
+    "VeOmni's routers in the observation": (("+clipx=acpo", VEOMNI, R2), r"router_replay\.mode=R2 under the method acpo"),
     "VeOmni's routers under selection": (
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch", VEOMNI, R2),
-        r"router_replay\.mode=R2 with .*clipx\.select\.over=sequence",
+        r"router_replay\.mode=R2 under .*clipx\.select\.over=sequence",
     ),
     "VeOmni's routers where rejection has a selection counted beforehand": (
         (
             *("+clipx=grpo", "+clipx/select=high_entropy", VEOMNI, R2),
             *(f"{CORRECTION}.bypass_mode=True", f"{CORRECTION}.rollout_rs=token_k1"),
         ),
-        r"router_replay\.mode=R2 with .*method=grpo: the extra pass",
+        r"router_replay\.mode=R2 under the method grpo: the extra pass",
     ),
     "fused kernels of untied embeddings": (
         ("+clipx=grpo", *FUSED, UNTIED),
