@@ -133,7 +133,7 @@ REFUSED = {
         ("+clipx=acpo", BYPASSED, VLLM, f"{ROLLOUT}.logprobs_mode=raw_logits"),
         r"logprobs_mode=raw_logits with .*: vllm returns logits in place of log-probabilities\. Set .*=processed",
     ),
-    "VeOmni's routers in the observation": (("+clipx=acpo", VEOMNI, R2), r"router_replay\.mode=R2 under the method acpo"),
+    "VeOmni's routers in the observation": (("+clipx=acpo", VEOMNI, R2), r"router_replay\.mode=R2 under .* acpo"),
     "VeOmni's routers under selection": (
         ("+clipx=grpo", "+clipx/select=high_entropy", "clipx.select.over=mini_batch", VEOMNI, R2),
         r"router_replay\.mode=R2 under .*clipx\.select\.over=sequence",
