@@ -56,6 +56,7 @@ def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp
     seeds = ["--seed", 1, "--seed", 2, "--seed", 3]
     assert fill(tmp_path, *seeds)[0] == 0
     assert trained == [(seed, bound, seed) for seed in (1, 2, 3) for bound in (1.2, 1.28)]
+    assert f"nothing to do: every run that was asked for is in {tmp_path}" in fill(tmp_path, *seeds)[1]
     lost = tmp_path / "reversal" / "dapo_4-seed2.jsonl.gz"
     lost.unlink()
     assert fill(tmp_path, *seeds)[0] == 0

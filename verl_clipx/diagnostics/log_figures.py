@@ -128,7 +128,8 @@ def samples(settings: list[Setting]) -> Plate:
     heading = "What the samples were like"
     if last:
         each = percent(min(last)) if len(last) == 1 else f"{percent(min(last))} to {percent(max(last))}"
-        heading = f"At the end {each} of the prompts taught nothing, as their samples scored alike"
+        when = f"In the last {LAST_STEPS} steps" if any(len(values) > LAST_STEPS for values in alike) else "On average"
+        heading = f"{when} {each} of the prompts taught nothing, as their samples scored alike"
     return Plate(
         heading,
         "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "

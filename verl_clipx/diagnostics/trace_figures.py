@@ -193,7 +193,10 @@ def where_clipped(updates: list[TracedUpdate]) -> Plate:
         heading = "None of these tokens is clipped"
     elif len(together) >= FEW and (together < 0.5).mean() > 0.5:
         of_all = percent(float((pandas.concat([probabilities(update.tokens) for update in updates]) < 0.5).mean()))
-        heading = f"{percent((together < 0.5).mean())} of the clipped tokens had a probability below one half"
+        whose = " and ".join(update.setting.label for update, count in zip(updates, counts, strict=True) if count)
+        heading = (
+            f"{percent((together < 0.5).mean())} of the tokens that {whose} clipped had a probability below one half"
+        )
         heading += f", of all tokens {of_all}"
     elif len(updates) > 1:
         each = [f"{update.setting.label} clips {count}" for update, count in zip(updates, counts, strict=True)]
@@ -208,8 +211,9 @@ def where_clipped(updates: list[TracedUpdate]) -> Plate:
     return Plate(
         heading,
         "triangles: tokens without a gradient, ▲ clipped high, ▼ clipped low. Which probabilities do they have?",
-        "Open circles are outside the bounds and kept; grey rings have no advantage, as all responses to their prompt "
-        "scored alike. Ratios beyond the top are drawn on it. As in BAPO’s Figure 5.",
+        "Open circles are outside the bounds of the panel’s own method and kept; the lines are GRPO’s bounds. Grey "
+        "rings have no advantage, as all responses to their prompt scored alike. Ratios beyond the top are drawn on "
+        "it. As in BAPO’s Figure 5.",
         panels,
     )
 
@@ -233,7 +237,7 @@ def _where_clipped(update: TracedUpdate, top: float) -> Figure:
     for kind, mark, colour, x in ((HIGH, "▲", CLIPPED_HIGH, 0.0), (LOW, "▼", CLIPPED_LOW, 0.27)):
         axes.annotate(f"{mark} {counts.get(kind, 0)}", (x, 1.03), xycoords="axes fraction", color=colour, weight="bold")
     outside = counts.get(ABOVE, 0) + counts.get(BELOW, 0)
-    axes.annotate(f"○ {outside} outside, kept", (1, 1.03), xycoords="axes fraction", color=SOFT, ha="right")
+    axes.annotate(f"○ {outside} outside its bounds, kept", (1, 1.03), xycoords="axes fraction", color=SOFT, ha="right")
     return drawing
 
 

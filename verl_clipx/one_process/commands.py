@@ -61,14 +61,21 @@ def fill(
             for preset in wanted
             if not kept_path(runs, preset, number).exists()
         ]
+    if not missing:
+        typer.echo(f"nothing to do: every run that was asked for is in {runs}", err=True)
+        return
     for job in jobs:
-        if job.kind == PREPARE and not job.done and run_job(job, lambda step, total: None):
+        if job.kind != PREPARE or job.done:
+            continue
+        typer.echo(f"{job.label}: made once (log: {job.folder / 'prepare.log'})", err=True)
+        if run_job(job, lambda step, total: None):
             fail(f"{job.label}: failed; its log is {job.folder / 'prepare.log'}")
     become_only_rank()
     for done, (preset, number) in enumerate(missing):
         typer.echo(f"{preset}, seed {number}: run {done + 1} of {len(missing)}", err=True)
         with failing():
             make_run(kept_path(runs, preset, number), preset, number)
+    typer.echo(f"done: {len(missing)} in {runs}; next: clipx table collect {name} --runs {runs}", err=True)
 
 
 def make_run(path: Path, preset: str, seed: int) -> None:
