@@ -1,6 +1,6 @@
 """verl-clipx: policy losses with adaptive and soft clipping for veRL.
 
-Importing this package is cheap on purpose: every process that imports verl imports it.
+Importing this package is deliberately cheap, since every process that imports verl imports it.
 """
 
 from importlib import import_module
@@ -27,7 +27,7 @@ __all__ = ["__version__", *_PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    # What configurations recorded before the folder driver existed name as `_target_`: Hydra looks here first.
+    # Configurations recorded before the folder `driver` existed use this name as `_target_`; Hydra looks here first.
     if name == "training":
         return SimpleNamespace(hydra_nodes=import_module("verl_clipx.driver.hydra_nodes"))
     if name not in _PUBLIC:

@@ -35,10 +35,10 @@ from verl_clipx.tasks.commands import app as data_app
 
 
 class Commands(TyperGroup):
-    """The commands, which end with one line where a tool's package is missing."""
+    """The command group, which fails with a one-line message if a tool's package is missing."""
 
     def invoke(self, context: typer.Context) -> Any:
-        """Run the command that the line names."""
+        """Run the command named on the command line."""
         forget_json()
         try:
             return super().invoke(context)
@@ -63,7 +63,7 @@ app.add_typer(table_app, name="table")
 
 
 def print_version(asked: bool) -> None:
-    """Prints the version and ends."""
+    """Prints the version and exits."""
     if asked:
         print_plain(f"clipx {installed_version('verl-clipx')}")
         raise typer.Exit()
@@ -159,7 +159,7 @@ def gpu_check(
         for result in loss_results(device) if losses else results(machine):
             found.append(result)
             print_plain(line_of(result))
-            # Whoever ends the command, or the machine, loses no result.
+            # No result is lost if the command or the machine is stopped.
             if out is not None:
                 write_text(out, as_json(found, described(machine)))
         if out is not None:
@@ -232,7 +232,7 @@ def metrics(
     which: Annotated[str, typer.Argument(help="default, all (what clipx.metrics=all adds) or observe.")] = "default",
     markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/metrics.md.")] = False,
 ) -> None:
-    """List the metrics that a run logs: key, meaning, unit, and what each is taken over."""
+    """List the metrics that a run logs: key, meaning, unit, and what each is computed over."""
     from verl_clipx.common.suggestions import did_you_mean
     from verl_clipx.loss.metric_listing import LISTS, markdown_table, rows_of
 
@@ -250,9 +250,9 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
     """Draws the gradient weight of a method.
 
     Args:
-        name: of the method, or of a Hydra group that chooses one.
+        name: name of the method, or of a Hydra group that chooses one.
         parameters: Hydra overrides of the node clipx, such as clipx.alpha=2.
-        path: of the figure.
+        path: file to write the figure to.
     """
     from omegaconf import OmegaConf
 
@@ -286,7 +286,7 @@ def explain(context: typer.Context, as_json: AsJson = False) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
-    # Importing verl warns where there is no GPU, which nothing here needs.
+    # Without a GPU, importing verl prints a warning, but nothing here needs one.
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     from verl_clipx.driver.explain import explained
     from verl_clipx.driver.script import SHELLS, commands_of
@@ -309,7 +309,7 @@ def explain(context: typer.Context, as_json: AsJson = False) -> None:
 def check_loss(
     function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
 ) -> None:
-    """Run the contract that every loss must keep on a loss of your own."""
+    """Check a loss of your own against the contract that every loss must keep."""
     import sys
 
     sys.path.insert(0, "")
@@ -324,7 +324,7 @@ def check_loss(
     for name, failure in check_method(method):
         failed |= failure is not None
         said = f"[green]kept[/]   {name}" if failure is None else f"[red]failed[/] {name}\n  {escape(failure)}"
-        # A path that is cut at the terminal's width leads nowhere.
+        # Paths must not be cut at the terminal's width.
         console.print(said, soft_wrap=True)
     raise typer.Exit(1 if failed else 0)
 
@@ -350,9 +350,9 @@ def report(
         bool, typer.Option("--follow", help="Write the page anew until the runs end, or Ctrl-C.")
     ] = False,
 ) -> None:
-    """Compare runs: one page with what their clipping did, its figures and its numbers."""
+    """Compare runs: write one page that shows what their clipping did, in figures and numbers."""
     if replay or match:
-        # A loss of the user's own may be in the folder that the command runs in.
+        # The user's own loss may be in the working directory.
         sys.path.insert(0, "")
     from verl_clipx.diagnostics import follow as following
     from verl_clipx.diagnostics.report import PAGE, write_report
@@ -386,7 +386,7 @@ def diagnose(
     run: Annotated[Path, typer.Argument(help="The run's folder or the file of its log.")],
     as_json: AsJson = False,
 ) -> None:
-    """Say what went wrong in a run: since which step, what shows it and what to do."""
+    """Say what went wrong in a run: from which step on, what shows it and what to do."""
     from verl_clipx.diagnostics.base_rates import MEASURES, rates
     from verl_clipx.diagnostics.diagnosis import diagnose, judged
     from verl_clipx.diagnostics.runs import read_run
@@ -433,7 +433,7 @@ def replay(
     as_json: AsJson = False,
     tokens: Annotated[int, typer.Option(min=0, help="Tokens whose gradient appears or goes, in --json.")] = 200,
 ) -> None:
-    """Apply methods to the tokens that a run traced: what each would clip, and which tokens' fate would change."""
+    """Apply methods to the tokens that a run traced: what would each clip, and which tokens would change?"""
     sys.path.insert(0, "")
     from verl_clipx.diagnostics.replay.command import content_of, print_replayed, replayed
 
@@ -487,7 +487,7 @@ def watch(
         code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
     except OSError as error:
         console.print(f"[red]{escape(label)} could not start:[/] {escape(str(error))}", soft_wrap=True)
-        # As a shell says of a command that is not there.
+        # The exit code that a shell gives for an unknown command.
         raise typer.Exit(127) from None
     if code not in (0, 130):
         console.print(

@@ -1,7 +1,7 @@
 """The entry point in verl's plugin group: every process that imports verl imports it.
 
-It must be cheap, so everything is registered when verl itself imports the module concerned. And it must be loud, since
-verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.
+It must be cheap, so everything is registered only when verl itself imports the module concerned. It must also fail
+loudly, since verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.
 """
 
 import functools
@@ -86,7 +86,7 @@ def _watch_the_reward(reward: ModuleType) -> None:
 def _decide_at_the_start(device: ModuleType) -> None:
     detect = device.auto_set_device
 
-    # Each of verl's entry modules calls it first, with its configuration; nothing else does.
+    # Each of verl's entry modules calls this first, with its configuration; nothing else calls it.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
         from verl_clipx.driver.start import start_entry

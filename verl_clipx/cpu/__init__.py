@@ -1,28 +1,28 @@
-"""verl on a machine without an accelerator: platform, FSDP2 engine over gloo, rollout, checkpoint engine.
+"""Runs verl without an accelerator: platform, FSDP2 engine over gloo, rollout and checkpoint engine.
 
-Everything here enters verl through its public registries. Nothing is active unless ``VERL_PLATFORM=cpu``.
+Everything here is added through verl's public registries and is active only if ``VERL_PLATFORM=cpu``.
 """
 
 import os
 from importlib import import_module
 
-# verl's modules, and ours that register an engine with them.
+# verl's modules, and our modules that register an engine with them.
 OURS = {"verl.workers.engine.fsdp.transformer_impl": "engine", "verl.checkpoint_engine.base": "checkpoint_engine"}
 
 _registered = False
 
 
 def is_active() -> bool:
-    """Whether this process was told to run verl on the CPU (environment variable ``VERL_PLATFORM=cpu``)."""
+    """Return whether this process was told to run verl on the CPU (environment variable ``VERL_PLATFORM=cpu``)."""
     return os.environ.get("VERL_PLATFORM", "").strip().lower() == "cpu"
 
 
 def register() -> None:
-    """Make verl know the platform, the engines and the rollout named ``cpu``. Idempotent.
+    """Register the platform, the engines and the rollout named ``cpu`` with verl. Idempotent.
 
-    Called in every process that imports verl, so it must cost nothing on a machine with an accelerator: the
-    platform and the rollout are names in a registry, and the engines, whose modules import torch, wait for post-import
-    hooks and are only installed under ``VERL_PLATFORM=cpu``.
+    This runs in every process that imports verl, so it must cost nothing on a machine with an accelerator: the platform
+    and the rollout are only names in a registry, and the engines, whose modules import torch, wait for post-import
+    hooks that are installed only under ``VERL_PLATFORM=cpu``.
     """
     global _registered
     if _registered:

@@ -1,4 +1,4 @@
-"""Weights on their way to rollout servers that stand apart from the trainer: verl's checkpoint engine over gloo."""
+"""verl's checkpoint engine over gloo: sends weights to rollout servers that run separately from the trainer."""
 
 import pickle
 from collections.abc import Generator
@@ -15,7 +15,7 @@ from verl_clipx.cpu.rollout.weights import pack_weights
 
 BACKEND = "gloo"
 TIMEOUT = timedelta(minutes=5)
-# Of a trainer's rank that sends nothing.
+# Rank of the trainer's processes that send nothing.
 OUTSIDE = -1
 
 
@@ -23,7 +23,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     """Broadcasts the weights from the trainer's first rank to all rollout workers, in a group made for each update.
 
     Args:
-        bucket_size: bytes that a message may reach; a larger tensor travels alone.
+        bucket_size: maximum message size in bytes; a larger tensor gets its own message.
     """
 
     def __init__(self, bucket_size: int, is_master: bool = False):
@@ -34,7 +34,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self._group: ProcessGroupGloo | None = None
 
     def prepare(self) -> tuple[str, int] | None:
-        """Where the group meets: host and port of the first rank's store; None on every other rank."""
+        """Return the rendezvous address: host and port of the first rank's store; None on every other rank."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address()
@@ -45,7 +45,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[tuple[str, int] | None]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Arguments of `init_process_group`: the trainer's first rank and every rollout worker make the group."""
+        """Return `init_process_group`'s arguments; the group is the trainer's first rank and all rollout workers."""
 
         def arguments(ranks: list[int]) -> dict[str, list[Any]]:
             size = [1 + rollout_world_size] * len(ranks)
@@ -57,13 +57,13 @@ class GlooCheckpointEngine(CheckpointEngine):
         )
 
     def init_process_group(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
-        """Joins the group; arguments from `build_topology`."""
+        """Joins the group, with the arguments from `build_topology`."""
         self.rank = rank
         if rank == OUTSIDE:
             return
         if self._store is None:
             self._store = TCPStore(*address, is_master=False, timeout=TIMEOUT)
-        # Apart from torch's default group, which is the trainer's own.
+        # Separate from torch's default group, which belongs to the trainer.
         self._group = ProcessGroupGloo(self._store, rank, world_size, TIMEOUT)
 
     def finalize(self) -> None:
@@ -86,13 +86,13 @@ class GlooCheckpointEngine(CheckpointEngine):
             self._broadcast(None)
 
     def receive_weights(self, global_steps: int | None = None) -> Generator[tuple[str, torch.Tensor], None, None]:
-        """Yields name and float32 tensor of all weights, as they come."""
+        """Yields the name and float32 tensor of every weight as it arrives."""
         while (message := self._broadcast(None)) is not None:
             for name, array in message.items():
                 yield name, torch.from_numpy(array)
 
     def _broadcast(self, message: dict[str, np.ndarray] | None) -> dict[str, np.ndarray] | None:
-        """The first rank's message, on every rank of the group; None ends an update."""
+        """Return the first rank's message on every rank of the group; None ends an update."""
         sent = bytearray(pickle.dumps(message)) if self.is_master else bytearray()
         size = torch.tensor([len(sent)])
         self._group.broadcast([size], BroadcastOptions()).wait()

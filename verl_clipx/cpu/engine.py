@@ -1,4 +1,4 @@
-"""verl's FSDP engines on host memory: the policy's and the critic's."""
+"""verl's FSDP engines for policy and critic, in host memory."""
 
 import copy
 from typing import Any
@@ -41,11 +41,11 @@ class OnHostMemory(FSDPEngine):
 
 
 class CPUFSDPEngineWithLMHead(OnHostMemory, FSDPEngineWithLMHead):
-    """The policy's."""
+    """The policy's engine."""
 
 
 class CPUFSDPEngineWithValueHead(OnHostMemory, FSDPEngineWithValueHead):
-    """The critic's."""
+    """The critic's engine."""
 
 
 ENGINES = {"language_model": CPUFSDPEngineWithLMHead, "value_model": CPUFSDPEngineWithValueHead}
@@ -54,24 +54,24 @@ ENGINES = {"language_model": CPUFSDPEngineWithLMHead, "value_model": CPUFSDPEngi
 def load_critic(
     local_path: str, torch_dtype: torch.dtype, model_config: PretrainedConfig, trust_remote_code: bool
 ) -> PreTrainedModel:
-    """The critic, with its configuration's attention: verl's own loader demands flash attention, whatever that says."""
+    """Load the critic with the configured attention; verl's own loader always demands flash attention."""
     return AutoModelForTokenClassification.from_pretrained(
         local_path, dtype=torch_dtype, config=model_config, trust_remote_code=trust_remote_code
     )
 
 
 def copied_shards(model: torch.nn.Module) -> tuple[dict[str, tuple[torch.Tensor, Any]], Any]:
-    """verl's fsdp2_sharded_save_to_cpu, as a copy: of weights on the CPU verl keeps the weights themselves.
+    """Replace verl's fsdp2_sharded_save_to_cpu, which does not copy weights that are already on the CPU.
 
-    The trainers that generate apart keep so the weights that old_log_probs are recomputed with. Without a copy they are
-    those of the update under way, and every ratio is 1.
+    Trainers that generate separately use it to save the weights with which old_log_probs are recomputed. Without a copy
+    these would be the weights being updated, and every ratio would be 1.
     """
     shards, layout = SHARDS_TO_CPU(model)
     return {name: (shard.clone(), own) for name, (shard, own) in shards.items()}, layout
 
 
 def register() -> None:
-    """Add the engines to verl's registry for device ``cpu``, under both FSDP backends, and what they need of verl."""
+    """Register the engines for device ``cpu`` under both FSDP backends, and patch what they need in verl."""
     verl_models.load_valuehead_model = load_critic
     fsdp_utils.fsdp2_sharded_save_to_cpu = copied_shards
     for model_type, engine in ENGINES.items():

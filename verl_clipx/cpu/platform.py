@@ -65,7 +65,7 @@ class PlatformCPU(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
-        # Ray sets it for whoever holds its GPU resource; verl copies it between workers.
+        # Ray sets it for processes that hold its GPU resource; verl copies it between workers.
         return "CUDA_VISIBLE_DEVICES"
 
     @contextmanager

@@ -1,7 +1,7 @@
 """Gloo for verl's training workers.
 
 verl builds the backend string ``cpu:gloo,<device>:<backend>``, which on the CPU names the same device twice, and torch
-refuses that. It leaves a process group alone that already exists, so the group is made first.
+rejects that. verl keeps a process group that already exists, so the group is created first.
 """
 
 import os
@@ -9,7 +9,7 @@ import tempfile
 
 
 def with_gloo(worker_class: type) -> type:
-    """A subclass of a verl TrainingWorker that initialises gloo before the worker's own constructor runs."""
+    """Return a subclass of a verl TrainingWorker that initialises gloo before the worker's own constructor runs."""
 
     class GlooTrainingWorker(worker_class):
         def __init__(self, *args, **kwargs):
@@ -27,10 +27,10 @@ def with_gloo(worker_class: type) -> type:
 
 
 def meeting_file() -> str:
-    """Where the ranks of one node find each other, as verl's DIST_INIT_METHOD.
+    """Return a file through which the ranks of one node find each other, for verl's DIST_INIT_METHOD.
 
-    verl has them meet at a port that it looked up, and let go, many seconds before the first rank listens there; on a
-    machine with another run another process may have it by then.
+    verl has them meet at a port that it looked up and released many seconds before the first rank listens there. If
+    other runs share the machine, another process may have taken the port by then.
     """
     import ray
 

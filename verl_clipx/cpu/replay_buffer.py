@@ -19,7 +19,7 @@ def frequent_polling(
     sampler_kwargs: Mapping[str, Any],
     refill_fn: Callable[[int], None] | None = None,
 ):
-    """verl's own replay buffer for this trainer mode, with a shorter polling interval.
+    """Build verl's own replay buffer for this trainer mode, with a shorter polling interval.
 
     Args:
         sampler_kwargs: ``poll_interval`` (seconds), ``filter_groups`` (the node ``algorithm.filter_groups``),

@@ -7,13 +7,14 @@ from verl_clipx.common.extras import FOR_CPU, needs_tool
 
 
 def check_platform(name: str) -> str:
-    """Return ``name`` if verl will run on that platform, else say how to make it.
+    """Return ``name`` if verl will run on that platform, otherwise raise an error that says how to select it.
 
     Returns:
-        ``name``, so that it can stand as the value of ``trainer.device``.
+        ``name``, so that it can serve as the value of ``trainer.device``.
 
     Raises:
-        ValueError: the environment variable ``VERL_PLATFORM`` names another platform, or none; or a package is missing.
+        ValueError: the environment variable ``VERL_PLATFORM`` is unset or names another platform, or a package is
+            missing.
     """
     chosen = os.environ.get("VERL_PLATFORM", "").strip().lower()
     if chosen == name:

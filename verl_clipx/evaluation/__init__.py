@@ -1,4 +1,4 @@
-"""A checkpoint's accuracy: samples, avg@k, pass@k, maj@k, intervals, paired comparisons.
+"""Measures a checkpoint's accuracy: sampling, avg@k, pass@k, maj@k, confidence intervals and paired comparisons.
 
-Benchmarks are Parquet files in verl's schema and rewards are functions named by the user; no task is known here.
+Benchmarks are Parquet files in verl's schema; rewards are functions that the user names. Nothing here knows a task.
 """

@@ -11,14 +11,14 @@ _OPENING = re.compile(r"\s{0,8}\{")
 
 
 def extract_answer(text: str) -> str | None:
-    r"""The last answer in a response: the content of its last `<answer>…</answer>`, else of its last `\boxed{…}`.
+    r"""Return a response's last answer: the content of its last `<answer>…</answer>`, else of its last `\boxed{…}`.
 
-    What stands before the last `</think>`, or in a `<think>` that was not closed, is no answer, as for the rewards:
-    otherwise cut-off responses would vote. A box inside the tags is unwrapped. White space is removed, since "1, 2" and
-    "1,2" are one vote. Nothing is evaluated: answers that are equal only mathematically are different votes.
+    As in the rewards, text before the last `</think>` or inside an unclosed `<think>` is ignored; otherwise truncated
+    responses would vote. A box inside the tags is unwrapped. White space is removed, so that "1, 2" and "1,2" are the
+    same vote. Nothing is evaluated: answers that are equal only mathematically are different votes.
 
     Returns:
-        The answer, or None if there is none, or an empty one, or one longer than `MAX_ANSWER_LENGTH`.
+        The answer, or None if it is missing, empty or longer than `MAX_ANSWER_LENGTH`.
     """
     text = final_part(text)
     if text is None:
@@ -34,7 +34,7 @@ def extract_answer(text: str) -> str | None:
 
 
 def _last_boxed(text: str) -> str | None:
-    """Content of the last box whose braces are balanced within `MAX_ANSWER_LENGTH` characters."""
+    """Return the content of the last box whose braces are balanced within `MAX_ANSWER_LENGTH` characters."""
     start = text.rfind(_BOXED)
     opening = _OPENING.match(text, start + len(_BOXED)) if start >= 0 else None
     return braced(text, opening.end(), MAX_ANSWER_LENGTH) if opening else None

@@ -1,6 +1,7 @@
-"""The back ends that generate: vLLM on GPUs, or a CPU generator that the caller provides.
+"""The back ends that generate responses: vLLM on GPUs, or a CPU generator that the caller provides.
 
-A back end is a context manager; inside it, a function takes shards of requests and yields finished ones in any order.
+A back end is a context manager. It provides a function that takes shards of requests and yields finished shards in any
+order.
 """
 
 import contextlib
@@ -21,31 +22,31 @@ class SampleRequest:
 
 Tokens = list[int]
 GenerateShards = Callable[[Sequence[list[SampleRequest]]], Iterator[tuple[int, list[Tokens]]]]
-"""From shards to (index of the shard, tokens of each of its requests, a stop token included), as they finish."""
+"""Maps shards to pairs (shard index, tokens of each of its requests, including any stop token), as they finish."""
 
 
 @dataclass(frozen=True)
 class Model:
-    """What a back end needs to know of the model."""
+    """What a back end needs to know about the model."""
 
     folder: Path
     stop_token_ids: frozenset[int]
     vocabulary_size: int
-    """Number of the tokenizer's tokens; later rows of the output layer only pad it."""
+    """Number of tokens in the tokenizer; any further rows of the output layer are padding."""
     longest: int
-    """Largest number of tokens of a prompt and its response."""
+    """Largest number of tokens in a prompt and its response together."""
 
 
 OpenBackend = Callable[[Model, SamplingSettings], contextlib.AbstractContextManager[GenerateShards]]
 
 
 GenerateOnCPU = Callable[..., list[Tokens]]
-"""From a Hugging Face model, a list of requests, settings, and the keywords stop_token_ids and vocabulary_size, to the
-tokens of every request, a stop token included. Each request has random numbers of its own seed."""
+"""Maps a Hugging Face model, a list of requests, settings, and the keywords stop_token_ids and vocabulary_size to the
+tokens of every request, including any stop token. Each request draws random numbers from its own seed."""
 
 
 def cpu_backend(generate: GenerateOnCPU) -> OpenBackend:
-    """A back end in this process, in float32."""
+    """Return a back end that generates in this process, in float32."""
 
     @contextlib.contextmanager
     def opened(model: Model, settings: SamplingSettings) -> Iterator[GenerateShards]:

@@ -1,4 +1,4 @@
-"""Questions, read from Parquet files in verl's row schema."""
+"""Reads questions from Parquet files in verl's row schema."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +22,7 @@ class Question:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """A named list of questions. A question's index is its row."""
+    """A named list of questions. A question's index is its row number."""
 
     name: str
     path: Path
@@ -35,13 +35,13 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
 
     Args:
         path: a Parquet file with the columns data_source, prompt (chat messages), reward_model (with ground_truth) and,
-            if there is one, extra_info.
-        name: what to call it; the file's name without `.parquet` by default.
+            optionally, extra_info.
+        name: the benchmark's name; by default the file's name without `.parquet`.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: a column is missing, there is no question, a row is not as verl's format has it, the name cannot be
-            a folder's, or `limit` is below 1.
+        FileNotFoundError: the file does not exist.
+        ValueError: a column is missing, there are no questions, a row does not follow verl's format, the name is not
+            a valid folder name, or `limit` is below 1.
     """
     if limit is not None and limit < 1:
         raise ValueError(f"--limit {limit}: must be at least 1")
@@ -71,7 +71,7 @@ def read_benchmark(path: Path, name: str | None = None, *, limit: int | None = N
 
 
 def _fault(row: dict[str, Any]) -> str | None:
-    """What of a row is not as verl's format has it."""
+    """Describe how a row deviates from verl's format."""
     if not isinstance(row["data_source"], str):
         return f"data_source is {row['data_source']!r:.60}, not text"
     if fault := fault_of_prompt(row["prompt"]):
@@ -84,7 +84,7 @@ def _fault(row: dict[str, Any]) -> str | None:
 
 
 def sources_of(benchmark: Benchmark, field: str) -> list[str]:
-    """What each question came from, for clustered errors."""
+    """Return the source of each question, for clustered standard errors."""
     lacking = [row for row, question in enumerate(benchmark.questions) if question.extra_info.get(field) is None]
     if lacking:
         there = sorted(set.intersection(*(set(question.extra_info) for question in benchmark.questions)))

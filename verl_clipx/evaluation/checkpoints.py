@@ -1,4 +1,4 @@
-"""Finding a run's checkpoints, and a model in Hugging Face format for each."""
+"""Finds a run's checkpoints and provides a model in Hugging Face format for each."""
 
 import hashlib
 import re
@@ -13,9 +13,9 @@ from verl_clipx.common.run_files import STEP_FOLDER
 
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")
 MERGED_FOLDER = "merged_huggingface"
-# Hidden, since it is not part of what the model is.
+# Hidden, since it is not part of the model.
 SOURCE_FILE = ".merged_from.json"
-# What a model folder on the hub may hold beside what is loaded.
+# Files that a model repository on the hub may contain but that are never loaded.
 IGNORED_HUB_FILES = ["*.pth", "*.pt", "*.gguf", "*.onnx", "*.msgpack", "*.h5", "original/*"]
 
 _CHUNK_BYTES = 1 << 20
@@ -37,14 +37,14 @@ class Checkpoint:
 
 
 def find_checkpoints(model: str) -> list[Checkpoint]:
-    """The checkpoints that a name stands for, by training step.
+    """Find the checkpoints that a name stands for, ordered by training step.
 
     Args:
-        model: a run's folder of `global_step_<N>` (trainer.default_local_dir), one of these, its `actor`, a folder in
-            Hugging Face format, or an id on the hub.
+        model: a run's folder that contains `global_step_<N>` folders (trainer.default_local_dir), one of these folders,
+            its `actor` folder, a folder in Hugging Face format, or a model id on the hub.
 
     Returns:
-        At least one. Of a run's folder, steps that verl had not finished writing are left out.
+        At least one checkpoint. Steps of a run's folder that verl had not finished writing are left out.
     """
     folder = Path(model)
     if not folder.exists():
@@ -60,7 +60,7 @@ def find_checkpoints(model: str) -> list[Checkpoint]:
         return [_of_step(folder, folder / "actor")]
     steps = [path for path in folder.glob("global_step_*") if STEP_FOLDER.fullmatch(path.name)]
     found = [_of_step(path, path / "actor") for path in steps if (path / "actor").is_dir()]
-    # verl writes this after a checkpoint is complete.
+    # verl writes this once a checkpoint is complete.
     tracker = folder / "latest_checkpointed_iteration.txt"
     if tracker.exists():
         last = read_whole_number(tracker)
@@ -78,18 +78,18 @@ def _of_step(folder: Path, actor: Path) -> Checkpoint:
 
 
 def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
-    """A local folder in Hugging Face format: the model itself, a download, or the merged shards of an FSDP checkpoint.
+    """Return a local folder in Hugging Face format: the model itself, a download, or merged FSDP shards.
 
-    The merged model is kept in the `actor` folder, so that it goes when verl removes an old checkpoint, and is made
-    anew when the shards have changed. verl's merger writes bfloat16.
+    The merged model is kept in the `actor` folder, so that it disappears when verl removes an old checkpoint. It is
+    merged again when the shards have changed. verl's merger writes bfloat16.
 
     Args:
-        cache: where to keep merged models instead, `<cache>/<label>`.
+        cache: keep merged models in `<cache>/<label>` instead.
 
     Raises:
-        ValueError: a Megatron checkpoint, or one of LoRA adapters.
+        ValueError: the checkpoint is from Megatron, or contains LoRA adapters.
         PermissionError: the merged model cannot be written.
-        RuntimeError: the merger failed; the message holds the end of its output.
+        RuntimeError: the merger failed; the message contains the end of its output.
     """
     folder = Path(checkpoint.source)
     if not folder.is_dir():
@@ -117,7 +117,7 @@ def model_folder(checkpoint: Checkpoint, cache: Path | None = None) -> Path:
 
 
 def merge(actor: Path, target: Path) -> None:
-    """Merge an FSDP checkpoint with verl's own merger, replacing what is at `target` when it is complete."""
+    """Merge an FSDP checkpoint with verl's own merger; replace `target` once the merged model is complete."""
     if (actor / "lora_adapter").is_dir() or (actor / "lora_train_meta.json").is_file():
         raise ValueError(
             f"{actor}: it is a checkpoint of LoRA adapters. Merge them into the base model (peft's merge_and_unload) "
@@ -143,9 +143,10 @@ def merge(actor: Path, target: Path) -> None:
 
 
 def fingerprint_of_folder(folder: Path) -> str:
-    """SHA-256 over the name, size, first and last MiB of every file directly in a folder, hidden ones left out.
+    """Return the SHA-256 over the name, size, and first and last MiB of every non-hidden file directly in a folder.
 
-    Not a proof of equality, but weights of two training steps differ in every part, and a model of 15 GB takes no time.
+    This does not prove equality, but the weights of two training steps differ everywhere, and even a 15 GB model is
+    hashed almost instantly.
     """
     digest = hashlib.sha256()
     for path in sorted(path for path in folder.iterdir() if path.is_file() and not path.name.startswith(".")):

@@ -1,4 +1,4 @@
-"""`clipx eval run|score`, and the command group."""
+"""The commands `clipx eval run` and `clipx eval score`, and the group `clipx eval`."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -27,7 +27,7 @@ DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score_for_evaluation"
 
 
 def evaluation_app(generate_on_cpu: "GenerateOnCPU") -> typer.Typer:
-    """The command group."""
+    """Return the command group `clipx eval`."""
     app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate accuracy, and compare runs.")
     app.command()(_run_command(generate_on_cpu))
     app.command()(score)
@@ -90,7 +90,7 @@ def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
             Path | None, typer.Option(help="Folder of merged FSDP checkpoints; by default inside the checkpoint.")
         ] = None,
     ) -> None:
-        """Sample, score and report. Interrupted, the same command goes on where it stopped."""
+        """Sample, score and report. After an interruption, the same command continues where it stopped."""
         with errors():
             from verl_clipx.evaluation.backends import cpu_backend
             from verl_clipx.evaluation.benchmark import read_benchmark
@@ -165,7 +165,7 @@ def score(
     ] = None,
     cluster: Cluster = None,
 ) -> None:
-    """Score the stored completions again, for instance after the reward was mended."""
+    """Score the stored completions again, for instance after the reward was fixed."""
     with errors():
         from verl_clipx.common.files import write_json
         from verl_clipx.evaluation.benchmark import sources_of
@@ -184,7 +184,7 @@ def score(
             for benchmark in benchmarks:
                 config["benchmarks"][benchmark.name]["clusters"] = sources_of(benchmark, cluster)
         if changed:
-            # Scores of the old reward must not be taken for those of the new one.
+            # Scores of the old reward must not be mistaken for those of the new one.
             evaluation.results.unlink(missing_ok=True)
             write_json(evaluation.config, config | changed)
         with _progress() as on_stage:
@@ -194,7 +194,7 @@ def score(
 
 @contextlib.contextmanager
 def _progress() -> Iterator[Callable[[str], Callable[[int, int], None]]]:
-    """A progress display; gives a function from a stage's name to its callback of (done, total)."""
+    """Show progress; yields a function that maps a stage's name to its callback, which takes (done, total)."""
     columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn())
     with Progress(
         *columns, TimeElapsedColumn(), TimeRemainingColumn(), console=TerminalConsole(stderr=True)

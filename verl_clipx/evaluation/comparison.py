@@ -1,4 +1,4 @@
-"""Comparing scored evaluations: of two checkpoints, or of two methods with several trainings each."""
+"""Compares scored evaluations of two checkpoints, or of two methods with several training runs each."""
 
 import glob
 from collections.abc import Sequence
@@ -15,10 +15,10 @@ from verl_clipx.evaluation.protocols import MEAN_OF_LAST_THREE
 from verl_clipx.evaluation.results import QuestionValues, clusters_of, combine, values_of_checkpoints
 
 RULES = ("reward", "correct", "correct_from", "answer", "cluster")
-"""What two evaluations must have in common to be compared."""
+"""Settings on which two evaluations must agree to be compared."""
 
 ACCURACY = "avg"
-"""avg@k estimates the same thing for every k, so that runs of different k can be compared; maj@k does not."""
+"""avg@k estimates the same quantity for every k, so that runs with different k can be compared; maj@k does not."""
 
 
 @dataclass(frozen=True)
@@ -26,32 +26,32 @@ class Side:
     """One method on one benchmark."""
 
     values: dict[str, np.ndarray]
-    """By metric ``[trainings, questions]``; those that not all trainings have are left out."""
+    """Arrays ``[trainings, questions]`` by metric; metrics that some trainings lack are left out."""
 
     samples: int | None
-    """Behind each share of right samples; None where trainings differ, or it is a mean over checkpoints."""
+    """Samples behind each share of correct ones; None if trainings differ or it is a mean over checkpoints."""
 
     def split(self) -> Split | None:
-        """The variance of its accuracy, None of a single question."""
+        """Return the variance of the accuracy, or None if there is only one question."""
         accuracy = self.values[ACCURACY]
         return split_variance(accuracy, self.samples) if accuracy.shape[1] > 1 else None
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What there is to say on one benchmark."""
+    """The comparison on one benchmark."""
 
     metrics: dict[str, Comparison]
     variance: dict[str, Split | None]
-    """Of the accuracy, "first" and "second"."""
+    """Variance of the accuracy, for "first" and "second"."""
 
     questions: int
     seeds: tuple[int, int]
     samples: tuple[int | None, int | None]
 
     def variance_as_dict(self) -> dict[str, Any]:
-        """JSON values: of "first" and "second" each part of the variance of one sample's score, and what it adds to the
-        squared standard error of the accuracy."""
+        """Return JSON values: for "first" and "second", each component of the variance of one sample's score, and what
+        it contributes to the squared standard error of the accuracy."""
         found: dict[str, Any] = {}
         for (name, split), seeds, samples in zip(self.variance.items(), self.seeds, self.samples, strict=True):
             found[name] = split and {
@@ -62,7 +62,7 @@ class Compared:
 
 
 def find_evaluations(pattern: str) -> list[EvaluationFolder]:
-    """The evaluations that a name stands for.
+    """Find the evaluations that a name stands for.
 
     Args:
         pattern: a folder, or a pattern such as `runs/grpo-seed*/evaluation/aime24`.
@@ -74,15 +74,15 @@ def find_evaluations(pattern: str) -> list[EvaluationFolder]:
 
 
 def read_sides(*methods: Sequence[EvaluationFolder]) -> dict[str, tuple[list[Side], np.ndarray | None]]:
-    """Read methods' values on the benchmarks that all their evaluations have.
+    """Read each method's values on the benchmarks that all evaluations share.
 
     Returns:
-        By benchmark, a side a method, and the labels of its questions' sources.
+        By benchmark, one side per method, and the source labels of its questions.
 
     Raises:
         FileNotFoundError: an evaluation has no results.
-        ValueError: they share no benchmark, one of the same name has other questions, they were scored by different
-            rules, or a method has the same checkpoint twice.
+        ValueError: the evaluations share no benchmark, benchmarks of the same name have different questions, they were
+            scored by different rules, or a method has the same checkpoint twice.
     """
     folders = [folder for method in methods for folder in method]
     configs = {folder.path: _config_of(folder) for folder in folders}
@@ -113,10 +113,10 @@ def compare_evaluations(first: Sequence[EvaluationFolder], second: Sequence[Eval
     other.
 
     Args:
-        first, second: a scored evaluation a training; differences are second minus first.
+        first, second: one scored evaluation per training; differences are second minus first.
 
     Returns:
-        By benchmark; metrics that not all have (pass@8 of a run with 4 samples) are left out.
+        The comparison by benchmark. Metrics that some evaluations lack (pass@8 with 4 samples) are left out.
     """
     found = {}
     for name, ((one, other), clusters) in read_sides(first, second).items():
@@ -140,7 +140,7 @@ def compare_evaluations(first: Sequence[EvaluationFolder], second: Sequence[Eval
 
 def _config_of(folder: EvaluationFolder) -> dict[str, Any]:
     config = folder.read_config()
-    # Without them the scores may be of two rewards, one of them interrupted.
+    # Without results, the scores may come from two rewards if rescoring was interrupted.
     if not folder.results.is_file():
         raise FileNotFoundError(f"{folder.path}: not scored yet; run `clipx eval score` on it")
     return config

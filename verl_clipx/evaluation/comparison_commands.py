@@ -1,4 +1,4 @@
-"""`clipx eval compare|power`: whether a difference is real, and what it takes to detect one."""
+"""`clipx eval compare` and `clipx eval power`: is a difference real, and what does it take to detect one?"""
 
 from collections.abc import Mapping
 from dataclasses import asdict, replace
@@ -29,8 +29,8 @@ def compare(
 ) -> None:
     """Say whether one method is better than another, or one checkpoint than another.
 
-    From 3 trainings of each on, the interval is over seeds and questions together, and speaks of the methods. Of one
-    evaluation each it is over questions, and speaks of these two checkpoints. Else there is none.
+    With at least 3 trainings of each, the interval covers seeds and questions together and is about the methods. With
+    one evaluation of each, it covers questions and is about these two checkpoints. Otherwise there is no interval.
     """
     with errors():
         from verl_clipx.common.files import write_json
@@ -83,7 +83,7 @@ def _meaning(one: "Comparison", questions: int) -> str:
 
 
 def verdicts(found: Mapping[str, "Compared"]) -> list[str]:
-    """On each benchmark whether the second method's accuracy is higher, corrected by Holm; nothing below 3 seeds."""
+    """Say for each benchmark whether the second method's accuracy is higher (Holm-corrected); needs 3 seeds or more."""
     from verl_clipx.common.statistics.collapse import caution
     from verl_clipx.common.statistics.comparison import corrected
     from verl_clipx.evaluation.comparison import ACCURACY
@@ -148,7 +148,7 @@ def power(
 ) -> None:
     """Before spending: the chance that `clipx eval compare` shows a difference, and what it takes for 80 %.
 
-    Say what is planned and what is expected, or give prior evaluations; what was assumed is printed.
+    Say what you plan and what you expect, or give prior evaluations; all assumptions are printed.
     """
     with errors():
         from verl_clipx.common.files import write_json
@@ -181,7 +181,7 @@ def power(
 
 
 def _prior(patterns: list[str], benchmark: str | None) -> tuple[dict[str, Any], dict[str, float]]:
-    """What prior evaluations were, and the parts that they tell."""
+    """Return the design of prior evaluations, and the variance components that they determine."""
     if not patterns:
         return {}, {}
     from verl_clipx.common.statistics.power import measured_parts
@@ -226,7 +226,7 @@ def _print_parts(parts: "Parts", measured: dict[str, float], prior: dict[str, An
 
 
 def _ways(parts: "Parts", difference: float, design: "Design", wanted: float) -> dict[str, int | None]:
-    """What each number alone has to be, printed; None where it cannot be enough."""
+    """Print and return what each number would have to be if only it changed; None where that can never suffice."""
     from verl_clipx.common.statistics.power import MOST, needed
 
     found = {}
@@ -242,7 +242,7 @@ def _ways(parts: "Parts", difference: float, design: "Design", wanted: float) ->
 
 
 def _options(parts: "Parts", difference: float, design: "Design", wanted: float) -> list[dict[str, int | None]]:
-    """Questions for that power by seeds and samples, printed."""
+    """Print and return the questions needed for that power, by seeds and samples."""
     from verl_clipx.common.statistics.power import needed
 
     samples = sorted({1, 8, 32, design.samples})

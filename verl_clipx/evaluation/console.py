@@ -1,4 +1,4 @@
-"""The console of the `clipx eval` commands, and how they end."""
+"""The console of the `clipx eval` commands, and how they report errors."""
 
 import contextlib
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ console = TerminalConsole()
 
 @contextlib.contextmanager
 def errors() -> Iterator[None]:
-    """Turn errors that a user can mend into their message."""
+    """Replace the traceback of errors that a user can fix with their message."""
     try:
         yield
     except (ValueError, OSError, RuntimeError) as error:

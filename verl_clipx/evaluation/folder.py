@@ -6,7 +6,7 @@ from typing import Any
 
 from verl_clipx.common.files import read_json_object, write_json
 
-# What scoring needs of a configuration.
+# The parts of a configuration that scoring needs.
 CONFIG = {
     "model": str,
     "protocol": str,
@@ -22,7 +22,7 @@ CONFIG = {
 
 @dataclass(frozen=True)
 class EvaluationFolder:
-    """Files of one evaluation."""
+    """The files of one evaluation."""
 
     path: Path
 
@@ -37,15 +37,15 @@ class EvaluationFolder:
         return self.path / "results.json"
 
     def completions(self, checkpoint: str, benchmark: str) -> Path:
-        """Folder of a checkpoint's completions on a benchmark."""
+        """Folder with a checkpoint's completions on a benchmark."""
         return self.path / checkpoint / benchmark / "completions"
 
     def scores(self, checkpoint: str, benchmark: str) -> Path:
-        """Their scores."""
+        """Scores of these completions."""
         return self.path / checkpoint / benchmark / "scores.parquet"
 
     def origin(self, checkpoint: str, benchmark: str) -> Path:
-        """What the completions depend on."""
+        """File that records what the completions depend on."""
         return self.path / checkpoint / benchmark / "origin.json"
 
     def read_config(self) -> dict[str, Any]:
@@ -62,11 +62,11 @@ class EvaluationFolder:
 
 
 def claim(path: Path, origin: dict[str, Any]) -> None:
-    """Write down what completions depend on, or check that it is still the same.
+    """Record what completions depend on, or check that it has not changed.
 
     Raises:
-        ValueError: completions that depend on something else are there; names each difference. Or the file cannot be
-            read.
+        ValueError: existing completions depend on something else (the message names each difference), or the file
+            cannot be read.
     """
     if not path.exists():
         write_json(path, origin)

@@ -22,15 +22,15 @@ class Plan:
     """What to evaluate, and how.
 
     Args:
-        checkpoints: all that the name stands for; the protocol chooses among them.
+        checkpoints: all checkpoints that the name stands for; the protocol chooses among them.
         limit: number of questions that each benchmark was cut to.
-        rules: how completions are scored: the names of `reward` and `answer`, from a text to its answer, or None for
-            `extract_answer`; `correct`, the part of the reward that says what is right, or None for the first that
-            exists; `correct_from`, its smallest value of a right response; `cluster`, the key of extra_info that
+        rules: how completions are scored: the names of `reward` and of `answer`, which maps a text to its answer, or
+            None for `extract_answer`; `correct`, the part of the reward that decides correctness, or None for the first
+            that exists; `correct_from`, its smallest value in a correct response; `cluster`, the key of extra_info that
             questions of one source share, or None.
 
     Raises:
-        ValueError: two benchmarks have one name, or the protocol "greedy" is not.
+        ValueError: two benchmarks have the same name, or the protocol "greedy" does not sample greedily.
     """
 
     model: str
@@ -56,10 +56,10 @@ class Plan:
             )
 
     def chosen(self) -> list[Checkpoint]:
-        """The checkpoints that count, in training order."""
+        """The checkpoints that the protocol evaluates, in training order."""
         by_step = {checkpoint.step: checkpoint for checkpoint in self.checkpoints}
         if None in by_step:
-            # A model that is no checkpoint of a run: the protocols over several have nothing to choose from.
+            # This model is not a run's checkpoint: protocols over several checkpoints have nothing to choose from.
             return [by_step[None] for _ in choose_checkpoints(self.protocol, [0])]
         return [by_step[step] for step in choose_checkpoints(self.protocol, list(by_step))]
 
@@ -72,10 +72,10 @@ def sample_plan(
     merged_models: Path | None,
     on_stage: Callable[[str], Callable[[int, int], None]],
 ) -> None:
-    """Find or make the models, write the configuration down, and sample what is missing.
+    """Find or merge the models, record the configuration, and sample what is missing.
 
     Args:
-        merged_models: where to keep merged checkpoints; None for inside each checkpoint.
+        merged_models: where to keep merged checkpoints; None keeps each inside its own checkpoint.
     """
     chosen = plan.chosen()
     models = {}
@@ -87,13 +87,13 @@ def sample_plan(
     config = describe(plan, chosen, models)
     for label, model in models.items():
         sample_checkpoint(folder, label, model, plan, open_backend, shard_size, on_stage(f"sampling {label}"))
-    # The results of an earlier configuration, if any, do not belong to this one.
+    # Results of an earlier configuration do not belong to this one.
     folder.results.unlink(missing_ok=True)
     write_json(folder.config, config)
 
 
 def describe(plan: Plan, chosen: list[Checkpoint], models: dict[str, Path]) -> dict[str, Any]:
-    """The configuration as JSON: enough to see what a number means, and to score the completions again."""
+    """Return the configuration as JSON: enough to interpret a number and to score the completions again."""
     return {
         "model": plan.model,
         "checkpoints": {

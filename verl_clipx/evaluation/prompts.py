@@ -1,4 +1,4 @@
-"""From a question to the token ids that the policy continues."""
+"""Turns questions into the token ids that the policy continues."""
 
 from typing import Any
 
@@ -9,19 +9,18 @@ from verl_clipx.evaluation.scores import load_text
 
 
 def encode_prompts(tokenizer: PreTrainedTokenizerBase, benchmark: Benchmark, template: str) -> list[list[int]]:
-    """Token ids of every question's prompt.
+    """Return the token ids of every question's prompt.
 
     Args:
-        template: "chat" applies the tokenizer's chat template with the mark that opens the assistant's turn, as verl's
-            data set does; "plain" encodes the messages' contents, one after the other, without special tokens: what
-            verl trains on under a chat template that writes the contents alone; `package.module:NAME` applies the Jinja
-            template of that name.
+        template: "chat" applies the tokenizer's chat template with the generation prompt, as verl's data set does.
+            "plain" concatenates the messages' contents without special tokens, as verl trains under a chat template
+            that writes only the contents. `package.module:NAME` applies the Jinja template of that name.
 
     Raises:
-        ValueError: "chat" with a tokenizer that has no chat template, a name without a text, a template that refuses
-            the messages, or a prompt of no tokens.
+        ValueError: "chat" with a tokenizer that has no chat template, a name that is not a text, a template that
+            rejects the messages, or an empty prompt.
     """
-    # What renders the templates: of the extra `tools`, which the rest of the command names first.
+    # Renders the templates. It belongs to the extra `tools`; the rest of the command reports first if that is missing.
     from jinja2 import TemplateError
 
     jinja = load_text(template, "--template") if ":" in template else None
@@ -52,7 +51,7 @@ def _encode(
 
 
 def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: GenerationConfig | None) -> frozenset[int]:
-    """Tokens that end a response: the tokenizer's end of sequence and those of the model's generation configuration."""
+    """Return the tokens that end a response: the tokenizer's end of sequence and those of the generation config."""
     found = getattr(generation_config, "eos_token_id", None)
     listed = found if isinstance(found, list | tuple) else [found]
     stops = frozenset(token for token in (*listed, tokenizer.eos_token_id) if token is not None)
@@ -64,7 +63,7 @@ def stop_token_ids(tokenizer: PreTrainedTokenizerBase, generation_config: Genera
 def check_context(benchmark: Benchmark, prompts: list[list[int]], max_tokens: int, context: int | None) -> None:
     """Refuse to sample responses that the model's context has no room for.
 
-    A response cut by the context would count as truncated by --max-tokens, which it was not.
+    A response cut off by the context would wrongly count as truncated by --max-tokens.
 
     Args:
         context: the model's max_position_embeddings; None if it has no limit.

@@ -1,18 +1,18 @@
-"""How a number in a table is computed: which checkpoints count, and how they are sampled."""
+"""How a number in a table is computed: which checkpoints are used, and how they are sampled."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
 class Protocol:
-    """A way to evaluate. Its sampling settings are defaults that a user may override, except greedy's temperature."""
+    """An evaluation protocol. Users may override its sampling settings, except the temperature of "greedy"."""
 
     name: str
     summary: str
     temperature: float
     samples: int
     last: int | None
-    """How many of a run's checkpoints count, the latest; None for all."""
+    """How many of a run's latest checkpoints are used; None for all."""
 
 
 GREEDY = Protocol("greedy", "one checkpoint, always the most likely token", 0.0, 1, 1)
@@ -35,7 +35,7 @@ PROTOCOLS = {protocol.name: protocol for protocol in (GREEDY, SAMPLED, MEAN_OF_L
 
 
 def choose_checkpoints(protocol: Protocol, steps: list[int]) -> list[int]:
-    """The training steps whose checkpoints count.
+    """Return the training steps whose checkpoints are used.
 
     Raises:
         ValueError: there are fewer checkpoints than the protocol asks for.

@@ -1,4 +1,4 @@
-"""Scoring an evaluation's completions, and the file of results."""
+"""Scores an evaluation's completions and writes the results file."""
 
 import math
 from collections.abc import Callable
@@ -27,14 +27,14 @@ from verl_clipx.evaluation.scores import (
 from verl_clipx.evaluation.summary import is_correct, question_values
 
 QuestionValues = dict[str, np.ndarray]
-"""By metric, ``[questions]``."""
+"""Arrays ``[questions]`` by metric."""
 
 
 def benchmarks_of(config: dict[str, Any]) -> list[Benchmark]:
-    """Read the benchmarks that an evaluation was made on.
+    """Read the benchmarks that an evaluation used.
 
     Raises:
-        ValueError: a benchmark's file has changed since.
+        ValueError: a benchmark's file has changed since then.
     """
     found = []
     for name, entry in config["benchmarks"].items():
@@ -49,10 +49,10 @@ def benchmarks_of(config: dict[str, Any]) -> list[Benchmark]:
 
 
 def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
-    """Refuse what else would show only after all completions have been sampled.
+    """Raise errors that would otherwise surface only after all completions have been sampled.
 
     Args:
-        config: of the evaluation, or its keys reward, answer, correct, correct_from and cluster.
+        config: the evaluation's configuration, or its keys reward, answer, correct, correct_from and cluster.
     """
     reward = load_function(config["reward"], "--reward")
     answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
@@ -84,7 +84,7 @@ def score(
         done += 1
         on_progress(done, total)
 
-    # Results that no longer fit the scores must not be found if this is interrupted.
+    # If this is interrupted, no results may remain that no longer match the scores.
     folder.results.unlink(missing_ok=True)
     for benchmark in benchmarks:
         for label in config["checkpoints"]:
@@ -101,7 +101,7 @@ def score(
 def values_of_checkpoints(
     folder: EvaluationFolder, config: dict[str, Any], benchmark: str
 ) -> dict[str, QuestionValues]:
-    """By checkpoint, every metric's value on every question of a benchmark."""
+    """Return, by checkpoint, every metric's value on every question of a benchmark."""
     entry = config["benchmarks"][benchmark]
     values = {}
     for label in config["checkpoints"]:
@@ -116,17 +116,17 @@ def values_of_checkpoints(
 
 
 def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionValues, list[str]]:
-    """What the protocol reports.
+    """Return what the protocol reports.
 
-    Reporting the best checkpoint is optimistic: the maximum of noisy means lies above the mean of the best checkpoint.
-    With equal checkpoints and a standard error s it is too high by about 0.85 s of three, 1.54 s of ten.
+    Reporting the best checkpoint is optimistic: the maximum of noisy means exceeds the mean of the best checkpoint.
+    If all checkpoints are equally good and the standard error is s, the bias is about 0.85 s for three, 1.54 s for ten.
 
     Args:
-        values: by checkpoint in training order.
+        values: values by checkpoint, in training order.
 
     Returns:
-        By metric, ``[questions]``: of the checkpoint with the highest accuracy, the earliest of equals, under
-        "best-validation", else the mean over the checkpoints; and the checkpoints that it comes from.
+        Arrays ``[questions]`` by metric, and the checkpoints behind them. Under "best-validation" these are the values
+        of the checkpoint with the highest accuracy (the earliest if tied), otherwise the mean over the checkpoints.
     """
     metrics = next(iter(values.values()))
     if protocol == BEST_VALIDATION.name:
@@ -138,8 +138,8 @@ def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionV
 
 
 def summarise(folder: EvaluationFolder) -> dict[str, Any]:
-    """The results of a scored evaluation: its configuration, and per benchmark the estimates of every checkpoint and of
-    the protocol. `hash` covers all of it."""
+    """Return the results of a scored evaluation: its configuration and, per benchmark, the estimates of every
+    checkpoint and of the protocol. `hash` covers all of it."""
     config = folder.read_config()
     field = config.get("cluster")
     over = f"clusters of questions by {field}" if field else "questions"
@@ -162,7 +162,7 @@ def summarise(folder: EvaluationFolder) -> dict[str, Any]:
 
 
 def hash_of_completions(folder: EvaluationFolder, config: dict[str, Any], checkpoint: str, benchmark: str) -> str:
-    """SHA-256 over the tokens of all completions in order: equal for two evaluations that sampled the same."""
+    """Return the SHA-256 over the tokens of all completions in order; it is equal if two evaluations sampled alike."""
     samples = read_samples(
         folder.completions(checkpoint, benchmark),
         questions=config["benchmarks"][benchmark]["questions"],
@@ -172,7 +172,7 @@ def hash_of_completions(folder: EvaluationFolder, config: dict[str, Any], checkp
 
 
 def clusters_of(config: dict[str, Any], benchmark: str) -> np.ndarray | None:
-    """``[questions]`` labels of what a benchmark's questions share, None where `--cluster` was not given."""
+    """Return labels ``[questions]`` of the sources that questions share, or None if `--cluster` was not given."""
     labels = config["benchmarks"][benchmark].get("clusters")
     return None if labels is None else np.asarray(labels)
 

@@ -1,4 +1,4 @@
-"""Completions on disk: Parquet shards, each written once and whole, so that an evaluation can stop at any moment."""
+"""Stores completions in Parquet shards, each written once and atomically, so that an evaluation can stop anytime."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -31,8 +31,8 @@ class Sample:
         question: row of the question in the benchmark, from 0.
         sample: which of the question's samples, from 0.
         text: the response without special tokens, as verl's reward managers decode it.
-        tokens: the response's token ids, the stop token included.
-        length: number of tokens, the stop token included.
+        tokens: the response's token ids, including the stop token.
+        length: number of tokens, including the stop token.
         truncated: whether it reached the length limit before a stop token.
     """
 
@@ -46,7 +46,7 @@ class Sample:
 
 
 def write_shard(folder: Path, samples: list[Sample]) -> Path:
-    """Write a shard, named by its first sample. No two shards share a sample, so the name is free."""
+    """Write a shard, named after its first sample. No two shards share a sample, so the name is unique."""
     path = folder / f"{samples[0].question:06d}-{samples[0].sample:05d}.parquet"
     with replacing(path) as partial:
         pq.write_table(pa.Table.from_pylist([asdict(sample) for sample in samples], schema=SCHEMA), partial)
@@ -54,7 +54,7 @@ def write_shard(folder: Path, samples: list[Sample]) -> Path:
 
 
 def finished_samples(folder: Path) -> set[tuple[int, int]]:
-    """(question, sample) of every completion in a folder of shards."""
+    """Return (question, sample) of every completion in a folder of shards."""
     table = _read(folder, ["question", "sample"])
     return set(zip(table["question"], table["sample"], strict=True))
 
@@ -62,12 +62,12 @@ def finished_samples(folder: Path) -> set[tuple[int, int]]:
 def pending_shards(
     finished: set[tuple[int, int]], questions: int, samples: int, size: int
 ) -> list[list[tuple[int, int]]]:
-    """What is left to sample, in shards of at most `size` completions.
+    """Return what is left to sample, in shards of at most `size` completions.
 
-    All of a question's samples are neighbours: back ends compute their common prompt once.
+    A question's samples are adjacent, so that back ends compute their common prompt once.
 
     Args:
-        size: completions a shard, at least 1.
+        size: maximum number of completions per shard, at least 1.
     """
     if size < 1:
         raise ValueError(f"--shard-size {size}: must be at least 1")
@@ -77,16 +77,16 @@ def pending_shards(
 
 
 def read_samples(folder: Path, *, questions: int, samples: int) -> pandas.DataFrame:
-    """All completions of a benchmark, ordered by question and sample.
+    """Read all completions of a benchmark, ordered by question and sample.
 
     Args:
-        samples: samples a question that count; further ones are left out.
+        samples: number of samples per question to read; further ones are left out.
 
     Returns:
         ``questions * samples`` rows with the columns of `SCHEMA`.
 
     Raises:
-        ValueError: a completion is missing, or there twice.
+        ValueError: a completion is missing or occurs twice.
     """
     table = _read(folder, None)
     table = table[(table["sample"] < samples) & (table["question"] < questions)]

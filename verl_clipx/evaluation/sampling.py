@@ -29,14 +29,14 @@ def sample_checkpoint(
     shard_size: int,
     on_progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> None:
-    """Sample every completion of a checkpoint that is not there yet, and store each shard as it finishes.
+    """Sample every missing completion of a checkpoint, and store each shard as it finishes.
 
     Args:
-        open_backend: the back end; opened only if something is missing.
+        open_backend: the back end; it is opened only if something is missing.
 
     Raises:
         ValueError: the folder holds completions of another model, benchmark, setting or version, or the model cannot
-            be asked these questions.
+            process these questions.
     """
     from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 
@@ -56,7 +56,7 @@ def sample_checkpoint(
         remove_partials(completions)
         finished = finished_samples(completions)
         if not finished:
-            # A run stopped before its first shard binds nobody to its settings.
+            # An evaluation that stopped before its first shard does not commit later ones to its settings.
             folder.origin(label, benchmark.name).unlink(missing_ok=True)
         claim(folder.origin(label, benchmark.name), origin(fingerprint, benchmark, settings, plan.backend))
         pending = pending_shards(finished, len(benchmark.questions), settings.samples, shard_size)
@@ -94,7 +94,7 @@ def to_samples(
     tokenizer: Any,
     stops: frozenset[int],
 ) -> list[Sample]:
-    """Completions as they are stored."""
+    """Return completions in the form in which they are stored."""
     return [
         Sample(
             question=question,
@@ -110,7 +110,7 @@ def to_samples(
 
 
 def origin(fingerprint: str, benchmark: Benchmark, settings: SamplingSettings, backend_name: str) -> dict[str, Any]:
-    """What a benchmark's completions depend on. The number of samples is not of it: more can be added later."""
+    """Return what a benchmark's completions depend on. The number of samples is excluded: more can be added later."""
     return {
         "model": fingerprint,
         "benchmark": benchmark.sha256,
@@ -126,5 +126,5 @@ def origin(fingerprint: str, benchmark: Benchmark, settings: SamplingSettings, b
 
 
 def versions_of(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of distributions, "not installed" where one is not."""
+    """Return versions of distributions, "not installed" for those that are missing."""
     return {package: installed_version(package) or "not installed" for package in packages}

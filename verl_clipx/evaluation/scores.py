@@ -1,4 +1,4 @@
-"""Scores of stored completions by a reward function, stored separately so that they can be computed again."""
+"""Scores stored completions with a reward function. Scores are stored separately so that they can be recomputed."""
 
 import importlib
 import math
@@ -14,7 +14,7 @@ from verl_clipx.common.files import read_table, replacing
 from verl_clipx.evaluation.benchmark import Benchmark
 
 PART = "reward/"
-"""Prefix of the columns that hold what the reward function returned."""
+"""Prefix of the columns that hold the reward function's output."""
 
 
 def load_function(name: str, option: str) -> Callable[..., Any]:
@@ -33,7 +33,7 @@ def load_function(name: str, option: str) -> Callable[..., Any]:
 
 
 def load_text(name: str, option: str) -> str:
-    """Import a text, as `load_function` does a function."""
+    """Import a string constant, as `load_function` imports a function."""
     text = _load(name, option)
     if not isinstance(text, str):
         raise ValueError(f"{option} {name}: is not text")
@@ -53,10 +53,10 @@ def _load(name: str, option: str) -> Any:
 
 
 def check_ground_truths(benchmark: Benchmark, reward: Callable[..., Any]) -> None:
-    """Refuse a benchmark with a ground truth that the reward cannot use, where its module has `check_ground_truth`.
+    """Refuse a benchmark with a ground truth that the reward cannot use, if its module has `check_ground_truth`.
 
     Args:
-        reward: the function; `check_ground_truth(data_source, ground_truth)` beside it raises ValueError.
+        reward: the function; `check_ground_truth(data_source, ground_truth)` in the same module raises ValueError.
     """
     check = getattr(sys.modules[reward.__module__], "check_ground_truth", None)
     for row, question in enumerate(benchmark.questions if check else []):
@@ -77,15 +77,15 @@ def score_samples(
 
     Args:
         reward: called with data_source, solution_str, ground_truth, extra_info; returns a number or a dict with the key
-            "score". Of a dict the numbers are kept; keys that not every completion has are left out.
-        answer: the answer of a response, for the majority vote.
+            "score". Numbers in a dict are kept; keys that some completions lack are left out.
+        answer: extracts a response's answer for the majority vote.
 
     Returns:
-        A row a completion: question, sample, answer, and a float column `reward/<part>` for every part.
+        One row per completion: question, sample, answer, and a float column `reward/<part>` for every part.
 
     Raises:
-        RuntimeError: the reward or the answer function raised, or the reward returned no number or one that is not
-            finite; names the completion.
+        RuntimeError: the reward or the answer function raised, or the reward did not return a finite number; the
+            message names the completion.
     """
     rows = []
     for sample in samples.itertuples():
@@ -122,7 +122,7 @@ def _numbers(returned: Any) -> dict[str, float]:
 
 
 def write_scores(path: Path, scores: pandas.DataFrame) -> None:
-    """Write scores, whole or not at all."""
+    """Write scores atomically."""
     with replacing(path) as partial:
         scores.to_parquet(partial, index=False)
 

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 TEMPLATES = ("chat", "plain")
 
 MOST_SAMPLES = 1 << 14
-"""Of a question: more than any published pass@k takes, and few enough that the list of requests fits in memory."""
+"""Limit per question: more than any published pass@k uses, and few enough that all requests fit in memory."""
 
 MOST_TOKENS = 1 << 20
-"""Of a response: the longest context of a model."""
+"""Limit per response: the longest context of any model."""
 
 MOST = (1 << 63) - 1
-"""What generators of random numbers and engines take for a number."""
+"""Largest integer that random number generators and engines accept."""
 
 
 @dataclass(frozen=True)
@@ -21,14 +21,14 @@ class SamplingSettings:
     """How responses are sampled.
 
     Args:
-        samples: samples a question (k), 1 to `MOST_SAMPLES`.
+        samples: samples per question (k), 1 to `MOST_SAMPLES`.
         max_tokens: longest response in tokens, 1 to `MOST_TOKENS`. A response that has not ended by then counts as
             truncated.
         temperature: divisor of the logits; 0 takes the most likely token.
         top_p: keep the smallest set of most likely tokens whose probability reaches this; in (0, 1].
         top_k: keep this many most likely tokens; 0 keeps all.
-        template: "chat": the tokenizer's chat template, as in verl's training; "plain": the messages' text and nothing
-            else; `package.module:NAME`: the Jinja chat template of that name, as a run's `custom_chat_template`.
+        template: "chat": the tokenizer's chat template, as in verl's training; "plain": only the messages' text;
+            `package.module:NAME`: the Jinja chat template of that name, as in a run's `custom_chat_template`.
 
     Raises:
         ValueError: a value is outside its range; the message names the option.
@@ -66,6 +66,6 @@ class SamplingSettings:
 
 
 def sample_seed(seed: int, benchmark: str, question: int, sample: int) -> int:
-    """The seed of one sample. It depends on these four only: any part of an evaluation can be done alone or again."""
+    """Return the seed of one sample. It depends only on these four, so any part of an evaluation can be repeated."""
     digest = hashlib.sha256("\x1f".join(map(str, (seed, benchmark, question, sample))).encode()).digest()
     return int.from_bytes(digest[:8], "little") >> 1

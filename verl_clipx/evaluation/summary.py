@@ -1,4 +1,4 @@
-"""From completions and their scores to one value a question and metric."""
+"""Reduces completions and their scores to one value per question and metric."""
 
 import numpy as np
 import pandas
@@ -7,15 +7,15 @@ from verl_clipx.evaluation.estimators import best_at_k, majority_at_k, pass_at_k
 from verl_clipx.evaluation.scores import PART
 
 CORRECT_PARTS = ("correct", "acc", "score")
-"""Which part of a reward says whether a response is right, where the user does not: the first that exists."""
+"""Parts of a reward that may say whether a response is correct. The first that exists is the default."""
 
 
 def is_correct(scores: pandas.DataFrame, part: str | None, threshold: float) -> pandas.Series:
-    """Whether each completion is right.
+    """Return whether each completion is correct.
 
     Args:
         part: part of the reward that decides; None for the first of `CORRECT_PARTS` that exists.
-        threshold: smallest value of a right response.
+        threshold: smallest value of a correct response.
     """
     parts = [column.removeprefix(PART) for column in scores if column.startswith(PART)]
     chosen = part if part is not None else next(name for name in CORRECT_PARTS if name in parts)
@@ -31,21 +31,21 @@ def question_values(
     correct_part: str | None = None,
     correct_from: float = 1.0,
 ) -> dict[str, np.ndarray]:
-    """Every metric's value on every question.
+    """Return every metric's value on every question.
 
     Args:
-        samples: from `read_samples`: k rows a question, in order.
+        samples: from `read_samples`: k rows per question, in order.
         correct_part, correct_from: see `is_correct`.
 
     Returns:
-        By metric, ``[questions]`` float64:
-        `avg@k`, share of right samples; `pass@j` and `best@j` for every power of two up to k; `maj@k`;
+        Arrays ``[questions]`` float64 by metric:
+        `avg@k`, share of correct samples; `pass@j` and `best@j` for every power of two up to k; `maj@k`;
         `length`, mean tokens of a response; `truncated`, share of responses that reached the limit;
         `format`, share of responses whose part `format` is positive, if the reward has that part;
         `reward/<part>`, the mean of each part.
 
     Raises:
-        ValueError: samples and scores are not of the same completions.
+        ValueError: samples and scores do not belong to the same completions.
     """
     keys = ["question", "sample"]
     if not np.array_equal(samples[keys].to_numpy(), scores[keys].to_numpy()):

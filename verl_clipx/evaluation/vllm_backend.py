@@ -1,6 +1,6 @@
-"""vLLM's offline engine, one on every GPU (or group of GPUs) of a Ray cluster.
+"""Runs vLLM's offline engine on every GPU, or group of GPUs, of a Ray cluster.
 
-vLLM and Ray are imported when a back end opens: a machine without them can still score and compare.
+vLLM and Ray are imported only when a back end opens, so that a machine without them can still score and compare.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ from verl_clipx.evaluation.settings import SamplingSettings
 
 
 def has_vllm() -> bool:
-    """Whether vLLM is installed; importing it would take seconds and may touch the GPUs."""
+    """Return whether vLLM is installed, without importing it, which would take seconds and may touch the GPUs."""
     return importlib.util.find_spec("vllm") is not None
 
 
@@ -27,13 +27,13 @@ class VLLMSettings:
     """
 
     tensor_parallel_size: int = 1
-    """GPUs an engine, all on one node."""
+    """GPUs per engine, all on one node."""
 
     gpu_memory_utilization: float = 0.9
-    """Share of a GPU's memory that vLLM may take; in (0, 1]."""
+    """Fraction of a GPU's memory that vLLM may use; in (0, 1]."""
 
     dtype: str = "auto"
-    """Type of weights and activations; auto takes the checkpoint's."""
+    """Type of weights and activations; "auto" uses the checkpoint's."""
 
     def __post_init__(self) -> None:
         if self.tensor_parallel_size < 1:
@@ -54,17 +54,17 @@ class VLLMEngine:
             model=str(model.folder),
             dtype=settings.dtype,
             tensor_parallel_size=settings.tensor_parallel_size,
-            # Inside a Ray actor vLLM would otherwise ask Ray for the GPUs that this actor already holds.
+            # By default, vLLM in a Ray actor would ask Ray for the GPUs that this actor already holds.
             distributed_executor_backend="mp" if settings.tensor_parallel_size > 1 else "uni",
             gpu_memory_utilization=settings.gpu_memory_utilization,
             max_model_len=model.longest,
-            # Sampling defaults of the model's generation_config.json would change what was asked for.
+            # Otherwise the sampling defaults in the model's generation_config.json would override the settings.
             generation_config="vllm",
             seed=sampling.seed % 2**31,
         )
 
     def generate(self, requests: list[SampleRequest]) -> list[Tokens]:
-        """Tokens of every request, a stop token included."""
+        """Return the tokens of every request, including any stop token."""
         parameters = [sampling_parameters(self._model, self._sampling, request.seed) for request in requests]
         prompts = [{"prompt_token_ids": request.prompt_ids} for request in requests]
         outputs = self._llm.generate(prompts, parameters, use_tqdm=False)
@@ -72,7 +72,7 @@ class VLLMEngine:
 
 
 def sampling_parameters(model: Model, sampling: SamplingSettings, seed: int) -> Any:
-    """vLLM's sampling parameters of one request; its own seed, so that shards can be sampled in any order."""
+    """Return vLLM's sampling parameters for one request. Its own seed lets shards be sampled in any order."""
     from vllm import SamplingParams
 
     return SamplingParams(
@@ -88,10 +88,10 @@ def sampling_parameters(model: Model, sampling: SamplingSettings, seed: int) -> 
 
 
 def vllm_backend(settings: VLLMSettings, engine: type = VLLMEngine, device: str = "GPU") -> OpenBackend:
-    """A back end on all GPUs of the Ray cluster that is there, or of this machine.
+    """Return a back end on all GPUs of the existing Ray cluster, or of this machine if there is none.
 
     Args:
-        device: name of the Ray resource that an engine takes `tensor_parallel_size` of.
+        device: name of the Ray resource of which each engine takes `tensor_parallel_size`.
     """
 
     @contextlib.contextmanager
@@ -100,7 +100,7 @@ def vllm_backend(settings: VLLMSettings, engine: type = VLLMEngine, device: str 
 
         started_here = not ray.is_initialized()
         if started_here:
-            # A cluster named by RAY_ADDRESS or started by `ray start` on this node is joined.
+            # This joins a cluster named by RAY_ADDRESS or started by `ray start` on this node.
             ray.init(ignore_reinit_error=True, log_to_driver=False)
         devices = int(ray.cluster_resources().get(device, 0))
         count = devices // settings.tensor_parallel_size

@@ -1,7 +1,7 @@
-"""The checks that run on the ranks: an update under one of verl's options against what it should be.
+"""The checks that run on the ranks: each compares an update under one of verl's options with the expected update.
 
-Each check gets a bench and returns what it measured; an exception is also a failure. `CHECKS` says in which order they
-run and what prevents one from running.
+Each check gets a bench and returns what it measured; an exception also counts as a failure. `CHECKS` lists them in
+order, with the conditions that prevent a check from running.
 """
 
 import math
@@ -25,40 +25,40 @@ from verl_clipx.worker.tracer import TracedRows
 GRPO = ("+clipx=grpo",)
 PACKING = f"{MODEL}.use_remove_padding=True"
 HALF = precision("bf16")
-# What runs on GPUs use.
+# The options that runs on GPUs use.
 FLASH = (PACKING, attention("flash_attention_2"), *HALF)
-# With one sequence at a time half of its tokens lie on each rank; in a packed micro-batch few would cross.
+# With one sequence at a time, each rank holds half of its tokens; in a packed micro-batch few sequences would be split.
 SHARING = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
 FUSED = (f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch")
 
-# Of the same arithmetic in another order, float32.
+# Tolerance for the same arithmetic in another order, in float32.
 SAME = 1e-5
-# Of a float32 update and the float64 one.
+# Tolerance between a float32 update and the float64 one.
 ROUNDING = 1e-4
-# Of an update computed in bfloat16, with 8 bits a number, and the float64 one: 0.02 on a CPU. Two ranks that share
-# sequences under torch's attention, which verl does not serve, so that each attends to its own part: 0.9.
+# Tolerance between an update in bfloat16, with 8 significant bits, and the float64 one. On a CPU it is 0.02; it is 0.9
+# if two ranks share sequences under torch's attention, which verl does not support: each attends only to its own part.
 ROUNDING_HALF = 0.1
-# Of bounds, relative to the largest of them: what training itself tolerates.
+# Tolerance for bounds, relative to the largest of them: what training itself tolerates.
 BOUNDS = 0.01
-# Most host syncs of a loss call with all its metrics.
+# Maximum number of host syncs in a loss call with all its metrics.
 SYNCS = 1
-# Rows of a micro-batch.
+# Traced rows of a micro-batch.
 TRACED = [1, 4]
 
 
 def relative_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Norm of the difference of two gradients over the norm of the expected one, of the weights that it names."""
+    """Return the norm of the difference of two gradients, relative to the expected one, over the weights it names."""
     differences = [found[name].double() - value for name, value in expected.items()]
     return norm(differences) / norm(expected.values())
 
 
 def norm(tensors: Iterable[Tensor]) -> float:
-    """The Euclidean norm of all numbers of all tensors."""
+    """Return the Euclidean norm over all elements of all tensors."""
     return math.sqrt(sum(float(tensor.double().square().sum()) for tensor in tensors))
 
 
 def against_float64(bench: Bench, *overrides: str, tolerance: float, tied: bool = False) -> Measured:
-    """GRPO's update under overrides against the float64 one."""
+    """Compare GRPO's update under overrides with the float64 update."""
     sample = bench.sample(tied=tied)
     update = bench.update(*GRPO, *overrides, tied=tied)
     found = compared(
@@ -72,7 +72,7 @@ def against_float64(bench: Bench, *overrides: str, tolerance: float, tied: bool 
 
 
 def compared(gradient: float, loss: float, tolerance: float, reference: str) -> Measured:
-    """The verdict on relative differences of gradient and loss."""
+    """Return the verdict on relative differences of gradient and loss."""
     return Measured(
         # Written so that a NaN does not pass.
         gradient <= tolerance and loss <= tolerance,
@@ -82,7 +82,7 @@ def compared(gradient: float, loss: float, tolerance: float, reference: str) -> 
 
 
 def vanilla_and_grpo(bench: Bench) -> Measured:
-    """verl's vanilla and our GRPO, whose bounds are the same by default."""
+    """Compare verl's vanilla loss with our GRPO, whose bounds are the same by default."""
     vanilla, grpo, sample = bench.update(), bench.update(*GRPO), bench.sample()
     found = compared(
         relative_difference(grpo.change, vanilla.change),
@@ -98,12 +98,12 @@ def vanilla_and_grpo(bench: Bench) -> Measured:
 
 
 def under(*overrides: str, tolerance: float = ROUNDING, tied: bool = False) -> Callable[[Bench], Measured]:
-    """The check of `against_float64` under overrides."""
+    """Return a check that runs `against_float64` under overrides."""
     return lambda bench: against_float64(bench, *overrides, tolerance=tolerance, tied=tied)
 
 
 def offload(bench: Bench) -> Measured:
-    """Parameters and optimizer state on the host between updates, against a run that keeps them on the device."""
+    """Compare parameters and optimizer state on the host between updates with a run that keeps them on the device."""
     offloading = (f"{ENGINE}.param_offload=True", f"{ENGINE}.optimizer_offload=True")
     resident, found = bench.update(*GRPO, updates=2), bench.update(*GRPO, *offloading, updates=2)
     difference = relative_difference(found.change, resident.change)
@@ -116,8 +116,8 @@ def offload(bench: Bench) -> Measured:
 
 
 def bounds_in_bfloat16(bench: Bench) -> Measured:
-    """ACPO's bounds from the extra pass, against those from the tokens as they were trained on."""
-    # Nothing moves, so that both see the same weights; the first update's bounds take no pass.
+    """Compare ACPO's bounds from the extra pass with those from the tokens as they were trained on."""
+    # The weights do not move, so both see the same ones; the first update's bounds need no pass.
     still = ("+clipx=acpo", f"{ACTOR}.optim.lr=0", *HALF)
     observed = bench.update(*still, "clipx.scope=mini_batch", updates=2).bounds["update_1"]
     trained = bench.update(*still, "clipx.scope=lagged", updates=2).bounds["update_1"]
@@ -131,7 +131,7 @@ def bounds_in_bfloat16(bench: Bench) -> Measured:
 
 
 def packings_in_bfloat16(bench: Bench) -> Measured:
-    """ACPO's bounds at ratio 1, against those of a training pass that packs the sequences otherwise, in bfloat16."""
+    """Compare ACPO's bounds at ratio 1 with those of a training pass with another packing, in bfloat16."""
     tokens = (f"{ACTOR}.ppo_max_token_len_per_gpu=64", f"{ROLLOUT}.log_prob_max_token_len_per_gpu=256")
     packed = (PACKING, f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.log_prob_use_dynamic_bsz=True", *tokens)
     found = bench.update("+clipx=acpo", *HALF, *packed, recomputed=True)
@@ -144,14 +144,14 @@ def packings_in_bfloat16(bench: Bench) -> Measured:
 
 
 def example_tokens(device: str) -> dict[str, Tensor]:
-    """The micro-batch of `losses.example` by the names of verl's policy-loss signature."""
+    """Return the micro-batch of `losses.example`, keyed by the names of verl's policy-loss signature."""
     inputs = example(METHODS["grpo"](), device, torch.float32)
     tokens = {name: getattr(inputs, name) for name in ("old_log_prob", "log_prob", "advantages")}
     return {**tokens, "response_mask": inputs.mask}
 
 
 def compiled(bench: Bench) -> Measured:
-    """ACPO's loss with its statistics, compiled against uncompiled, on the first rank."""
+    """Compare ACPO's compiled loss with the uncompiled one, including its statistics, on the first rank."""
     device = bench.machine.device
     actors = [bench.actor("+clipx=acpo", f"clipx.compile={value}") for value in ("false", "true")]
     if bench.rank:
@@ -165,14 +165,14 @@ def compiled(bench: Bench) -> Measured:
         SAME,
         "the uncompiled loss",
     )
-    # Where the compiler fails a warning says so, and the loss stays as it is.
+    # If the compiler fails, a warning says so and the loss stays uncompiled.
     if not actors[1].policy_loss.clipx.functions(device).compiled:
         return Measured(False, "the compiler failed, so the loss stayed uncompiled; the log of a run says why")
     return found
 
 
 def syncs_and_kernels(bench: Bench) -> Measured:
-    """Host syncs and kernels of a call of verl's vanilla and of ACPO's loss, and that what is traced arrives."""
+    """Count host syncs and kernels of verl's vanilla and of ACPO's loss, and check that traced values arrive."""
     losses = {
         "vanilla": (),
         "uncompiled": ("+clipx=acpo", "clipx.compile=false"),
@@ -199,7 +199,7 @@ def syncs_and_kernels(bench: Bench) -> Measured:
 
 
 def traced(call: Callable[[], object], parts: list[Part]) -> Callable[[], object]:
-    """A loss call as a training worker makes it for a micro-batch whose rows TRACED are traced."""
+    """Wrap a loss call as a training worker makes it for a micro-batch whose rows TRACED are traced."""
 
     def with_traces() -> object:
         with in_micro_batch(MicroBatch(traced=TracedRows(TRACED, [], parts, None))):
@@ -209,32 +209,32 @@ def traced(call: Callable[[], object], parts: list[Part]) -> Callable[[], object
 
 
 def arrived(part: Part, tokens: dict[str, Tensor]) -> bool:
-    """Whether the log-probabilities of the rows TRACED are on the host as they were on the device."""
+    """Return whether the log-probabilities of the rows TRACED reached the host unchanged."""
     found = torch.from_numpy(part.values.numpy())[:, part.names.index("log_prob")]
     return torch.equal(found, torch.where(tokens["response_mask"], tokens["log_prob"], 0.0)[TRACED].cpu())
 
 
 def needs_gpu(machine: Machine) -> str | None:
-    """Why a check that needs a GPU cannot run."""
+    """Say why a check that needs a GPU cannot run."""
     return "it counts what a GPU does" if machine.device == "cpu" else None
 
 
 def needs_flash_attention(machine: Machine) -> str | None:
-    """Why a check that needs flash attention cannot run."""
+    """Say why a check that needs flash attention cannot run."""
     if machine.device == "cpu":
         return "flash attention runs only on GPUs"
     return None if machine.flash_attention else "flash-attn is not installed"
 
 
 def needs_two_with_flash_attention(machine: Machine) -> str | None:
-    """Why two ranks cannot share a sequence."""
+    """Say why two ranks cannot share a sequence."""
     if machine.ranks < 2:
         return "it needs two GPUs: --gpus 2"
     return needs_flash_attention(machine)
 
 
 def needs_fsdp1(machine: Machine) -> str | None:
-    """Why FSDP1 cannot run."""
+    """Say why FSDP1 cannot run."""
     return "FSDP1 cannot start from CPU parameters" if machine.device == "cpu" else None
 
 
@@ -261,7 +261,7 @@ CHECKS = (
     Check("flash attention", under(*FLASH, tolerance=ROUNDING_HALF), needs_flash_attention),
     Check("Ulysses 2", under(*FLASH, *SHARING, tolerance=ROUNDING_HALF), needs_two_with_flash_attention),
     Check("offload", offload),
-    # With an output embedding of its own, FSDP2 keeps that in parts, which verl 0.9.1's fused forward pass cannot use.
+    # FSDP2 shards an untied output embedding, which verl 0.9.1's fused forward pass cannot use.
     Check("fused kernels", under(*FUSED, tied=True)),
     Check("bounds in bfloat16", bounds_in_bfloat16),
     Check("packings in bfloat16", packings_in_bfloat16),

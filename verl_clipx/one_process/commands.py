@@ -1,4 +1,4 @@
-"""`clipx table fill`: the runs of a table in this process, those that are missing."""
+"""`clipx table fill`: makes a table's missing runs in this process."""
 
 import os
 import tempfile
@@ -11,7 +11,7 @@ import typer
 from verl_clipx.common.command_line import fail, failing
 from verl_clipx.common.files import hash_of_file, hash_of_json, read_bytes
 
-# Of verl's log, what tables and figures of such runs show.
+# The entries of verl's log that tables and figures of such runs show.
 METRICS = (
     "critic/score/mean",
     "actor/entropy_loss",
@@ -24,7 +24,7 @@ METRICS = (
 )
 
 SEED_KEYS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
-"""What recipes/common.sh sets to SEED."""
+"""The keys that recipes/common.sh sets to SEED."""
 
 
 def fill(
@@ -39,8 +39,8 @@ def fill(
 ) -> None:
     """Make the runs of a table that are missing, one after the other in this process, without Ray.
 
-    What trains is verl's trainer and worker, as in a run of its own; docs/tables.md says what is not. Each run's log is
-    kept as the run ends, so that an interrupted command goes on, and further seeds add to what is there.
+    verl's trainer and worker do the training, as in a separate run; docs/tables.md says what differs. Each run's log is
+    kept when the run ends, so that an interrupted command can continue, and further seeds add to existing ones.
     """
     from verl_clipx.one_process.only_rank import become_only_rank
     from verl_clipx.reproduction.run_folder import kept_path

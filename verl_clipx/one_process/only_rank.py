@@ -1,18 +1,18 @@
-"""What verl reads from the environment of a worker, for the only process of a run; torch, and so verl, come later."""
+"""Sets the environment that verl reads in a worker, for a run's only process; torch and verl are imported later."""
 
 import os
 import tempfile
 
 
 def become_only_rank() -> None:
-    """Makes this process the only rank of a CPU run; before verl is imported."""
+    """Makes this process the only rank of a CPU run. Call this before verl is imported."""
     os.environ |= {
         "VERL_PLATFORM": "cpu",
         "RANK": "0",
         "LOCAL_RANK": "0",
         "WORLD_SIZE": "1",
         "LOCAL_WORLD_SIZE": "1",
-        # verl reads both; nobody listens.
+        # verl reads both, but nothing listens there.
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
         "DIST_INIT_METHOD": f"file://{tempfile.mkdtemp()}/ranks",

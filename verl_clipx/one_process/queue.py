@@ -1,4 +1,4 @@
-"""verl's queue between rollout and training, as a dictionary of this process."""
+"""verl's queue between rollout and training, as a dictionary in this process."""
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -12,42 +12,42 @@ from verl.utils.tensordict_utils import assign_non_tensor
 
 
 class LocalQueue:
-    """What verl's trainer calls of TransferQueue's module: rows by their keys, one partition."""
+    """The part of TransferQueue's module that verl's trainer calls: rows by their keys, in one partition."""
 
     def __init__(self):
         self.rows: dict[str, dict[str, Any]] = {}
-        # By key, what is noted of a row beside it.
+        # Notes about each row, by key.
         self.tags: dict[str, dict[str, Any]] = {}
 
     def kv_batch_get(
         self, keys: Sequence[str], partition_id: str | None = None, select_fields: Sequence[str] | None = None
     ) -> TensorDict:
-        """The rows of some keys, in their order; fields that no row has are left out, as TransferQueue does."""
+        """Return the rows of the given keys, in order; like TransferQueue, leaves out fields that no row has."""
         rows = [self.rows[key] for key in keys]
         wanted = [name for name in (select_fields or rows[0]) if name in rows[0]]
         return TensorDict({name: _packed([row[name] for row in rows]) for name in wanted}, batch_size=[len(rows)])
 
     def kv_batch_put(self, keys: Sequence[str], fields: TensorDict, partition_id: str | None = None) -> KVBatchMeta:
-        """Adds fields, tensors, to rows that are there; returns their batch."""
+        """Adds tensor fields to existing rows; returns their batch."""
         for name, values in fields.items():
             for key, value in zip(keys, values.unbind(), strict=True):
                 self.rows[key][name] = value
         return KVBatchMeta(keys=list(keys), tags=[self.tags[key] for key in keys], partition_id=partition_id)
 
     def kv_clear(self, keys: Sequence[str], partition_id: str | None = None) -> None:
-        """Forgets rows."""
+        """Removes rows."""
         for key in keys:
             del self.rows[key], self.tags[key]
 
     def data_of(self, batch: KVBatchMeta) -> TensorDict:
-        """What verl's workers get for a batch: all fields of its rows, and what the trainer says of the batch."""
+        """Return what verl's workers get for a batch: all fields of its rows, and the trainer's notes on the batch."""
         data = self.kv_batch_get(batch.keys)
         assign_non_tensor(data, **batch.extra_info)
         return data
 
 
 def _packed(values: Sequence[Any]) -> Any:
-    """The values of a field, one a row, as TransferQueue packs them: nested even if all rows are of one length."""
+    """Pack a field's values, one per row, like TransferQueue: nested even if all rows have the same length."""
     if not all(isinstance(value, torch.Tensor) for value in values):
         return NonTensorStack(*values)
     if all(value.dim() == 0 for value in values):
@@ -57,7 +57,7 @@ def _packed(values: Sequence[Any]) -> Any:
 
 @contextmanager
 def queue_of_trainer() -> Iterator[LocalQueue]:
-    """Puts a queue of this process in the place of TransferQueue's module, for verl's trainer alone."""
+    """Replaces TransferQueue's module with a queue in this process, only for verl's trainer."""
     queue, of_verl = LocalQueue(), trainer_base.tq
     trainer_base.tq = queue
     try:

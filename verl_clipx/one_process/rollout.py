@@ -1,4 +1,4 @@
-"""Rollouts in this process, by the CPU rollout's generator and with the seeds of `+clipx/rollout=seeded`."""
+"""Rollouts in this process, with the CPU rollout's generator and the seeds of `+clipx/rollout=seeded`."""
 
 from collections import deque
 from collections.abc import Iterable, Mapping
@@ -23,11 +23,11 @@ from verl_clipx.seeded.sampler import row_order
 
 
 class LocalRollout:
-    """What stands for verl's replay buffer and all that fills it.
+    """Stands in for verl's replay buffer and everything that fills it.
 
     Args:
-        versions_old: how many versions the weights that sample are behind those that train; fewer while a run has
-            fewer. At least 0.
+        versions_old: how many versions the sampling weights lag behind the training weights, at least 0; fewer as long
+            as the run has fewer versions.
     """
 
     def __init__(self, config: Any, queue: LocalQueue, *, versions_old: int):
@@ -40,11 +40,11 @@ class LocalRollout:
         self.kept: deque[tuple[int, dict[str, torch.Tensor]]] = deque(maxlen=versions_old + 1)
 
     def keep(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Takes a version's weights; the oldest version that is kept is the one that samples."""
+        """Stores a version's weights; the oldest stored version is used for sampling."""
         self.kept.append((version, {name: weight.detach().clone() for name, weight in weights}))
 
     def submit(self, prompts: TensorDict) -> None:
-        """Takes the prompts of the next batch, as verl's data loader gives them."""
+        """Takes the prompts of the next batch, as verl's data loader returns them."""
         self.prompts = [
             {
                 name: values.data if isinstance(values, NonTensorData) else getattr(values[row], "data", values[row])
@@ -54,7 +54,7 @@ class LocalRollout:
         ]
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict[str, float]]:
-        """A batch of samples, as verl's replay buffer returns it, in the order of `+clipx/rollout=seeded`."""
+        """Return a batch of samples as verl's replay buffer does, in the order of `+clipx/rollout=seeded`."""
         version, weights = self.kept[0]
         self.model.load_state_dict(weights)
         requests = {
@@ -76,7 +76,7 @@ class LocalRollout:
         prompt_ids = self.tokenizer.apply_chat_template(
             prompt["raw_prompt"], add_generation_prompt=True, return_dict=False
         )
-        # As the seeded agent loop and verl's own send them, and as the CPU rollout's server reads them.
+        # As the seeded agent loop and verl's own loop send them, and as the CPU rollout's server reads them.
         seed = self._seed(prompt, session)
         sampling = {key: self.config[key] for key in ("temperature", "top_p", "top_k")}
         parameters = read_sampling_parameters(
@@ -131,7 +131,7 @@ class LocalRollout:
 
 
 def _tag(row: Mapping[str, Any]) -> dict[str, Any]:
-    """What verl's agent loop notes of a sample beside it."""
+    """Return the notes that verl's agent loop keeps about a sample."""
     prompt, response = len(row["prompts"]), len(row["responses"])
     versions = {key: row["extra_fields"][key] for key in ("min_global_steps", "max_global_steps")}
     lengths = {"prompt_len": prompt, "response_len": response, "seq_len": prompt + response}

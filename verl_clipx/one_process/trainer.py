@@ -1,8 +1,8 @@
 """verl's v1 trainer with its workers, its rollout and its queue in this process.
 
-What trains is verl's: the trainer's own steps (old log-probabilities, advantages, update, metrics, log), its
-ActorRolloutRefWorker with the plugin's training worker, its FSDP2 engine over gloo. What is not is Ray, TransferQueue,
-the agent loop and the rollout's server around the CPU rollout's generator.
+Training is verl's own: the trainer's steps (old log-probabilities, advantages, update, metrics, log), its
+ActorRolloutRefWorker with the plugin's training worker, and its FSDP2 engine over gloo. There is no Ray, no
+TransferQueue, no agent loop, and no rollout server around the CPU rollout's generator.
 """
 
 import os
@@ -27,9 +27,9 @@ VERSIONS_OLD = "clipx_rollout.versions_old"
 
 
 class LocalWorkers:
-    """What verl's trainer calls of a worker group: one worker in this process, which reads and writes the queue."""
+    """The worker group that verl's trainer calls: one worker in this process, which reads and writes the queue."""
 
-    # By mesh, the data-parallel rank of each worker.
+    # The data-parallel rank of each worker, by mesh.
     _dispatch_info: Mapping[str, list[int]] = {"actor": [0]}
 
     def __init__(self, config: DictConfig, queue: LocalQueue):
@@ -38,23 +38,23 @@ class LocalWorkers:
         self.worker.init_model()
 
     def compute_log_prob(self, batch: Any) -> Any:
-        """verl's, of old_log_probs."""
+        """verl's computation of old_log_probs."""
         output = self.worker.compute_log_prob(self.queue.data_of(batch))
         self.queue.kv_batch_put(batch.keys, output.select("log_probs", "entropy"))
         return batch
 
     def update_actor(self, batch: Any) -> dict[str, Any]:
-        """verl's, of all mini-batches of a rollout batch."""
+        """verl's update on all mini-batches of a rollout batch."""
         return {"metrics": tu.get(self.worker.update_actor(self.queue.data_of(batch)), "metrics")}
 
     def weights(self) -> Any:
-        """Name and whole tensor of each weight."""
+        """Return the name and full tensor of each weight."""
         named, _ = self.worker.actor.engine.get_per_tensor_param()
         return named
 
 
 class OneProcessTrainer(PPOTrainerSync):
-    """verl's trainer of the mode sync, in this process; the configuration is resolved."""
+    """verl's trainer of the `sync` mode, in this process; the configuration must be resolved."""
 
     def __init__(self, config: DictConfig, queue: LocalQueue):
         self.queue = queue
@@ -75,13 +75,13 @@ class OneProcessTrainer(PPOTrainerSync):
         self._load_checkpoint()
 
     def on_step_end(self) -> None:
-        """Keeps the step's weights, a new version; before the first step, the first ones."""
+        """Stores the step's weights as a new version; before the first step, the initial ones."""
         self.replay_buffer.keep(self.global_steps, self.actor_rollout_wg.weights())
 
     on_init_end = on_step_end
 
     def on_sample_end(self) -> None:
-        """Nothing sleeps."""
+        """Does nothing, since no server has to sleep."""
 
     def prepare_step(self) -> dict:
         """Gives the next prompts to the rollout."""
@@ -93,10 +93,10 @@ def train(config: DictConfig, log: Path) -> None:
     """Trains as `python -m verl.trainer.main_ppo` would, in this process.
 
     Args:
-        log: where the metrics of each step go.
+        log: file for the metrics of each step.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
-    # Before the start, which makes this process the owner of the log.
+    # This must precede the start, which makes this process the owner of the log.
     os.environ["VERL_FILE_LOGGER_PATH"] = str(log)
     auto_set_device(config)
     validate_config(config, use_reference_policy=need_reference_policy(config), use_critic=need_critic(config))

@@ -1,4 +1,4 @@
-"""From run folders to a table's measured numbers, refusing runs that are not what the table says."""
+"""Collects a table's measured numbers from run folders and refuses runs that do not match the table."""
 
 import hashlib
 import json
@@ -22,7 +22,7 @@ from verl_clipx.reproduction.tables_definition import GAIN_OF, MEAN_OF, Column, 
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
 
-# What rendering needs of results.
+# The parts of the results that rendering needs.
 RESULTS = {
     "table": str,
     "definition": str,
@@ -34,7 +34,7 @@ RESULTS = {
 }
 
 SHARE = "share of seeds"
-"""What the interval of a share of collapses is over."""
+"""What the interval of a share of collapses is computed over."""
 
 PresetValues = Callable[[str], Mapping[str, Any]]
 Cells = list[tuple[Row, Column]]
@@ -42,14 +42,14 @@ Cells = list[tuple[Row, Column]]
 
 @dataclass
 class Collected:
-    """What was found, run by run.
+    """Everything that was found, run by run.
 
     Args:
-        folder: of all runs.
-        preset_values: from a preset's name to its significant values.
-        runs: the runs that count: where, what, which seed, which versions.
+        folder: folder of all runs.
+        preset_values: maps a preset's name to its significant values.
+        runs: the runs that count, each with its location, preset, seed and versions.
         refused: runs or evaluations that do not count, each with the reasons.
-        missing: what the table still needs, a line each.
+        missing: what the table still needs, one line each.
         by_seed: numbers in the table's unit, by cell and seed.
         curves: row, column, seed, and the curve's steps and numbers.
     """
@@ -74,13 +74,13 @@ class Collected:
                 else:
                     usable += self.add(RunFolder(path), source, cells)
             except (OSError, ValueError, OmegaConfBaseException) as error:
-                # A file that cannot be read is that run's matter alone.
+                # An unreadable file affects only its own run.
                 self.refuse(self.name_of(path), source.preset, [str(error)])
         if source.preset and usable < len(self.table.seeds):
             self.missing.append(f"{source.preset}: {usable} of {len(self.table.seeds)} seeds")
 
     def add(self, run: RunFolder, source: Source, cells: Cells) -> bool:
-        """Adds a run; returns whether it is a run of the preset that has ended."""
+        """Adds a run; returns whether it is a finished run of the preset."""
         name = self.name_of(run.path)
         entry: dict[str, Any] = {"folder": name, "preset": source.preset, "model": source.model, "seed": None}
         if source.preset:
@@ -113,7 +113,7 @@ class Collected:
         return True
 
     def add_kept(self, run: KeptRun, source: Source, cells: Cells) -> bool:
-        """As `add`, of a kept run: it has no configuration, but the hash of one."""
+        """Like `add`, for a kept run, which has only the hash of a configuration."""
         name, hashed = self.name_of(run.path), hash_of_json(self.preset_values(source.preset), str)
         found = run.record["config_hash"]
         if found != hashed:
@@ -124,7 +124,7 @@ class Collected:
         return True
 
     def read_cells(self, run: RunFolder | KeptRun, cells: Cells, seed: int | None) -> int:
-        """Adds a run's numbers; returns how many there are."""
+        """Adds a run's numbers; returns how many were found."""
         name, number = self.name_of(run.path), 0
         lacking: dict[str, None] = {}
         wrong: dict[str, None] = {}
@@ -136,7 +136,7 @@ class Collected:
             except ValueError as error:
                 wrong[str(error)] = None
             else:
-                # A model that is only evaluated has no training seed; it enters as one.
+                # A model that is only evaluated has no training seed; it counts as one.
                 of_cell = self.by_seed.setdefault((row.name, column.name), {})
                 of_cell[-1 if seed is None else seed] = value.scaled(self.table.of_one)
                 number += 1
@@ -149,12 +149,12 @@ class Collected:
         return number
 
     def refuse(self, name: str, preset: str | None, reasons: list[str]) -> bool:
-        """Notes why a run does not count; returns that it does not."""
+        """Records why a run does not count; always returns False."""
         self.refused.append({"folder": name, "preset": preset, "reasons": reasons})
         return False
 
     def name_of(self, path: Path) -> str:
-        """What results call a run's folder or file."""
+        """Returns the name that results use for a run's folder or file."""
         return path.relative_to(self.folder).as_posix()
 
 
@@ -164,14 +164,14 @@ def collect(
     """Read a table's numbers from its runs.
 
     Args:
-        runs: folder of all runs, `<preset>-seed<seed>` in it.
+        runs: folder that contains all runs as `<preset>-seed<seed>`.
         preset_values: for tests; by default the presets are composed.
-        rows: names of the rows that are read; empty for all.
+        rows: names of the rows to read; empty for all.
 
     Returns:
         `table`, `definition` (hash), `collected_with` (commit and versions here), `runs`, `cells`, `comparisons` (see
         `compare_rows`), `curves`, `missing`, `refused`: JSON values. A curve has row, column, seed, steps, values and
-        smooth (see `Curve`). A cell has row, column, expected, and if it was measured mean, low, high, `interval`
+        smooth (see `Curve`). A cell has row, column, expected and, if measured, mean, low, high, `interval`
         ("seeds", "share of seeds", "questions" or null), seeds, `by_seed` (each seed's number) and difference, in the
         table's unit.
     """
@@ -219,7 +219,7 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
             seeds = set.intersection(*map(set, parts)) if parts else set()
             if seeds:
                 of_parts = {seed: mean_of([part[seed] for part in parts]) for seed in sorted(seeds)}
-                # Of one seed no interval: the columns' questions may be the same ones.
+                # One seed gets no interval, since the columns may share their questions.
                 by_seed[row.name, column.name] = {
                     seed: replace(value, low=None, high=None) for seed, value in of_parts.items()
                 }
@@ -227,7 +227,7 @@ def _with_means(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[
 
 
 def _combine(table: Table, by_seed: dict[CellKey, dict[int, Value]]) -> dict[CellKey, Measured]:
-    """Numbers over seeds, then gains and differences of what came out."""
+    """Combine numbers over seeds, then compute gains and differences from the results."""
     measured = {
         (row, column): _over_seeds(values, table, table.is_collapse(table.row(row), table.column(column)))
         for (row, column), values in by_seed.items()
@@ -291,12 +291,12 @@ def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[
 
 
 def versions_here() -> dict[str, str | None]:
-    """Versions of the packages that a number depends on, None where one is not installed."""
+    """Return the versions of the packages that a number depends on, None for those that are not installed."""
     return {package: installed_version(package) for package in PACKAGES}
 
 
 def commit_here() -> str | None:
-    """The commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
+    """Return the commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
     folder = Path(__file__).parent
 
     def git(*arguments: str) -> str | None:
@@ -306,7 +306,7 @@ def commit_here() -> str | None:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
-    # Installed into somebody else's repository, the commit would be theirs.
+    # If the package is installed inside another repository, the commit would be that repository's.
     if not git("ls-files", "--error-unmatch", Path(__file__).name):
         return None
     commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
@@ -314,8 +314,8 @@ def commit_here() -> str | None:
 
 
 def hash_of_definition(table: Table) -> str:
-    """SHA-256 of what decides a table's numbers: results belong to one definition."""
-    # Without a baseline of the table's the hash is that of a definition that has no such key.
+    """Return the SHA-256 of what determines a table's numbers, which ties results to one definition."""
+    # If the table has no baseline, the hash equals that of a definition without this key.
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
     column_keys = ("name", "run", "preset", "measure")
     parts = [

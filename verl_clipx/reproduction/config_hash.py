@@ -1,4 +1,4 @@
-"""Whether a run is the one that a preset describes, by their configurations without what leaves results unchanged."""
+"""Decides whether a run matches a preset, by comparing their configurations without keys that cannot change results."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
@@ -10,10 +10,10 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.configs_folder import configs_folder
 
-# Keys, and with `.*` everything below them, that two runs of one preset may differ in.
-# Keys of the groups in configs/hardware are left out too.
+# Keys in which two runs of one preset may differ; `.*` covers everything below a key.
+# Keys of the groups in configs/hardware are ignored too.
 LEFT_OUT = (
-    # where things lie
+    # locations of files
     "data.train_files",
     "data.val_files",
     "*.model.path",
@@ -25,7 +25,7 @@ LEFT_OUT = (
     "trainer.rollout_data_dir",
     "trainer.validation_data_dir",
     "skip.*",
-    # logs, names, checkpoints on the way
+    # logs, names, intermediate checkpoints
     "trainer.logger",
     "trainer.project_name",
     "trainer.experiment_name",
@@ -78,7 +78,7 @@ LEFT_OUT = (
     "*.data_loader_seed",
     "clipx_rollout.sampler.*",
     "clipx_rollout.cpu_dtype",
-    # what is written down about a run
+    # what is recorded about a run
     "clipx.trace.*",
     "*.clipx.trace.*",
     "clipx.metrics",
@@ -91,7 +91,7 @@ LEFT_OUT = (
     "*.clipx.log",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
-    # read off other keys
+    # derived from other keys
     "actor_rollout_ref.actor.policy_loss.run.*",
 )
 
@@ -102,23 +102,23 @@ _SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
 _PLACEHOLDER = "(left out)"
 
 OPEN = "???"
-"""How Hydra writes a value that must still be given."""
+"""Hydra's marker for a mandatory value that is not yet set."""
 
 
 def significant_values(config: DictConfig) -> dict[str, Any]:
-    """The values that make a run what it is, resolved, by dotted key.
+    """Return the values that define a run, resolved, by dotted key.
 
-    A value that cannot be resolved here, such as an environment variable without a default, stays as it is written.
+    A value that cannot be resolved here, such as an environment variable without a default, stays as written.
 
     Args:
-        config: as Hydra composed it, not resolved; it is not changed.
+        config: the unresolved configuration as Hydra composed it; it is not modified.
     """
     config = config.copy()
     OmegaConf.set_struct(config, False)
     kept = []
     for key, parent, name in _leaves(config):
         if is_left_out(key):
-            # What is read off a key that does not count must not count either.
+            # A value derived from an ignored key must be ignored too.
             parent[name] = _PLACEHOLDER
         else:
             kept.append((key, parent, name))
@@ -129,19 +129,19 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
 
 
 def as_written(config: DictConfig, key: str) -> str:
-    """A value as it is written: resolved, it would be a path of one machine."""
+    """Return a value as written; resolved, it would be a path on one particular machine."""
     parent, _, name = key.rpartition(".")
     return str(OmegaConf.select(config, parent)._get_node(name))
 
 
 def is_left_out(key: str) -> bool:
-    """Whether two runs of one preset may differ in a key."""
+    """Return whether two runs of one preset may differ in a key."""
     return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)
 
 
 @lru_cache(maxsize=1)
 def hardware_keys() -> frozenset[str]:
-    """Every key that a group in configs/hardware sets."""
+    """Return every key that a group in configs/hardware sets."""
     found = set()
     for path in sorted((configs_folder() / "hardware").rglob("*.yaml")):
         config = OmegaConf.load(path)
@@ -152,12 +152,12 @@ def hardware_keys() -> frozenset[str]:
 
 
 def filled_in(preset: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """The run's values of the keys that the preset leaves open (`???`), such as measured clip bounds."""
+    """Return the run's values for the keys that the preset leaves open (`???`), such as measured clip bounds."""
     return {key: run[key] for key, value in preset.items() if value == OPEN and run.get(key, OPEN) != OPEN}
 
 
 def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
-    """What differs between a preset and a run.
+    """Describe the differences between a preset and a run.
 
     Args:
         preset, run: from `significant_values`; apply `filled_in` first.
@@ -184,7 +184,7 @@ def _value(parent: DictConfig, name: str) -> Any:
     node = parent._get_node(name)
     try:
         value = parent[name]
-        # A node that is another node by interpolation: that one's own values count.
+        # If a node refers to another node by interpolation, the values of the other node count.
         if isinstance(value, DictConfig):
             return node._value()
         value = OmegaConf.to_container(value, resolve=True) if isinstance(value, ListConfig) else value

@@ -1,4 +1,4 @@
-"""A figure's curves: a panel a column, over training steps, a colour a row, from `collect`'s results to files."""
+"""Draws a figure's curves from `collect`'s results: one panel per column, one colour per row, over training steps."""
 
 import csv
 import io
@@ -20,7 +20,7 @@ PANEL_INCHES = (3.4, 2.6)
 PANELS_A_LINE = 3
 LEGEND_INCHES = 0.25
 
-# Colours that differ for those who see fewer of them (Petroff 2021); from the eleventh row on with another dash.
+# Colours that colour-blind readers can tell apart (Petroff 2021); from the eleventh row on with another dash.
 COLOURS = matplotlib.color_sequences["petroff10"]
 DASHES = ("-", "--", ":")
 
@@ -35,7 +35,7 @@ STYLE = {
 
 
 def write_curves(table: Table, results: Mapping[str, Any], markup: str) -> bytes:
-    """A figure's curves as the content of a file."""
+    """Return the content of a file with a figure's curves."""
     if not table.is_figure:
         raise ValueError(f"--format {markup}: table {table.name} has no curves. Use markdown, html or latex")
     if not results["curves"]:
@@ -54,10 +54,10 @@ def write_curves(table: Table, results: Mapping[str, Any], markup: str) -> bytes
 
 
 def draw(table: Table, curves: list[Mapping[str, Any]]) -> Figure:
-    """Panels in the order of the columns.
+    """Draw one panel per column, in the table's order.
 
     Args:
-        curves: from `collect`. Faint: each seed, unsmoothed; strong: the mean over the seeds that have a step.
+        curves: from `collect`. Faint lines show each seed unsmoothed, strong lines the mean over seeds at each step.
     """
     columns = [column for column in table.columns if any(curve["column"] == column.name for curve in curves)]
     across = min(PANELS_A_LINE, len(columns))
@@ -91,7 +91,7 @@ def _panel(axes: Axes, column: Column, curves: list[Mapping[str, Any]], styles: 
 
 
 def _mean(curves: list[Mapping[str, Any]]) -> tuple[list[int], list[float]]:
-    """The steps that any seed has, and the mean of the smoothed curves over the seeds that have it."""
+    """Return all steps that any seed has, and at each the mean of the smoothed curves over the seeds that have it."""
     by_step: dict[int, list[float]] = {}
     for curve in curves:
         for step, value in zip(curve["steps"], curve["smooth"], strict=True):

@@ -1,7 +1,7 @@
-"""How a run's batches and models divide over its GPUs, by verl's own arithmetic.
+"""Checks how a run's batches and models divide over its GPUs, by verl's own arithmetic.
 
-verl checks part of this in the driver (`validate_config`, called here), part in its workers, minutes after the launch,
-and part only when the first long response arrives. Everything is checked here, before a GPU is asked for.
+verl checks some of this in the driver (`validate_config`, called here), some in its workers minutes after the launch,
+and some only when the first long response arrives. Here everything is checked before a GPU is requested.
 """
 
 import contextlib
@@ -38,13 +38,13 @@ class Layout:
         sequence_parallel: ranks that share each sequence (Ulysses).
         data_parallel: groups of ranks that see different sequences.
         replicas: copies of the model that generate.
-        gpus_per_replica: GPUs of one of them.
-        rows: responses of a rollout batch.
-        rows_per_rank: of them, seen by each data-parallel rank.
-        mini_batch_rows: responses of an optimizer step.
-        mini_batch_rows_per_rank: of them, seen by each data-parallel rank.
+        gpus_per_replica: GPUs of each replica.
+        rows: responses in a rollout batch.
+        rows_per_rank: responses of a rollout batch on each data-parallel rank.
+        mini_batch_rows: responses in an optimizer step.
+        mini_batch_rows_per_rank: responses of an optimizer step on each data-parallel rank.
         updates_per_epoch: optimizer steps in one pass over a rollout batch.
-        longest: tokens of the longest prompt with the longest response.
+        longest: maximum prompt length plus maximum response length, in tokens.
     """
 
     nodes: int
@@ -66,7 +66,7 @@ def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
     """Divides a run over its GPUs, as verl would.
 
     Raises:
-        ConfigurationError: something does not divide; the message names the key, the value and what to do.
+        ConfigurationError: something does not divide; the message names the key, the value and a fix.
     """
     _check_covered(config)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -131,7 +131,7 @@ def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
 
 
 def sequence_parallel_size(config: DictConfig) -> int:
-    """Ranks that share each sequence: verl lets the actor's key win over the engine's."""
+    """Return how many ranks share each sequence; in verl the actor's key overrides the engine's."""
     actor = config.actor_rollout_ref.actor
     if actor.ulysses_sequence_parallel_size > 1:
         return actor.ulysses_sequence_parallel_size
@@ -139,17 +139,17 @@ def sequence_parallel_size(config: DictConfig) -> int:
 
 
 def needs_reference(config: DictConfig) -> bool:
-    """Whether the run keeps a reference model, by verl's own function."""
+    """Return whether the run keeps a reference model, according to verl's own function."""
     from verl.trainer.ppo.utils import need_reference_policy
 
     return bool(need_reference_policy(config))
 
 
 def check_with_verl(config: DictConfig) -> None:
-    """Runs the checks that verl's driver runs before it starts Ray, and with them those of the clipx node.
+    """Runs the checks that verl's driver runs before it starts Ray, including those of the clipx node.
 
     Raises:
-        ConfigurationError: verl, or the method's configuration, refuses it.
+        ConfigurationError: verl or the method's configuration rejects the run.
     """
     from verl.utils.config import validate_config
 
@@ -166,7 +166,7 @@ def check_with_verl(config: DictConfig) -> None:
             warnings.simplefilter("ignore")
             validate_config(config, use_reference_policy=needs_reference(config), use_critic=False)
     except Exception as error:
-        # Hydra wraps what a dataclass raises.
+        # Hydra wraps exceptions that a dataclass raises.
         reason = error.__cause__ or error
         raise ConfigurationError(
             "configuration", "as composed", f"verl refuses it: {reason}", "Change the keys that it names."
@@ -244,7 +244,7 @@ def _replica_size(config: DictConfig, shape: ModelShape, gpus: int, per_node: in
 
 
 def _check_heads(key: str, ranks: int, shape: ModelShape, problem: str) -> None:
-    # verl's Ulysses and vLLM's tensor parallelism have the same rule: ranks share the key-value heads, or copy them.
+    # verl's Ulysses and vLLM's tensor parallelism follow the same rule: ranks split the key-value heads or copy them.
     queries, groups = shape.num_attention_heads, shape.num_key_value_heads
     if queries % ranks or (groups % ranks and ranks % groups):
         fix = f"Choose a divisor of {queries} that divides {groups} or is a multiple of it."

@@ -1,4 +1,4 @@
-"""A table's footnotes: those that follow from its fields and presets, and those that its definition writes by hand."""
+"""A table's footnotes: those derived from its fields and presets, and those written by hand in its definition."""
 
 import re
 from collections import defaultdict
@@ -20,12 +20,12 @@ from verl_clipx.reproduction.tables_definition import (
 )
 
 LONGEST_VALUE = 24
-"""Characters of a preset's value that a footnote repeats; of a longer one, only the key is named."""
+"""Longest preset value, in characters, that a footnote repeats; for longer ones only the key is named."""
 
 
 @dataclass(frozen=True)
 class Footnote:
-    """A text, and the headings that have its mark; without any it is about the whole table."""
+    """A text and the headings that carry its mark; without headings it is about the whole table."""
 
     text: str
     rows: tuple[str, ...] = ()
@@ -33,7 +33,7 @@ class Footnote:
 
 
 def footnotes_of(table: Table) -> list[Footnote]:
-    """All footnotes of a table, those of the whole table last."""
+    """Return all footnotes of a table; those about the whole table come last."""
     merged: dict[str, Footnote] = {}
     for footnote in (footnote for cause in CAUSES for footnote in cause(table)):
         same = merged.get(footnote.text, Footnote(footnote.text))
@@ -42,13 +42,13 @@ def footnotes_of(table: Table) -> list[Footnote]:
 
 
 def marks() -> Iterator[str]:
-    """a to z, then aa to zz."""
+    """Yield a to z, then aa to zz."""
     yield from ascii_lowercase
     yield from (one + two for one in ascii_lowercase for two in ascii_lowercase)
 
 
 def by_hand(table: Table) -> Iterator[Footnote]:
-    """What no field says."""
+    """Footnotes that no field implies."""
     for name, text in table.footnotes.items():
         rows, columns = ([part.name for part in parts if name in part.notes] for parts in (table.rows, table.columns))
         yield Footnote(text, tuple(rows), tuple(columns))
@@ -157,7 +157,7 @@ def evaluation(table: Table) -> Iterator[Footnote]:
 
 
 def choices_of_presets(table: Table) -> Iterator[Footnote]:
-    """Values of the trainings that paper and release leave open: `[choice]` in the paper's presets."""
+    """Training values that paper and release leave open: `[choice]` in the paper's presets."""
     values: dict[str, dict[str, None]] = defaultdict(dict)
     for source, _ in table.sources():
         for origin in _origins(source.preset):
@@ -197,20 +197,20 @@ def _origins(preset: str | None) -> Iterable[Origin]:
 
 
 def _is_the_papers_own(origin: Origin) -> bool:
-    # What all papers share is verl's default, and a method's group has what only this project's losses know.
+    # Values that all papers share are verl's defaults, and a method's group has keys that only this project knows.
     if origin.file == "recipe/common/base.yaml" or origin.file.startswith("clipx/"):
         return False
     return not is_left_out(origin.key) and origin.key != "reward.custom_reward_function.name"
 
 
 def _setting(table: Table, key: str) -> str:
-    """An evaluation's setting by name, with its value where all benchmarks have one."""
+    """Return an evaluation setting's name, with its value if all benchmarks agree on it."""
     values = {settings[key] for settings in table.benchmarks.values() if key in settings}
     return key.replace("_", "-") + (f" {values.pop()}" if len(values) == 1 else "")
 
 
 def _short(origin: Origin) -> list[str]:
-    """A value, unless it is too long to be repeated."""
+    """Return a value, unless it is too long to be repeated."""
     value = "null" if origin.value is None else str(origin.value)
     return [value] if len(value) <= LONGEST_VALUE else []
 
@@ -230,7 +230,7 @@ def _draws_with_replacement(table: Table, column: Column) -> bool:
 
 
 def _grouped(pairs: Iterable[tuple]) -> Iterator[tuple]:
-    """Pairs by their first part, in order: the part, and a tuple of the others."""
+    """Group pairs by their first element, in order: yields it and a tuple of the second elements."""
     groups = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)

@@ -1,4 +1,4 @@
-"""Whether a run's reward can use the ground truths of its data, before anything is trained on them."""
+"""Checks whether a run's reward can use the ground truths of its data, before anything is trained on them."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,12 +12,12 @@ PACKAGE = "pkg://"
 
 
 def check_ground_truths(config: DictConfig) -> None:
-    """Refuse data whose ground truths no answer could meet: every reward would be that of a wrong answer.
+    """Refuse data whose ground truths no answer could match: every reward would be that of a wrong answer.
 
-    Looked at are data files that are here, where the module of the configured reward has `check_ground_truth`.
+    Checks the data files that exist on this machine, if the module of the configured reward has `check_ground_truth`.
 
     Raises:
-        ValueError: names the file, the row and what is wrong.
+        ValueError: a ground truth is unusable; the message names the file, the row and the fault.
     """
     module = str(OmegaConf.select(config, "reward.custom_reward_function.path") or "")
     if not module.startswith(PACKAGE):

@@ -1,4 +1,4 @@
-"""From a run's folder to the numbers of a table's cells."""
+"""Reads the numbers of a table's cells from a run's folder."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,27 +29,27 @@ from verl_clipx.reproduction.tables_definition import (
 
 @dataclass(frozen=True)
 class Value:
-    """A number with the ends of its 95 % interval, None where there is none."""
+    """A number with the bounds of its 95 % interval, None if there is no interval."""
 
     mean: float
     low: float | None = None
     high: float | None = None
 
     by_question: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
-    """By benchmark ``[questions]``: `mean` is the sum over benchmarks of their means. None where a number has none."""
+    """Arrays ``[questions]`` by benchmark: `mean` is the sum of their means. None if a number has no questions."""
 
     clusters: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
-    """By benchmark ``[questions]`` labels of the questions' sources, where the table names a field for them."""
+    """Source labels ``[questions]`` by benchmark, if the table names a field for them."""
 
     def scaled(self, factor: float) -> "Value":
-        """All numbers times a factor."""
+        """Return all numbers multiplied by a factor."""
         ends = (None if number is None else number * factor for number in (self.mean, self.low, self.high))
         by_question = self.by_question and {name: values * factor for name, values in self.by_question.items()}
         return Value(*ends, by_question, self.clusters)
 
 
 def mean_of(values: Sequence[Value]) -> Value:
-    """Mean of numbers, without an interval; questions of one benchmark that several have are one question each."""
+    """Return the mean of values, without an interval; benchmark questions that several values share count once."""
     if len(values) == 1:
         return values[0]
     mean = float(np.mean([value.mean for value in values]))
@@ -77,28 +77,28 @@ class Curve:
 
     @property
     def end(self) -> float:
-        """The last number of what is drawn."""
+        """The last value of the curve that is drawn."""
         return self.smooth[-1]
 
 
 class NotThere(Exception):
-    """A run has not got so far; the message says what is missing."""
+    """A run has not got that far; the message says what is missing."""
 
 
 def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
-    """One run's number of a cell.
+    """Read one run's number for a cell.
 
     Args:
-        table, row, column: the cell; it is one that is read from a run.
+        table, row, column: the cell, which must be one that is read from a run.
         run: the folder of the training, or of a model's evaluations.
 
     Returns:
-        Accuracies as fractions, times in seconds, a curve's last number as it is logged, 1 for a collapse.
-        The interval, over questions, is the evaluation's.
+        Accuracies as fractions, times in seconds, a curve's last value as logged, 1 for a collapse.
+        The interval is the evaluation's, over questions.
 
     Raises:
         NotThere: the evaluation or the metric is missing.
-        ValueError: what is there was made otherwise than the table says; names each difference.
+        ValueError: the evaluation differs from what the table says; the message names each difference.
     """
     how = table.measure_of(row, column)
     if TIMING in how:
@@ -123,7 +123,7 @@ def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
 
 
 def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
-    """The highest accuracy of all validations of a training."""
+    """Return the highest accuracy among all validations of a training."""
     name = f"{data_source}/acc/mean@{samples}"
     found = [
         step[f"{section}/{name}"]
@@ -139,7 +139,7 @@ def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
 
 
 def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
-    """Refuse a run whose validation file, where it is here, has another number of a data source's rows."""
+    """Refuse a run whose validation file, if it exists here, has a different number of rows for a data source."""
     named = OmegaConf.select(run.config, "data.val_files")
     paths = [Path(path) for path in ([named] if isinstance(named, str) else named or [])]
     if not paths or not all(path.is_file() for path in paths):
@@ -151,11 +151,11 @@ def check_validated_questions(run: RunFolder, data_source: str, questions: int) 
 
 
 def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:
-    """Mean seconds a step.
+    """Return the mean seconds per step.
 
     Args:
         timers: verl's timers, each with its weight in the sum.
-        first, last: steps to average over, both included.
+        first, last: steps to average over, both inclusive.
     """
     totals = []
     for step in range(first, last + 1):
@@ -168,7 +168,7 @@ def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -
 
 
 def curve_of(run: RunFolder, how: Mapping[str, Any]) -> Curve:
-    """A metric over training steps.
+    """Read a metric over training steps.
 
     Args:
         how: `curve`, the metric's key in metrics.jsonl, and, for an exponential moving average, `smooth`, the weight
@@ -183,11 +183,11 @@ def curve_of(run: RunFolder, how: Mapping[str, Any]) -> Curve:
 
 
 def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
-    """A metric of an evaluation.
+    """Read a metric of an evaluation.
 
     Raises:
-        NotThere: it has not been made or scored, or lacks the metric.
-        ValueError: it was made with other settings, or before the training ended.
+        NotThere: the evaluation has not been run or scored, or lacks the metric.
+        ValueError: it was run with other settings, or before the training ended.
     """
     results = _checked(table, row, run, benchmark)
     there = results["benchmarks"].get(benchmark, {})
@@ -205,7 +205,7 @@ def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: st
 
 
 def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) -> Value:
-    """How a part of the reward goes with the score, over all responses of an evaluation.
+    """Correlate a part of the reward with the score, over all responses of an evaluation.
 
     Args:
         how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
@@ -222,7 +222,7 @@ def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) 
 
 
 def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
-    """The results of an evaluation that is the table's."""
+    """Return an evaluation's results after checking that they match the table."""
     results = run.evaluation(benchmark)
     if results is None:
         raise NotThere(f"no evaluation/{benchmark}/results.json")
@@ -237,14 +237,14 @@ def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str
 
 
 def protocol_of(row: Row, settings: dict[str, Any]) -> str:
-    """The protocol of `clipx eval run`; those over several checkpoints do not fit a model that is not trained."""
+    """Return the protocol of `clipx eval run`; protocols over several checkpoints do not fit an untrained model."""
     if not (row.model or row.models):
         return settings["protocol"]
     return "greedy" if settings["temperature"] == 0 else "sampled"
 
 
 def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any]) -> list[str]:
-    """What an evaluation did otherwise than the table says, a line each."""
+    """Describe how an evaluation differs from what the table says, one line per difference."""
     settings = table.benchmarks[benchmark]
     wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0), "limit": None}
     wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens", "questions")}

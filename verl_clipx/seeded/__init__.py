@@ -1,1 +1,1 @@
-"""Rollouts that repeat: each sample from a seed of its own, rows in a fixed order."""
+"""Reproducible rollouts: each sample has its own seed, and rows come in a fixed order."""

@@ -15,17 +15,17 @@ NEEDED = ("global_steps", "index", "session_id")
 def sampling_seed(
     seed: int, global_step: int, index: int | str, session: int, messages: Sequence[dict[str, Any]]
 ) -> int:
-    """The seed of one sample, the same in every process and on every machine.
+    """Return the seed of one sample, the same in every process and on every machine.
 
     Args:
         global_step: training step that the sample belongs to; validation counts as the step that it follows.
         index: the prompt's index in its data set.
         session: the sample's number among those of its prompt.
-        messages: the prompt. It tells apart prompts with one index: of several files, of training and validation, of
-            data without an index (which verl counts as 0). Its text counts; images and the like only by their type.
+        messages: the prompt. It distinguishes prompts with the same index: from several files, from training and
+            validation, or without an index (verl uses 0). Text enters in full, images and the like only by their type.
 
     Returns:
-        In [0, 2**31), which every engine accepts.
+        A seed in [0, 2**31), which every engine accepts.
     """
     parts = [seed, global_step, index, session, list(messages)]
     text = json.dumps(parts, sort_keys=True, default=lambda value: type(value).__name__)
@@ -64,5 +64,5 @@ class SeededSingleTurnAgentLoop(SingleTurnAgentLoop):
 
 
 def plain(value: Any) -> int | str:
-    """A field of the data set: it arrives as a scalar of Python, NumPy or torch, by its type and the batch's size."""
+    """Convert a field to a Python scalar; depending on type and batch size it arrives from Python, NumPy or torch."""
     return value.item() if hasattr(value, "item") else value

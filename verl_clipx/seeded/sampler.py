@@ -1,4 +1,4 @@
-"""verl's replay buffer with the rows of a batch in a fixed order, whatever order the samples arrived in.
+"""verl's replay buffer with the rows of a batch in a fixed order, regardless of the order of arrival.
 
 The order decides which rows form a mini-batch and which rank gets them.
 """
@@ -26,20 +26,20 @@ class SeededReplayBuffer(ReplayBuffer):
 
 
 def row_order(keys: Sequence[str], extra_fields: Sequence[Mapping[str, Any]]) -> list[int]:
-    """The order of a batch's rows: by the prompt's index in the data set, then by sample.
+    """Return the order of a batch's rows: by the prompt's index in the data set, then by sample.
 
-    Prompts with one index are ordered by the seeds of their samples. Those that agree in them too are one prompt twice,
-    with the same samples; their rows are not mixed.
+    Prompts with the same index are ordered by the seeds of their samples. If these are equal too, the same prompt
+    occurs twice with the same samples; rows of the two occurrences are not mixed.
 
     Args:
         keys: verl's ``{uid}_{session}_{output}``.
-        extra_fields: with ``prompt_index`` and ``sampling_seed``, a mapping a key.
+        extra_fields: one mapping per key, with ``prompt_index`` and ``sampling_seed``.
 
     Returns:
         Positions in ``keys``, first row first.
 
     Raises:
-        ValueError: a row without these fields.
+        ValueError: a row lacks these fields.
     """
     groups: dict[str, list[tuple]] = {}
     for row, (key, fields) in enumerate(zip(keys, extra_fields, strict=True)):
@@ -68,7 +68,7 @@ def seeded(
     sampler_kwargs: Mapping[str, Any],
     refill_fn: Callable[[int], None] | None = None,
 ) -> SeededReplayBuffer:
-    """verl's replay buffer with ordered rows, for settings in which nothing else depends on time.
+    """Build verl's replay buffer with ordered rows, for settings in which nothing else depends on timing.
 
     Args:
         sampler_kwargs: ``rollout_name``, ``filter_groups`` (the node ``algorithm.filter_groups``),
@@ -76,7 +76,7 @@ def seeded(
             (seconds), ``versions_old`` (of `+clipx/rollout=stale`).
 
     Raises:
-        ValueError: a setting with which the batches depend on time, or an engine that takes no seed per request.
+        ValueError: a setting makes batches depend on timing, or the engine takes no seed per request.
     """
     filters = bool((sampler_kwargs.get("filter_groups") or {}).get("enable", False))
     engines = f"{' or '.join(SEEDED_ENGINES)}: they accept a seed with every request"

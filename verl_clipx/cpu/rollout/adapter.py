@@ -1,4 +1,4 @@
-"""The training worker's side of the rollout: sends its weights to its replica's server."""
+"""The training worker's side of the rollout, which sends the worker's weights to its replica's server."""
 
 import os
 from collections.abc import Generator
@@ -14,10 +14,10 @@ from verl_clipx.cpu.rollout.weights import pack_weights
 
 
 class CPUServerAdapter(BaseRollout):
-    """Client of `CPUServer` in every training worker. The first rank of a replica speaks for it.
+    """Client of `CPUServer` in every training worker. The first rank of a replica acts for all its ranks.
 
     Args:
-        replica_rank: replica of this worker; -1 derives it from the environment variable ``RANK``.
+        replica_rank: this worker's replica; -1 derives it from the environment variable ``RANK``.
     """
 
     def __init__(
@@ -46,7 +46,7 @@ class CPUServerAdapter(BaseRollout):
         return self._handle
 
     async def resume(self, tags: list[str]) -> None:
-        """Wake the server up, for ``weights`` or ``kv_cache``."""
+        """Wake up the server, for ``weights`` or ``kv_cache``."""
         if self.config.free_cache_engine and self.is_leader_rank:
             await self._server.wake_up.remote(tags=tags)
 
@@ -70,7 +70,7 @@ class CPUServerAdapter(BaseRollout):
                 generator; only the leader sends.
 
         Raises:
-            ValueError: another wire format, or an unmerged adapter.
+            ValueError: the wire format is not supported, or the weights include an unmerged adapter.
         """
         if wire_format != "named_tensors":
             raise ValueError(f"wire_format={wire_format!r}: the CPU rollout accepts only 'named_tensors'")

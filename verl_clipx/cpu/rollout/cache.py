@@ -7,7 +7,7 @@ from transformers.cache_utils import DynamicLayer
 
 
 def check_layers(cache: DynamicCache, model_name: str) -> None:
-    """Refuse caches whose rows cannot be padded and merged (recurrent state, sliding windows)."""
+    """Reject caches whose rows cannot be padded and merged (recurrent state, sliding windows)."""
     odd = sorted({type(layer).__name__ for layer in cache.layers if type(layer) is not DynamicLayer})
     if odd:
         raise ValueError(

@@ -1,8 +1,8 @@
 """Continuous batching for a Hugging Face causal language model on the CPU.
 
-Requests join while others decode, finished ones leave at once. A request's tokens do not depend on its neighbours
-beyond the model's rounding (1e-5 in a log-probability in float32): rows are masked against each other's padding, and
-every request has its own random numbers.
+Requests join while others decode, and finished ones leave at once. A request's tokens do not depend on its neighbours
+beyond the model's rounding (1e-5 in a log-probability in float32): padding is masked, and every request has its own
+random numbers.
 """
 
 from collections import deque
@@ -54,7 +54,7 @@ class _Batch:
 
 @dataclass
 class _Settings:
-    """Sampling settings, a row a request."""
+    """Sampling settings, one row per request."""
 
     temperature: torch.Tensor
     top_k: torch.Tensor
@@ -71,7 +71,7 @@ class _Settings:
 
 
 class Generator:
-    """Generates for all submitted requests, one token each per `step`.
+    """Generates responses for all submitted requests, one token each per `step`.
 
     Args:
         model: causal language model in float32 or float64, in evaluation mode.
@@ -127,7 +127,7 @@ class Generator:
         return finished
 
     def forget_cache(self) -> None:
-        """Drop the key-value cache; running requests are prefilled again, with what they have generated so far.
+        """Drop the key-value cache; running requests are prefilled again, including their tokens so far.
 
         Needed whenever the weights change, so that no request attends to states of an older model.
         """
@@ -135,7 +135,7 @@ class Generator:
         self._batch = None
 
     def abort(self, request_ids: Iterable[str] | None = None) -> list[Request]:
-        """Remove requests, all of them or those named, with what they have generated so far."""
+        """Remove all requests, or those named, and return them with the tokens generated so far."""
         chosen = None if request_ids is None else set(request_ids)
 
         def leaves(request: Request) -> bool:

@@ -1,4 +1,4 @@
-"""The sampling parameters of one request, read from what verl's agent loops send."""
+"""Reads the sampling parameters of one request, as verl's agent loops send them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,13 +57,13 @@ def read_sampling_parameters(
     end_token_ids: frozenset[int],
     ignore_eos: bool = False,
 ) -> SamplingParameters:
-    """Turn an agent loop's sampling parameters into `SamplingParameters`, refusing what cannot be honoured.
+    """Turn an agent loop's sampling parameters into `SamplingParameters`, rejecting unsupported ones.
 
     Args:
-        given: the request's parameters; keys among `ACCEPTED_KEYS`, and any other key with the value None.
-        default_max_tokens: length limit where the request names none.
-        longest: largest number of tokens the model's context still has room for, at least 1; the limit is cut to it.
-        ignore_eos: whether to generate past them, where the request does not say.
+        given: the request's parameters: keys in `ACCEPTED_KEYS`, and any other key with the value None.
+        default_max_tokens: length limit if the request names none.
+        longest: number of tokens for which the model's context still has room, at least 1; the limit is capped at it.
+        ignore_eos: whether to generate past the end tokens, if the request does not say.
     """
     unknown = sorted(key for key, value in given.items() if key not in ACCEPTED_KEYS and value is not None)
     if unknown:
@@ -79,7 +79,7 @@ def read_sampling_parameters(
         stops |= end_token_ids
     seed = given.get("seed")
     return SamplingParameters(
-        # A request that has used its budget up still gets one token, as from vLLM.
+        # As in vLLM, a request that has used up its budget still gets one token.
         max_tokens=max(1, min(max_tokens, longest)),
         temperature=float(_or_default(given.get("temperature"), 1.0)),
         top_p=float(_or_default(given.get("top_p"), 1.0)),

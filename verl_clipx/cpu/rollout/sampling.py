@@ -1,4 +1,4 @@
-"""From logits to tokens and their log-probabilities, row by row with each row's own settings."""
+"""Samples tokens and their log-probabilities from logits, with separate settings for each row."""
 
 import hashlib
 
@@ -9,7 +9,7 @@ LOG_PROB_MODES = ("processed_logprobs", "raw_logprobs")
 
 
 def uniform_stream(seed: int, start: int, count: int) -> np.ndarray:
-    """Uniform random numbers addressed by position: number ``p`` depends on ``seed`` and ``p`` alone.
+    """Return uniform random numbers addressed by position: number ``p`` depends only on ``seed`` and ``p``.
 
     A response that is interrupted and continued, or that shares its batch with others, therefore draws the same
     numbers.
@@ -27,7 +27,7 @@ def uniform_stream(seed: int, start: int, count: int) -> np.ndarray:
 
 
 def derive_seed(*parts: object) -> int:
-    """A 128-bit seed from anything printable, the same in every process."""
+    """Derive a 128-bit seed from anything printable; it is the same in every process."""
     digest = hashlib.sha256("\x1f".join(map(repr, parts)).encode()).digest()
     return int.from_bytes(digest[:16], "little")
 
@@ -49,7 +49,7 @@ def truncate(logits: torch.Tensor, top_k: torch.Tensor, top_p: torch.Tensor) -> 
     threshold = ordered.gather(-1, (kept - 1).unsqueeze(-1))
     ordered = ordered.masked_fill(ordered < threshold, -torch.inf)
     probabilities = ordered.softmax(dim=-1)
-    # A token stays while the ones before it have not reached p; at p = 1 rounding must not remove any.
+    # A token stays as long as the ones before it have not reached p; at p = 1 rounding must not remove any.
     before = probabilities.cumsum(dim=-1) - probabilities
     outside = (before >= top_p.unsqueeze(-1)) & (top_p < 1).unsqueeze(-1)
     outside[:, 0] = False
@@ -70,7 +70,7 @@ def invert_distribution(log_probs: torch.Tensor, uniforms: torch.Tensor) -> torc
     cumulative = log_probs.double().exp().cumsum(dim=-1)
     total = cumulative[:, -1:]
     tokens = torch.searchsorted(cumulative, uniforms.unsqueeze(-1) * total, right=True)
-    # u * total may round up to total: the last token with any probability is meant.
+    # u * total may round up to total; in that case the last token with any probability is drawn.
     last = (cumulative < total).sum(dim=-1, keepdim=True)
     return torch.minimum(tokens, last).squeeze(-1)
 
@@ -83,12 +83,12 @@ def sample(
     uniforms: torch.Tensor,
     log_prob_mode: str = "processed_logprobs",
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token a row, and its log-probability.
+    """Sample one token per row, and return its log-probability.
 
-    The meaning of the log-probabilities is vLLM's, which verl's metrics expect: ``processed_logprobs`` is the
-    distribution that was sampled from, so temperature and truncation count (without truncation it equals the actor's
-    ``log_prob``); ``raw_logprobs`` is the softmax of the bare logits. Greedy rows report the untruncated distribution
-    at temperature 1.
+    Log-probabilities are defined as in vLLM, which verl's metrics expect. ``processed_logprobs`` refers to the
+    distribution that was sampled from, after temperature and truncation (without truncation it equals the actor's
+    ``log_prob``); ``raw_logprobs`` is the log-softmax of the raw logits. Greedy rows report the untruncated
+    distribution at temperature 1.
 
     Args:
         logits: ``[rows, vocabulary]`` float32.

@@ -28,14 +28,14 @@ logger.setLevel(os.getenv("VERL_LOGGING_LEVEL", "WARN"))
 
 
 def server_name(replica_rank: int) -> str:
-    """Name of a replica's Ray actor: one server a replica, on the node of the replica's first worker."""
+    """Return the name of a replica's Ray actor. Each replica has one server, on the node of its first worker."""
     return f"cpu_server_{replica_rank}_0"
 
 
 class CPUServer:
-    """Generation, weights and flow control of one replica, whose number counts from 0.
+    """Handles generation, weights and flow control of one replica, numbered from 0.
 
-    All methods run on the actor's event loop, and decoding steps run there too, so no two of them overlap.
+    All methods and all decoding steps run on the actor's event loop, so no two of them overlap.
     """
 
     def __init__(self, config: RolloutConfig, model_config: HFModelConfig, replica_rank: int):
@@ -60,7 +60,7 @@ class CPUServer:
         self._admitting.set()
 
     async def launch_server(self) -> None:
-        """Build the model and start generating. With ``load_format=dummy`` the trainer's first update fills it."""
+        """Build the model and start generating. With ``load_format=dummy`` the first update sets the weights."""
         dummy = self.config.load_format == "dummy"
         self._model = build_model(self.model_config, PRECISIONS[self.config.dtype], load_weights=not dummy)
         self._has_weights = not dummy
@@ -86,21 +86,21 @@ class CPUServer:
         mm_processor_kwargs: dict[str, Any] | None = None,
         priority: int = 0,
     ) -> TokenOutput:
-        """Continue a prompt. Parks while generation is paused, unless the server rejects late requests.
+        """Continue a prompt. Waits while generation is paused, unless the server rejects late requests.
 
         Args:
             prompt_ids: token ids of the prompt, at least one.
             sampling_params: see `parameters.ACCEPTED_KEYS`; ``logprobs`` is a flag.
-            request_id: name of the request; it also chooses the random numbers under ``rollout.full_determinism``.
-            image_data, video_data, audio_data, mm_processor_kwargs: must be empty, the server is text only.
-            priority: ignored, requests are served in order of arrival.
+            request_id: name of the request; it also determines the seed under ``rollout.full_determinism``.
+            image_data, video_data, audio_data, mm_processor_kwargs: must be empty, since the server is text only.
+            priority: ignored; requests are served in order of arrival.
 
         Returns:
-            Tokens (a stop token included), their log-probabilities if asked for, the stop reason (``completed`` or
+            Tokens (including any stop token), their log-probabilities if requested, the stop reason (``completed`` or
             ``aborted``) and, in ``extra_fields``, the version of the weights.
 
         Raises:
-            ValueError: parameters that cannot be honoured, or a prompt that leaves no room in the context.
+            ValueError: a parameter is not supported, or the prompt leaves no room in the context.
             RuntimeError: the server has no weights yet, or has failed; the message holds the original traceback.
         """
         if image_data or video_data or audio_data:
@@ -153,7 +153,7 @@ class CPUServer:
             token_ids=request.token_ids if request else [],
             log_probs=request.log_probs if request and with_log_probs else None,
             stop_reason="completed" if request and request.finished else "aborted",
-            # No cache outlives its request, so no prompt token is ever found in one.
+            # No cache outlives its request, so a prompt token is never found in one.
             extra_fields={"global_steps": self.global_steps, "num_cached_tokens": 0},
         )
 
@@ -165,10 +165,10 @@ class CPUServer:
                     self._answer(request)
                 if not self._generator.pending:
                     self._work.clear()
-                # Lets new requests and control calls in between two tokens.
+                # Let new requests and control calls run between two tokens.
                 await asyncio.sleep(0)
         except Exception as error:
-            # Without this the agent loops would wait for ever on answers that nobody computes.
+            # Without this, the agent loops would wait forever for answers that nobody computes.
             self._failure = traceback.format_exc()
             logger.error("%s failed:\n%s", server_name(self.replica_rank), self._failure)
             for answer in self._answers.values():
@@ -184,10 +184,10 @@ class CPUServer:
     # Flow control
 
     async def abort_all_requests(self, reject_request: bool = False) -> dict[str, Any]:
-        """End every request with what it has, and admit no other until `resume_generation`.
+        """End every request with its tokens so far, and admit no others until `resume_generation`.
 
         Args:
-            reject_request: answer requests that come meanwhile as aborted, instead of parking them.
+            reject_request: answer requests that arrive meanwhile as aborted instead of letting them wait.
         """
         self._admitting.clear()
         self._rejecting = reject_request
@@ -195,7 +195,7 @@ class CPUServer:
         return {"aborted_count": len(aborted), "request_ids": aborted}
 
     async def abort_request(self, request_id: str) -> dict[str, Any]:
-        """End the requests of that name with what they have."""
+        """End the requests of that name with their tokens so far."""
         return {"aborted": bool(self._abort([request_id])), "request_id": request_id}
 
     def _abort(self, names: list[str] | None) -> list[str]:
@@ -205,19 +205,19 @@ class CPUServer:
         return [request.request_id for request in aborted]
 
     async def resume_generation(self) -> None:
-        """Admit requests again, the parked ones first."""
+        """Admit requests again, waiting ones first."""
         self._rejecting = False
         self._admitting.set()
 
     async def sleep(self) -> None:
-        """Suspend decoding and free the cache, where ``rollout.free_cache_engine`` asks for it."""
+        """Suspend decoding and free the cache, if ``rollout.free_cache_engine`` is set."""
         if self.config.free_cache_engine:
             self._asleep = True
             self._generator.forget_cache()
             self._work.clear()
 
     async def wake_up(self, tags: list[str] | None = None) -> None:
-        """Go on decoding. Waking ``weights`` alone does not: they are about to be replaced."""
+        """Resume decoding. Waking only ``weights`` does not resume it, since they are about to be replaced."""
         if tags is None or "kv_cache" in tags:
             self._asleep = False
             self._continue()
@@ -249,8 +249,8 @@ class CPUServer:
             global_steps: version of the weights, reported with every response from then on.
 
         Raises:
-            KeyError, ValueError: a name or shape that the model does not have.
-            RuntimeError: the update is complete and some weight was not in it.
+            KeyError, ValueError: the model has no weight of that name or shape.
+            RuntimeError: the update is complete, but some weight is missing from it.
         """
         self._work.clear()
         copy_weights(self._model, message)
@@ -281,7 +281,7 @@ class CPUServer:
 
 
 def check_rollout_config(config: RolloutConfig) -> None:
-    """Refuse settings that the CPU rollout does not implement."""
+    """Reject settings that the CPU rollout does not implement."""
     accepted = {
         "dtype": tuple(PRECISIONS),
         "logprobs_mode": LOG_PROB_MODES,
@@ -296,14 +296,14 @@ def check_rollout_config(config: RolloutConfig) -> None:
 
 
 def end_token_ids(model_config: HFModelConfig) -> frozenset[int]:
-    """Tokens that end a response: the tokenizer's and those of the model's generation configuration."""
+    """Return the tokens that end a response: the tokenizer's and those of the model's generation configuration."""
     generation = getattr(model_config.generation_config, "eos_token_id", None)
     found = generation if isinstance(generation, list | tuple) else [generation]
     return frozenset(token for token in (*found, model_config.tokenizer.eos_token_id) if token is not None)
 
 
 def build_model(model_config: HFModelConfig, dtype: torch.dtype, *, load_weights: bool) -> PreTrainedModel:
-    """The policy in evaluation mode, with its checkpoint's weights or with random ones."""
+    """Build the policy in evaluation mode, with its checkpoint's weights or random ones."""
     options = dict(dtype=dtype, attn_implementation="sdpa", trust_remote_code=model_config.trust_remote_code)
     if load_weights:
         model = AutoModelForCausalLM.from_pretrained(model_config.local_path, config=model_config.hf_config, **options)

@@ -1,4 +1,4 @@
-"""Weights on their way from the training worker to the rollout server, as NumPy arrays in messages of bounded size."""
+"""Sends weights from the training worker to the rollout server, as NumPy arrays in messages of bounded size."""
 
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
@@ -13,10 +13,10 @@ def pack_weights(weights: Iterable[tuple[str, torch.Tensor]], max_bytes: int) ->
 
     Args:
         weights: name and full tensor, any floating dtype.
-        max_bytes: size a message may reach; a larger tensor travels alone.
+        max_bytes: maximum message size in bytes; a larger tensor gets its own message.
 
     Yields:
-        Name to float32 array. At least one message, perhaps empty.
+        Mappings from name to float32 array. At least one message, which may be empty.
     """
     message: dict[str, np.ndarray] = {}
     size = 0
@@ -41,13 +41,13 @@ def copy_weights(model: nn.Module, message: Mapping[str, np.ndarray]) -> None:
         if tuple(target.shape) != array.shape:
             raise ValueError(f"the trainer sent {name} with shape {array.shape}; the rollout has {tuple(target.shape)}")
         with warnings.catch_warnings():
-            # Ray's shared memory is read-only, and so is only read here.
+            # Ray's shared memory is read-only; this code only reads it.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             target.copy_(torch.from_numpy(array))
 
 
 def missing_weights(model: nn.Module, received: set[str]) -> list[str]:
-    """Names of the model's state that neither were received nor share memory with one that was (tied embeddings)."""
+    """Return names in the model's state that were neither received nor share memory with one that was (tying)."""
     state = model.state_dict()
     written = {state[name].data_ptr() for name in received if name in state}
     return sorted(name for name, tensor in state.items() if tensor.data_ptr() not in written)

@@ -1,4 +1,4 @@
-"""What an estimate rests on besides the run: GPUs by their data sheets, and numbers that the run does not fix."""
+"""What an estimate relies on besides the run: GPU data sheets, and numbers that the run does not determine."""
 
 from dataclasses import dataclass, field
 
@@ -7,12 +7,12 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class GPU:
-    """A kind of GPU, by its data sheet.
+    """A GPU model, according to its data sheet.
 
     Args:
         memory: bytes that a process can use.
-        flops: dense bfloat16 operations a second.
-        bandwidth: bytes a second from its memory.
+        flops: dense bfloat16 operations per second.
+        bandwidth: memory bandwidth in bytes per second.
     """
 
     name: str
@@ -23,7 +23,7 @@ class GPU:
 
 A100 = GPU("A100-SXM4-80GB", 79.1 * GIB, 312e12, 2.04e12)
 H100 = GPU("H100-SXM5-80GB", 79.1 * GIB, 989e12, 3.35e12)
-# By the first part of a Hydra group's name, +hardware=a100x8.
+# By the first part of a Hydra group's name, as in +hardware=a100x8.
 GPUS = {"a100": A100, "h100": H100}
 
 
@@ -33,7 +33,7 @@ def _assumption(default: float, meaning: str) -> float:
 
 @dataclass(frozen=True)
 class Assumptions:
-    """Every number that neither the configuration nor the model determines. No number was measured on a GPU here."""
+    """Every number that neither the configuration nor the model determines. None was measured on a GPU."""
 
     process_gib: float = _assumption(
         1.5, "GiB on each GPU for the training process: CUDA context, NCCL, library workspaces"

@@ -1,4 +1,4 @@
-"""A run's estimate as a whole, or why the run does not fit."""
+"""The complete estimate of a run, or the reason why it does not fit."""
 
 from dataclasses import dataclass
 
@@ -16,9 +16,9 @@ class Estimate:
     """A run's estimate.
 
     Args:
-        limit: bytes that a phase may take.
-        host_bytes: memory of a node for what is offloaded, and for a whole copy of the model while loading.
-        steps: of the run, or None if the number of prompts is not known here.
+        limit: bytes that a phase may use.
+        host_bytes: host memory per node for offloaded tensors, and for a whole copy of the model while loading.
+        steps: training steps of the run, or None if the number of prompts is unknown.
     """
 
     run: Run
@@ -36,7 +36,7 @@ class Estimate:
 
     @property
     def gpu_hours(self) -> float | None:
-        """GPU-hours of the run, or None if its number of steps is not known."""
+        """GPU-hours of the run, or None if its number of steps is unknown."""
         return None if self.steps is None else self.steps * self.gpu_hours_per_step
 
 
@@ -46,11 +46,11 @@ def estimate(
     """Estimates a run, or refuses it.
 
     Args:
-        train_prompts: prompts of the training set; None reads them from data.train_files where those exist.
+        train_prompts: prompts in the training set; None counts them in data.train_files if those exist.
 
     Raises:
-        ConfigurationError: batches do not divide, or a phase does not fit; the message names the key and what to do.
-        ValueError: the model's shape is not known.
+        ConfigurationError: batches do not divide, or a phase does not fit; the message names the key and a fix.
+        ValueError: the model's shape is unknown.
     """
     run = Run(config, gpu, assumptions or Assumptions())
     limit = gpu.memory * (1 - run.assumptions.allocator_share)
@@ -74,10 +74,10 @@ def estimate(
 
 
 def too_much(phase: Phase, limit: float, gpu: GPU) -> str:
-    """Why a phase does not fit, with its largest parts.
+    """Explain why a phase does not fit, with its largest parts.
 
     Args:
-        limit: bytes that it may take.
+        limit: bytes that the phase may use.
     """
     largest = sorted(phase.parts.items(), key=lambda part: -part[1])[:4]
     parts = ", ".join(f"{name} {size / GIB:.1f}" for name, size in largest)

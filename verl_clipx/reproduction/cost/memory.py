@@ -1,4 +1,4 @@
-"""Memory of a GPU at each phase's peak, of the rollout server on it, and of the host."""
+"""Estimates peak memory per GPU in each phase, of the rollout server on it, and of the host."""
 
 import math
 from dataclasses import dataclass
@@ -23,8 +23,8 @@ class Phase:
     """Memory of one GPU at a phase's peak.
 
     Args:
-        parts: bytes by what takes them.
-        key: the configuration key that shrinks it best.
+        parts: bytes by purpose.
+        key: the configuration key that reduces it most.
     """
 
     name: str
@@ -40,14 +40,14 @@ class Phase:
 
 @dataclass(frozen=True)
 class Rollout:
-    """What a GPU's share of a rollout server holds.
+    """Contents of one GPU's share of a rollout server.
 
     Args:
         weights: bytes of its slice of the model.
-        workspace: bytes of activations and logits while it runs.
+        workspace: bytes of activations and logits during generation.
         cache: bytes left for the KV cache.
-        cached_tokens: tokens that the KV cache of one replica holds.
-        full_length_sequences: sequences of the longest prompt and response that it holds at once.
+        cached_tokens: tokens that fit in the KV cache of one replica.
+        full_length_sequences: sequences of maximum prompt and response length that fit in it at once.
         concurrent: responses that a replica generates at a time, at mean length.
     """
 
@@ -60,7 +60,7 @@ class Rollout:
 
 
 def memory_phases(run: Run, rollout: Rollout) -> tuple[Phase, ...]:
-    """Memory of one GPU at the peak of each phase of a step."""
+    """Return the memory of one GPU at the peak of each phase of a step."""
     return (
         actor_update(run),
         optimizer_step(run),
@@ -73,8 +73,8 @@ def memory_phases(run: Run, rollout: Rollout) -> tuple[Phase, ...]:
 def actor_update(run: Run) -> Phase:
     """Forward and backward passes of the update.
 
-    The optimizer's states are on the GPU during the whole update even where they are offloaded: verl loads them when
-    the update begins. Only fsdp_config.offload_policy (FSDP2) keeps them on the host throughout.
+    The optimizer states are on the GPU during the whole update even if they are offloaded: verl loads them when the
+    update begins. Only fsdp_config.offload_policy (FSDP2) keeps them on the host throughout.
     """
     tokens = tokens_per_gpu(run, "train")
     parts = {
@@ -85,7 +85,7 @@ def actor_update(run: Run) -> Phase:
         "logits": tokens * run.shape.vocab_size * HALF * logits_copies(run, training=True),
     }
     name = "use_no_sync_for_gradient_accumulation"
-    # verl 0.9.0 lacks the key and works as with True.
+    # verl 0.9.0 lacks the key and behaves as if it were True.
     if run.engine.get(name, True):
         set_it = "Set it to False" if name in run.engine else "verl 0.9.0 lacks the key; use verl 0.9.1"
         key, fix = f"{ACTOR}.fsdp_config.{name}", f"{set_it}: otherwise each GPU keeps a whole gradient."
@@ -98,7 +98,7 @@ def actor_update(run: Run) -> Phase:
 
 
 def fewer_tokens(run: Run) -> str:
-    """How to make an update's activations and logits smaller."""
+    """Say how to reduce an update's activations and logits."""
     fix = (
         f"Lower it, with {ACTOR}.ulysses_sequence_parallel_size raised if the longest sequence then does not fit; "
         "+hardware/model groups do both."
@@ -113,13 +113,13 @@ def fewer_tokens(run: Run) -> str:
 
 
 def optimizer_step(run: Run) -> Phase:
-    """torch's AdamW, which updates all parameters at once, through one more tensor of their size."""
+    """torch's AdamW step, which updates all parameters at once and needs one more tensor of their size."""
     parts = {**_beside_the_update(run), **_states(run), "intermediate results": run.parameter_bytes}
     return Phase("optimizer step", parts, "trainer.nnodes", MORE_GPUS)
 
 
 def log_probabilities(run: Run) -> Phase:
-    """The forward pass for old and reference log-probabilities; a layer's tensors live until the layer is done."""
+    """Forward pass for old and reference log-probabilities; a layer's tensors live until the layer is done."""
     tokens, shape = tokens_per_gpu(run, "score"), run.shape
     working = 12 * shape.hidden_size + 4 * shape.attention_size + 4 * shape.key_value_size + 6 * shape.intermediate_size
     parts = {
@@ -136,7 +136,7 @@ def log_probabilities(run: Run) -> Phase:
 
 
 def generation(run: Run, rollout: Rollout) -> Phase:
-    """The rollout server at work."""
+    """Generation by the rollout server."""
     parts = {
         **_beside_generation(run),
         "rollout weights": rollout.weights,
@@ -149,7 +149,7 @@ def generation(run: Run, rollout: Rollout) -> Phase:
 
 
 def transfer(run: Run, rollout: Rollout) -> Phase:
-    """The new weights on their way to the rollout server."""
+    """Transfer of the new weights to the rollout server."""
     parts = {
         **_beside_generation(run),
         "rollout weights": rollout.weights,
@@ -192,16 +192,16 @@ def _states(run: Run) -> dict[str, float]:
 
 
 def _resident(run: Run) -> dict[str, float]:
-    """What stays on the GPU between updates."""
+    """Tensors that stay on the GPU between updates."""
     found = {} if run.engine.param_offload else {"parameters": run.parameter_bytes}
     return found if run.engine.optimizer_offload else {**found, "Adam's states": 2 * run.parameter_bytes}
 
 
 def tokens_per_gpu(run: Run, purpose: str) -> int:
-    """Most tokens that a GPU has in one micro-batch.
+    """Return the maximum number of tokens that a GPU processes in one micro-batch.
 
     Args:
-        purpose: train for the actor's update, score for the log-probabilities.
+        purpose: "train" for the actor's update, "score" for the log-probabilities.
     """
     layout = run.layout
     if purpose == "train":
@@ -216,22 +216,22 @@ def tokens_per_gpu(run: Run, purpose: str) -> int:
 
 
 def rollout_of(run: Run) -> Rollout:
-    """What a rollout server has room for."""
+    """Estimate what a rollout server has room for."""
     settings, shape, layout = run.rollout, run.shape, run.layout
     split = settings.tensor_model_parallel_size
     weights = shape.parameters * HALF / split
     layer = 4 * shape.hidden_size + (2 * shape.attention_size + 4 * shape.key_value_size) / split
     layer += 3 * shape.intermediate_size / split
     workspace = settings.max_num_batched_tokens * layer * HALF
-    # The sampler's logits in float32, and a second tensor of their size for their softmax.
+    # The sampler's logits in float32, and a second tensor of the same size for their softmax.
     workspace += settings.max_num_seqs * shape.vocab_size * FULL * 2
     cache = _share(run) - weights - workspace
-    # More GPUs than key-value heads keep copies of them.
+    # If there are more GPUs than key-value heads, the heads are replicated.
     per_token = shape.key_value_bytes / min(split, shape.num_key_value_heads)
     cached_tokens = int(cache // per_token)
     mean = run.mean_prompt + run.mean_response
     waiting = math.ceil(layout.rows / layout.replicas)
-    # With pages for the tokens that exist, not for those that may come.
+    # Pages are allocated for existing tokens, not for future ones.
     concurrent = max(min(settings.max_num_seqs, waiting, int(cached_tokens // mean)), 1)
     return Rollout(
         weights=weights,
@@ -244,7 +244,7 @@ def rollout_of(run: Run) -> Rollout:
 
 
 def host_bytes(run: Run) -> float:
-    """Memory of a node for what is kept off its GPUs, or for loading the model, whichever is more."""
+    """Return the host memory of a node for offloaded tensors or for loading the model, whichever is larger."""
     engine, shape, layout = run.engine, run.shape, run.layout
     gpus = layout.gpus // layout.nodes
     size = model_bytes(engine.model_dtype)
@@ -256,6 +256,6 @@ def host_bytes(run: Run) -> float:
         # verl keeps a reference model's parameters on the host.
         reference = model_bytes(run.config.actor_rollout_ref.ref.fsdp_config.model_dtype)
         kept += shape.parameters * reference * gpus / layout.shards
-    # verl loads on the first rank alone, or, where the embeddings are tied, on every rank.
+    # verl loads the model only on the first rank or, if the embeddings are tied, on every rank.
     loading = shape.parameters * size * (gpus if shape.tie_word_embeddings else 1)
     return max(kept, loading)

@@ -1,4 +1,4 @@
-"""A run on a kind of GPU, with what an estimate reads off its configuration."""
+"""A run on a given GPU model, with the values that an estimate reads from its configuration."""
 
 from dataclasses import dataclass
 from functools import cached_property
@@ -11,7 +11,7 @@ from verl_clipx.reproduction.models import ModelShape, shape_of
 
 
 def model_bytes(dtype: str) -> int:
-    """Bytes of a parameter in the type that verl's engine keeps it in."""
+    """Return the bytes per parameter in the dtype in which verl's engine stores it."""
     from verl.utils.torch_dtypes import PrecisionType
 
     return PrecisionType.to_dtype(dtype).itemsize
@@ -19,7 +19,7 @@ def model_bytes(dtype: str) -> int:
 
 @dataclass(frozen=True)
 class Run:
-    """A run on a kind of GPU."""
+    """A run on a given GPU model."""
 
     config: DictConfig
     gpu: GPU
@@ -32,7 +32,7 @@ class Run:
 
     @cached_property
     def layout(self) -> Layout:
-        """The division over the GPUs."""
+        """How the run is divided over its GPUs."""
         return layout_of(self.config, self.shape)
 
     @property
@@ -52,14 +52,14 @@ class Run:
 
     @property
     def parameter_bytes(self) -> float:
-        """Bytes of the part of the parameters that a GPU keeps; none where FSDP2 keeps all on the host."""
+        """Bytes of parameters that one GPU stores; 0 if FSDP2 keeps them all on the host."""
         if self.engine.offload_policy and self.actor.strategy == "fsdp2":
             return 0
         return self.shape.parameters * model_bytes(self.engine.model_dtype) / self.layout.shards
 
     @property
     def computes_entropy_in_training(self) -> bool:
-        """Whether the update computes the entropy of each token, as verl's trainers decide it."""
+        """Whether the update computes each token's entropy, decided as in verl's trainers."""
         selects = OmegaConf.select(self.config, "clipx.select")
         return bool(self.actor.calculate_entropy or self.actor.entropy_coeff or selects)
 
@@ -70,10 +70,10 @@ class Run:
 
     @property
     def mean_prompt(self) -> int:
-        """Mean tokens of a prompt."""
+        """Mean prompt length in tokens."""
         return max(round(self.config.data.max_prompt_length * self.assumptions.mean_prompt_share), 1)
 
     @property
     def mean_response(self) -> int:
-        """Mean tokens of a response."""
+        """Mean response length in tokens."""
         return max(round(self.config.data.max_response_length * self.assumptions.mean_response_share), 1)

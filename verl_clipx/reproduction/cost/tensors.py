@@ -1,4 +1,4 @@
-"""Bytes of the tensors that a pass over a micro-batch needs: whole layers, activations, logits."""
+"""Bytes of the tensors that a pass over a micro-batch needs: gathered layers, activations, logits."""
 
 from verl_clipx.reproduction.cost.run import Run, model_bytes
 from verl_clipx.reproduction.models import ModelShape
@@ -10,7 +10,7 @@ FULL = 4
 
 
 def gathered_bytes(run: Run, *, training: bool) -> float:
-    """Bytes of parameters, and in training gradients, that FSDP holds whole on a GPU."""
+    """Return the bytes of unsharded parameters (in training also gradients) that FSDP holds on a GPU."""
     engine, shape = run.engine, run.shape
     precision = engine.get("mixed_precision") or {}
     parameter = model_bytes(precision.get("param_dtype", "bf16"))
@@ -21,9 +21,9 @@ def gathered_bytes(run: Run, *, training: bool) -> float:
     if not training:
         return gathered
     if engine.get("use_no_sync_for_gradient_accumulation", True):
-        # FSDP2 accumulates whole gradients in the type that they are reduced in, FSDP1 in the parameters'.
+        # FSDP2 accumulates unsharded gradients in the reduction dtype, FSDP1 in the parameters' dtype.
         return gathered + shape.parameters * (reduced if run.actor.strategy == "fsdp2" else parameter)
-    # A layer's gradient as computed and as sent, and the output embedding's, which comes first and is the largest.
+    # The gradient of a layer as computed and as sent, and of the output embedding, which comes first and is largest.
     return gathered + (shape.layer_parameters + shape.embedding_parameters) * (parameter + reduced)
 
 
@@ -37,7 +37,7 @@ def activation_bytes(run: Run, tokens: int) -> dict[str, float]:
     gradients = 6 * shape.intermediate_size
     if not model.enable_gradient_checkpointing:
         return {"activations": tokens * (shape.num_hidden_layers * saved + gradients)}
-    # Offloaded inputs are on the GPU for the layer at work and the next.
+    # Offloaded inputs are on the GPU only for the current layer and the next.
     kept = 2 if model.enable_activation_offload else shape.num_hidden_layers
     return {
         "inputs of all layers": tokens * kept * shape.hidden_size * HALF,
@@ -46,23 +46,23 @@ def activation_bytes(run: Run, tokens: int) -> dict[str, float]:
 
 
 def saved_bytes(shape: ModelShape) -> int:
-    """Bytes that autograd keeps of one token in one layer of transformers' Qwen2 or Llama, in bfloat16.
+    """Return the bytes that autograd saves per token and layer of transformers' Qwen2 or Llama, in bfloat16.
 
-    Of two RMS norms the input in float32, and the output before and after its weight (16 x hidden); queries, keys,
-    values and the attention's output (4 x attention, 4 x key-value); the SwiGLU network's four tensors
+    These are, for two RMS norms, the input in float32 and the output before and after its weight (16 x hidden);
+    queries, keys, values and the attention output (4 x attention, 4 x key-value); and the SwiGLU network's four tensors
     (8 x intermediate).
     """
     return 16 * shape.hidden_size + 4 * shape.attention_size + 4 * shape.key_value_size + 8 * shape.intermediate_size
 
 
 def logits_copies(run: Run, *, training: bool) -> float:
-    """Tensors of the size of a micro-batch's logits in bfloat16 that exist at a time.
+    """Return how many tensors of the size of a micro-batch's logits in bfloat16 exist at the same time.
 
-    One: flash-attention's cross-entropy writes its gradient over the logits. A temperature other than 1 makes a scaled
-    copy. Entropy takes its softmax and their product. In training the cross-entropy's gradient then takes a tensor of
-    its own, and the forward pass keeps the softmax, in chunks as float32 beside a float32 copy of the logits, unless it
-    is recomputed: until the backward pass where entropy is a part of verl's loss (two more for its own gradient) or of
-    verl's metrics; entropy selection alone lets go of it before.
+    There is at least one: flash-attention's cross-entropy writes its gradient over the logits. A temperature other than
+    1 adds a scaled copy. Entropy needs its softmax and their product. In training the cross-entropy's gradient then
+    needs its own tensor, and the forward pass keeps the softmax (if chunked, in float32 beside a float32 copy of the
+    logits) unless it is recomputed. It is kept until the backward pass if entropy is part of verl's loss (two more for
+    its own gradient) or of verl's metrics; with entropy selection alone it is released earlier.
     """
     actor = run.actor
     if run.config.actor_rollout_ref.model.use_fused_kernels:
@@ -82,7 +82,7 @@ def logits_copies(run: Run, *, training: bool) -> float:
 
 
 def entropy_chunk(run: Run) -> dict[str, float]:
-    """Bytes of a chunk of logits, its softmax and their product in float32, where entropy is computed in chunks."""
+    """Return the bytes of a chunk of logits, its softmax and their product in float32, if entropy is chunked."""
     if not run.actor.entropy_from_logits_with_chunking or run.config.actor_rollout_ref.model.use_fused_kernels:
         return {}
     return {"chunk of the entropy": 3 * FULL * run.actor.entropy_from_logits_chunk_size * run.shape.vocab_size}

@@ -1,4 +1,4 @@
-"""Tokens, optimizer steps and time of one step of the trainer, and the number of steps of a run."""
+"""Estimates tokens, optimizer steps and time of one trainer step, and the number of steps of a run."""
 
 import math
 from dataclasses import dataclass
@@ -15,14 +15,14 @@ from verl_clipx.reproduction.presets import lopti_passes
 
 @dataclass(frozen=True)
 class Work:
-    """What one step of the trainer (one rollout batch) does.
+    """The work of one trainer step (one rollout batch).
 
     Args:
-        prompt_tokens: of the rollout batch, counted once a response.
-        response_tokens: of the rollout batch.
-        observations: of them, those that an extra forward pass for the statistics comes before.
+        prompt_tokens: prompt tokens of the rollout batch, counted once per response.
+        response_tokens: response tokens of the rollout batch.
+        observations: optimizer steps that are preceded by an extra forward pass for the statistics.
         scoring_seconds: time of the passes for old and reference log-probabilities.
-        seconds: all together, with what the assumptions add.
+        seconds: total time, including what the assumptions add.
     """
 
     prompt_tokens: float
@@ -37,10 +37,10 @@ class Work:
 
 
 def work_of(run: Run, rollout: Rollout) -> Work:
-    """Tokens, optimizer steps and time of one step of the trainer.
+    """Estimate tokens, optimizer steps and time of one trainer step.
 
-    A forward pass takes 2 operations a parameter and token and the attention's own, a backward pass twice that, and
-    gradient checkpointing one forward pass more.
+    A forward pass takes 2 operations per parameter and token plus those of attention, a backward pass twice as many,
+    and gradient checkpointing adds one forward pass.
     """
     layout, model = run.layout, run.config.actor_rollout_ref.model
     passes = run.actor.ppo_epochs * lopti_passes(run.config)
@@ -69,20 +69,20 @@ def work_of(run: Run, rollout: Rollout) -> Work:
 
 
 def observed_updates(run: Run, updates: int) -> int:
-    """Optimizer steps of a rollout batch that an extra forward pass for the statistics comes before."""
+    """Return how many of a rollout batch's optimizer steps are preceded by an extra forward pass for the statistics."""
     if OmegaConf.select(run.config, "clipx.select.over") == "mini_batch":
         return updates
     if OmegaConf.select(run.config, "clipx.scope") != "mini_batch":
         return 0
-    # The first update's statistics follow without a pass where its ratio is 1 by definition.
+    # The first update needs no extra pass if its ratio is 1 by definition.
     return updates if run.bypasses_old_log_prob else updates - 1
 
 
 def generation_seconds_of(run: Run, rollout: Rollout) -> float:
-    """Seconds to generate a rollout batch.
+    """Return the seconds to generate a rollout batch.
 
-    A decoding step reads the weights and the cached tokens of every response in it; responses follow each other in the
-    places of a replica, and the longest one runs on alone when the others are done.
+    A decoding step reads the weights and the cached tokens of every response in it. Responses follow one another in the
+    slots of a replica, and the longest one continues alone when the others are done.
     """
     gpu, shape, layout, assumptions = run.gpu, run.shape, run.layout, run.assumptions
     split = run.rollout.tensor_model_parallel_size
@@ -96,20 +96,20 @@ def generation_seconds_of(run: Run, rollout: Rollout) -> float:
 
     steps = math.ceil(layout.rows / layout.replicas / rollout.concurrent) * response
     tail = max(run.config.data.max_response_length - steps, 0)
-    # Each prompt once: its other responses find it in the cache.
+    # Each prompt is computed once; its other responses find it in the cache.
     speed = layout.gpus * gpu.flops * assumptions.compute_utilisation
     prefill = run.config.data.train_batch_size * shape.forward_flops(prompt) / speed
     return prefill + steps * step(rollout.concurrent) + tail * step(1)
 
 
 def steps_of(config: DictConfig, train_prompts: int | None = None) -> int | None:
-    """Steps of the run: trainer.total_training_steps, or whole batches of the training set times the epochs.
+    """Return the run's steps: trainer.total_training_steps, or whole batches of the training set times the epochs.
 
     Args:
-        train_prompts: prompts of the training set; None reads them from data.train_files.
+        train_prompts: prompts in the training set; None counts them in data.train_files.
 
     Returns:
-        The number, or None where the files are not here.
+        The number of steps, or None if the files do not exist on this machine.
     """
     if config.trainer.total_training_steps is not None:
         return config.trainer.total_training_steps
@@ -123,7 +123,7 @@ def steps_of(config: DictConfig, train_prompts: int | None = None) -> int | None
 
 
 def rows_of(files: str | ListConfig | list[str]) -> int | None:
-    """Rows of Parquet files, or None if one is not here."""
+    """Return the number of rows in Parquet files, or None if a file is missing."""
     paths = [Path(name).expanduser() for name in ([files] if isinstance(files, str) else files)]
     if not all(path.is_file() for path in paths):
         return None
