@@ -68,13 +68,13 @@ def both(functions: TokenFunctions, inputs: Inputs) -> list[Tensor]:
     return [statistics, *functions.loss(inputs, functions.method.decide(statistics))]
 
 
-# Sums a bin, tables by sequence, a threshold on a mean, and no statistics: what the others are like.
-UNLIKE = ("acpo", "bapo", "m2po", "grpo")
+# One method for each form of statistics: sums for each bin, tables, a mean that is compared with a threshold, none.
+ONE_OF_EACH_FORM = ("acpo", "bapo", "m2po", "grpo")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if name in UNLIKE else pytest.mark.matrix) for name in BUILT_IN]
+    "name", [pytest.param(name, marks=() if name in ONE_OF_EACH_FORM else pytest.mark.matrix) for name in BUILT_IN]
 )
 def test_one_graph_each_whatever_the_inputs_look_like(name, recorded, caplog):
     method = METHODS[name]()

@@ -4,11 +4,13 @@ Covers: every preset is reached by some recipe's variables and nothing else is; 
 override; a few commands composed on verl's own configuration. Not covered: a run.
 """
 
+import json
 from itertools import product
 from pathlib import Path
 
 import pytest
 from hydra import compose, initialize_config_module
+from verl.trainer.ppo.reward import get_custom_reward_fn
 
 from verl_clipx.reproduction.presets import preset_names
 
@@ -228,19 +230,38 @@ def test_the_command_composes_on_verls_configuration(dry_run, recipe, variables,
     assert Path(environment.VERL_FILE_LOGGER_PATH) == Path("/shared/run/metrics.jsonl")
 
 
-@pytest.mark.parametrize("task", ["countdown", "knights_and_knaves"])
-def test_the_quick_starts_folders_and_names_reach_verl_as_they_are(tmp_path, task):
+QUICKSTARTS = ["countdown_tiny", "knights_and_knaves_tiny", "reasoning_gym_pretrained"]
+
+
+def quickstart(folder, recipe, **variables):
+    """The configuration that a recipe of the quick start calls verl with."""
     # In the place of Python: what verl would be called with.
-    machine = Machine(tmp_path / "machine", python3="")
-    odd = str(tmp_path / "a=b,c 'd'")
-    variables = dict.fromkeys(("RUN_FOLDER", "TRAIN_FILE", "TEST_FILE", "MODEL_PATH", "PROJECT_NAME"), odd)
-    done = machine.run(
-        RECIPES / f"quickstart/run_{task}_tiny_cpu.sh", cwd=tmp_path, EXPERIMENT_NAME="1e3", METHOD="grpo", **variables
-    )
+    machine = Machine(folder / "machine", python3="")
+    done = machine.run(RECIPES / f"quickstart/run_{recipe}_cpu.sh", cwd=folder, METHOD="grpo", **variables)
     assert done.returncode == 0, done.stderr
     ((_, *words),) = machine.calls
     with initialize_config_module("verl.trainer.config", version_base=None):
-        config = compose("ppo_trainer", words[words.index("verl.trainer.main_ppo") + 1 :])
+        return compose("ppo_trainer", words[words.index("verl.trainer.main_ppo") + 1 :])
+
+
+@pytest.mark.parametrize("recipe", QUICKSTARTS)
+def test_the_quick_starts_folders_and_names_reach_verl_as_they_are(tmp_path, recipe):
+    odd = str(tmp_path / "a=b,c 'd'")
+    variables = dict.fromkeys(("RUN_FOLDER", "TRAIN_FILE", "TEST_FILE", "MODEL_PATH", "PROJECT_NAME"), odd)
+    config = quickstart(tmp_path, recipe, EXPERIMENT_NAME="1e3", **variables)
     assert (config.trainer.experiment_name, config.trainer.project_name) == ("1e3", odd)
     assert (config.data.train_files, config.data.val_files, config.actor_rollout_ref.model.path) == (odd, odd, odd)
     assert config.trainer.default_local_dir == f"{odd}/checkpoints"
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [({}, "compute_score_of_last_answer"), ({"REWARD_FUNCTION": "compute_score"}, "compute_score")],
+)
+def test_the_pretrained_model_trains_on_the_chosen_reward(tmp_path, given, expected):
+    config = quickstart(tmp_path, "reasoning_gym_pretrained", RUN_FOLDER=str(tmp_path / "run"), **given)
+    reward = get_custom_reward_fn(config)
+    truth = json.dumps({"answer": "42", "metadata": {"source_dataset": "basic_arithmetic"}})
+    found = reward(data_source="reasoning_gym_addition", solution_str="40 + 2 = 42", ground_truth=truth)
+    # The answer is right, but is not a bare number.
+    assert (found["acc"], found["format"], found["skill"]) == (float(expected != "compute_score"), 0, 1)

@@ -90,15 +90,15 @@ class Diagnosis(NamedTuple):
     @property
     def text(self) -> str:
         """Evidence, remedy and where more is said."""
-        return f"{self.onset.evidence}.{self.advice}"
+        return f"{self.onset.evidence}. {self.advice}"
 
     @property
     def advice(self) -> str:
         """What the threshold rests on, usual values, the remedy and where more is said."""
-        basis = " The threshold is heuristic." if self.rule.heuristic else ""
+        basis = "The threshold is heuristic. " if self.rule.heuristic else ""
         shares = "; ".join(f"{name}{usual(name)}" for name in self.rule.columns if name in MEASURES)
-        basis += f" To compare: {shares}." if shares else ""
-        return f"{basis} {self.rule.remedy} See {self.rule.link}."
+        basis += f"To compare: {shares}. " if shares else ""
+        return f"{basis}{self.rule.remedy} See {self.rule.link}."
 
 
 def diagnose(run: Run) -> list[Diagnosis]:

@@ -490,7 +490,7 @@ def diagnoses(runs: list[Run], told: bool) -> list[Finding]:
             found.append(Finding(one.head, one.text))
             continue
         each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
-        found.append(Finding(f"{len(alike)} of {len(runs)} runs: {one.rule.name}.", f"{each}.{one.advice}"))
+        found.append(Finding(f"{len(alike)} of {len(runs)} runs: {one.rule.name}.", f"{each}. {one.advice}"))
     return found
 
 

@@ -75,7 +75,7 @@ def fill(
         typer.echo(f"{preset}, seed {number}: run {done + 1} of {len(missing)}", err=True)
         with failing():
             make_run(kept_path(runs, preset, number), preset, number)
-    typer.echo(f"done: {len(missing)} in {runs}; next: clipx table collect {name} --runs {runs}", err=True)
+    typer.echo(f"done: {len(missing)} runs kept in {runs}; next: clipx table collect {name} --runs {runs}", err=True)
 
 
 def make_run(path: Path, preset: str, seed: int) -> None:

@@ -56,8 +56,8 @@ TASKS = (
             "allow_parentheses": False,
             "allow_negation": False,
         },
-        # Asked twice, SmolLM2 sometimes answers by a bare number. With a solved problem before it almost all answers
-        # are bare numbers, but a quarter as many are right.
+        # Asked twice, SmolLM2 sometimes answers by a bare number. With a solved problem before it most answers are bare
+        # numbers, but no more of them are right.
         wording="What is {expression}? Answer with the number only.",
         prompts=("reasoning_short", "reasoning_shown"),
     ),
