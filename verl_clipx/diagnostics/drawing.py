@@ -108,15 +108,15 @@ def room_at_the_ends(drawing: Figure, labels: list[str]) -> None:
     drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, shortened(labels)))) / WIDTH)
 
 
-def shortened(labels: list[str]) -> list[str]:
+def shortened(labels: list[str], longest: int = LONGEST) -> list[str]:
     """Labels that leave room for their lines: of a long one the letters from where all of them begin to differ."""
     different = (place for place, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1)
     start = next(different, 0)
     found = []
     for label in labels:
-        first = min(start, len(label) - LONGEST + 1)
-        cut = label[first : first + LONGEST - 2]
-        whole = len(label) <= LONGEST
+        first = min(start, len(label) - longest + 1)
+        cut = label[first : first + longest - 2]
+        whole = len(label) <= longest
         found.append(label if whole else f"{'…' * (first > 0)}{cut}{'…' * (first + len(cut) < len(label))}")
     return found
 

@@ -13,7 +13,7 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
 from verl_clipx.diagnostics.anatomy_figure import anatomy
 from verl_clipx.diagnostics.declared_figures import declared_plate
-from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style, svg_of, widened
+from verl_clipx.diagnostics.drawing import FORMATS, inline, save, shortened, style, svg_of, widened
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
 from verl_clipx.diagnostics.replay.of_run import what_clipping_took
@@ -29,6 +29,9 @@ PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "token
 # In the folder of the figures: their names, and that of the tokens' table beside the page where there is one, so that
 # the next report removes these and nothing else.
 WRITTEN = ".written"
+
+# Letters of a setting's label in the headline, of which two fit a line.
+LONGEST_IN_HEADLINE = 30
 
 environment = Environment(
     loader=PackageLoader("verl_clipx.diagnostics"),
@@ -104,7 +107,8 @@ def write_report(
             _without_formulas(_traced(updates)).to_csv(partial, index=False, lineterminator="\r\n")
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
-        title=title or _title(settings),
+        title=title or _title([setting.label for setting in settings]),
+        headline=title or _title(shortened([setting.label for setting in settings], LONGEST_IN_HEADLINE)),
         reload_every=reload_every,
         settings=settings,
         findings=told,
@@ -170,8 +174,7 @@ def _written_before(path: Path) -> set[str]:
     return {name for name in read_text(path).splitlines() if name == Path(name).name} if path.exists() else set()
 
 
-def _title(settings: list[Setting]) -> str:
-    labels = [setting.label for setting in settings]
+def _title(labels: list[str]) -> str:
     names = " against ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
     return f"{names}: what clipping did to the tokens"
 

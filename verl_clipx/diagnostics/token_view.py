@@ -10,6 +10,8 @@ from verl_clipx.diagnostics.traced import EVENTS, HIGH, KEPT, LOW, TracedUpdate
 
 MOST_COMPLETIONS = 64
 MOST_TOKENS = 512
+# The rules that judge every traced token, as the page calls them, and the columns of what each does.
+JUDGED = {"own rule": "event", "GRPO": "under_grpo"}
 _VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
@@ -48,19 +50,34 @@ class Section:
 
     Args:
         groups: its prompts, in the page's order.
-        clipped, clipped_under_grpo: numbers of clipped tokens among those shown, by the setting's own rule and by
-            GRPO's.
-        clipped_under: the same for each replayed setting.
+        clipped: each rule and how many of the shown tokens it clips: the run's own, GRPO's, then the replayed ones.
+        total: how many tokens are shown.
         numbers: for the page's script: a list a field, a value a token in the page's order.
     """
 
     update: TracedUpdate
     groups: list[Group]
-    clipped: int
-    clipped_under_grpo: int
+    clipped: list[tuple[str, int]]
     total: int
-    clipped_under: list[int]
     numbers: dict[str, list]
+
+    @property
+    def counted(self) -> str:
+        """How many tokens each rule clips, and of which tokens: the run, the prompts and their number."""
+        tokens, groups = self.update.tokens, self.groups
+        clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
+        these = (
+            f"{_several(sum(len(group.lines) for group in groups), 'completion')} to {_several(len(groups), 'prompt')}"
+        )
+        which = f"all that it traced in this update, in {these}"
+        if self.total < len(tokens):
+            of_all = f"{len(tokens)}, of {_several(tokens.prompt.nunique(), 'prompt')}"
+            which = f"from {these}; in this update it traced {of_all}"
+        return f"Clipped among these {self.total} tokens of {self.update.run.name}: {clipped}. They are {which}."
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def visible(text: str) -> str:
@@ -102,13 +119,12 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
             groups.append(Group(str(samples[0][1].prompt_text.iloc[0] or prompt), lines))
             kept += shown
     together = pandas.concat(kept)
+    columns = [*JUDGED.items(), *((label, f"{label}: event") for label in update.replayed)]
     return Section(
         update,
         groups,
-        int(together.event.isin([LOW, HIGH]).sum()),
-        int(together.under_grpo.isin([LOW, HIGH]).sum()),
+        [(rule, int(together[column].isin([LOW, HIGH]).sum())) for rule, column in columns],
         len(together),
-        [int(together[f"{label}: event"].isin([LOW, HIGH]).sum()) for label in update.replayed],
         _numbers(together, update.replayed),
     )
 
