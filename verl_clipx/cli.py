@@ -26,6 +26,7 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.files import last_lines, write_text
 from verl_clipx.common.listed import print_list
+from verl_clipx.common.run_files import METRICS
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.evaluation.commands import evaluation_app
 from verl_clipx.one_process.commands import fill
@@ -475,7 +476,6 @@ def watch(
     label: Annotated[str, typer.Option(help="What to call it.")] = "training",
 ) -> None:
     """Run a training command under a progress bar: clipx watch FOLDER --steps N -- COMMAND …"""
-    from verl_clipx.diagnostics.run_log import RunFolder
     from verl_clipx.diagnostics.watch import run_watched
 
     if not context.args:
@@ -484,7 +484,7 @@ def watch(
     log = folder / "run.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
+        code = run_watched(context.args, steps=steps, metrics=folder / METRICS, log=log, label=label)
     except OSError as error:
         console.print(f"[red]{escape(label)} could not start:[/] {escape(str(error))}", soft_wrap=True)
         # The exit code that a shell gives for an unknown command.

@@ -63,6 +63,14 @@ def test_long_names_are_cut_in_the_headline_only(tmp_path):
     assert f"<title>{full}</title>" in page
 
 
+def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
+    for parent, steps in (("a", 2), ("b", 3)):
+        write_log(tmp_path / parent / "run" / "metrics.jsonl", [{"actor/entropy": 1.0}] * steps)
+    assert report(tmp_path / "a" / "run", tmp_path / "b" / "run", "--out", tmp_path / "out").exit_code == 0
+    page = text_of(tmp_path / "out")
+    assert "2 runs · 2 settings" in page and "<td>1 to 2</td>" in page and "<td>1 to 3</td>" in page
+
+
 def test_it_needs_no_network(written):
     _, page, _ = written
     links = [part.split('"')[0] for part in page.split('src="')[1:] + page.split('href="')[1:]]

@@ -324,9 +324,8 @@ def _verdict(compared: Compared, comparisons: int) -> Finding:
     one, two, found = compared.one.label, compared.two.label, compared.found
     verdict = "cannot be told apart from that of" if found.verdict == ALIKE else f"is {found.verdict}"
     over = "seeds" if found.over == SEEDS else "seeds and problems"
-    p_text = found.p_text
-    if comparisons > 1:
-        p_text += f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
+    several = f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
+    p_text = found.p_text + (several if comparisons > 1 else "")
     return Finding(
         f"The {compared.measure} of {two} {verdict} {one}.",
         f"The mean {compared.basis} is {number(found.first)} with {one} and {number(found.second)} with {two}. "
@@ -375,13 +374,12 @@ def _rise(setting: Setting) -> Finding | None:
     before, after = held_out[0], held_out[-1]
     text = f"{before.reward} before (step {before.step}), {after.reward} after (step {after.step}): means and "
     text += f"95\u202f% intervals over {after.problems} problems"
+    head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
     if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
-        head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
         return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")
     values = [numpy.array([[reward.by_problem[name] for name in before.by_problem]]) for reward in (before, after)]
     found = compare(*({"held out": value} for value in values))
     if found.p_value is None:
-        head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
         return Finding(head, f"{text}. All problems differ by the same, so nothing says how far chance goes.")
     head = "The held-out reward did not clearly change."
     if found.p_value < LEVEL:
@@ -437,7 +435,8 @@ def _shares(runs: list[Run]) -> list[str]:
     """For each share of a step that a run logs: its mean in each run, and its largest value."""
     texts = []
     for key, of in keys.HEALTH_SHARES.items():
-        logged = [(values, run) for run in runs if not _diagnosed_by(run, key) and len(values := run.values(key))]
+        told = [run for run in runs if any(key in one.rule.columns for one in diagnose(run))]
+        logged = [(values, run) for run in runs if run not in told and len(values := run.values(key))]
         if not logged:
             continue
         most, run = max(logged, key=lambda one: one[0].max())
@@ -446,10 +445,6 @@ def _shares(runs: list[Run]) -> list[str]:
         shares = f"{means}, at most {percent(most.max())} in {where}" if most.max() > 0 else "none"
         texts.append(f"{of}: {shares}{usual(key)}")
     return texts
-
-
-def _diagnosed_by(run: Run, key: str) -> bool:
-    return any(key in one.rule.columns for one in diagnose(run))
 
 
 def _unsound(run: Run) -> Finding | None:

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_clipx.common.run_files import lock_path, record_path, traces_path
+from verl_clipx.common.run_files import VALIDATION, lock_path, record_path, traces_path
 from verl_clipx.common.run_lock import is_held
 from verl_clipx.diagnostics.runs import log_of
 
@@ -26,7 +26,7 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
     while True:
         # Before the files are looked at: what a run logs last is then in the page.
         trains = any(map(_trains, logs))
-        now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / "validation")]
+        now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / VALIDATION)]
         empty = next((log for log in logs if not (log.exists() and log.stat().st_size)), None)
         if trains and empty is not None:
             if not told:

@@ -72,15 +72,14 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
     if alike is not None:
         found[ALIKE_PROMPTS.key] = alike
     if longest is not None and counted.any():
-        lengths = data["response_length"] if "response_length" in data else _lengths(data)
+        if "response_length" in data:
+            lengths = data["response_length"]
+        else:
+            lengths = data["attention_mask"][:, data["prompts"].shape[1] :].sum(-1)
         found[CUT_RESPONSES.key] = float((lengths[counted] >= longest).float().mean())
     if "undecided" in batch.non_tensor_batch:
         found |= undecided_share(batch.non_tensor_batch["undecided"])
     return found
-
-
-def _lengths(data: Any) -> Tensor:
-    return data["attention_mask"][:, data["prompts"].shape[1] :].sum(-1)
 
 
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:

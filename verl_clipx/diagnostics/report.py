@@ -90,15 +90,16 @@ def write_report(
     told += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
     if replayed or matched:
         # Imports torch and the losses.
-        from verl_clipx.diagnostics.replay.on_page import replayed_all
+        from verl_clipx.diagnostics.replay.on_page import with_replays
 
-        updates, of_replays = replayed_all(updates, replayed or [], matched or [])
+        updates, of_replays = with_replays(updates, replayed or [], matched or [])
         told += of_replays
     with style():
         others = declared_plate(settings)
         plates = [*log_plates(settings, compared_with), anatomy(settings), *trace_plates(updates), others]
         plates = [plate for plate in plates if plate.panels]
-        _remove_those_before([*_files_of(plates), *([TOKENS] if updates else [])], out)
+        written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
+        _remove_those_before([*written, *([TOKENS] if updates else [])], out)
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
     if updates:
@@ -119,7 +120,8 @@ def write_report(
         unknown=[run.name for run in runs if not run.configuration],
         versions=_versions(runs),
         trained=what_was_trained(runs),
-        steps={run.name: _steps(run) for run in runs},
+        runs=runs,
+        steps_of=_steps,
         plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
         sections=sections,
         replayed=updates[0].replayed if updates else (),
@@ -133,10 +135,6 @@ def write_report(
     return told
 
 
-def _files_of(plates: list[Plate]) -> list[str]:
-    return [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
-
-
 def _remove_those_before(names: list[str], out: Path) -> None:
     """Removes the figures and the tokens' table of the report before, and lists the names of this one's.
 
@@ -147,7 +145,8 @@ def _remove_those_before(names: list[str], out: Path) -> None:
     def path_of(name: str) -> Path:
         return out / name if name == TOKENS else out / FIGURES / name
 
-    before = _written_before(path_of(WRITTEN))
+    listed = read_text(path_of(WRITTEN)).splitlines() if path_of(WRITTEN).exists() else []
+    before = {name for name in listed if name == Path(name).name}
     if foreign := sorted(name for name in {*names} - before - {TOKENS} if path_of(name).exists()):
         raise ValueError(f"{path_of(foreign[0])}: no report wrote it, and this one would. Choose another --out.")
     for name in before:
@@ -167,11 +166,6 @@ def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]
                 forms.append(inline(svg_of(widened(panel.drawing)), name, panel.description))
             drawings[panel.name] = forms
     return drawings
-
-
-def _written_before(path: Path) -> set[str]:
-    """The names that a report listed as those of its files."""
-    return {name for name in read_text(path).splitlines() if name == Path(name).name} if path.exists() else set()
 
 
 def _title(labels: list[str]) -> str:

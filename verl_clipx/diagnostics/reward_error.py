@@ -20,15 +20,11 @@ def install(metric_utils: ModuleType) -> None:
 
 
 def _with_standard_error(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    metrics, batch = wrapped(*positional, **named), _batch(*positional, **named)
+    metrics, batch = wrapped(*positional, **named), positional[0] if positional else named["batch"]
     error = standard_error(
         batch.batch["token_level_scores"].sum(-1), prompt_numbers(batch), batch.batch["response_mask"].bool().any(-1)
     )
     return metrics if error is None else {**metrics, STANDARD_ERROR: error}
-
-
-def _batch(batch: Any, use_critic: bool = True) -> Any:
-    return batch
 
 
 def prompt_numbers(batch: Any) -> Tensor:

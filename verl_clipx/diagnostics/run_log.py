@@ -1,4 +1,4 @@
-"""A run's files, and verl's file log as a table."""
+"""verl's file log as a table."""
 
 import gzip
 import math
@@ -12,29 +12,7 @@ from typing import Any
 import pandas
 
 from verl_clipx.common.files import GZIP, parse_json, read_bytes
-from verl_clipx.common.run_files import METRICS
 from verl_clipx.diagnostics import keys
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run writes.
-
-    Args:
-        path: the run's folder.
-    """
-
-    path: Path
-
-    @property
-    def metrics(self) -> Path:
-        """verl's file log: VERL_FILE_LOGGER_PATH."""
-        return self.path / METRICS
-
-    @property
-    def validation(self) -> Path:
-        """trainer.validation_data_dir."""
-        return self.path / "validation"
 
 
 @dataclass(frozen=True)

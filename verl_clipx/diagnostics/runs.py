@@ -13,7 +13,7 @@ import numpy
 import pandas
 
 from verl_clipx.common.files import read_config, read_json_object
-from verl_clipx.common.run_files import record_path, traces_path
+from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.common.traces import Shard, shards_in
 from verl_clipx.diagnostics import keys
@@ -21,7 +21,6 @@ from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
 from verl_clipx.diagnostics.other_logs import reader_of
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import (
-    RunFolder,
     SkippedUpdates,
     kept_record,
     not_finite_in,
@@ -45,7 +44,8 @@ _NOT_OF_THE_SETTING = re.compile(
 )
 
 
-@dataclass(frozen=True)
+# Two runs are the same only if they are one object: tables have no truth value.
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run.
 
@@ -188,7 +188,7 @@ _NONE = pandas.DataFrame(dtype=float)
 
 def log_of(path: Path) -> Path:
     """The log of a run that is named by its folder or by that log; a folder of another logger's is a log itself."""
-    metrics = RunFolder(path).metrics
+    metrics = path / METRICS
     return metrics if path.is_dir() and (metrics.exists() or reader_of(path) is None) else path
 
 
@@ -212,14 +212,14 @@ def read_run(path: Path) -> Run:
     log = with_entropy(log)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
-    folder = RunFolder(path if path.is_dir() else log_path.parent)
-    validations = held_out_rewards(folder.validation) if path.is_dir() else []
+    folder = path if path.is_dir() else log_path.parent
+    validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
     if steps := [reward.step for reward in validations if reward.not_finite]:
         not_finite[keys.HELD_OUT] = steps
-    name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
+    name = path.resolve().name if path.is_dir() or path.name != METRICS else path.resolve().parent.name
     record = record or _record(log_path)
     # An older record, or Hydra's own, has what was given.
-    configuration = flat(redacted(record.get("configuration") or _of_hydra(folder.path)))
+    configuration = flat(redacted(record.get("configuration") or _of_hydra(folder)))
     return Run(
         Path(name.removesuffix(".gz")).stem if name == path.name and path.is_file() else name,
         log,

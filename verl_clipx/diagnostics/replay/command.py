@@ -51,6 +51,11 @@ class Replayed:
     target: tuple[str, float] | None
     matches: list[tuple[str, Match]]
 
+    @property
+    def exact(self) -> bool:
+        """Whether every token of the step is traced."""
+        return self.of_run.exact
+
 
 def replayed(path: Path, words: list[str], *, step: int | None = None, match: str | None = None) -> Replayed:
     """Replays settings on a run.
@@ -87,7 +92,7 @@ def content_of(found: Replayed, tokens: int) -> dict[str, Any]:
     return {
         "run": found.run.name,
         "step": found.updates[0].step,
-        "exact": all(update.whole for update in found.updates),
+        "exact": found.exact,
         "of_run": as_json(found.of_run, 0),
         "settings": [as_json(one, tokens) for one in found.settings],
         "matches": [{"setting": label, **one._asdict()} for label, one in found.matches],
@@ -97,10 +102,19 @@ def content_of(found: Replayed, tokens: int) -> dict[str, Any]:
 
 def print_replayed(console: Console, found: Replayed) -> None:
     """Prints a replay: lists, then what was matched, how near the run's own setting comes, and what is unknown."""
-    _print(console, found.run, found.updates, [found.of_run, *found.settings])
-    exact = all(update.whole for update in found.updates)
-    lines = [" ".join(said(label, one, *found.target, exact=exact)) for label, one in found.matches]
-    lines += [_agreement(one) for one in found.settings if one.against_run is not None]
+    replays = [found.of_run, *found.settings]
+    caption = "" if found.exact else "estimates, [95 % interval over prompts] where each update has five prompts"
+    console.print(heading_of(found.run.name, found.updates), markup=False, highlight=False, soft_wrap=True)
+    rows = [list(map(escape, row_of(one))) for one in replays]
+    print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
+    rows = [list(map(escape, by_probability_of(one))) for one in replays]
+    print_list(console, "clipped low / high by old probability", BY_PROBABILITY, rows)
+    lines = [" ".join(said(label, one, *found.target, exact=found.exact)) for label, one in found.matches]
+    lines += [
+        f"{one.label}: the run's own setting; its bounds are within {one.against_run:.1g} of those it trained with."
+        for one in found.settings
+        if one.against_run is not None
+    ]
     for line in [*lines, UNKNOWN]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -138,20 +152,6 @@ def chosen_settings(
         chosen = {one.parameter: one.value}
         label = candidate.label({one.parameter: f"{one.value:.6g}"})
         yield label, candidate.settings(chosen), (label, one)
-
-
-def _print(console: Console, run: Run, updates: list[TracedTokens], found: list[Replay]) -> None:
-    console.print(heading_of(run.name, updates), markup=False, highlight=False, soft_wrap=True)
-    caption = "" if found[0].exact else "estimates, [95 % interval over prompts] where each update has five prompts"
-    rows = [list(map(escape, row_of(one))) for one in found]
-    print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
-    rows = [list(map(escape, by_probability_of(one))) for one in found]
-    print_list(console, "clipped low / high by old probability", BY_PROBABILITY, rows)
-
-
-def _agreement(one: Replay) -> str:
-    """How near a replay of the run's own setting comes to what it trained."""
-    return f"{one.label}: the run's own setting; its bounds are within {one.against_run:.1g} of those it trained with."
 
 
 def said(label: str, one: Match, quantity: str, target: float, *, exact: bool) -> Finding:
