@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from verl_clipx.base.method import NODE
 from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.diagnostics.replay.match import Match, matched, target_of
 from verl_clipx.diagnostics.replay.measures import Replay, of_run, replay
 from verl_clipx.diagnostics.replay.output import (
@@ -100,11 +100,11 @@ def content_of(found: Replayed, tokens: int) -> dict[str, Any]:
     }
 
 
-def print_replayed(console: Console, found: Replayed) -> None:
+def print_replayed(console: TerminalConsole, found: Replayed) -> None:
     """Prints a replay: lists, then what was matched, how near the run's own setting comes, and what is unknown."""
     replays = [found.of_run, *found.settings]
     caption = "" if found.exact else "estimates, [95 % interval over prompts] where each update has five prompts"
-    console.print(heading_of(found.run.name, found.updates), markup=False, highlight=False, soft_wrap=True)
+    console.print_line(heading_of(found.run.name, found.updates))
     rows = [list(map(escape, row_of(one))) for one in replays]
     print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
     rows = [list(map(escape, by_probability_of(one))) for one in replays]
@@ -116,7 +116,7 @@ def print_replayed(console: Console, found: Replayed) -> None:
         if one.against_run is not None
     ]
     for line in [*lines, UNKNOWN]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print_line(line)
 
 
 def own_settings(run: Run) -> Settings | None:
