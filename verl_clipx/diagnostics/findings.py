@@ -91,37 +91,10 @@ def went_as_estimated(settings: list[Setting]) -> str:
 def what_clipping_did(setting: Setting) -> Finding:
     """What the method did to tokens, or why it did nothing."""
     share, label = clipped(setting), setting.label
-    if share.empty and any(
-        key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)
-    ):
-        return Finding(f"What {label} clipped is not known.", "Its clip fractions are not finite in any step.")
-    of_verl = setting.mean(keys.PG_CLIPPED)
-    if share.empty and len(of_verl):
-        return Finding(
-            f"verl counted {percent(of_verl.mean())} of the tokens of {label} as clipped.",
-            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
-            f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
-            "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
-            "which a token of a small one weighs more; its other losses count something else under this name. "
-            "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
-        )
     if share.empty:
-        return Finding(
-            f"What {label} clipped is not known.",
-            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
-        )
+        return _without_clip_fractions(setting)
     if share.max() == 0:
-        ratio = setting.mean(keys.RATIO)
-        if any(run.skipped_updates for run in setting.runs) or not_finite(setting):
-            reason = f"No token left the bounds in {len(share)} steps; but values that are not finite stop updates."
-        elif not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
-            reason = (
-                "The ratio was 1 throughout: each rollout batch got one update, and clipping cannot act in the first. "
-                "Make actor.ppo_mini_batch_size smaller than data.train_batch_size."
-            )
-        else:
-            reason = f"No token left the bounds on the side where PPO clips, in {len(share)} steps."
-        return Finding(f"{label} clipped nothing.", reason)
+        return Finding(f"{label} clipped nothing.", _why_nothing(setting, len(share)))
     head = (
         f"{label} hardly clipped."
         if share.mean() < rates()[CLIPPED]["low"]
@@ -144,6 +117,39 @@ def what_clipping_did(setting: Setting) -> Finding:
     if share.max() >= HARDLY and parts_of(setting).empty:
         text += " With clipx.metrics=all the log would say what moved the ratio."
     return Finding(head, text)
+
+
+def _without_clip_fractions(setting: Setting) -> Finding:
+    """What is known of a setting's clipping without finite clip fractions of the plugin's."""
+    unknown, of_verl = f"What {setting.label} clipped is not known.", setting.mean(keys.PG_CLIPPED)
+    if any(key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)):
+        return Finding(unknown, "Its clip fractions are not finite in any step.")
+    if of_verl.empty:
+        return Finding(
+            unknown,
+            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
+        )
+    return Finding(
+        f"verl counted {percent(of_verl.mean())} of the tokens of {setting.label} as clipped.",
+        f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
+        f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
+        "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
+        "which a token of a small one weighs more; its other losses count something else under this name. "
+        "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
+    )
+
+
+def _why_nothing(setting: Setting, steps: int) -> str:
+    """Why no token was clipped in so many steps."""
+    ratio = setting.mean(keys.RATIO)
+    if any(run.skipped_updates for run in setting.runs) or not_finite(setting):
+        return f"No token left the bounds in {steps} steps; but values that are not finite stop updates."
+    if not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
+        return (
+            "The ratio was 1 throughout: each rollout batch got one update, and clipping cannot act in the first. "
+            "Make actor.ppo_mini_batch_size smaller than data.train_batch_size."
+        )
+    return f"No token left the bounds on the side where PPO clips, in {steps} steps."
 
 
 def what_bounds_did(setting: Setting) -> Finding | None:

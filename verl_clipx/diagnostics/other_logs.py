@@ -115,11 +115,8 @@ def _add(rows: Rows, step: str | None, cells: Iterable[tuple[str, str | None]]) 
     at = _number(step or "")
     if math.isfinite(at):
         found = rows.setdefault(int(at), {})
-        found |= {name: number for name, text in cells if text and not _is_text(number := _number(text), text)}
-
-
-def _is_text(number: float, text: str) -> bool:
-    return math.isnan(number) and text.strip().lower() != "nan"
+        numbers = {name: (_number(text), text.strip().lower()) for name, text in cells if text}
+        found |= {name: number for name, (number, text) in numbers.items() if text == "nan" or not math.isnan(number)}
 
 
 def _number(text: str) -> float:

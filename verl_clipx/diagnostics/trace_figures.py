@@ -40,15 +40,19 @@ def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
     return [*plates[:2], *([entropies(with_entropy)] if with_entropy else []), *plates[2:]]
 
 
+def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
+    """Whether each token is clipped, by the rule that the run trained with."""
+    return tokens.event.isin([LOW, HIGH])
+
+
 def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
     """At most MOST_DOTS tokens: clipped ones before others, evenly spaced in the order of the trace."""
 
     def thinned(rows: pandas.DataFrame, most: int) -> pandas.DataFrame:
         return rows if len(rows) <= most else rows.iloc[numpy.linspace(0, len(rows) - 1, most).astype(int)]
 
-    is_clipped = tokens.event.isin([LOW, HIGH])
-    clipped = thinned(tokens[is_clipped], MOST_CLIPPED)
-    return pandas.concat([thinned(tokens[~is_clipped], MOST_DOTS - len(clipped)), clipped]).sort_index()
+    clipped = thinned(tokens[is_clipped(tokens)], MOST_CLIPPED)
+    return pandas.concat([thinned(tokens[~is_clipped(tokens)], MOST_DOTS - len(clipped)), clipped]).sort_index()
 
 
 def how_many(update: TracedUpdate) -> str:
@@ -167,6 +171,11 @@ MARKS = {
 }
 
 
+def _highest_ratio(updates: list[TracedUpdate]) -> float:
+    """Where the axis of the ratio ends, from 1.5 to 3."""
+    return max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
+
+
 def _marked(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series) -> None:
     for order, (event, (marker, size, face, edge)) in enumerate(MARKS.items()):
         rows = events == event
@@ -186,24 +195,21 @@ def _marked(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Serie
 
 def where_clipped(updates: list[TracedUpdate]) -> Plate:
     """Probability against ratio, marked by what happened to each token."""
-    counts = [int(update.tokens.event.isin([LOW, HIGH]).sum()) for update in updates]
-    below = [probabilities(update.tokens)[update.tokens.event.isin([LOW, HIGH])] for update in updates]
-    together = pandas.concat(below)
+    of_clipped = [probabilities(update.tokens[is_clipped(update.tokens)]) for update in updates]
+    counts, together = list(map(len, of_clipped)), pandas.concat(of_clipped)
     if len(together) == 0:
         heading = "None of these tokens is clipped"
     elif len(together) >= FEW and (together < 0.5).mean() > 0.5:
         of_all = percent(float((pandas.concat([probabilities(update.tokens) for update in updates]) < 0.5).mean()))
         whose = " and ".join(update.setting.label for update, count in zip(updates, counts, strict=True) if count)
-        heading = (
-            f"{percent((together < 0.5).mean())} of the tokens that {whose} clipped had a probability below one half"
-        )
-        heading += f", of all tokens {of_all}"
+        share = percent((together < 0.5).mean())
+        heading = f"{share} of the tokens that {whose} clipped had a probability below one half, of all tokens {of_all}"
     elif len(updates) > 1:
         each = [f"{update.setting.label} clips {count}" for update, count in zip(updates, counts, strict=True)]
         heading = "Of these tokens " + ", ".join(each)
     else:
         heading = f"{counts[0]} of these {len(updates[0].tokens)} tokens are clipped"
-    top = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
+    top = _highest_ratio(updates)
     panels = [
         Panel(f"clipped_{index}", how_many(update), _clipped_text(update), _where_clipped(update, top))
         for index, update in enumerate(updates)
@@ -245,7 +251,7 @@ def entropies(updates: list[TracedUpdate]) -> Plate:
     """Probability against the policy's entropy, marked by what happened to each token."""
     together = pandas.concat([update.tokens for update in updates])
     correlation = float(probabilities(together).rank().corr(together.entropy.rank()))
-    clipped = together[together.event.isin([LOW, HIGH])]
+    clipped = together[is_clipped(together)]
     share, of_all = (
         float(((probabilities(some) < 0.5) & (some.entropy < together.entropy.median())).mean())
         for some in (clipped, together)
@@ -322,7 +328,7 @@ def weights(updates: list[TracedUpdate]) -> Plate:
         numpy.isclose(update.tokens.weight, update.tokens.ratio, rtol=1e-4)[update.tokens.weight != 0].all()
         for update in updates
     )
-    right = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
+    right = _highest_ratio(updates)
     panels = []
     for index, update in enumerate(updates):
         drawing, (axes,) = figure(250, top=10)
