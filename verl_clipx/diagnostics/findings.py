@@ -37,7 +37,7 @@ from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, p
 
 # A ratio nearer to 1 than this is 1, up to rounding.
 ROUNDING = 1e-6
-# Of the log's numbers: a bound that moves by less stands still.
+# A logged bound that moves by less than this stands still.
 STILL = 1e-9
 
 
@@ -61,7 +61,7 @@ def entropy_changes(setting: Setting) -> pandas.DataFrame:
 
 
 def same_signs(setting: Setting) -> tuple[int, int]:
-    """In how many steps of its runs estimate and change have one sign, and of how many; a 0 has none."""
+    """In how many steps of its runs estimate and change have the same sign, and in how many neither of them is 0."""
     changes = pandas.concat([entropy_changes(replace(setting, runs=[run])) for run in setting.runs])
     signs = numpy.sign(changes)
     known = signs[(signs != 0).all(axis=1)]
@@ -71,7 +71,7 @@ def same_signs(setting: Setting) -> tuple[int, int]:
 def went_as_estimated(settings: list[Setting]) -> str:
     """Whether entropy moved as the Entropy-Clip Rule says: a sign test over seeds, since steps depend on each other.
 
-    A seed counts once, over the settings that it was run with, by what most of its steps did.
+    Each seed counts once, over all settings that it was run with, by what happened in most of its steps.
     """
     by_seed: dict[int | str, list[Run]] = {}
     for setting in settings:
@@ -212,7 +212,7 @@ class Compared(NamedTuple):
         one, two: the baseline and the other setting.
         measure: what was compared.
         basis: what the means are over.
-        found: two minus one; over seeds, or of one run each over problems.
+        found: two minus one, over seeds; over problems where each setting has one run.
         equal: whether all values are the same.
     """
 
@@ -225,10 +225,10 @@ class Compared(NamedTuple):
 
 
 def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """The rewards in training and held out: a verdict on methods from three seeds of each, else what these runs got.
+    """The rewards in training and held out: with three seeds of each setting a verdict, otherwise a description.
 
     Args:
-        settings: of a single one, whether its held-out reward rose.
+        settings: for a single one, the finding says whether its held-out reward rose.
         baseline: what the others are compared with; by default `baseline_of` chooses it.
     """
     if len(settings) == 1:
@@ -245,7 +245,7 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
 
 
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
-    """The share of seeds of each setting that collapsed; None with too few seeds, or a single setting without any.
+    """The share of seeds of each setting that collapsed; None with too few seeds, or one setting without any.
 
     Args:
         settings: those whose runs log no reward are left out.
@@ -285,7 +285,7 @@ def _collapsed(label: str, steps: list[int | None]) -> str:
 
 
 def _compared(one: Setting, two: Setting) -> Compared | None:
-    """The mean training reward over the steps that all runs have."""
+    """Compares the mean training reward over the steps that all runs have; None with fewer than two such steps."""
     first, second = one.table(keys.REWARD), two.table(keys.REWARD)
     steps = first.index.intersection(second.index)
     steps = steps[steps > 0]
@@ -298,7 +298,7 @@ def _compared(one: Setting, two: Setting) -> Compared | None:
 
 
 def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
-    """The last validation that all runs have, if an update came before it and their problems are the same."""
+    """Compares the rewards of the last validation that all runs have; None before any update or with other problems."""
     runs = [run for setting in (one, two) for run in setting.runs]
     step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
     if step == 0:
@@ -394,7 +394,7 @@ def _rise(setting: Setting) -> Finding | None:
 
 
 def not_finite(setting: Setting) -> list[Finding]:
-    """For each run that logged values that are not finite: which, at how many steps, and that means leave them out."""
+    """For each run that logged values that are not finite: which ones and at how many steps."""
     found = []
     for run in setting.runs:
         # The diagnosis of skipped updates names all of them, and the run's health those that it counts.
@@ -416,9 +416,9 @@ def not_finite(setting: Setting) -> list[Finding]:
 
 
 def health(runs: list[Run]) -> list[Finding]:
-    """How the runs were that log their health: one finding for all that were sound, one for each other one.
+    """The health of the runs that log it: one finding for all sound runs, and one for each other run.
 
-    What a run's diagnosis says is left out.
+    What the diagnosis of a run says is left out.
     """
     logging = [run for run in runs if any(len(run.values(key)) for key in (*keys.HEALTH_SHARES, *keys.HEALTH_COUNTS))]
     sound = [run for run in logging if run.skipped_updates is None and not _not_finite_counts(run)]
@@ -432,7 +432,7 @@ def health(runs: list[Run]) -> list[Finding]:
 
 
 def _not_finite_counts(run: Run) -> dict[str, pandas.Series]:
-    """What was not finite: its counts at the steps that have any."""
+    """What was not finite, and how often, at the steps where it was not."""
     counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
     return {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
 
@@ -496,7 +496,7 @@ def diagnoses(runs: list[Run], told: bool) -> list[Finding]:
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
-    """A warning where runs of one seed were not fed the same samples: the first batch is drawn before any update."""
+    """A warning if two runs of one seed differ in step 1, although its samples are drawn before any update."""
     runs = [run for setting in settings for run in setting.runs if run.seed is not None]
     for one, two in itertools.combinations(runs, 2):
         first, second = (run.values(keys.REWARD).get(1) for run in (one, two))
@@ -510,9 +510,9 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 
 
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: the runs' health, values that are left out, their diagnosis, then tokens, then rewards.
+    """All sentences: the runs' health, the values that are left out, the diagnosis, then tokens, then rewards.
 
-    Each fact is told once: by the diagnosis, but for collapses where their share of the seeds is told.
+    Each fact is told once: by the diagnosis, except for collapses if their share of the seeds is told.
 
     Args:
         settings: at least one.

@@ -30,7 +30,7 @@ from verl_clipx.diagnostics.traced import GRPO_HIGH, GRPO_LOW
 from verl_clipx.diagnostics.windows import HIGH, LOW, MOST_MARKS, curve, marks, told, window_of, windowed
 
 MOST_BINS = 9
-# Of a figure as narrow as a column, so that diamonds stay apart.
+# In a figure as narrow as a column, more diamonds would overlap.
 MOST_DIAMONDS = 24
 
 
@@ -49,7 +49,8 @@ class Plate:
     """What stands under one heading.
 
     Args:
-        panels: at least one.
+        look: what to look for.
+        panels: none if no log has what it shows.
     """
 
     heading: str
@@ -59,7 +60,7 @@ class Plate:
 
 
 def log_plates(settings: list[Setting], baseline: Setting | None = None) -> list[Plate]:
-    """The figures that the logs allow: outcome first, then mechanism.
+    """The plates of which the logs allow a figure: outcome first, then mechanism.
 
     Args:
         settings: at least one.
@@ -141,7 +142,7 @@ def samples(settings: list[Setting]) -> Plate:
     )
 
 
-# What a heading calls the end of a run.
+# How many steps a heading calls the end of a run.
 LAST_STEPS = 20
 
 
@@ -177,7 +178,7 @@ def _lines(settings: list[Setting], key: str) -> Figure:
 
 
 def _diamonds(axes: Axes, setting: Setting) -> None:
-    """The held-out rewards of a run, evenly thinned where there are many; the last one stays."""
+    """Draws the held-out rewards of a run, evenly thinned if there are many; the last one stays."""
     held_out = setting.runs[0].held_out
     for point in held_out[:: -max(1, ceil(len(held_out) / MOST_DIAMONDS))]:
         if point.reward.low is not None:
@@ -185,7 +186,7 @@ def _diamonds(axes: Axes, setting: Setting) -> None:
         axes.plot(point.step, point.reward.mean, "D", color="white", mec=setting.colour, ms=6, mew=1.4)
 
 
-# Of BAPO, whose search aims at a number.
+# For BAPO, whose search aims at such a share.
 POSITIVE_SHARE = (
     "Positive share: P/(P+N), where P and N are what the tokens with A > 0 and those with A < 0 contribute to the "
     "loss, without sign; the search moves the bounds until it reaches the target. "
@@ -396,7 +397,7 @@ def entropy(settings: list[Setting]) -> Plate:
 def _bars(
     axes: Axes, to: pandas.Series, start: pandas.Series, colour: str, window: int, hatch: str | None = None
 ) -> None:
-    """Bars of each step, or of the windows' medians, with a line over their middle 80 % where a colour fills them."""
+    """Draws a bar for each step, or for each window its median; a line over a filled bar spans the middle 80 %."""
     ends = [windowed(to, window, quantile).dropna() for quantile in (LOW, HIGH)]
     to, start = (windowed(values, window).dropna() for values in (to, start))
     edge = {"edgecolor": SOFT, "linewidth": 0.5} if hatch else {}

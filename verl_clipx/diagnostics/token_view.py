@@ -1,4 +1,4 @@
-"""Which tokens a report shows one by one, as data for its page."""
+"""The tokens that a report shows one by one, as data for its page."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -21,7 +21,9 @@ class Line:
 
     Args:
         sample: its number among those to the prompt, from 1.
-        tokens: text and classes of its HTML, a pair a token: events under the run's own rule, GRPO's and replayed ones.
+        tokens: text and HTML classes of each token; the classes name its events under the run's own rule, GRPO's and
+            the replayed ones.
+        left_out: how many tokens at its end are not shown.
     """
 
     sample: int
@@ -49,10 +51,10 @@ class Section:
     """What is shown of one setting's update.
 
     Args:
-        groups: its prompts, in the page's order.
+        groups: its prompts, in the order of the page.
         clipped: each rule and how many of the shown tokens it clips: the run's own, GRPO's, then the replayed ones.
         total: how many tokens are shown.
-        numbers: for the page's script: a list a field, a value a token in the page's order.
+        numbers: for the page's script: field to the values of the shown tokens, in the order of the page.
     """
 
     update: TracedUpdate
@@ -81,15 +83,15 @@ def _several(count: int, noun: str) -> str:
 
 
 def visible(text: str) -> str:
-    """A token's text with its white space to be seen."""
+    """A token's text with visible signs for its white space."""
     return text.translate(_VISIBLE) if text.strip() else text.translate(_VISIBLE).replace(" ", "␣") or "∅"
 
 
 def token_sections(updates: list[TracedUpdate]) -> list[Section]:
-    """Up to MOST_COMPLETIONS completions in all, the same number a setting, whole prompts first.
+    """Up to MOST_COMPLETIONS completions in all, the same number for each setting, prompt by prompt.
 
-    The settings show the same prompts where they have them: first those with the most tokens that any rule clips in
-    any of them, then those with an advantage.
+    The settings show the same prompts as far as they have them: first those with the most tokens that any rule clips in
+    any setting, then those with the most tokens that have an advantage.
     """
     if not updates:
         return []
@@ -138,7 +140,7 @@ def _line(rows: pandas.DataFrame, left_out: int, replayed: tuple[str, ...]) -> L
 
 
 def _classes(judged: tuple[str, ...]) -> str:
-    """The HTML classes of a token: its event under each rule, and replayed rules under which its gradient differs."""
+    """The HTML classes of a token: its event under each rule, and the replayed rules that differ in clipping it."""
     own, grpo, *replayed = judged
     if set(judged) == {KEPT}:
         return ""

@@ -27,12 +27,12 @@ BINS = 5
 QUARTERS = 4
 MOST_DOTS = 500
 MOST_CLIPPED = 250
-# Below this many tokens a share of them says little.
+# A share of fewer tokens than this says little.
 FEW = 20
 
 
 def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
-    """The figures of traced tokens, a panel a setting; without traces none."""
+    """The figures of traced tokens, with a panel for each setting; none without traces."""
     if not updates:
         return []
     with_entropy = [update for update in updates if update.tokens.entropy.notna().any()]
@@ -56,7 +56,7 @@ def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
 
 
 def how_many(update: TracedUpdate) -> str:
-    """Which tokens a panel shows."""
+    """The title of a panel: its setting, and how many of its tokens the panel shows."""
     all_of_them = len(update.tokens)
     drawn = len(shown(update.tokens))
     of = f"{all_of_them} tokens" if drawn == all_of_them else f"{drawn} of {all_of_them} tokens"
@@ -70,7 +70,7 @@ def probabilities(tokens: pandas.DataFrame) -> pandas.Series:
 
 
 def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
-    """The probability bin of each token, equal widths, the last one closed."""
+    """The probability bin of each token: bins of equal width, the last one closed."""
     return (probabilities(tokens) * bins).astype(int).clip(0, bins - 1)
 
 
@@ -154,7 +154,7 @@ def swarm(positions: numpy.ndarray, radius: float, half: float) -> numpy.ndarray
         x = positions[index]
         near = [(px, py) for px, py in placed if abs(px - x) < 2 * radius]
         free = (y for y in levels if all((px - x) ** 2 + (py - y) ** 2 >= 3.4 * radius**2 for px, py in near))
-        # Any fixed scattering will do where no place is free.
+        # Where no place is free, any fixed scattering will do.
         y = next(free, half * sin(index * 12.9898))
         placed.append((x, y))
         offsets[index] = y
@@ -312,7 +312,7 @@ def contributions(updates: list[TracedUpdate]) -> Plate:
 
 
 def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Shares of mass and of tokens, split by the advantage's sign, a row a quarter of the probability."""
+    """Shares of mass and of tokens by the sign of the advantage, a row for each quarter of the probability."""
     quarter, mass = bin_of(tokens, QUARTERS), (tokens.weight * tokens.advantage).abs()
     columns = {}
     for name, sided in (("positive", tokens.advantage > 0), ("negative", tokens.advantage < 0)):
@@ -323,7 +323,7 @@ def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
 
 def weights(updates: list[TracedUpdate]) -> Plate:
     """The gradient weight F over the ratio."""
-    # Up to rounding: a weight that is the ratio wherever it isn't 0 is PPO's clip.
+    # PPO's clip, up to rounding: the weight is the ratio wherever it is not 0.
     hard = all(
         numpy.isclose(update.tokens.weight, update.tokens.ratio, rtol=1e-4)[update.tokens.weight != 0].all()
         for update in updates

@@ -27,7 +27,7 @@ from verl_clipx.diagnostics.sentences import Finding
 from verl_clipx.driver.candidates import Candidate, candidates_of
 from verl_clipx.driver.config import Settings, build
 
-# Keys of the node that say nothing of the loss on given tokens.
+# Keys of the node that do not change the loss on given tokens.
 NOT_OF_THE_LOSS = ("trace", "shadow", "update")
 
 
@@ -36,12 +36,11 @@ class Replayed:
     """A run's step under several settings.
 
     Args:
-        run: the run.
-        updates: of the step, its tokens by update.
+        updates: the updates of the step, with their tokens.
         of_run: what the run itself did.
         settings: what each setting would have done.
         target: the quantity to match and its value, or None.
-        matches: a setting's label, and what was found for it.
+        matches: the label of each matched setting, and what was found for it.
     """
 
     run: Run
@@ -62,12 +61,12 @@ def replayed(path: Path, words: list[str], *, step: int | None = None, match: st
 
     Args:
         path: the run's folder or log.
-        words: as for `candidates_of`; none: the run's own setting.
+        words: as for `candidates_of`; without any, the run's own setting.
         step: as for `traced_step`.
         match: as for `target_of`, or None.
 
     Raises:
-        ValueError, OSError: the run has no traces that can be replayed, or a setting is wrong; says so.
+        OSError, ValueError: the run has no traces that can be replayed, or a setting is wrong; the message says which.
     """
     target = None if match is None else target_of(match)
     candidates = candidates_of(words)
@@ -120,7 +119,7 @@ def print_replayed(console: TerminalConsole, found: Replayed) -> None:
 
 
 def own_settings(run: Run) -> Settings | None:
-    """The settings that a run's record says it trained with; None where it says none, or of a loss that isn't here."""
+    """The settings that a run trained with, by its record; None if it names none, or a loss that is not here."""
     node: dict[str, Any] = {}
     for key, value in run.configuration.items():
         parts = key.split(".")
@@ -139,7 +138,11 @@ def own_settings(run: Run) -> Settings | None:
 def chosen_settings(
     candidates: list[Candidate], target: tuple[str, float] | None, own: Settings | None, updates: list[TracedTokens]
 ) -> Iterator[tuple[str, Settings, tuple[str, Match] | None]]:
-    """A label, the settings, and where a parameter was looked for what was found."""
+    """For each setting its label, itself, and if its parameter was looked for, the label again and what was found.
+
+    Raises:
+        ValueError: there is nothing to replay.
+    """
     if not candidates:
         if own is None or target is not None:
             raise ValueError(f"name what to replay, for example +{NODE}=acpo {NODE}.alpha=1,2.")
@@ -158,9 +161,9 @@ def said(label: str, one: Match, quantity: str, target: float, *, exact: bool) -
     """What `--match` found.
 
     Args:
-        label: of the setting with the value that was found.
+        label: that of the setting with the value that was found.
         one: what was found.
-        quantity, target: from `target_of`.
+        quantity, target: as `target_of` returns them.
         exact: whether every token is traced.
     """
     if one.crossings == 0:

@@ -1,4 +1,4 @@
-"""Settings replayed for the report's page: a table, and what each would do to the tokens that are shown one by one."""
+"""Replays settings for the report's page: a table, and what each would do to the tokens that are shown one by one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,7 +17,7 @@ from verl_clipx.diagnostics.sentences import Finding
 from verl_clipx.diagnostics.traced import ReplayTable, TracedUpdate, events
 from verl_clipx.driver.candidates import candidates_of
 
-# Of HEADINGS, those that fit the page.
+# Which of HEADINGS fit the page.
 COLUMNS = (0, 1, 2, 3, 5, 7, 8)
 
 
@@ -36,7 +36,7 @@ def with_replays(
         `weight`, `region` and `event` for each; and what they would have done, in sentences.
 
     Raises:
-        ValueError: no run has traces, a word or a setting is wrong, or a trace can't be replayed; says so.
+        ValueError: no run has traces, a word or a setting is wrong, or a trace cannot be replayed; says which.
     """
     if not updates:
         raise ValueError("--replay, --match: none of these runs has traces. Train with +clipx/trace=prompts.")
@@ -66,7 +66,7 @@ def _with_replays(
 
 
 def _kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Finding:
-    """Which tokens that the run clipped keep a gradient under a setting, and what that would clip."""
+    """How many tokens that the run clipped keep a gradient under a setting, which ones, and what that would clip."""
     regained = one.changed[one.changed.change == REGAINED]
     without = int(((of_this.tokens.weight == 0) & (of_this.tokens.advantage != 0)).sum())
     clipped = f"It would clip {percent(one.numbers[LOW])} low and {percent(one.numbers[HIGH])} high"
