@@ -57,10 +57,9 @@ def _expect_the_receipt(tracking: ModuleType) -> None:
     receipt.install(tracking)
 
 
-def _log_reward_error_and_health(metric_utils: ModuleType) -> None:
-    from verl_clipx.diagnostics import health, reward_error
+def _log_health(metric_utils: ModuleType) -> None:
+    from verl_clipx.diagnostics import health
 
-    reward_error.install(metric_utils)
     health.install(metric_utils)
 
 
@@ -139,7 +138,7 @@ def install() -> None:
     when_imported(TRACKING)(_loud(_keep_the_log))
     when_imported(TRACKING)(_loud(_expect_the_receipt))
     when_imported(TRACKING)(_loud(_hold_the_limits_of_health))
-    when_imported(METRIC_UTILS)(_loud(_log_reward_error_and_health))
+    when_imported(METRIC_UTILS)(_loud(_log_health))
     when_imported(REWARD)(_loud(_watch_the_reward))
     for trainers in TRAINERS:
         when_imported(trainers)(_loud(_keep_validations_whole_and_count_verdicts))
