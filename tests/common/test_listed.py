@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
 
 
 def shown(width, rows):
@@ -48,7 +49,7 @@ def test_no_line_of_a_table_is_longer_than_the_console():
 )
 def test_names_are_in_one_piece(arguments, names, monkeypatch):
     for module in ("cli", "reproduction.recipe_commands", "reproduction.table_commands", "tasks.commands"):
-        monkeypatch.setattr(f"verl_clipx.{module}.console", Console(width=80))
+        monkeypatch.setattr(f"verl_clipx.{module}.console", TerminalConsole(width=80))
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 0, result.output
     for name in names:
