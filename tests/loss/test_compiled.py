@@ -117,6 +117,19 @@ def test_sequences_padded_to_whole_parts_have_the_same_statistics(name):
     assert_close(token_statistics(method, None, padded), expected, rtol=1e-12, atol=0)
 
 
+@pytest.mark.parametrize("name", ["bapo", "dcpo", "dro", "dgpo"])
+@pytest.mark.parametrize("shaping", [None, AdvantageReweighting(alpha=0.3)], ids=["as it is", "reweighted"])
+def test_parameters_are_constants_of_the_graph(name, shaping, recorded):
+    # As inputs they would be float64, and so would all that is computed with them.
+    functions = TokenFunctions(METHODS[name](), shaping, compiled=True)
+    both(functions, micro_batch(functions.method, 4, 9))
+    for graph in recorded.graphs:
+        inputs = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        assert not [one for one in inputs if isinstance(one, float | torch.SymFloat)]
+        numbers = [one for one in inputs if isinstance(one, Tensor) and one.is_floating_point() and one.ndim == 0]
+        assert not numbers
+
+
 @pytest.mark.slow
 def test_acpos_statistics_hold_no_scattered_sum(recorded):
     # Such sums add in the order in which threads come. Those of the other methods are of whole numbers.

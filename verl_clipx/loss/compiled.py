@@ -193,10 +193,17 @@ OPTIONS = {token_statistics_in_parts: {"realize_opcount_threshold": 1000, "reali
 
 
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a copy of a function: the compiler counts graphs, and limits them, by the function's code."""
+    """Compiles a copy of a function: the compiler counts graphs, and limits them, by the function's code.
+
+    A method's parameters are constants of the graph. By default the compiler makes a number that is not whole an input
+    of the graph in float64, and computes every token in float64 with it.
+    """
+    from torch._dynamo import config
+
     code = function.__code__.replace(co_name=f"{function.__name__}_alone")
     copy = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-    return torch.compile(copy, dynamic=True, fullgraph=True, options=OPTIONS.get(function))
+    compiled = torch.compile(copy, dynamic=True, fullgraph=True, options=OPTIONS.get(function))
+    return config.patch(specialize_float=True)(compiled)
 
 
 def alike(inputs: TokenTensors) -> TokenTensors:
