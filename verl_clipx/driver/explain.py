@@ -24,7 +24,7 @@ from verl_clipx.driver.announcement import shown
 from verl_clipx.driver.clip_keys import ACTOR, written
 from verl_clipx.driver.config import Settings, clip_range
 from verl_clipx.driver.start import decide, instantiated, named_keys
-from verl_clipx.driver.unknown_keys import refused_by_verl, with_known_keys
+from verl_clipx.driver.unknown_keys import near_another, refused_by_verl, with_known_keys
 
 # verl's entry modules and the configuration that each has by default, in the folder config beside it.
 MAIN_PPO = "verl.trainer.main_ppo"
@@ -60,6 +60,7 @@ class Explanation:
         of_the_plugin: whether the plugin has a part in the run.
         bounds: the bounds that the loss starts with, or what they are computed from, in words.
         taken: what the method takes over from verl's keys.
+        notes: what may not be meant as it stands, in sentences.
     """
 
     line: str
@@ -67,14 +68,16 @@ class Explanation:
     of_the_plugin: bool
     bounds: str
     taken: tuple[TakenOver, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[str]:
-        """The line, the bounds, then a line for each value that is taken over."""
+        """The line, the bounds, then a line for each value that is taken over and for each note."""
         return [
             self.line,
             f"bounds at the start: {self.bounds}",
             *(f"taken over: {of.key}={written(of.given)} as {of.parameter}={shown(of.value)}" for of in self.taken),
+            *(f"note: {note}" for note in self.notes),
         ]
 
 
@@ -102,14 +105,15 @@ def explained(words: Sequence[str]) -> Explanation:
     loss_mode, node = actor.policy_loss.loss_mode, actor.policy_loss.get(NODE)
     settings = None if node is None else instantiated(node)
     bounds = of_method(settings.method) if isinstance(settings, Settings) else of_verls_loss(actor)
+    notes = tuple(near_another(overrides, config))
     if decision is None:
         line = f"clipx: no part in this run, which trains verl's own loss {loss_mode}"
-        return Explanation(line, loss_mode, False, bounds)
+        return Explanation(line, loss_mode, False, bounds, notes=notes)
     taken = (
         TakenOver(f"{ACTOR}.{of.key}", of.given, f"{NODE}.{parameter}", of.value)
         for parameter, of in decision.taken.items()
     )
-    return Explanation(decision.line, loss_mode, True, bounds, tuple(taken))
+    return Explanation(decision.line, loss_mode, True, bounds, tuple(taken), notes)
 
 
 def of_method(method: Method) -> str:

@@ -21,6 +21,9 @@ NO_FIELD = re.compile(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", r
 # A name that stands in more places than this says little about which of them was meant.
 MOST_PLACES = 3
 
+# Names as alike as adv_estimater and adv_estimator, by difflib's ratio.
+NEARLY_THE_SAME = 0.9
+
 # What the plugin's groups tell the worker about the run; nobody sets it.
 FACTS = f"{ACTOR}.policy_loss.run"
 
@@ -83,6 +86,27 @@ def paths(node: dict[str, Any], before: str = "") -> Iterator[str]:
         yield f"{before}{key}"
         if isinstance(value, dict):
             yield from paths(value, f"{before}{key}.")
+
+
+def near_another(added: Sequence[str], config: DictConfig) -> list[str]:
+    """A sentence for each key that + adds beside one of nearly the same name: perhaps that one was meant.
+
+    Args:
+        added: the command line's overrides.
+        config: composed with them.
+    """
+    keys = [word[1:].partition("=")[0] for word in added if word.startswith("+") and not word.startswith("++")]
+    found = []
+    for key in keys:
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(config, parent) if parent else None
+        if isinstance(node, DictConfig):
+            beside = [one for one in map(str, node) if f"{parent}.{one}" not in keys]
+            if near := get_close_matches(name, beside, n=1, cutoff=NEARLY_THE_SAME):
+                found.append(
+                    f"+{key} adds a key beside {parent}.{near[0]}, which stays as it is. Did you mean that one?"
+                )
+    return found
 
 
 def refused_by_verl(error: InstantiationException, config: DictConfig) -> Exception:
