@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from verl_clipx.base.method import Limit, described, register
+from verl_clipx.base.method import described, register
 from verl_clipx.base.parameters import Allowed, boolean, number, only, optional, parameter
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods import Bounds, FixedBounds, Method
@@ -21,9 +21,6 @@ GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
 
 BASES: dict[str, type[Method]] = {"fixed": FixedBounds, "acpo": Acpo, "bapo": Bapo}
-
-# Of a function without bounds. Only the function itself knows whether it clips.
-NO_BOUNDS = Limit("no bounds", "a limit inside the function")
 
 # Decorated function to its method, or to what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
@@ -78,7 +75,7 @@ def method_class(
     """
     if bounds not in BASES:
         raise ValueError(f"register_loss(bounds={bounds!r}): must be one of {', '.join(BASES)}.")
-    base, fields, own, limit = BASES[bounds], [], [], {}
+    base, fields, own = BASES[bounds], [], []
     inherited = {field.name: field.metadata for field in dataclasses.fields(base)}
     signature = inspect.signature(gradient_weight).parameters
     of_bounds = inherited.keys() - {field.name for field in dataclasses.fields(Method)}
@@ -88,7 +85,7 @@ def method_class(
                 f"register_loss({name!r}, bounds={bounds!r}): {described(gradient_weight)} has no argument bounds, so "
                 f"the bounds of {bounds} would be ignored. Add the argument, or remove bounds={bounds!r}."
             )
-        base, limit = Method, {"what_limits": property(lambda self: NO_BOUNDS)}
+        base = Method
     for key, given in signature.items():
         if key in ("ratio", "advantages", "bounds"):
             continue
@@ -117,7 +114,6 @@ def method_class(
         "gradient_weight": weight,
         "unconstrained_weight": unconstrained_weight,
         "loss_value": Method.loss_value,
-        **limit,
     }
     made = dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
     made.__module__ = gradient_weight.__module__
