@@ -188,8 +188,9 @@ class ObservedFunctions(Functions):
 token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
 
 
-# The compiler stores what took it many operations or reads, once for each token. Statistics compute it again.
-OPTIONS = {token_statistics_in_parts: {"realize_opcount_threshold": 1000, "realize_reads_threshold": 100}}
+# What took the compiler many operations or reads it stores, once for each token. These compute it again.
+IN_ONE_LOOP = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 100}
+OPTIONS = {token_statistics_in_parts: IN_ONE_LOOP, token_loss_in_one: IN_ONE_LOOP}
 
 
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
