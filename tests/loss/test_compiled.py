@@ -53,7 +53,12 @@ def recorded(monkeypatch) -> CompileCounterWithBackend:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     compiler = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=counter, **options))
+
+    def recording(function, *, options, **others):
+        # The options are Inductor's.
+        return compiler(function, backend=counter, **others)
+
+    monkeypatch.setattr(torch, "compile", recording)
     return counter
 
 
