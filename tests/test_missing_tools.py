@@ -58,7 +58,7 @@ WITHOUT_WHAT_VERL_LACKS = {
     "recipe show cpu/countdown_acpo_off": (0, "optimizer steps for each rollout batch"),
     "recipe plan acpo/countdown_3b_acpo_off": (0, "GPU-hours"),
     "table list": (0, "clipx table plan NAME"),
-    "report . --out out": (1, "clipx report needs jinja2: pip install 'verl-clipx[tools]'\n"),
+    "report . --out out": (1, "clipx report needs scipy: pip install 'verl-clipx[tools]'\n"),
     "diagnose .": (1, "metrics.jsonl: no such log."),
     "replay . +clipx=acpo": (1, "metrics.jsonl: no such log."),
     "table plan acpo_table1a": (1, "clipx table needs scipy: pip install 'verl-clipx[tools]'\n"),

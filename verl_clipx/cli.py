@@ -17,6 +17,7 @@ from typer.core import TyperGroup
 from verl_clipx.common.command_line import (
     AsJson,
     fail,
+    failing,
     forget_json,
     installed_version,
     messages_console,
@@ -26,6 +27,7 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.files import last_lines, write_text
 from verl_clipx.common.listed import print_list
+from verl_clipx.common.run_files import METRICS
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.evaluation.commands import evaluation_app
 from verl_clipx.one_process.commands import fill
@@ -170,7 +172,7 @@ def gpu_check(
     for result in found:
         if result.log:
             console.print(f"[bold]{escape(result.name)}[/], the end of its log:")
-            console.print("\n".join(result.log), markup=False, highlight=False, soft_wrap=True)
+            console.print_line("\n".join(result.log))
     console.print(last_line(found), highlight=False)
     raise typer.Exit(exit_code(found))
 
@@ -186,8 +188,6 @@ def methods(
     as_json: AsJson = False,
 ) -> None:
     """List the methods, or the parameters of one, or draw one."""
-    import sys
-
     sys.path.insert(0, "")
     from verl_clipx.driver.listing import listed, markdown_table, parameter_row
 
@@ -199,10 +199,8 @@ def methods(
         return
     if parameters:
         fail(f"{parameters[0]}: parameters go with --plot FILE.", 2)
-    try:
+    with failing():
         found = listed(name)
-    except ValueError as error:
-        fail(error)
     if as_json:
         print_json(methods=found)
         return
@@ -214,7 +212,7 @@ def methods(
     (method,) = found
     groups = ", ".join(method["groups"]) or f"+clipx=custom clipx.function={name}"
     console.print(f"[bold]{method['name']}[/]: {escape(method['summary'])}\n{escape(method['source'])}")
-    console.print(f"Groups: {groups}", markup=False, highlight=False, soft_wrap=True)
+    console.print_line(f"Groups: {groups}")
     values = [f"+clipx={group}" for group in method["groups"]] or ["default"]
     for title, of_every_method in ((f"parameters of {method['name']}", False), ("of every method", True)):
         rows = [
@@ -239,7 +237,7 @@ def metrics(
     if which not in LISTS:
         fail(f"{which!r}: must be one of {', '.join(LISTS)}.{did_you_mean(which, LISTS)}", 2)
     if markdown:
-        print(markdown_table(which))
+        print_plain(markdown_table(which))
         return
     rows = [("\n".join(row.keys), row.meaning, row.metric.unit, row.metric.over.value) for row in rows_of(which)]
     headings = ("key", "meaning", "unit", "over")
@@ -260,7 +258,7 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
     from verl_clipx.driver.config import Observe, build
     from verl_clipx.driver.listing import group_settings
 
-    try:
+    with failing():
         for word in parameters:
             if not re.fullmatch(r"clipx(\.\w+)+=.*", word, re.DOTALL):
                 raise ValueError(f"{word}: write clipx.<parameter>=<value>.")
@@ -270,9 +268,7 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
         if isinstance(settings, Observe):
             raise ValueError(f"{name}: has no gradient weight of its own.")
         draw_weights(settings.method, path)
-    except (OSError, ValueError) as error:
-        fail(error)
-    console.print(f"{path}", markup=False, highlight=False, soft_wrap=True)
+    console.print_line(str(path))
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -293,16 +289,14 @@ def explain(context: typer.Context, as_json: AsJson = False) -> None:
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
-    try:
+    with failing(AssertionError, HydraException, OmegaConfBaseException):
         commands = commands_of(context.args) if context.args[0] in SHELLS else [context.args]
         found = [explained(command) for command in commands]
-    except (ValueError, AssertionError, HydraException, OmegaConfBaseException) as error:
-        fail(error)
     if as_json:
         print_json(runs=[asdict(one) for one in found])
         return
     for line in (line for one in found for line in one.lines):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print_line(line)
 
 
 @app.command("check-loss")
@@ -310,16 +304,12 @@ def check_loss(
     function: Annotated[str, typer.Argument(help="A loss of your own, as package.module:name.")],
 ) -> None:
     """Check a loss of your own against the contract that every loss must keep."""
-    import sys
-
     sys.path.insert(0, "")
     from verl_clipx.driver.config import build
     from verl_clipx.loss.contract import check_method
 
-    try:
+    with failing():
         method = build(function=function).method
-    except ValueError as error:
-        fail(error)
     failed = False
     for name, failure in check_method(method):
         failed |= failure is not None
@@ -365,20 +355,17 @@ def report(
         findings[:] = write_report(runs, out, title, baseline, replayed=words, matched=match, reload_every=seconds)
         if trains:
             now = time.strftime("%H:%M:%S")
-            console.print(f"{out / PAGE}: written at {now}", markup=False, highlight=False, soft_wrap=True)
+            console.print_line(f"{out / PAGE}: written at {now}")
 
-    try:
-        with warnings_on(console):
-            if follow:
-                with contextlib.suppress(KeyboardInterrupt):
-                    following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
-            else:
-                write(False)
-    except (OSError, ValueError) as error:
-        fail(error)
+    with failing(), warnings_on(console):
+        if follow:
+            with contextlib.suppress(KeyboardInterrupt):
+                following.follow(runs, write, lambda why: console.print(f"waiting: {why}", markup=False))
+        else:
+            write(False)
     for finding in findings:
         console.print(f"[bold]{escape(finding.head)}[/] {escape(finding.text)}", highlight=False)
-    console.print(f"{out / PAGE}", markup=False, highlight=False, soft_wrap=True)
+    console.print_line(f"{out / PAGE}")
 
 
 @app.command()
@@ -391,12 +378,9 @@ def diagnose(
     from verl_clipx.diagnostics.diagnosis import diagnose, judged
     from verl_clipx.diagnostics.runs import read_run
 
-    try:
-        with warnings_on(messages_console()):
-            of_run = read_run(run)
+    with failing(), warnings_on(messages_console()):
+        of_run = read_run(run)
         found = diagnose(of_run)
-    except (OSError, ValueError) as error:
-        fail(error)
     if as_json:
         rows = [
             {
@@ -437,14 +421,12 @@ def replay(
     sys.path.insert(0, "")
     from verl_clipx.diagnostics.replay.command import content_of, print_replayed, replayed
 
-    try:
+    with failing():
         found = replayed(run, settings or [], step=step, match=match)
         if as_json:
             print_json(**content_of(found, tokens))
         else:
             print_replayed(console, found)
-    except (OSError, ValueError) as error:
-        fail(error)
 
 
 @app.command()
@@ -455,16 +437,13 @@ def bounds(
     from verl_clipx.diagnostics.measured_bounds import measured_bounds
     from verl_clipx.diagnostics.run_log import read_run_log
 
-    try:
-        with warnings_on(console):
-            found = measured_bounds(read_run_log(metrics))
-    except (OSError, ValueError) as error:
-        fail(error)
+    with failing(), warnings_on(console):
+        found = measured_bounds(read_run_log(metrics))
     console.print(
         f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
     )
     for group, overrides in found.overrides.items():
-        console.print(f"+clipx={group} {' '.join(overrides)}", markup=False, highlight=False, soft_wrap=True)
+        console.print_line(f"+clipx={group} {' '.join(overrides)}")
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
@@ -475,16 +454,14 @@ def watch(
     label: Annotated[str, typer.Option(help="What to call it.")] = "training",
 ) -> None:
     """Run a training command under a progress bar: clipx watch FOLDER --steps N -- COMMAND …"""
-    from verl_clipx.diagnostics.run_log import RunFolder
     from verl_clipx.diagnostics.watch import run_watched
 
     if not context.args:
-        console.print("[red]no command given:[/] clipx watch FOLDER --steps N -- COMMAND …")
-        raise typer.Exit(2)
+        fail("no command given: clipx watch FOLDER --steps N -- COMMAND …", 2)
     log = folder / "run.log"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        code = run_watched(context.args, steps=steps, metrics=RunFolder(folder).metrics, log=log, label=label)
+        code = run_watched(context.args, steps=steps, metrics=folder / METRICS, log=log, label=label)
     except OSError as error:
         console.print(f"[red]{escape(label)} could not start:[/] {escape(str(error))}", soft_wrap=True)
         # The exit code that a shell gives for an unknown command.

@@ -11,9 +11,8 @@ from verl_clipx.base.method import declared
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.run_files import traces_path
+from verl_clipx.common.run_files import METRICS, traces_path
 from verl_clipx.common.traces import Shard, UpdateFacts, write_shard
-from verl_clipx.diagnostics.run_log import RunFolder
 from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.loss.loss import token_loss, tokens_in
 from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
@@ -71,7 +70,7 @@ def write_run(
         facts: what each file says of its update; it has every token, and the method decided from all of them.
         parameters: of the method.
     """
-    run, built = RunFolder(folder), method_named(method)(**parameters)
+    log, built = folder / METRICS, method_named(method)(**parameters)
     generator = torch.Generator().manual_seed(seed)
     rows = []
     for step in range(1, steps + 1):
@@ -87,10 +86,10 @@ def write_run(
         if traced and step % 2 == 0:
             for update, (_, tokens) in enumerate(updates):
                 columns = _columns(batch, update, tokens)
-                write_shard(traces_path(run.metrics), Shard(step, update, 0), columns, facts)
-    write_log(run.metrics, rows)
+                write_shard(traces_path(log), Shard(step, update, 0), columns, facts)
+    write_log(log, rows)
     clipx = {"method": method, **built.parameters}
-    write_record(run.metrics, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})
+    write_record(log, {"clipx": clipx, "data": {"seed": seed, "train_batch_size": PROMPTS}})
     return folder
 
 

@@ -305,3 +305,10 @@ def test_what_holds_of_several_runs_is_said_once(tmp_path):
     assert cut.head == "2 of 3 runs: responses cut at the limit."
     assert "a-seed1 from step 1 on: health/cut_responses 0.25" in cut.text
     assert "a-seed2 from step 1 on: health/cut_responses 0.5" in cut.text and cut.text.count("See docs/") == 1
+
+
+def test_runs_of_one_name_are_told_apart():
+    names = list(keys.HEALTH_COUNTS)
+    sound, unsound = run({names[0]: [0.0, 0.0]}), run({names[0]: [0.0, 2.0]})
+    heads = [one.head for one in findings([setting(unsound, label="A"), setting(sound, label="B")])]
+    assert heads[:2] == ["run was numerically sound.", "run had values that are not finite."]

@@ -51,6 +51,26 @@ def test_the_page_names_what_was_compared(written):
     assert "GRPO clipped" in output.replace("\n", " ") and "report.html" in output
 
 
+def test_long_names_are_cut_in_the_headline_only(tmp_path):
+    names = [f"cluster_a_grpo_qwen3_8b_math_8192_tokens_{number}_{'x' * 60}" for number in (1, 2)]
+    for name in names:
+        write_log(tmp_path / name / "metrics.jsonl", [{"actor/entropy": 1.0}] * 2)
+    assert report(*(tmp_path / name for name in names), "--out", tmp_path / "out").exit_code == 0
+    page = text_of(tmp_path / "out")
+    full = f"{names[0]} against {names[1]}: what clipping did to the tokens"
+    cut = [f"…{name[name.index('tokens_') + 7 :][:28]}…" for name in names]
+    assert f'<h1 title="{full}">{" against ".join(cut)}: what clipping did to the tokens</h1>' in page
+    assert f"<title>{full}</title>" in page
+
+
+def test_runs_of_one_name_in_two_folders_stay_two(tmp_path):
+    for parent, steps in (("a", 2), ("b", 3)):
+        write_log(tmp_path / parent / "run" / "metrics.jsonl", [{"actor/entropy": 1.0}] * steps)
+    assert report(tmp_path / "a" / "run", tmp_path / "b" / "run", "--out", tmp_path / "out").exit_code == 0
+    page = text_of(tmp_path / "out")
+    assert "2 runs · 2 settings" in page and "<td>1 to 2</td>" in page and "<td>1 to 3</td>" in page
+
+
 def test_it_needs_no_network(written):
     _, page, _ = written
     links = [part.split('"')[0] for part in page.split('src="')[1:] + page.split('href="')[1:]]

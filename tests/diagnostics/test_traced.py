@@ -11,6 +11,7 @@ import pytest
 
 from tests.diagnostics.runs import write_run
 from verl_clipx.common.traces import Shard, read_shards, write_shard
+from verl_clipx.diagnostics.report import write_report
 from verl_clipx.diagnostics.runs import read_run, settings_of
 from verl_clipx.diagnostics.token_view import MOST_COMPLETIONS, token_sections, visible
 from verl_clipx.diagnostics.trace_figures import BINS, bin_of, shown, swarm
@@ -96,6 +97,30 @@ def test_settings_show_the_same_prompts_those_that_any_rule_clips_first_then_tho
     updates[1].tokens.loc[8, "under_grpo"] = "low"
     sections = token_sections(updates)
     assert [[group.prompt for group in section.groups] for section in sections] == [["c", "b", "a"]] * 2
+
+
+def test_clipped_tokens_are_counted_run_by_run_and_the_page_says_over_which_tokens(tmp_path):
+    paths = [write_run(tmp_path / f"{name}-seed1", name, steps=2) for name in ("grpo", "acpo")]
+    sections = token_sections(traced_updates(settings_of(list(map(read_run, paths)))))
+    write_report(paths, tmp_path / "out")
+    page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "")
+    for section, name in zip(sections, ("grpo-seed1", "acpo-seed1"), strict=True):
+        own, grpo = (section.update.tokens[rule].isin(["low", "high"]).sum() for rule in ("event", "under_grpo"))
+        assert grpo > 0 and section.total == 192
+        counts = f"{own} under own rule, {grpo} under GRPO"
+        all_of_them = "all that it traced in this update, in 16 completions to 2 prompts"
+        assert f"Clipped among these 192 tokens of {name}: {counts}. They are {all_of_them}." in page
+    # No number is of several runs.
+    assert page.split('class="switch"')[1].split("</div>")[0].count("clipped") == 0
+
+
+def test_the_count_says_that_it_is_of_a_part(tmp_path):
+    (update,) = traced_updates(settings_of([read_run(write_run(tmp_path / "grpo", "grpo", steps=2))]))
+    many = pandas.concat([update.tokens.assign(prompt=f"p{number}") for number in range(10)], ignore_index=True)
+    (section,) = token_sections([replace(update, tokens=many)])
+    assert section.counted.endswith(
+        "They are from 64 completions to 8 prompts; in this update it traced 1920, of 10 prompts."
+    )
 
 
 def test_white_space_is_to_be_seen():

@@ -1,23 +1,11 @@
 """Packages that the losses do without and something else needs, by extra, and the message if one is missing."""
 
 # What the commands around the losses need: the name that is imported, and the one that is installed.
-TOOLS = {
-    "datasets": "datasets",
-    "jinja2": "jinja2",
-    "math_verify": "math-verify",
-    "matplotlib": "matplotlib",
-    "pandas": "pandas",
-    "pyarrow": "pyarrow",
-    "scipy": "scipy",
-}
+TOOLS = {name: name for name in ("datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "scipy")}
+TOOLS["math_verify"] = "math-verify"
 
 # What verl imports in its v1 trainer and its rollout servers without requiring it.
-FOR_CPU = {
-    "cachetools": "cachetools",
-    "fastapi": "fastapi",
-    "transfer_queue": "TransferQueue",
-    "uvicorn": "uvicorn",
-}
+FOR_CPU = {name: name for name in ("cachetools", "fastapi", "uvicorn")} | {"transfer_queue": "TransferQueue"}
 
 # What comes with verl; the name that is imported is the one that is installed.
 OF_VERL = ("tensorboard",)
@@ -32,11 +20,6 @@ EXTRAS = {
 }
 
 
-def extra_of(module: str) -> str | None:
-    """The extra that brings a module, or None."""
-    return next((extra for extra, modules in EXTRAS.items() if module in modules), None)
-
-
 def needs_tool(user: str, module: str) -> str:
     """The line that says what is missing, and how to install it.
 
@@ -46,7 +29,7 @@ def needs_tool(user: str, module: str) -> str:
     """
     if module in OF_VERL:
         return f"{user} needs {module}, which comes with verl: pip install {module}"
-    extra = extra_of(module)
+    extra = next(extra for extra, modules in EXTRAS.items() if module in modules)
     return f"{user} needs {EXTRAS[extra][module]}: pip install 'verl-clipx[{extra}]'"
 
 
@@ -57,4 +40,4 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
         The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
     """
     module = (error.name or "").partition(".")[0]
-    return needs_tool(user, module) if extra_of(module) or module in OF_VERL else None
+    return needs_tool(user, module) if module in {*OF_VERL}.union(*EXTRAS.values()) else None

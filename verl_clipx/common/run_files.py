@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any
 
 METRICS = "metrics.jsonl"
+# In a run's folder, trainer.validation_data_dir as the recipes set it.
+VALIDATION = "validation"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
 # In the folder of a run's checkpoints, the lock of who writes them.
 CHECKPOINTS_LOCK = "run.lock"

@@ -10,7 +10,7 @@ import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 import psutil
 
@@ -154,13 +154,12 @@ def _only_one(path: Path) -> Iterator[BinaryIO]:
 
 def _owner(content: bytes) -> Owner | None:
     """Whom a lock's content names, None if it is not whole."""
-    kinds: dict[str, Any] = {"host": str, "pid": int, "started": str, "at": str, "job": str}
     try:
         found = json.loads(content)
         given = {field.name: found[field.name] for field in fields(Owner)}
     except (ValueError, TypeError, KeyError):
         return None
-    return Owner(**given) if all(type(given[name]) is kind for name, kind in kinds.items()) else None
+    return Owner(**given) if all(type(given[field.name]) is field.type for field in fields(Owner)) else None
 
 
 WAIT = (

@@ -37,6 +37,10 @@ class TerminalConsole(Console):
             # rich's own control codes, for a moving cursor, come as segments of their own.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
+    def print_line(self, text: str) -> None:
+        """Print a text as it is, without rich's markup and colours, and with lines of any length unbroken."""
+        self.print(text, markup=False, highlight=False, soft_wrap=True)
+
 
 def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
     """The items, with a bar on standard error; in a redirected log, a line every ten seconds.

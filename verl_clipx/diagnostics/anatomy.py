@@ -8,14 +8,15 @@ from verl_clipx.diagnostics.runs import Setting
 from verl_clipx.diagnostics.sentences import Finding, percent
 
 QUANTILES = {"median": "50", "p90": "90", "p99": "99", "p99_9": "99.9"}
-# A share of positive values that noise does not have.
+# Noise does not have so small a share of positive values, or of negative ones.
 ONE_SIDED = 0.05
-# In bypass mode the updates are known only together with the rest: what is so many times the rest is theirs.
+# In bypass mode the updates are known only in their sum with the other parts. Where that sum is more than so many times
+# the largest of the others, the updates make up most of it.
 MUCH_MORE = 2
 
 
 def parts_of(setting: Setting) -> pandas.DataFrame:
-    """A row a part that a setting logs, its columns means over steps; without rows under clipx.metrics=default."""
+    """A row for each part that a setting logs, with means over steps; without rows under clipx.metrics=default."""
     names = (*QUANTILES, "positive", "over_bounds")
     found = {part: {name: setting.mean(of_ratio(part, name)).mean() for name in names} for part in RATIO_PARTS}
     return pandas.DataFrame.from_dict(found, orient="index").dropna(subset=[*QUANTILES])
@@ -45,7 +46,7 @@ def what_moved_the_ratio(setting: Setting) -> Finding | None:
     else:
         text += " The clip acts on recomputation and updates only."
     of_engines = known.positive.get("engine_mismatch", 0.5)
-    # Where most tokens have none at all, few are above 0 without anything being cut off.
+    # If most tokens have no mismatch at all, few are above 0 although nothing was truncated.
     if min(of_engines, 1 - of_engines) < ONE_SIDED and known["median"]["engine_mismatch"] > 0:
         text += f" The engine mismatch is above 0 for {percent(of_engines)} of the tokens, where noise has 50\u202f%: "
         text += "look for top_p and top_k."

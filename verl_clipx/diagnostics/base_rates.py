@@ -1,4 +1,4 @@
-"""What is usual: shares in the logs of healthy runs, which stand beside a run's own. benchmarks/diagnosis.py counts."""
+"""Base rates: shares in the logs of healthy runs, to compare a run's own with. benchmarks/diagnosis.py counts them."""
 
 from functools import cache
 from pathlib import Path
@@ -16,7 +16,8 @@ CLIPPED = "clipped on either side"
 OUTSIDE = "gradient mass that soft clipping keeps outside the bounds"
 BEYOND = "gradient mass outside the bounds, pulled back or kept"
 
-# By share, the metrics that add up to it, and those that it is a share of; without the latter they are shares.
+# Share to the metrics that add up to it, and to those whose sum it is a part of; without the latter, the former are
+# shares themselves.
 MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     CLIPPED: ((keys.CLIPPED_LOW, keys.CLIPPED_HIGH), ()),
     OUTSIDE: ((keys.MASS["LN"], keys.MASS["HP"]), tuple(keys.MASS.values())),
@@ -32,7 +33,7 @@ MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 def of_run(run: Run, name: str) -> pandas.Series:
-    """A share of MEASURES by step; empty where a run does not log it, or has nothing outside its bounds."""
+    """A share of MEASURES by step; empty if a run does not log it, or has nothing outside its bounds."""
     parts, whole = ([run.values(key) for key in names] for names in MEASURES[name])
     found = pandas.concat(parts, axis=1, join="inner").sum(axis=1)
     if whole:
@@ -42,10 +43,10 @@ def of_run(run: Run, name: str) -> pandas.Series:
 
 
 def usual(name: str) -> str:
-    """What stands behind a share: between which values the middle 80 % of healthy runs lie, or that none is known.
+    """The note behind a share: between which values the middle 80 % of healthy runs lie, or that this is unknown.
 
     Args:
-        name: of MEASURES.
+        name: a key of MEASURES.
     """
     found = rates().get(name)
     if found is None:
@@ -56,5 +57,5 @@ def usual(name: str) -> str:
 
 @cache
 def rates() -> dict[str, dict[str, float]]:
-    """By share, `logs`, the number of healthy logs that have it, and `low` and `high` of the middle 80 %."""
+    """Share to `logs`, the number of healthy logs with it, and to `low` and `high`, the ends of the middle 80 %."""
     return read_json_object(PATH, {str: {"logs": int, "low": int | float, "high": int | float}})

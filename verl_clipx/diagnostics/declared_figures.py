@@ -11,15 +11,15 @@ from verl_clipx.diagnostics.windows import curve, marks, told, window_of
 from verl_clipx.loss.metric_listing import every_metric
 from verl_clipx.methods import METHODS
 
-# Of the metrics of a chart, in turn.
+# For the metrics of a chart, in turn.
 LINE_STYLES = ("-", (0, (4, 2)), (0, (1, 1.5)), (0, (6, 2, 1, 2)))
 
 
 def declared_charts(columns: set[str]) -> dict[str, dict[str, Metric]]:
-    """The charts that no other figure draws: chart to the columns of a log in it, with their declarations.
+    """The charts that no other figure draws: chart to the columns of the logs in it, each with its declaration.
 
     Args:
-        columns: of all logs.
+        columns: those of all logs.
     """
     charts: dict[str, dict[str, Metric]] = {}
     for _, metric in every_metric(METHODS):
@@ -62,7 +62,7 @@ def declared_plate(settings: list[Setting]) -> Plate:
 
 
 def apart(columns: list[str]) -> list[str]:
-    """What tells the columns of a chart apart: their keys without the parts that all of them begin or end with."""
+    """What tells the columns of a chart apart: their keys without the parts with which all of them begin or end."""
     keys = [column.split("/") for column in columns]
     for end in (0, -1):
         while all(len(key) > 1 for key in keys) and len({key[end] for key in keys}) == 1:

@@ -23,25 +23,25 @@ MOST_ALIKE = 0.9
 ONE_SIDE, WORTH_CLIPPING, LONG = 0.98, 0.01, 5
 RATIO_IS_ONE = 1e-6
 RATIO_IS_NOT_ONE = 1e-2
-# Two passes at equal weights differ by noise, whose mean over tokens is far below.
+# Two passes at equal weights differ by noise, whose mean over tokens is far smaller than this.
 KL_IS_NOT_ZERO = 1e-3
 MOST_MISMATCH = 0.02
 EXPLOSION, STEPS_BEFORE = 100.0, 5
 MOST_CUT = 0.25
 
 
-# Rules whose fact the report's page has elsewhere too, for several runs at once.
+# The names of rules whose facts the report's page can also state elsewhere, for several runs at once.
 ONE_UPDATE, NO_SEARCH = "bounds idle: one update a rollout batch", "bounds idle: the search never started"
 REWARD_COLLAPSE = "reward collapse"
 COLLAPSE_REMEDY = "Go back to a checkpoint before, with narrower bounds or a lower learning rate."
 
 
 class Onset(NamedTuple):
-    """Since when, and what shows it.
+    """When a state began, and what shows it.
 
     Args:
-        step: the first training step of the state.
-        evidence: numbers, with the metric's name.
+        step: its first training step.
+        evidence: numbers, each with its metric's name.
     """
 
     step: int
@@ -55,9 +55,9 @@ class Rule:
     Args:
         name: in the field's terms; lower case.
         columns: the metrics or keys of the record that it reads.
-        onset: from a run; None where the run does not show the pathology or lacks what the rule reads.
+        onset: finds the onset in a run; None if the run does not show the pathology or lacks what the rule reads.
         threshold: in words.
-        reason: of the threshold.
+        reason: why the threshold is what it is.
         heuristic: whether the threshold rests on policies of about a million parameters or on judgement.
         remedy: what to do.
         link: the page of the documentation that says more.
@@ -89,12 +89,12 @@ class Diagnosis(NamedTuple):
 
     @property
     def text(self) -> str:
-        """Evidence, remedy and where more is said."""
+        """The evidence, the remedy and the page that says more."""
         return f"{self.onset.evidence}. {self.advice}"
 
     @property
     def advice(self) -> str:
-        """What the threshold rests on, usual values, the remedy and where more is said."""
+        """What the threshold rests on, usual values, the remedy and the page that says more."""
         basis = "The threshold is heuristic. " if self.rule.heuristic else ""
         shares = "; ".join(f"{name}{usual(name)}" for name in self.rule.columns if name in MEASURES)
         basis += f"To compare: {shares}. " if shares else ""
@@ -108,7 +108,7 @@ def diagnose(run: Run) -> list[Diagnosis]:
 
 
 def lacking(rule: Rule, run: Run) -> list[str]:
-    """What a rule reads and a run does not have; empty where the rule can be judged."""
+    """What a rule reads and a run does not have; empty if the rule can be judged."""
     missing = [
         key
         for key in rule.columns
@@ -118,7 +118,7 @@ def lacking(rule: Rule, run: Run) -> list[str]:
 
 
 def judged(run: Run) -> str:
-    """That no rule found anything: how many a run's log and record allow to judge, and what the others need."""
+    """Says that no rule found anything, how many rules the log and record allow to judge, and what the rest need."""
     needs = {rule.name: missing for rule in RULES if (missing := lacking(rule, run))}
     if not needs:
         return f"None of the {len(RULES)} rules found anything in {run.name}."
@@ -221,7 +221,7 @@ def _anchored(run: Run) -> Onset | None:
 
 
 def _target(run: Run) -> float | None:
-    """The search's target where it is one of the logged share."""
+    """The target of the search, if it is a target for the share that is logged."""
     is_share = run.configuration.get("clipx.contribution", "share") == "share"
     return run.configuration.get("clipx.target") if is_share else None
 

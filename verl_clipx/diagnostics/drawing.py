@@ -18,11 +18,11 @@ from verl_clipx.diagnostics.palette import HAIR, INK, SOFT
 
 # Every figure fits a telephone; a wide page sets two beside each other. A CSS pixel is a Matplotlib point.
 WIDTH = 348
-# Of a panel that would stand in a row by itself: both columns and the gap between them.
+# The width of a panel that stands in a row by itself: both columns and the gap between them.
 WIDE = 720
-# Between the labels of two ticks, in pixels.
+# The least distance between the labels of two ticks, in pixels.
 APART = 5
-# Of a bold letter, and the letters of the longest label at the end of a line.
+# The width of a bold letter in pixels, and the most letters of a label at the end of a line.
 LETTER = 6.9
 LONGEST = 20
 # No axis has more ticks.
@@ -87,7 +87,7 @@ def end_labels(axes: Axes, items: list[tuple[float, float, str, str]]) -> None:
     items = [(x, y, text, colour) for (x, y, _, colour), text in zip(items, texts, strict=True)]
     for _, y, _, _ in sorted(items, key=lambda item: item[1]):
         heights.append(max(y, heights[-1] + apart) if heights else y)
-    # Those that would stand above the axis push all others down.
+    # Labels that would stand above the axis push all others down.
     for at, highest in enumerate(high - apart * i for i in range(len(heights))):
         heights[-1 - at] = min(heights[-1 - at], highest)
     for (x, _, text, colour), y in zip(sorted(items, key=lambda item: item[1]), heights, strict=True):
@@ -108,15 +108,20 @@ def room_at_the_ends(drawing: Figure, labels: list[str]) -> None:
     drawing.subplots_adjust(right=1 - (12 + LETTER * max(map(len, shortened(labels)))) / WIDTH)
 
 
-def shortened(labels: list[str]) -> list[str]:
-    """Labels that leave room for their lines: of a long one the letters from where all of them begin to differ."""
+def shortened(labels: list[str], longest: int = LONGEST) -> list[str]:
+    """Labels cut to a length: of a long one it keeps the letters from where the labels begin to differ.
+
+    Args:
+        labels: of everything that is to be told apart.
+        longest: the most letters of a label, the signs of what was cut included.
+    """
     different = (place for place, letters in enumerate(zip(*labels, strict=False)) if len(set(letters)) > 1)
     start = next(different, 0)
     found = []
     for label in labels:
-        first = min(start, len(label) - LONGEST + 1)
-        cut = label[first : first + LONGEST - 2]
-        whole = len(label) <= LONGEST
+        first = min(start, len(label) - longest + 1)
+        cut = label[first : first + longest - 2]
+        whole = len(label) <= longest
         found.append(label if whole else f"{'…' * (first > 0)}{cut}{'…' * (first + len(cut) < len(label))}")
     return found
 
@@ -156,7 +161,7 @@ def widened(drawing: Figure) -> Figure:
     return drawing
 
 
-# Of a file, with what matplotlib is told.
+# The formats of a figure, each with matplotlib's options.
 FORMATS: dict[str, dict[str, Any]] = {"svg": {"metadata": {"Date": None}}, "png": {"dpi": 144}}
 
 
@@ -177,18 +182,19 @@ def svg_of(drawing: Figure) -> str:
 
 
 def inline(text: str, name: str, description: str) -> Markup:
-    """An SVG for the page: ids of its own, no metadata, the page's type, a text for those who can't see it.
+    """An SVG for the page: ids of its own, no metadata, the page's fonts, and a text for screen readers.
 
     Args:
-        text: of the file.
-        name: unlike that of every other figure on the page.
+        text: the SVG file's.
+        name: one that no other figure on the page has.
+        description: the text for screen readers.
     """
     text = text[text.index("<svg") :]
     text = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->\s*", "", text, flags=re.S)
     text = re.sub(r'\bid="([^"]+)"', rf'id="{name}-\1"', text)
     text = re.sub(r'((?:xlink:)?href="#|url\(#)', rf"\g<1>{name}-", text)
     text = re.sub(r"font: ([^;\"]*?)([\d.]+px) [^;\"]+", _font, text)
-    # Coordinates alone: a tick's label is text.
+    # Only coordinates are rounded: the label of a tick is text.
     text = re.sub(r'\b(d|x|y|transform)="[^"]*"', lambda found: _LONG.sub(r"\1", found[0]), text)
     width, height = re.search(r'viewBox="0 0 ([\d.]+) ([\d.]+)"', text).groups()
     head = Markup(

@@ -37,7 +37,7 @@ from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, p
 
 # A ratio nearer to 1 than this is 1, up to rounding.
 ROUNDING = 1e-6
-# Of the log's numbers: a bound that moves by less stands still.
+# A logged bound that moves by less than this stands still.
 STILL = 1e-9
 
 
@@ -61,7 +61,7 @@ def entropy_changes(setting: Setting) -> pandas.DataFrame:
 
 
 def same_signs(setting: Setting) -> tuple[int, int]:
-    """In how many steps of its runs estimate and change have one sign, and of how many; a 0 has none."""
+    """In how many steps of its runs estimate and change have the same sign, and in how many neither of them is 0."""
     changes = pandas.concat([entropy_changes(replace(setting, runs=[run])) for run in setting.runs])
     signs = numpy.sign(changes)
     known = signs[(signs != 0).all(axis=1)]
@@ -71,7 +71,7 @@ def same_signs(setting: Setting) -> tuple[int, int]:
 def went_as_estimated(settings: list[Setting]) -> str:
     """Whether entropy moved as the Entropy-Clip Rule says: a sign test over seeds, since steps depend on each other.
 
-    A seed counts once, over the settings that it was run with, by what most of its steps did.
+    Each seed counts once, over all settings that it was run with, by what happened in most of its steps.
     """
     by_seed: dict[int | str, list[Run]] = {}
     for setting in settings:
@@ -91,37 +91,10 @@ def went_as_estimated(settings: list[Setting]) -> str:
 def what_clipping_did(setting: Setting) -> Finding:
     """What the method did to tokens, or why it did nothing."""
     share, label = clipped(setting), setting.label
-    if share.empty and any(
-        key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)
-    ):
-        return Finding(f"What {label} clipped is not known.", "Its clip fractions are not finite in any step.")
-    of_verl = setting.mean(keys.PG_CLIPPED)
-    if share.empty and len(of_verl):
-        return Finding(
-            f"verl counted {percent(of_verl.mean())} of the tokens of {label} as clipped.",
-            f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
-            f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
-            "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
-            "which a token of a small one weighs more; its other losses count something else under this name. "
-            "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
-        )
     if share.empty:
-        return Finding(
-            f"What {label} clipped is not known.",
-            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
-        )
+        return _without_clip_fractions(setting)
     if share.max() == 0:
-        ratio = setting.mean(keys.RATIO)
-        if any(run.skipped_updates for run in setting.runs) or not_finite(setting):
-            reason = f"No token left the bounds in {len(share)} steps; but values that are not finite stop updates."
-        elif not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
-            reason = (
-                "The ratio was 1 throughout: each rollout batch got one update, and clipping cannot act in the first. "
-                "Make actor.ppo_mini_batch_size smaller than data.train_batch_size."
-            )
-        else:
-            reason = f"No token left the bounds on the side where PPO clips, in {len(share)} steps."
-        return Finding(f"{label} clipped nothing.", reason)
+        return Finding(f"{label} clipped nothing.", _why_nothing(setting, len(share)))
     head = (
         f"{label} hardly clipped."
         if share.mean() < rates()[CLIPPED]["low"]
@@ -144,6 +117,39 @@ def what_clipping_did(setting: Setting) -> Finding:
     if share.max() >= HARDLY and parts_of(setting).empty:
         text += " With clipx.metrics=all the log would say what moved the ratio."
     return Finding(head, text)
+
+
+def _without_clip_fractions(setting: Setting) -> Finding:
+    """What is known of a setting's clipping without finite clip fractions of the plugin's."""
+    unknown, of_verl = f"What {setting.label} clipped is not known.", setting.mean(keys.PG_CLIPPED)
+    if any(key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)):
+        return Finding(unknown, "Its clip fractions are not finite in any step.")
+    if of_verl.empty:
+        return Finding(
+            unknown,
+            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
+        )
+    return Finding(
+        f"verl counted {percent(of_verl.mean())} of the tokens of {setting.label} as clipped.",
+        f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
+        f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
+        "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
+        "which a token of a small one weighs more; its other losses count something else under this name. "
+        "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
+    )
+
+
+def _why_nothing(setting: Setting, steps: int) -> str:
+    """Why no token was clipped in so many steps."""
+    ratio = setting.mean(keys.RATIO)
+    if any(run.skipped_updates for run in setting.runs) or not_finite(setting):
+        return f"No token left the bounds in {steps} steps; but values that are not finite stop updates."
+    if not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
+        return (
+            "The ratio was 1 throughout: each rollout batch got one update, and clipping cannot act in the first. "
+            "Make actor.ppo_mini_batch_size smaller than data.train_batch_size."
+        )
+    return f"No token left the bounds on the side where PPO clips, in {steps} steps."
 
 
 def what_bounds_did(setting: Setting) -> Finding | None:
@@ -206,7 +212,7 @@ class Compared(NamedTuple):
         one, two: the baseline and the other setting.
         measure: what was compared.
         basis: what the means are over.
-        found: two minus one; over seeds, or of one run each over problems.
+        found: two minus one, over seeds; over problems where each setting has one run.
         equal: whether all values are the same.
     """
 
@@ -219,10 +225,10 @@ class Compared(NamedTuple):
 
 
 def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """The rewards in training and held out: a verdict on methods from three seeds of each, else what these runs got.
+    """The rewards in training and held out: with three seeds of each setting a verdict, otherwise a description.
 
     Args:
-        settings: of a single one, whether its held-out reward rose.
+        settings: for a single one, the finding says whether its held-out reward rose.
         baseline: what the others are compared with; by default `baseline_of` chooses it.
     """
     if len(settings) == 1:
@@ -239,7 +245,7 @@ def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Fi
 
 
 def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
-    """The share of seeds of each setting that collapsed; None with too few seeds, or a single setting without any.
+    """The share of seeds of each setting that collapsed; None with too few seeds, or one setting without any.
 
     Args:
         settings: those whose runs log no reward are left out.
@@ -279,7 +285,7 @@ def _collapsed(label: str, steps: list[int | None]) -> str:
 
 
 def _compared(one: Setting, two: Setting) -> Compared | None:
-    """The mean training reward over the steps that all runs have."""
+    """Compares the mean training reward over the steps that all runs have; None with fewer than two such steps."""
     first, second = one.table(keys.REWARD), two.table(keys.REWARD)
     steps = first.index.intersection(second.index)
     steps = steps[steps > 0]
@@ -292,7 +298,7 @@ def _compared(one: Setting, two: Setting) -> Compared | None:
 
 
 def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
-    """The last validation that all runs have, if an update came before it and their problems are the same."""
+    """Compares the rewards of the last validation that all runs have; None before any update or with other problems."""
     runs = [run for setting in (one, two) for run in setting.runs]
     step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
     if step == 0:
@@ -324,9 +330,8 @@ def _verdict(compared: Compared, comparisons: int) -> Finding:
     one, two, found = compared.one.label, compared.two.label, compared.found
     verdict = "cannot be told apart from that of" if found.verdict == ALIKE else f"is {found.verdict}"
     over = "seeds" if found.over == SEEDS else "seeds and problems"
-    p_text = found.p_text
-    if comparisons > 1:
-        p_text += f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
+    several = f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
+    p_text = found.p_text + (several if comparisons > 1 else "")
     return Finding(
         f"The {compared.measure} of {two} {verdict} {one}.",
         f"The mean {compared.basis} is {number(found.first)} with {one} and {number(found.second)} with {two}. "
@@ -375,13 +380,12 @@ def _rise(setting: Setting) -> Finding | None:
     before, after = held_out[0], held_out[-1]
     text = f"{before.reward} before (step {before.step}), {after.reward} after (step {after.step}): means and "
     text += f"95\u202f% intervals over {after.problems} problems"
+    head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
     if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
-        head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
         return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")
     values = [numpy.array([[reward.by_problem[name] for name in before.by_problem]]) for reward in (before, after)]
     found = compare(*({"held out": value} for value in values))
     if found.p_value is None:
-        head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
         return Finding(head, f"{text}. All problems differ by the same, so nothing says how far chance goes.")
     head = "The held-out reward did not clearly change."
     if found.p_value < LEVEL:
@@ -390,7 +394,7 @@ def _rise(setting: Setting) -> Finding | None:
 
 
 def not_finite(setting: Setting) -> list[Finding]:
-    """For each run that logged values that are not finite: which, at how many steps, and that means leave them out."""
+    """For each run that logged values that are not finite: which ones and at how many steps."""
     found = []
     for run in setting.runs:
         # The diagnosis of skipped updates names all of them, and the run's health those that it counts.
@@ -412,9 +416,9 @@ def not_finite(setting: Setting) -> list[Finding]:
 
 
 def health(runs: list[Run]) -> list[Finding]:
-    """How the runs were that log their health: one finding for all that were sound, one for each other one.
+    """The health of the runs that log it: one finding for all sound runs, and one for each other run.
 
-    What a run's diagnosis says is left out.
+    What the diagnosis of a run says is left out.
     """
     logging = [run for run in runs if any(len(run.values(key)) for key in (*keys.HEALTH_SHARES, *keys.HEALTH_COUNTS))]
     sound = [run for run in logging if run.skipped_updates is None and not _not_finite_counts(run)]
@@ -428,7 +432,7 @@ def health(runs: list[Run]) -> list[Finding]:
 
 
 def _not_finite_counts(run: Run) -> dict[str, pandas.Series]:
-    """What was not finite: its counts at the steps that have any."""
+    """What was not finite, and how often, at the steps where it was not."""
     counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
     return {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
 
@@ -437,7 +441,8 @@ def _shares(runs: list[Run]) -> list[str]:
     """For each share of a step that a run logs: its mean in each run, and its largest value."""
     texts = []
     for key, of in keys.HEALTH_SHARES.items():
-        logged = [(values, run) for run in runs if not _diagnosed_by(run, key) and len(values := run.values(key))]
+        told = [run for run in runs if any(key in one.rule.columns for one in diagnose(run))]
+        logged = [(values, run) for run in runs if run not in told and len(values := run.values(key))]
         if not logged:
             continue
         most, run = max(logged, key=lambda one: one[0].max())
@@ -446,10 +451,6 @@ def _shares(runs: list[Run]) -> list[str]:
         shares = f"{means}, at most {percent(most.max())} in {where}" if most.max() > 0 else "none"
         texts.append(f"{of}: {shares}{usual(key)}")
     return texts
-
-
-def _diagnosed_by(run: Run, key: str) -> bool:
-    return any(key in one.rule.columns for one in diagnose(run))
 
 
 def _unsound(run: Run) -> Finding | None:
@@ -495,7 +496,7 @@ def diagnoses(runs: list[Run], told: bool) -> list[Finding]:
 
 
 def unequal_starts(settings: list[Setting]) -> Finding | None:
-    """A warning where runs of one seed were not fed the same samples: the first batch is drawn before any update."""
+    """A warning if two runs of one seed differ in step 1, although its samples are drawn before any update."""
     runs = [run for setting in settings for run in setting.runs if run.seed is not None]
     for one, two in itertools.combinations(runs, 2):
         first, second = (run.values(keys.REWARD).get(1) for run in (one, two))
@@ -509,9 +510,9 @@ def unequal_starts(settings: list[Setting]) -> Finding | None:
 
 
 def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
-    """All sentences: the runs' health, values that are left out, their diagnosis, then tokens, then rewards.
+    """All sentences: the runs' health, the values that are left out, the diagnosis, then tokens, then rewards.
 
-    Each fact is told once: by the diagnosis, but for collapses where their share of the seeds is told.
+    Each fact is told once: by the diagnosis, except for collapses if their share of the seeds is told.
 
     Args:
         settings: at least one.

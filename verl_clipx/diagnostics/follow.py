@@ -1,10 +1,10 @@
-"""`clipx report --follow`: the page again and again while runs train."""
+"""`clipx report --follow`: writes the page again and again while runs train."""
 
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from verl_clipx.common.run_files import lock_path, record_path, traces_path
+from verl_clipx.common.run_files import VALIDATION, lock_path, record_path, traces_path
 from verl_clipx.common.run_lock import is_held
 from verl_clipx.diagnostics.runs import log_of
 
@@ -16,17 +16,17 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
 
     Args:
         paths: of each run, its folder or the file of its log.
-        write: writes the page; is told whether any run still trains.
-        wait: is told once which log has no step yet.
+        write: writes the page; its argument says whether any run is still training.
+        wait: gets a message, once, if a log has no step yet.
 
     Raises:
         OSError, ValueError: as `write`.
     """
     logs, seen, told = [log_of(path) for path in paths], None, False
     while True:
-        # Before the files are looked at: what a run logs last is then in the page.
+        # This comes before the files are looked at, so that the last page has what a run logs last.
         trains = any(map(_trains, logs))
-        now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / "validation")]
+        now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / VALIDATION)]
         empty = next((log for log in logs if not (log.exists() and log.stat().st_size)), None)
         if trains and empty is not None:
             if not told:
@@ -41,11 +41,11 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
 
 
 def _trains(log: Path) -> bool:
-    """Whether a run goes on: it holds its lock, or it is without this plugin, so that nothing says when it ends."""
+    """Whether a run is training: it holds its lock, or runs without this plugin, so that nothing says when it ends."""
     return is_held(lock_path(log)) or not record_path(log).exists()
 
 
 def _state(path: Path) -> list[tuple[str, int, int]]:
-    """Of a file, or of those in a folder: name, time and size."""
+    """Name, time and size of a file, or of each file in a folder."""
     files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
     return [(file.name, found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()]]

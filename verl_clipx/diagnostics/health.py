@@ -1,4 +1,4 @@
-"""A run's health: what the trainer's process logs of every step, and what happens beyond clipx.health_limits."""
+"""A run's health: what the trainer's process logs about each step, and what happens beyond clipx.health_limits."""
 
 import inspect
 import logging
@@ -18,14 +18,14 @@ from verl_clipx.driver.health import HealthLimits, exceeded
 
 logger = logging.getLogger(__name__)
 
-# Of verl's batch, by what they are; rewards count in every token, since verl sums them all.
+# The fields of verl's batch by what they are. Rewards are looked at in every token, since verl sums all of them.
 FIELDS = {
     "rewards": ("token_level_scores", "token_level_rewards"),
     "advantages": ("advantages",),
     "log_probs": ("old_log_probs", "rollout_log_probs"),
 }
 
-# data.max_response_length of the run that this process trains, which verl's metrics don't get.
+# data.max_response_length of the run that this process trains; verl does not pass it on to its metrics.
 _longest: list[int] = []
 
 
@@ -41,7 +41,7 @@ def install_limits(tracking: ModuleType) -> None:
 
 
 def install_verdicts(trainers: ModuleType) -> None:
-    """Wraps how the v1 trainers make a step's metrics, which don't see what a reward returns besides its score."""
+    """Wraps how the v1 trainers make a step's metrics, to add what a reward returns besides its score."""
     if hasattr(trainers, "tq") and hasattr(getattr(trainers, "PPOTrainer", None), "_compute_metrics"):
         wrap_function_wrapper(trainers, "PPOTrainer._compute_metrics", partial(_with_verdicts, trainers))
 
@@ -55,8 +55,8 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
     """The metrics of a step's health.
 
     Args:
-        batch: verl's DataProto of the step; where it names prompts by no uid, equal prompts are one.
-        longest: data.max_response_length; None: nothing is said about cut responses.
+        batch: verl's DataProto of the step; without uids, responses to equal prompts count as one prompt's.
+        longest: data.max_response_length; None: unknown, so that nothing is said about cut responses.
     """
     data, mask = batch.batch, batch.batch["response_mask"].bool()
     # An aborted response has no tokens.
@@ -72,15 +72,14 @@ def health_of(batch: Any, longest: int | None) -> dict[str, float]:
     if alike is not None:
         found[ALIKE_PROMPTS.key] = alike
     if longest is not None and counted.any():
-        lengths = data["response_length"] if "response_length" in data else _lengths(data)
+        if "response_length" in data:
+            lengths = data["response_length"]
+        else:
+            lengths = data["attention_mask"][:, data["prompts"].shape[1] :].sum(-1)
         found[CUT_RESPONSES.key] = float((lengths[counted] >= longest).float().mean())
     if "undecided" in batch.non_tensor_batch:
         found |= undecided_share(batch.non_tensor_batch["undecided"])
     return found
-
-
-def _lengths(data: Any) -> Tensor:
-    return data["attention_mask"][:, data["prompts"].shape[1] :].sum(-1)
 
 
 def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
@@ -101,7 +100,7 @@ def share_alike(scores: Tensor, prompts: Tensor) -> float | None:
 
 
 def undecided_share(values: Any) -> dict[str, float]:
-    """The metric of what a reward returned as `undecided`, a value a response; nothing without any."""
+    """The metric of what a reward returned as `undecided`, a value for each response; nothing without any."""
     known = [float(value) for value in values if value is not None]
     return {UNDECIDED.key: sum(known) / len(known)} if known else {}
 
@@ -115,7 +114,7 @@ def _with_verdicts(trainers: ModuleType, wrapped: Any, trainer: Any, positional:
     # verl fills a batch up with copies.
     rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
     fields = trainers.tq.kv_batch_get(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])
-    # A field of tensordict's that holds no tensors: as a list, or as what makes one.
+    # A field without tensors: tensordict returns a list, or an object that can be turned into one.
     extras = fields["extra_fields"]
     extras = extras if isinstance(extras, list) else extras.tolist()
     infos = [extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {} for extra in extras]
@@ -145,8 +144,8 @@ class Watch:
     """Warns of a step beyond a limit, once for each limit, or stops the run.
 
     Args:
-        limits: of the run.
-        stops: whether the run stops.
+        limits: the run's limits.
+        stops: whether a step beyond a limit stops the run.
     """
 
     def __init__(self, limits: HealthLimits, *, stops: bool):
@@ -157,7 +156,7 @@ class Watch:
         """Looks at a step's metrics.
 
         Raises:
-            RuntimeError: one is beyond its limit, and the run stops there.
+            RuntimeError: one is beyond its limit, and that stops the run.
         """
         beyond = list(exceeded(self._limits, data))
         if beyond and self._stops:

@@ -4,9 +4,9 @@ import re
 from collections.abc import Iterable
 
 REWARD = "critic/score/mean"
-# Over prompts, of the mean above; not every run logs it.
+# The standard error of that mean over prompts; not every run logs it.
 REWARD_ERROR = "critic/score/standard_error"
-# Of the validations' files, which are no metric of the log.
+# Stands for the scores in the files of validations; no metric of the log.
 HELD_OUT = "held-out scores"
 ENTROPY = "actor/entropy"
 # In bypass mode verl has no entropy of the old policy, and logs that of the updates.
@@ -19,11 +19,11 @@ PG_CLIPPED = "actor/pg_clipfrac"
 LENGTH = "response_length/mean"
 MISMATCH = "training/rollout_probs_diff_mean"
 ALIKE, CUT, UNDECIDED = "health/alike_prompts", "health/cut_responses", "health/undecided"
-# What figures show in per cent.
+# Metrics that figures show in per cent.
 SHARES = (ALIKE, CUT, PG_CLIPPED)
 SKIPPED_UPDATES = "actor/clipx/skipped_updates"
 NOT_FINITE_RANK = "actor/clipx/not_finite/rank"
-# Of a run's health: what each number is, as a page says it; shares of a step, then counts.
+# A run's health, and what a page calls each number: shares of a step, then counts.
 HEALTH_SHARES = {
     ALIKE: "prompts whose samples all scored alike",
     UNDECIDED: "answers on which the verifier had no verdict",
@@ -85,12 +85,12 @@ DRAWN = (
 )
 DRAWN_IN_BINS = re.compile(r"actor/clipx/epsilon(_last)?/bin_\d+")
 
-# All that the plugin logs by a name of its own, and so, with the above, the page's table of numbers.
+# Begins everything that the plugin logs by a name of its own; the page's table of numbers has it beside DRAWN.
 OWN = "actor/clipx/"
 
 
 def is_drawn(key: str) -> bool:
-    """Whether a figure of its own draws a metric."""
+    """Whether a metric has a figure of its own, so that the figures of declared charts leave it out."""
     return key in DRAWN or DRAWN_IN_BINS.fullmatch(key) is not None
 
 

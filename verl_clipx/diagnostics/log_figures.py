@@ -1,6 +1,5 @@
 """Figures of the runs' logs: up is above the upper bound, down is below the lower."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil
 
@@ -31,7 +30,7 @@ from verl_clipx.diagnostics.traced import GRPO_HIGH, GRPO_LOW
 from verl_clipx.diagnostics.windows import HIGH, LOW, MOST_MARKS, curve, marks, told, window_of, windowed
 
 MOST_BINS = 9
-# Of a figure as narrow as a column, so that diamonds stay apart.
+# In a figure as narrow as a column, more diamonds would overlap.
 MOST_DIAMONDS = 24
 
 
@@ -50,7 +49,8 @@ class Plate:
     """What stands under one heading.
 
     Args:
-        panels: at least one.
+        look: what to look for.
+        panels: none if no log has what it shows.
     """
 
     heading: str
@@ -60,7 +60,7 @@ class Plate:
 
 
 def log_plates(settings: list[Setting], baseline: Setting | None = None) -> list[Plate]:
-    """The figures that the logs allow: outcome first, then mechanism.
+    """The plates of which the logs allow a figure: outcome first, then mechanism.
 
     Args:
         settings: at least one.
@@ -142,7 +142,7 @@ def samples(settings: list[Setting]) -> Plate:
     )
 
 
-# What a heading calls the end of a run.
+# How many steps a heading calls the end of a run.
 LAST_STEPS = 20
 
 
@@ -178,7 +178,7 @@ def _lines(settings: list[Setting], key: str) -> Figure:
 
 
 def _diamonds(axes: Axes, setting: Setting) -> None:
-    """The held-out rewards of a run, evenly thinned where there are many; the last one stays."""
+    """Draws the held-out rewards of a run, evenly thinned if there are many; the last one stays."""
     held_out = setting.runs[0].held_out
     for point in held_out[:: -max(1, ceil(len(held_out) / MOST_DIAMONDS))]:
         if point.reward.low is not None:
@@ -186,7 +186,7 @@ def _diamonds(axes: Axes, setting: Setting) -> None:
         axes.plot(point.step, point.reward.mean, "D", color="white", mec=setting.colour, ms=6, mew=1.4)
 
 
-# Of BAPO, whose search aims at a number.
+# For BAPO, whose search aims at such a share.
 POSITIVE_SHARE = (
     "Positive share: P/(P+N), where P and N are what the tokens with A > 0 and those with A < 0 contribute to the "
     "loss, without sign; the search moves the bounds until it reaches the target. "
@@ -195,20 +195,14 @@ POSITIVE_SHARE = (
 
 def bounds(settings: list[Setting]) -> Plate:
     """The bounds that each setting used, over steps."""
-    drawn: list[tuple[Setting, Callable[[], Figure]]] = []
-    window = window_of(settings)
-    for setting in settings:
-        names = setting.bins("epsilon")
-        if names:
-            drawn.append((setting, lambda setting=setting, names=names: _bin_bounds(setting, names, window)))
-        elif has_searched_bounds(setting):
-            drawn.append((setting, lambda setting=setting: _searched_bounds(setting, window)))
-    panels = [
-        Panel(f"bounds_{index}", setting.label, f"Bounds of {setting.label} over steps, against 0.8 to 1.2.", draw())
-        for index, (setting, draw) in enumerate(drawn)
-    ]
-    found = [finding.head.rstrip(".") for setting, _ in drawn if (finding := what_bounds_did(setting))]
-    of_last = any(setting.bins("epsilon_last") or len(setting.mean(keys.BOUND_HIGH_LAST)) for setting, _ in drawn)
+    window, panels = window_of(settings), []
+    drawn = [setting for setting in settings if setting.bins("epsilon") or has_searched_bounds(setting)]
+    for index, setting in enumerate(drawn):
+        draw = _bin_bounds if setting.bins("epsilon") else _searched_bounds
+        text = f"Bounds of {setting.label} over steps, against 0.8 to 1.2."
+        panels.append(Panel(f"bounds_{index}", setting.label, text, draw(setting, window)))
+    found = [finding.head.rstrip(".") for setting in drawn if (finding := what_bounds_did(setting))]
+    of_last = any(setting.bins("epsilon_last") or len(setting.mean(keys.BOUND_HIGH_LAST)) for setting in drawn)
     last = "Dashed: those of its last update. " if of_last else "A single update’s bounds can lie much further out. "
     return Plate(
         found[0] if len(found) == 1 else "How the bounds moved",
@@ -220,7 +214,8 @@ def bounds(settings: list[Setting]) -> Plate:
     )
 
 
-def _bin_bounds(setting: Setting, names: list[str], window: int) -> Figure:
+def _bin_bounds(setting: Setting, window: int) -> Figure:
+    names = setting.bins("epsilon")
     shown = [names[i] for i in sorted(set(numpy.linspace(0, len(names) - 1, min(len(names), MOST_BINS)).astype(int)))]
     rows = ceil(len(shown) / 3)
     drawing, panels = figure(46 + 132 * rows, rows=rows, columns=3, left=30, sharex=True, sharey=True)
@@ -231,7 +226,7 @@ def _bin_bounds(setting: Setting, names: list[str], window: int) -> Figure:
         _band(axes, (1 - epsilon).clip(lower=0), 1 + epsilon, setting.colour, window)
         _last_bounds(axes, (1 - last).clip(lower=0), 1 + last, setting.colour, window)
         edges = f"{bin / len(names):.2g}–{(bin + 1) / len(names):.2g}"
-        axes.set_title(f"p  {edges}" if bin == 0 else edges, fontsize=11, pad=4)
+        axes.set_title(f"p  {edges}" if bin == 0 else edges, pad=4)
         axes.set_ylim(0, max(2.0, 1.08 * highest))
     for axes in panels[len(shown) :]:
         axes.axis("off")
@@ -248,13 +243,13 @@ def _searched_bounds(setting: Setting, window: int) -> Figure:
     _band(panels[0], low, high, setting.colour, window)
     last = [setting.mean(key) for key in (keys.BOUND_LOW_LAST, keys.BOUND_HIGH_LAST)]
     _last_bounds(panels[0], *last, setting.colour, window)
-    panels[0].set_title("bounds on the ratio", fontsize=11)
+    panels[0].set_title("bounds on the ratio")
     if len(share):
         axes, after = panels[1], setting.mean(keys.SHARE_AFTER)
         curve(axes, share, window, setting.colour, lw=1, ls=(0, (3, 2)))
         curve(axes, after, window, setting.colour)
         axes.axhline(setting.parameter("target", 0.4), color=INK, lw=0.7)
-        axes.set_title("positive share: before (dashed), after, target", fontsize=11)
+        axes.set_title("positive share: before (dashed), after, target")
         axes.set_ylim(0, 1)
     step_axis(panels[-1])
     return drawing
@@ -288,10 +283,9 @@ def fractions(settings: list[Setting]) -> Plate:
         _bars(axes, high, 0 * high, CLIPPED_HIGH, window)
         _bars(axes, -low, 0 * low, CLIPPED_LOW, window)
         _share_axis(axes, lowest, highest)
-        most = clipped(setting)
-        text = f"{percent(most.mean())} of all tokens; most {percent(most.max())}, step {most.idxmax()}"
-        text = text if most.max() > 0 else "none"
-        axes.set_title(text, fontsize=11, fontweight="normal")
+        of_all = clipped(setting)
+        text = f"{percent(of_all.mean())} of all tokens; most {percent(of_all.max())}, step {of_all.idxmax()}"
+        axes.set_title(text if of_all.max() > 0 else "none", fontweight="normal")
         description = (
             f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
         )
@@ -350,7 +344,7 @@ def masses(settings: list[Setting]) -> Plate:
         text = f"outside the bounds: {percent((1 - shares.M).mean())} of the mass"
         if len(regions := setting.mean(keys.IN_M)):
             text += f", {percent((1 - regions).mean())} of the tokens"
-        axes.set_title(text, fontsize=11, fontweight="normal")
+        axes.set_title(text, fontweight="normal")
         description = f"Bars of the share of the gradient mass of {label} outside its bounds, by region, in each step."
         panels.append(Panel(f"mass_{index}", label, description, drawing))
     kept = {label: float((shares.HP + shares.LN).mean()) for label, (_, shares) in known.items()}
@@ -385,7 +379,7 @@ def entropy(settings: list[Setting]) -> Plate:
         for axes, name, title in zip((estimate, change), changes, titles, strict=True):
             axes.axhline(0, color=HAIR, lw=0.7)
             curve(axes, changes[name], window, setting.colour, **marks(changes[name], window))
-            axes.set_title(title, fontsize=11, fontweight="normal")
+            axes.set_title(title, fontweight="normal")
         step_axis(change)
         description = f"The Entropy-Clip estimate of {label} over steps, above the change of entropy that happened."
         panels.append(Panel(f"entropy_change_{index}", label, description, drawing))
@@ -403,7 +397,7 @@ def entropy(settings: list[Setting]) -> Plate:
 def _bars(
     axes: Axes, to: pandas.Series, start: pandas.Series, colour: str, window: int, hatch: str | None = None
 ) -> None:
-    """Bars of each step, or of the windows' medians, with a line over their middle 80 % where a colour fills them."""
+    """Draws a bar for each step, or for each window its median; a line over a filled bar spans the middle 80 %."""
     ends = [windowed(to, window, quantile).dropna() for quantile in (LOW, HIGH)]
     to, start = (windowed(values, window).dropna() for values in (to, start))
     edge = {"edgecolor": SOFT, "linewidth": 0.5} if hatch else {}

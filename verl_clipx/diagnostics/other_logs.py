@@ -13,7 +13,7 @@ Rows = dict[int, dict[str, float]]
 
 EVENTS = "events.out.tfevents.*"
 
-# As verl's console logger prints a step, behind what Ray puts before a worker's lines and in whatever colours.
+# A step as verl's console logger prints it; Ray puts a prefix before a worker's lines and may colour them.
 STEP = re.compile(r"(?:^|\s)step:(\d+) - (.+)$")
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 METRIC = re.compile(r"(?P<key>[^\s:]+):(?:np\.\w+\()?(?P<value>[-+.\w]+)\)?")
@@ -24,7 +24,7 @@ RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
 
 
 def reader_of(path: Path) -> Callable[[Path], Rows] | None:
-    """What reads a log that is not verl's file log; None where it is that, or is not there.
+    """The function that reads a log other than verl's file log; None for a file log, or if there is none.
 
     Args:
         path: a file, or a folder in which there is no file log.
@@ -62,11 +62,11 @@ def of_tensorboard(path: Path) -> Rows:
     """The scalars of a TensorBoard folder.
 
     Args:
-        path: of one run; a folder above it will do.
+        path: the folder of one run, or one above it.
 
     Raises:
         ValueError: it has the events of several runs.
-        ModuleNotFoundError: tensorboard is not installed, which comes with verl.
+        ModuleNotFoundError: tensorboard, which comes with verl, is not installed.
     """
     from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
 
@@ -78,7 +78,7 @@ def of_tensorboard(path: Path) -> Rows:
     rows: Rows = {}
     for tag in events.Tags()[SCALARS]:
         for event in events.Scalars(tag):
-            # Of a step that a resumed run logged again, the last value.
+            # If a resumed run logged a step again, its last value counts.
             rows.setdefault(event.step, {})[tag] = float(event.value)
     return rows
 
@@ -115,15 +115,12 @@ def _add(rows: Rows, step: str | None, cells: Iterable[tuple[str, str | None]]) 
     at = _number(step or "")
     if math.isfinite(at):
         found = rows.setdefault(int(at), {})
-        found |= {name: number for name, text in cells if text and not _is_text(number := _number(text), text)}
-
-
-def _is_text(number: float, text: str) -> bool:
-    return math.isnan(number) and text.strip().lower() != "nan"
+        numbers = {name: (_number(text), text.strip().lower()) for name, text in cells if text}
+        found |= {name: number for name, (number, text) in numbers.items() if text == "nan" or not math.isnan(number)}
 
 
 def _number(text: str) -> float:
-    """A number as these write it; NaN where it is none."""
+    """The number that a text holds; NaN if it holds none."""
     try:
         return float(text)
     except ValueError:

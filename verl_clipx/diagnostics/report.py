@@ -1,4 +1,4 @@
-"""`clipx report`: one page about the runs that it is given, its figures and its numbers."""
+"""`clipx report`: one page about the given runs, with its figures and its numbers."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
 from verl_clipx.diagnostics.anatomy_figure import anatomy
 from verl_clipx.diagnostics.declared_figures import declared_plate
-from verl_clipx.diagnostics.drawing import FORMATS, inline, save, style, svg_of, widened
+from verl_clipx.diagnostics.drawing import FORMATS, inline, save, shortened, style, svg_of, widened
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
 from verl_clipx.diagnostics.replay.of_run import what_clipping_took
@@ -26,9 +26,12 @@ from verl_clipx.diagnostics.trained import what_was_trained
 
 PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
 
-# In the folder of the figures: their names, and that of the tokens' table beside the page where there is one, so that
-# the next report removes these and nothing else.
+# A file in the folder of the figures. It lists them, and the table of tokens beside the page if there is one, so that
+# the next report removes these files and nothing else.
 WRITTEN = ".written"
+
+# The most letters of a setting's label in the headline: two such labels fit on a line.
+LONGEST_IN_HEADLINE = 30
 
 environment = Environment(
     loader=PackageLoader("verl_clipx.diagnostics"),
@@ -62,12 +65,12 @@ def write_report(
 
     Args:
         paths: of each run, its folder or the file of its log; at least one.
-        out: the folder to write to; made if it is not there. What a report wrote there is replaced, and all else stays.
-        title: above the page; by default it names what is compared.
-        baseline: the run or the method that the others' rewards are compared with; by default GRPO, or else the first.
-        replayed: other settings on the traced tokens, as `driver.candidates.candidates_of` takes them.
-        matched: parameters to look for, as `replay.on_page.with_replays` takes them.
-        reload_every: seconds after which a browser reads the page again; None: never.
+        out: the folder to write to; made if missing. What an earlier report wrote there is replaced; all else stays.
+        title: the headline; by default it names what is compared.
+        baseline: the run or method that the others' rewards are compared with; by default GRPO, or else the first.
+        replayed: other settings to apply to the traced tokens, as `driver.candidates.candidates_of` takes them.
+        matched: parameters to find, as `replay.on_page.with_replays` takes them.
+        reload_every: seconds after which a browser loads the page again; None: never.
 
     Returns:
         The sentences that the page begins with.
@@ -87,24 +90,26 @@ def write_report(
     told += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
     if replayed or matched:
         # Imports torch and the losses.
-        from verl_clipx.diagnostics.replay.on_page import replayed_all
+        from verl_clipx.diagnostics.replay.on_page import with_replays
 
-        updates, of_replays = replayed_all(updates, replayed or [], matched or [])
+        updates, of_replays = with_replays(updates, replayed or [], matched or [])
         told += of_replays
     with style():
         others = declared_plate(settings)
         plates = [*log_plates(settings, compared_with), anatomy(settings), *trace_plates(updates), others]
         plates = [plate for plate in plates if plate.panels]
-        _remove_those_before([*_files_of(plates), *([TOKENS] if updates else [])], out)
+        written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
+        _remove_those_before([*written, *([TOKENS] if updates else [])], out)
         drawings = _write_figures(plates, out / FIGURES)
     write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
     if updates:
         with replacing(out / TOKENS) as partial:
-            # RFC 4180's ends of lines: with a bare line feed, Python leaves a carriage return in a cell unquoted.
+            # The line ends of RFC 4180: with a bare line feed, Python would leave a carriage return in a cell unquoted.
             _without_formulas(_traced(updates)).to_csv(partial, index=False, lineterminator="\r\n")
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
-        title=title or _title(settings),
+        title=title or _title([setting.label for setting in settings]),
+        headline=title or _title(shortened([setting.label for setting in settings], LONGEST_IN_HEADLINE)),
         reload_every=reload_every,
         settings=settings,
         findings=told,
@@ -115,7 +120,8 @@ def write_report(
         unknown=[run.name for run in runs if not run.configuration],
         versions=_versions(runs),
         trained=what_was_trained(runs),
-        steps={run.name: _steps(run) for run in runs},
+        runs=runs,
+        steps_of=_steps,
         plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
         sections=sections,
         replayed=updates[0].replayed if updates else (),
@@ -129,10 +135,6 @@ def write_report(
     return told
 
 
-def _files_of(plates: list[Plate]) -> list[str]:
-    return [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
-
-
 def _remove_those_before(names: list[str], out: Path) -> None:
     """Removes the figures and the tokens' table of the report before, and lists the names of this one's.
 
@@ -143,7 +145,8 @@ def _remove_those_before(names: list[str], out: Path) -> None:
     def path_of(name: str) -> Path:
         return out / name if name == TOKENS else out / FIGURES / name
 
-    before = _written_before(path_of(WRITTEN))
+    listed = read_text(path_of(WRITTEN)).splitlines() if path_of(WRITTEN).exists() else []
+    before = {name for name in listed if name == Path(name).name}
     if foreign := sorted(name for name in {*names} - before - {TOKENS} if path_of(name).exists()):
         raise ValueError(f"{path_of(foreign[0])}: no report wrote it, and this one would. Choose another --out.")
     for name in before:
@@ -152,7 +155,7 @@ def _remove_those_before(names: list[str], out: Path) -> None:
 
 
 def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]:
-    """Saves every panel and returns it for the page, by name; also wide where no other would stand beside it."""
+    """Saves every panel and returns it for the page by name, also in a wide form if no other panel stands beside it."""
     drawings = {}
     for plate in plates:
         for panel in plate.panels:
@@ -165,19 +168,13 @@ def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]
     return drawings
 
 
-def _written_before(path: Path) -> set[str]:
-    """The names that a report listed as those of its files."""
-    return {name for name in read_text(path).splitlines() if name == Path(name).name} if path.exists() else set()
-
-
-def _title(settings: list[Setting]) -> str:
-    labels = [setting.label for setting in settings]
+def _title(labels: list[str]) -> str:
     names = " against ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
     return f"{names}: what clipping did to the tokens"
 
 
 def _metrics(settings: list[Setting]) -> pandas.DataFrame:
-    """The metrics that the figures show, a row a run and step."""
+    """The metrics that the figures show, a row for each run and step."""
     return pandas.concat([_shown(one, run) for one in settings for run in one.runs], ignore_index=True)
 
 
@@ -193,13 +190,13 @@ def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
 
 
 def _without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
-    """The table with no text, a column's name included, that a spreadsheet would take for a formula."""
+    """The table without texts or names of columns that a spreadsheet would take for formulas."""
     texts = {name: column.map(no_formula) for name, column in table.items() if not is_numeric_dtype(column)}
     return table.assign(**texts).rename(columns=no_formula)
 
 
 def _differences(settings: list[Setting]) -> dict[str, list[str]]:
-    """What sets the settings apart, those of the plugin first; parameters that not every method has share a row."""
+    """What sets the settings apart, the plugin's keys first; parameters that not every method has share a row."""
     found = differences([setting.runs[0] for setting in settings])
     of_some = [key for key in found if key.startswith("clipx.") and None in found[key]]
     rows = {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in found}
@@ -214,7 +211,7 @@ def _differences(settings: list[Setting]) -> dict[str, list[str]]:
 
 
 def _versions(runs: list[Run]) -> dict[str, list[str]]:
-    """Distribution to the versions that the runs had, each once."""
+    """Distribution to the versions with which the runs were made, each once."""
     names = {name: None for run in runs for name in run.versions}
     return {name: sorted({run.versions[name] for run in runs if name in run.versions}) for name in names}
 

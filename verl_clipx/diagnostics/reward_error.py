@@ -1,7 +1,7 @@
 """The standard error of a step's mean score over its prompts, beside verl's own metrics of the scores.
 
-verl computes those in the driver, by one function that every trainer imports by name: this module wraps it when verl
-imports it, before a trainer does, and is all that relies on that.
+verl computes those in the driver, by one function that every trainer imports by name. Like health.py, this module wraps
+that function when its module is imported, which is before a trainer imports the name.
 """
 
 from types import ModuleType
@@ -20,22 +20,18 @@ def install(metric_utils: ModuleType) -> None:
 
 
 def _with_standard_error(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    metrics, batch = wrapped(*positional, **named), _batch(*positional, **named)
+    metrics, batch = wrapped(*positional, **named), positional[0] if positional else named["batch"]
     error = standard_error(
         batch.batch["token_level_scores"].sum(-1), prompt_numbers(batch), batch.batch["response_mask"].bool().any(-1)
     )
     return metrics if error is None else {**metrics, STANDARD_ERROR: error}
 
 
-def _batch(batch: Any, use_critic: bool = True) -> Any:
-    return batch
-
-
 def prompt_numbers(batch: Any) -> Tensor:
     """A number for each response's prompt, int64, (responses,).
 
     Args:
-        batch: verl's DataProto; without uid, as in the v1 trainers, responses to the same tokens are of one prompt.
+        batch: verl's DataProto; without uids, as in the v1 trainers, responses to the same tokens have the same prompt.
     """
     if "uid" in batch.non_tensor_batch:
         numbers: dict[str, int] = {}

@@ -1,5 +1,5 @@
-"""A user's reward function, watched: what it raises or returns that is no score is named with the row, and so is one
-that hangs. verl itself drops the row's prompt with a message in an agent loop's output, or fails later with a tensor's.
+"""Watches a user's reward function: where it raises, returns something that is no score, or hangs, a message names the
+row. verl itself drops the row's prompt with a message in an agent loop's output, or fails later on a tensor.
 """
 
 import inspect
@@ -37,29 +37,33 @@ def _guarded(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> 
 
 
 def guarded(function: Callable, name: str) -> Callable:
-    """A reward function that names the row where it fails. It can be sent to another process, as the one given.
+    """A reward function that names the row where it fails. It can be pickled if the given one can.
 
     Args:
-        function: as verl calls it, by keyword; a coroutine's or a plain one.
-        name: of it, for messages.
+        function: a coroutine function or a plain one, which verl calls by keyword.
+        name: what messages call it.
     """
     return partial(score_later if inspect.iscoroutinefunction(function) else score, function, name)
 
 
 def score(function: Callable, name: str, /, *rows: Any, **row: Any) -> Any:
-    """What a reward function returns for a row, checked."""
+    """What a reward function returns for a row.
+
+    Raises:
+        RuntimeError: it raised, or returned no score; names the row.
+    """
     with _named(name, row):
         return _checked(function(*rows, **row))
 
 
 async def score_later(function: Callable, name: str, /, *rows: Any, **row: Any) -> Any:
-    """As `score`, of a coroutine's function."""
+    """As `score`, for a coroutine function."""
     with _named(name, row):
         return _checked(await function(*rows, **row))
 
 
 class NoScore(TypeError):
-    """A reward returned what is none; the message says what."""
+    """A reward function returned something that is no score; the message says what."""
 
 
 def _checked(result: Any) -> Any:
@@ -73,10 +77,10 @@ def _checked(result: Any) -> Any:
 
 
 class Watcher:
-    """Names rows whose reward has not returned, each once, from one thread for all that are under way.
+    """Warns of rows whose reward has not returned in time, once for each; one thread watches all that are under way.
 
     Args:
-        patience: seconds after which a row is named.
+        patience: seconds after which it warns.
     """
 
     def __init__(self, patience: float):
@@ -86,10 +90,10 @@ class Watcher:
 
     @contextmanager
     def over(self, *told: Any) -> Iterator[None]:
-        """Watches over the block.
+        """Watches a row while the block runs.
 
         Args:
-            told: what goes into the message.
+            told: the function's name, the row and the response, for the message.
         """
         if self._thread is None:
             self._thread = threading.Thread(target=self._watch, name="clipx-reward", daemon=True)

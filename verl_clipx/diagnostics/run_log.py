@@ -1,4 +1,4 @@
-"""A run's files, and verl's file log as a table."""
+"""verl's file log as a table."""
 
 import gzip
 import math
@@ -12,29 +12,7 @@ from typing import Any
 import pandas
 
 from verl_clipx.common.files import GZIP, parse_json, read_bytes
-from verl_clipx.common.run_files import METRICS
 from verl_clipx.diagnostics import keys
-
-
-@dataclass(frozen=True)
-class RunFolder:
-    """Where a run writes.
-
-    Args:
-        path: the run's folder.
-    """
-
-    path: Path
-
-    @property
-    def metrics(self) -> Path:
-        """verl's file log: VERL_FILE_LOGGER_PATH."""
-        return self.path / METRICS
-
-    @property
-    def validation(self) -> Path:
-        """trainer.validation_data_dir."""
-        return self.path / "validation"
 
 
 @dataclass(frozen=True)
@@ -55,11 +33,11 @@ class SkippedUpdates:
 
 
 def skipped_updates(log: pandas.DataFrame, not_finite: Mapping[str, list[int]]) -> SkippedUpdates | None:
-    """The updates that a run skipped, None if there are none.
+    """The updates that a run skipped; None if it skipped none.
 
     Args:
-        log: from `read_run_log`. Where it has no count, as before the plugin logged one, gradient norms that are not
-            finite say in which steps.
+        log: from `read_run_log`. If it has no count, because the plugin did not log one yet, the gradient norms that
+            are not finite say in which steps.
         not_finite: from `not_finite_steps`.
     """
     updates = None
@@ -82,13 +60,13 @@ def read_run_log(path: Path) -> pandas.DataFrame:
 
     Returns:
         A row a training step (index `step`), a column a metric. A step that was logged twice, as the first one is by
-        the validation before training, becomes one row. A last line that is not whole, as a run that was killed leaves
-        it, is left out with a warning.
+        the validation before training, becomes one row. A last line that is not whole, such as a killed run leaves
+        behind, is left out with a warning.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
-        ValueError: the file is empty, too large, or holds a whole line of something else, which it names; or gzip
-            compressed it, and it is no kept run.
+        ValueError: the file is empty or too large, has a whole line of something else, which the message names, or is
+            compressed by gzip without being a kept run.
     """
     if not path.exists():
         raise FileNotFoundError(
@@ -106,7 +84,7 @@ def read_run_log(path: Path) -> pandas.DataFrame:
 
 
 def read_growing_log(path: Path) -> pandas.DataFrame:
-    """Reads the log of a run that goes on or was killed: without the line that is not whole.
+    """Reads the log of a run that goes on or was killed, without a last line that is not whole.
 
     Args:
         path: as for `read_run_log`.
@@ -162,7 +140,7 @@ def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
 
 
 def not_finite_in(rows: Mapping[int, Mapping[str, float]]) -> dict[str, list[int]]:
-    """The same of a log's numbers by step."""
+    """As `not_finite_steps`, from a log's numbers by step."""
     found: dict[str, list[int]] = {}
     for step in sorted(rows):
         for key, value in rows[step].items():
@@ -174,7 +152,7 @@ def not_finite_in(rows: Mapping[int, Mapping[str, float]]) -> dict[str, list[int
 def _entry(line: bytes) -> tuple[int, dict[str, Any]]:
     entry = parse_json(line, "")
     step = int(entry["step"])
-    # Beyond it float64, and so every figure's axis, doesn't tell neighbours apart.
+    # Beyond this, float64 and with it the axis of every figure cannot tell neighbouring steps apart.
     if abs(step) > 2**53:
         raise ValueError(f"step {step}: too large.")
     return step, dict(entry["data"])
@@ -203,7 +181,7 @@ def table_of(rows: Mapping[int, Mapping[str, float]]) -> pandas.DataFrame:
 
 
 def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
-    """The log with `actor/entropy`, for which, where verl logs only the entropy of the updates, that stands."""
+    """The log with `actor/entropy`; if verl logs only the entropy of the updates, that takes its place."""
     if keys.ENTROPY in log or keys.ENTROPY_OF_UPDATES not in log:
         return log
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})
@@ -225,7 +203,7 @@ def _rows(text: bytes, path: Path) -> dict[int, dict[str, float]]:
 
 
 def _number(value: float | None) -> float:
-    """A logged number; null stands for what is not a number, and a whole number beyond float64 is infinite."""
+    """A logged number: null is NaN, and a whole number beyond the range of float64 is infinite."""
     try:
         return math.nan if value is None else float(value)
     except OverflowError:

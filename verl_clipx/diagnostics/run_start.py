@@ -1,7 +1,8 @@
 """What the plugin does when verl opens its logs: keep the lines that a resumed run builds on and what it leaves out,
 write down the run, append whole lines only, and group its keys in TensorBoard.
 
-verl's file logger starts an empty file, so that a run that was killed at step 7 and resumed would show step 8 alone.
+verl's file logger starts an empty file: without this, a run that was killed after step 7 and resumed would lack the
+lines of these steps.
 """
 
 import fcntl
@@ -30,7 +31,7 @@ logger = logging.getLogger(__name__)
 
 VALIDATION = re.compile(r"[0-9]{1,18}\.jsonl")
 
-# How Ray names the kind of a node's accelerators among its resources.
+# The names of Ray's resources for the kind of a node's accelerators begin with this.
 ACCELERATOR = "accelerator_type:"
 
 VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
@@ -75,20 +76,20 @@ def _told(path: Path, step: int, kept: int, left_out: list[str], moved: int) -> 
 def open_log(
     path: Path, kept: list[bytes], tracking: Any, wrapped: Any, positional: tuple, named: dict, *, keep_old: bool
 ) -> None:
-    """Has verl open its logs; its file log takes the place of the old one only when it has the kept lines.
+    """Lets verl open its logs; its file log replaces the old one only once it has the kept lines.
 
-    verl empties the file that it opens. So it opens one beside the log, whose name it gets from the variable that it
-    reads, and goes on to write to it after the file has become the log. A kill before that leaves the old log; what it
-    leaves beside it, the next start overwrites.
+    verl empties the file that it opens. Here the environment variable makes it open a file beside the log, which it
+    keeps writing to after that file has become the log. If the process is killed before, the old log is unchanged, and
+    the next start overwrites the file beside it.
 
     Args:
-        path: of the log; its folder is made if missing.
-        kept: lines that it begins with.
-        tracking: verl's `Tracking`, of which `wrapped` is the constructor, with `positional` and `named` arguments.
-        keep_old: whether the old log stays, in the folder of what is left out.
+        path: the log; its folder is made if missing.
+        kept: the lines that the log begins with.
+        tracking: verl's `Tracking`, whose constructor `wrapped` takes the arguments `positional` and `named`.
+        keep_old: whether the old log is kept, in the folder of what is left out.
 
     Raises:
-        OSError: the disk is full, for instance; names the log, which is as it was.
+        OSError: for instance because the disk is full; the message names the log, which is unchanged.
     """
     log = path.resolve()
     beside = log.with_name(f".{log.name}.partial")
@@ -115,11 +116,11 @@ def open_log(
 
 
 class WholeLines:
-    """The file of a log, to which lines are appended whole, or later where the disk has no room now.
+    """The file of a log, to which lines are only appended whole; while the disk is full they wait in memory.
 
     Args:
         file: opened without a buffer, at its end.
-        path: of the log, for messages.
+        path: the log's, for messages.
     """
 
     def __init__(self, file: Any, path: Path):
@@ -128,7 +129,7 @@ class WholeLines:
         fcntl.fcntl(file, fcntl.F_SETFL, fcntl.fcntl(file, fcntl.F_GETFL) | os.O_APPEND)
 
     def write(self, line: bytes) -> int:
-        """Appends a line, after those that still wait."""
+        """Appends a line, after those that are still waiting."""
         waited, error = bool(self._waiting), None
         self._waiting.append(line)
         end = os.fstat(self._file.fileno()).st_size
@@ -138,7 +139,7 @@ class WholeLines:
                 end += len(self._waiting.pop(0))
         except OSError as caught:
             error = caught
-            # What of the line got there goes: the next reader would take it for a line with an end.
+            # A part of a line has no end: the next line would continue it.
             os.ftruncate(self._file.fileno(), end)
         if error is not None and not waited:
             logger.warning(NO_ROOM, self._path, error.strerror)
@@ -147,11 +148,11 @@ class WholeLines:
         return len(line)
 
     def fileno(self) -> int:
-        """As of the file."""
+        """The file's descriptor."""
         return self._file.fileno()
 
     def close(self) -> None:
-        """Closes the file; says what could not be written. verl does so more than once."""
+        """Closes the file and says what could not be written; verl calls this more than once."""
         if self._waiting:
             self.write(b"")
         if lost := list(filter(None, self._waiting)):
@@ -167,7 +168,7 @@ NO_ROOM = (
 
 
 def _write_all(file: Any, content: bytes) -> None:
-    # verl's file has no buffer: a write may take a part.
+    # verl opens its file without a buffer, so one call may write only a part.
     left = memoryview(content)
     while left:
         left = left[file.write(left) :]
@@ -191,10 +192,10 @@ def _arguments(project_name, experiment_name, default_backend="console", config=
 
 
 def kept_lines(path: Path, step: int) -> tuple[list[bytes], list[str]]:
-    """The lines of a log up to a step, each with its end, and in words what else stands in the file.
+    """The lines of a log up to a step, each with its end, and in words what else is in the file.
 
     Args:
-        path: of the log; need not exist.
+        path: the log, which need not exist.
         step: the last one to keep; 0: none, as there is no run to go on with.
     """
     kept, later, cut_off = [], [], 0
@@ -212,11 +213,13 @@ def kept_lines(path: Path, step: int) -> tuple[list[bytes], list[str]]:
 
 
 def leave_out_later_files(log: Path, step: int, validations: str | None) -> int:
-    """Moves the traces and validations of later steps, which a run makes again, out of its way; returns their number.
+    """Moves traces and validations of later steps, which the run will make again, out of its way; returns how many.
+
+    Also removes what killed processes left half-written of its record, traces and validations.
 
     Args:
-        log: of the run; what killed processes left half-written of its record and traces is removed.
-        step: the one from which the run goes on; 0: it goes on from none.
+        log: the run's log.
+        step: the step that the run continues from; 0: it starts anew.
         validations: trainer.validation_data_dir, or None.
     """
     remove_partials(log.parent, f"{record_path(log).name}*")
@@ -232,7 +235,7 @@ def leave_out_later_files(log: Path, step: int, validations: str | None) -> int:
         folder = Path(validations)
         remove_partials(folder)
         names = [name for name in file_names_in(folder) if VALIDATION.fullmatch(name)]
-        # A start may validate the step that it goes on from once more, and then writes it anew.
+        # A resumed run may validate the step that it continues from once more, and then writes that file anew.
         later += [folder / name for name in names if int(name.removesuffix(".jsonl")) > step or not step]
     for path in later:
         target = left_out_path(log) / path.parent.name / path.name
@@ -243,13 +246,13 @@ def leave_out_later_files(log: Path, step: int, validations: str | None) -> int:
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
-    """Writes a run's start, accelerators, configuration and versions beside its log, for its owner only.
+    """Writes a run's start, accelerators, configuration and versions beside its log, readable only by its owner.
 
-    `ray_kwargs` is left out, whose runtime environment may hold any credential; others are redacted.
+    `ray_kwargs` is left out, since its runtime environment may hold any credential; other credentials are redacted.
 
     Args:
-        log: of verl's file logger.
-        config: as verl resolved it.
+        log: the file of verl's file logger.
+        config: the configuration as verl resolved it.
     """
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M %Z"),

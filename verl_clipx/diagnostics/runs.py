@@ -13,7 +13,7 @@ import numpy
 import pandas
 
 from verl_clipx.common.files import read_config, read_json_object
-from verl_clipx.common.run_files import record_path, traces_path
+from verl_clipx.common.run_files import METRICS, VALIDATION, record_path, traces_path
 from verl_clipx.common.secrets import redacted
 from verl_clipx.common.traces import Shard, shards_in
 from verl_clipx.diagnostics import keys
@@ -21,7 +21,6 @@ from verl_clipx.diagnostics.held_out import HeldOutReward, held_out_rewards
 from verl_clipx.diagnostics.other_logs import reader_of
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import (
-    RunFolder,
     SkippedUpdates,
     kept_record,
     not_finite_in,
@@ -45,19 +44,20 @@ _NOT_OF_THE_SETTING = re.compile(
 )
 
 
-@dataclass(frozen=True)
+# Two runs are the same only if they are one object: tables have no truth value.
+@dataclass(frozen=True, eq=False)
 class Run:
     """A run.
 
     Args:
-        name: of its folder, or of its log.
-        configuration: dotted key to value; empty where none was written down.
-        versions: distribution to version; empty where none were written down.
-        held_out: rewards of its validations, of those that have a finite score.
+        name: that of its folder or of its log.
+        configuration: dotted key to value; empty if none was written down.
+        versions: distribution to version; empty if none were written down.
+        held_out: the rewards of its validations that have a finite score.
         traces: the folder where its traces are, if it wrote any.
-        not_finite: metric to the steps at which it was logged as NaN, infinity or null; of validations' scores those
-            at which a sample's was.
-        record: what the run wrote down besides: when it `started`, and on which kinds of `accelerators`.
+        not_finite: metric to the steps at which it was logged as NaN, infinity or null; `keys.HELD_OUT` to the steps
+            whose validation has a sample with such a score.
+        record: what else the run wrote down: when it `started`, and on which kinds of `accelerators`.
     """
 
     name: str
@@ -76,14 +76,14 @@ class Run:
 
     @property
     def seed(self) -> int | None:
-        """The seed of the training; None where nothing says it."""
+        """The seed of the training; None if nothing says it."""
         found = self.configuration.get("data.seed")
         named = _NAME.fullmatch(self.name)
         return found if found is not None else int(named["seed"]) if named else None
 
     @property
     def method(self) -> str:
-        """The loss: a method of the plugin's, verl's loss_mode, or, where nothing says it, the run's name."""
+        """The loss: a method of the plugin's, verl's loss_mode, or, if nothing says it, the run's name."""
         named = _NAME.fullmatch(self.name)
         of_verl = self.configuration.get("actor_rollout_ref.actor.policy_loss.loss_mode")
         ours = self.configuration.get("clipx.method")
@@ -100,7 +100,7 @@ class Run:
 
     @cached_property
     def significant(self) -> dict[str, str]:
-        """What makes its setting: dotted key to value, seeds, names and places left out."""
+        """What makes up its setting: dotted key to value in JSON, without seeds, names and places."""
         return {
             key: json.dumps(value, default=str)
             for key, value in sorted(self.configuration.items())
@@ -134,7 +134,7 @@ class Setting:
     """The runs that differ only in seeds, names and places.
 
     Args:
-        label: of the page: the method, with what else sets it apart.
+        label: what the page calls it: the method and, where methods repeat, what else sets it apart.
         colour: its own in every figure.
         runs: at least one.
     """
@@ -155,7 +155,7 @@ class Setting:
 
     @property
     def seeds(self) -> int:
-        """How many independent runs it has: those of one seed are one, those of unknown seed are their own."""
+        """How many independent runs it has: runs of one seed count as one, and each run of unknown seed counts."""
         return len(self.runs_by_seed)
 
     def by_seed(self, table: pandas.DataFrame) -> pandas.DataFrame:
@@ -187,8 +187,8 @@ _NONE = pandas.DataFrame(dtype=float)
 
 
 def log_of(path: Path) -> Path:
-    """The log of a run that is named by its folder or by that log; a folder of another logger's is a log itself."""
-    metrics = RunFolder(path).metrics
+    """The log of a run that is named by its folder or by that log; the folder of another logger is itself a log."""
+    metrics = path / METRICS
     return metrics if path.is_dir() and (metrics.exists() or reader_of(path) is None) else path
 
 
@@ -196,11 +196,11 @@ def read_run(path: Path) -> Run:
     """Reads what a run left.
 
     Args:
-        path: its folder, or the file of its log; or what `other_logs.reader_of` knows.
+        path: its folder, the file of its log, or a log that `other_logs.reader_of` knows.
 
     Raises:
         FileNotFoundError: there is no log.
-        ValueError: the log is empty, cut short, or of no policy's training; says so.
+        ValueError: the log is empty, damaged, or not that of a policy's training; or a file beside it cannot be read.
     """
     log_path = log_of(path)
     reader = reader_of(log_path)
@@ -212,14 +212,14 @@ def read_run(path: Path) -> Run:
     log = with_entropy(log)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
-    folder = RunFolder(path if path.is_dir() else log_path.parent)
-    validations = held_out_rewards(folder.validation) if path.is_dir() else []
+    folder = path if path.is_dir() else log_path.parent
+    validations = held_out_rewards(folder / VALIDATION) if path.is_dir() else []
     if steps := [reward.step for reward in validations if reward.not_finite]:
         not_finite[keys.HELD_OUT] = steps
-    name = path.resolve().name if path.is_dir() or path.name != folder.metrics.name else path.resolve().parent.name
+    name = path.resolve().name if path.is_dir() or path.name != METRICS else path.resolve().parent.name
     record = record or _record(log_path)
-    # An older record, or Hydra's own, has what was given.
-    configuration = flat(redacted(record.get("configuration") or _of_hydra(folder.path)))
+    # An older record, or Hydra's own, has credentials as they were given.
+    configuration = flat(redacted(record.get("configuration") or _of_hydra(folder)))
     return Run(
         Path(name.removesuffix(".gz")).stem if name == path.name and path.is_file() else name,
         log,
@@ -233,7 +233,7 @@ def read_run(path: Path) -> Run:
 
 
 def _record(log: Path) -> dict[str, Any]:
-    """What `run_start` wrote down, and what `clipx table plan` did for a run without that."""
+    """What `run_start` wrote down, or, for a run without that, what `clipx table plan` did."""
     for path in (record_path(log), log.with_name("run.json")):
         if path.exists():
             return read_json_object(path, {"versions": {str: str | None}})
@@ -261,7 +261,7 @@ def differences(runs: list[Run]) -> dict[str, list[str | None]]:
     """What sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
 
     Args:
-        runs: those without a configuration are left out of what decides, and have None.
+        runs: one without a configuration decides nothing, and has None for each key.
     """
     known = [run.significant for run in runs if run.configuration]
     keys = sorted({key for found in known for key in found})
@@ -282,7 +282,7 @@ def settings_of(runs: list[Run]) -> list[Setting]:
     """
     groups: dict[str, list[Run]] = {}
     for index, run in enumerate(runs):
-        # A kept run's configuration is a part, without the method.
+        # The configuration of a kept run is only a part of it, without the method.
         known = json.dumps([run.method, run.significant]) if run.configuration else run.record.get("config_hash")
         key = known or f"run {index}"
         groups.setdefault(key, []).append(run)

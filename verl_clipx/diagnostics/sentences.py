@@ -1,4 +1,4 @@
-"""How the page's sentences are made: a claim with its numbers, and how numbers are written."""
+"""What the page's sentences are made of: a claim with its numbers, and how numbers are written."""
 
 from collections.abc import Callable
 from functools import partial
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import pandas
 
-# Below this share a percentage has a second digit behind the point.
+# Below this share a percentage has two digits after the point.
 HARDLY = 0.01
 
 
@@ -36,6 +36,6 @@ def percent(value: float) -> str:
 
 
 def between(values: pandas.Series, written: Callable[[float], str] = TWO_DIGITS) -> str:
-    """From the smallest to the largest, or the one value."""
+    """From the smallest to the largest value, or the one that all are, as text."""
     low, high = (written(value) for value in (values.min(), values.max()))
     return low if low == high else f"{low} to {high}"

@@ -1,4 +1,4 @@
-"""Which tokens a report shows one by one, as data for its page."""
+"""The tokens that a report shows one by one, as data for its page."""
 
 from dataclasses import dataclass
 from math import isfinite
@@ -10,6 +10,8 @@ from verl_clipx.diagnostics.traced import EVENTS, HIGH, KEPT, LOW, TracedUpdate
 
 MOST_COMPLETIONS = 64
 MOST_TOKENS = 512
+# The rules that judge every traced token, as the page calls them, and the columns of what each does.
+JUDGED = {"own rule": "event", "GRPO": "under_grpo"}
 _VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
 
 
@@ -19,7 +21,9 @@ class Line:
 
     Args:
         sample: its number among those to the prompt, from 1.
-        tokens: text and classes of its HTML, a pair a token: events under the run's own rule, GRPO's and replayed ones.
+        tokens: text and HTML classes of each token; the classes name its events under the run's own rule, GRPO's and
+            the replayed ones.
+        left_out: how many tokens at its end are not shown.
     """
 
     sample: int
@@ -47,32 +51,47 @@ class Section:
     """What is shown of one setting's update.
 
     Args:
-        groups: its prompts, in the page's order.
-        clipped, clipped_under_grpo: numbers of clipped tokens among those shown, by the setting's own rule and by
-            GRPO's.
-        clipped_under: the same for each replayed setting.
-        numbers: for the page's script: a list a field, a value a token in the page's order.
+        groups: its prompts, in the order of the page.
+        clipped: each rule and how many of the shown tokens it clips: the run's own, GRPO's, then the replayed ones.
+        total: how many tokens are shown.
+        numbers: for the page's script: field to the values of the shown tokens, in the order of the page.
     """
 
     update: TracedUpdate
     groups: list[Group]
-    clipped: int
-    clipped_under_grpo: int
+    clipped: list[tuple[str, int]]
     total: int
-    clipped_under: list[int]
     numbers: dict[str, list]
+
+    @property
+    def counted(self) -> str:
+        """How many tokens each rule clips, and of which tokens: the run, the prompts and their number."""
+        tokens, groups = self.update.tokens, self.groups
+        clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
+        these = (
+            f"{_several(sum(len(group.lines) for group in groups), 'completion')} to {_several(len(groups), 'prompt')}"
+        )
+        which = f"all that it traced in this update, in {these}"
+        if self.total < len(tokens):
+            of_all = f"{len(tokens)}, of {_several(tokens.prompt.nunique(), 'prompt')}"
+            which = f"from {these}; in this update it traced {of_all}"
+        return f"Clipped among these {self.total} tokens of {self.update.run.name}: {clipped}. They are {which}."
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def visible(text: str) -> str:
-    """A token's text with its white space to be seen."""
+    """A token's text with visible signs for its white space."""
     return text.translate(_VISIBLE) if text.strip() else text.translate(_VISIBLE).replace(" ", "␣") or "∅"
 
 
 def token_sections(updates: list[TracedUpdate]) -> list[Section]:
-    """Up to MOST_COMPLETIONS completions in all, the same number a setting, whole prompts first.
+    """Up to MOST_COMPLETIONS completions in all, the same number for each setting, prompt by prompt.
 
-    The settings show the same prompts where they have them: first those with the most tokens that any rule clips in
-    any of them, then those with an advantage.
+    The settings show the same prompts as far as they have them: first those with the most tokens that any rule clips in
+    any setting, then those with the most tokens that have an advantage.
     """
     if not updates:
         return []
@@ -102,13 +121,12 @@ def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
             groups.append(Group(str(samples[0][1].prompt_text.iloc[0] or prompt), lines))
             kept += shown
     together = pandas.concat(kept)
+    columns = [*JUDGED.items(), *((label, f"{label}: event") for label in update.replayed)]
     return Section(
         update,
         groups,
-        int(together.event.isin([LOW, HIGH]).sum()),
-        int(together.under_grpo.isin([LOW, HIGH]).sum()),
+        [(rule, int(together[column].isin([LOW, HIGH]).sum())) for rule, column in columns],
         len(together),
-        [int(together[f"{label}: event"].isin([LOW, HIGH]).sum()) for label in update.replayed],
         _numbers(together, update.replayed),
     )
 
@@ -122,7 +140,7 @@ def _line(rows: pandas.DataFrame, left_out: int, replayed: tuple[str, ...]) -> L
 
 
 def _classes(judged: tuple[str, ...]) -> str:
-    """The HTML classes of a token: its event under each rule, and replayed rules under which its gradient differs."""
+    """The HTML classes of a token: its event under each rule, and the replayed rules that differ in clipping it."""
     own, grpo, *replayed = judged
     if set(judged) == {KEPT}:
         return ""

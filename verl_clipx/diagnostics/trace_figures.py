@@ -27,17 +27,22 @@ BINS = 5
 QUARTERS = 4
 MOST_DOTS = 500
 MOST_CLIPPED = 250
-# Below this many tokens a share of them says little.
+# A share of fewer tokens than this says little.
 FEW = 20
 
 
 def trace_plates(updates: list[TracedUpdate]) -> list[Plate]:
-    """The figures of traced tokens, a panel a setting; without traces none."""
+    """The figures of traced tokens, with a panel for each setting; none without traces."""
     if not updates:
         return []
     with_entropy = [update for update in updates if update.tokens.entropy.notna().any()]
     plates = [spread(updates), where_clipped(updates), contributions(updates), weights(updates)]
     return [*plates[:2], *([entropies(with_entropy)] if with_entropy else []), *plates[2:]]
+
+
+def is_clipped(tokens: pandas.DataFrame) -> pandas.Series:
+    """Whether each token is clipped, by the rule that the run trained with."""
+    return tokens.event.isin([LOW, HIGH])
 
 
 def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
@@ -46,13 +51,12 @@ def shown(tokens: pandas.DataFrame) -> pandas.DataFrame:
     def thinned(rows: pandas.DataFrame, most: int) -> pandas.DataFrame:
         return rows if len(rows) <= most else rows.iloc[numpy.linspace(0, len(rows) - 1, most).astype(int)]
 
-    is_clipped = tokens.event.isin([LOW, HIGH])
-    clipped = thinned(tokens[is_clipped], MOST_CLIPPED)
-    return pandas.concat([thinned(tokens[~is_clipped], MOST_DOTS - len(clipped)), clipped]).sort_index()
+    clipped = thinned(tokens[is_clipped(tokens)], MOST_CLIPPED)
+    return pandas.concat([thinned(tokens[~is_clipped(tokens)], MOST_DOTS - len(clipped)), clipped]).sort_index()
 
 
 def how_many(update: TracedUpdate) -> str:
-    """Which tokens a panel shows."""
+    """The title of a panel: its setting, and how many of its tokens the panel shows."""
     all_of_them = len(update.tokens)
     drawn = len(shown(update.tokens))
     of = f"{all_of_them} tokens" if drawn == all_of_them else f"{drawn} of {all_of_them} tokens"
@@ -66,7 +70,7 @@ def probabilities(tokens: pandas.DataFrame) -> pandas.Series:
 
 
 def bin_of(tokens: pandas.DataFrame, bins: int) -> pandas.Series:
-    """The probability bin of each token, equal widths, the last one closed."""
+    """The probability bin of each token: bins of equal width, the last one closed."""
     return (probabilities(tokens) * bins).astype(int).clip(0, bins - 1)
 
 
@@ -150,7 +154,7 @@ def swarm(positions: numpy.ndarray, radius: float, half: float) -> numpy.ndarray
         x = positions[index]
         near = [(px, py) for px, py in placed if abs(px - x) < 2 * radius]
         free = (y for y in levels if all((px - x) ** 2 + (py - y) ** 2 >= 3.4 * radius**2 for px, py in near))
-        # Any fixed scattering will do where no place is free.
+        # Where no place is free, any fixed scattering will do.
         y = next(free, half * sin(index * 12.9898))
         placed.append((x, y))
         offsets[index] = y
@@ -165,6 +169,11 @@ MARKS = {
     LOW: ("v", 38, CLIPPED_LOW, "white"),
     HIGH: ("^", 38, CLIPPED_HIGH, "white"),
 }
+
+
+def _highest_ratio(updates: list[TracedUpdate]) -> float:
+    """Where the axis of the ratio ends, from 1.5 to 3."""
+    return max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
 
 
 def _marked(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Series) -> None:
@@ -186,24 +195,21 @@ def _marked(axes: Axes, x: pandas.Series, y: pandas.Series, events: pandas.Serie
 
 def where_clipped(updates: list[TracedUpdate]) -> Plate:
     """Probability against ratio, marked by what happened to each token."""
-    counts = [int(update.tokens.event.isin([LOW, HIGH]).sum()) for update in updates]
-    below = [probabilities(update.tokens)[update.tokens.event.isin([LOW, HIGH])] for update in updates]
-    together = pandas.concat(below)
+    of_clipped = [probabilities(update.tokens[is_clipped(update.tokens)]) for update in updates]
+    counts, together = list(map(len, of_clipped)), pandas.concat(of_clipped)
     if len(together) == 0:
         heading = "None of these tokens is clipped"
     elif len(together) >= FEW and (together < 0.5).mean() > 0.5:
         of_all = percent(float((pandas.concat([probabilities(update.tokens) for update in updates]) < 0.5).mean()))
         whose = " and ".join(update.setting.label for update, count in zip(updates, counts, strict=True) if count)
-        heading = (
-            f"{percent((together < 0.5).mean())} of the tokens that {whose} clipped had a probability below one half"
-        )
-        heading += f", of all tokens {of_all}"
+        share = percent((together < 0.5).mean())
+        heading = f"{share} of the tokens that {whose} clipped had a probability below one half, of all tokens {of_all}"
     elif len(updates) > 1:
         each = [f"{update.setting.label} clips {count}" for update, count in zip(updates, counts, strict=True)]
         heading = "Of these tokens " + ", ".join(each)
     else:
         heading = f"{counts[0]} of these {len(updates[0].tokens)} tokens are clipped"
-    top = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
+    top = _highest_ratio(updates)
     panels = [
         Panel(f"clipped_{index}", how_many(update), _clipped_text(update), _where_clipped(update, top))
         for index, update in enumerate(updates)
@@ -245,7 +251,7 @@ def entropies(updates: list[TracedUpdate]) -> Plate:
     """Probability against the policy's entropy, marked by what happened to each token."""
     together = pandas.concat([update.tokens for update in updates])
     correlation = float(probabilities(together).rank().corr(together.entropy.rank()))
-    clipped = together[together.event.isin([LOW, HIGH])]
+    clipped = together[is_clipped(together)]
     share, of_all = (
         float(((probabilities(some) < 0.5) & (some.entropy < together.entropy.median())).mean())
         for some in (clipped, together)
@@ -306,7 +312,7 @@ def contributions(updates: list[TracedUpdate]) -> Plate:
 
 
 def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
-    """Shares of mass and of tokens, split by the advantage's sign, a row a quarter of the probability."""
+    """Shares of mass and of tokens by the sign of the advantage, a row for each quarter of the probability."""
     quarter, mass = bin_of(tokens, QUARTERS), (tokens.weight * tokens.advantage).abs()
     columns = {}
     for name, sided in (("positive", tokens.advantage > 0), ("negative", tokens.advantage < 0)):
@@ -317,12 +323,12 @@ def _mass_by_quarter(tokens: pandas.DataFrame) -> pandas.DataFrame:
 
 def weights(updates: list[TracedUpdate]) -> Plate:
     """The gradient weight F over the ratio."""
-    # Up to rounding: a weight that is the ratio wherever it isn't 0 is PPO's clip.
+    # PPO's clip, up to rounding: the weight is the ratio wherever it is not 0.
     hard = all(
         numpy.isclose(update.tokens.weight, update.tokens.ratio, rtol=1e-4)[update.tokens.weight != 0].all()
         for update in updates
     )
-    right = max(1.5, *(min(3.0, float(update.tokens.ratio.max()) * 1.05) for update in updates))
+    right = _highest_ratio(updates)
     panels = []
     for index, update in enumerate(updates):
         drawing, (axes,) = figure(250, top=10)

@@ -1,4 +1,4 @@
-"""The traced tokens that a report shows: one update of one run a setting, and what happened to each token."""
+"""The traced tokens that a report shows: one update of one run of each setting, and what happened to each token."""
 
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -39,12 +39,12 @@ class TracedUpdate:
     """The tokens of one optimizer update that a run traced.
 
     Args:
-        setting: whose.
-        run: the first of its runs that wrote traces.
+        setting: that of the run.
+        run: the first run of the setting that wrote traces.
         step, update: which update.
-        tokens: a row a token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
+        tokens: a row for each token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
             `under_grpo`, what would have happened at its ratio with the bounds 0.8 and 1.2; both of EVENTS.
-        not_finite: how many tokens besides have a ratio, probability, advantage or weight that is not finite.
+        not_finite: how many further tokens have a ratio, probability, advantage or weight that is not finite.
         replayed: labels of other settings on these tokens, whose columns in `tokens` begin with `LABEL: `.
         replays: those over all updates of the step; None without any.
     """
@@ -60,9 +60,9 @@ class TracedUpdate:
 
 
 def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
-    """One update a setting: the last one that all traced settings traced and in which all have an advantage.
+    """One update of each setting: the last one that all of them traced and in which each has tokens with an advantage.
 
-    Without such an update, the last one that all traced, and where they share none, each setting's last one.
+    If there is no such update, the last one that all traced; if they share none, the last one of each setting.
 
     Args:
         settings: those without traces are left out.

@@ -1,7 +1,7 @@
 """verl's files of validations, written whole before the step that made them is logged.
 
-verl writes them line by line in a thread: a run that was killed left a part of one, and a checkpoint of its step, from
-which a resumed run doesn't validate again.
+verl writes them line by line in a thread. Without this, a killed run could leave a part of one and a checkpoint of the
+same step, from which a resumed run does not validate again.
 """
 
 import inspect
@@ -13,12 +13,12 @@ from typing import Any
 
 from wrapt import wrap_function_wrapper
 
-# In verl's modules of trainers.
+# The trainers' classes in verl's modules.
 TRAINERS = ("PPOTrainer", "RayPPOTrainer")
 
 
 def install(trainers: ModuleType) -> None:
-    """Wraps how the trainers in one of verl's modules write samples down."""
+    """Wraps how the trainers in one of verl's modules write their samples to files."""
     for name in TRAINERS:
         if hasattr(getattr(trainers, name, None), "_write_generations"):
             wrap_function_wrapper(trainers, f"{name}._write_generations", _whole_or_not_at_all)
@@ -26,7 +26,7 @@ def install(trainers: ModuleType) -> None:
 
 
 def _whole_or_not_at_all(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> None:
-    """`_write_generations` into a folder beside, from which the file then moves."""
+    """Runs `_write_generations` in a temporary folder, from which it moves the file to its place."""
     call = inspect.signature(wrapped).bind(*positional, **named)
     folder, name = Path(call.arguments["dump_path"]), f"{call.arguments['global_steps']}.jsonl"
     folder.mkdir(parents=True, exist_ok=True)
@@ -37,7 +37,7 @@ def _whole_or_not_at_all(wrapped: Any, _: Any, positional: tuple, named: dict[st
 
 
 def _waiting(wrapped: Any, trainer: Any, positional: tuple, named: dict[str, Any]) -> None:
-    """`_dump_generations`; for a validation it waits for the thread."""
+    """Runs `_dump_generations`, and for a validation waits for the thread that writes."""
     call = inspect.signature(wrapped).bind(*positional, **named)
     wrapped(*positional, **named)
     if call.arguments["dump_path"] == trainer.config.trainer.get("validation_data_dir"):

@@ -1,4 +1,4 @@
-"""Runs a command in the background of a progress display: its noise goes to a log, its children end with it."""
+"""Runs a command under a progress bar: its output goes to a log, and all its processes end with it."""
 
 import contextlib
 import os
@@ -25,10 +25,10 @@ SECONDS_TO_END = 15
 
 
 class Descendants:
-    """Every process that a process has started, also those that outlive their parents.
+    """Every process that a process has started, including those that outlive their parents.
 
     Ray's daemons start sessions of their own, and its workers overwrite their environment when they rename themselves,
-    so neither a process group nor a mark in the environment finds them all: the tree is looked at while it stands.
+    so neither a process group nor a mark in the environment finds them all: the tree is looked at while it exists.
     """
 
     def __init__(self, root: int):
@@ -36,8 +36,8 @@ class Descendants:
         self.seen: set[psutil.Process] = {self.root}
 
     def look(self) -> None:
-        """Remembers the processes that stand now, those below orphans included."""
-        # One pass over the machine's processes; psutil's own children() makes one for each process that it is asked of.
+        """Remembers the processes that exist now, including those below orphans."""
+        # One pass over the machine's processes; psutil's own children() would make one for each process in the tree.
         children: dict[int, list[psutil.Process]] = {}
         standing = []
         for process in psutil.process_iter(["ppid"]):
@@ -51,7 +51,7 @@ class Descendants:
             standing += found
 
     def end(self) -> None:
-        """Ends them all: politely, then by force."""
+        """Ends them all: first with SIGTERM, then with SIGKILL."""
         for end in (psutil.Process.terminate, psutil.Process.kill):
             self.look()
             living = [process for process in self.seen if process.is_running()]
@@ -64,7 +64,8 @@ class Descendants:
 def ending_signals() -> tuple[signal.Signals, ...]:
     """The signals that end a watched command: an interrupt, a request to end, the end of the terminal.
 
-    SIGINT also where it starts out ignored, as in a background job of a shell; SIGHUP not, as under nohup.
+    SIGINT does even if it is ignored at the start, as in a background job of a shell; SIGHUP then does not, as under
+    nohup.
     """
     hangs_up = signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN
     return (signal.SIGINT, signal.SIGTERM, *((signal.SIGHUP,) if hangs_up else ()))
@@ -73,11 +74,15 @@ def ending_signals() -> tuple[signal.Signals, ...]:
 def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path, label: str) -> int:
     """Runs a training command under a progress bar.
 
-    Whatever way it ends, an interrupt included, none of its processes is left; where this process is killed, the
-    command gets a SIGTERM.
+    However it ends, also by an interrupt, none of its processes is left. If this process is killed, the command gets a
+    SIGTERM.
 
     Args:
-        metrics: verl's file log, which the progress is read from.
+        command: the words of the command.
+        steps: training steps that it will make.
+        metrics: verl's file log, from which the progress is read.
+        log: file for the command's output.
+        label: what the progress bar calls the run.
 
     Returns:
         The command's exit code; 130 after an interrupt.
@@ -86,7 +91,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
 
     def interrupt(*_) -> None:
         nonlocal interrupted
-        # A second signal, as a shell that hands on a terminal's, must not cut the end short.
+        # A second signal, for instance from a shell that passes the terminal's on, must not cut the clean-up short.
         if not interrupted:
             interrupted = True
             raise KeyboardInterrupt
@@ -124,7 +129,7 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
 
 
 def show(progress: Progress, task, metrics: Path, label: str) -> None:
-    """Puts the last step and its reward into the progress bar; a log that cannot be read ends no training."""
+    """Puts the last step and its reward into the progress bar; a log that cannot be read does not end the training."""
     try:
         log = read_growing_log(metrics)
         # There is no file before the first step.

@@ -14,18 +14,19 @@ from verl_clipx.diagnostics.drawing import STYLE
 from verl_clipx.diagnostics.palette import INK, OTHERS, SOFT
 
 HIGHEST_RATIO = 2.5
-# Under the old policy; at the highest ratio the current one is still a probability.
+# Under the old policy; at the highest ratio, the current probability is still at most 1.
 PROBABILITIES = (0.1, 0.4)
 POINTS = 1001
 MOST_WEIGHT = 5.0
 
 
 def weights(method: Method, advantage: float, probability: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Ratios, and the gradient weight of a token at each, each a sequence of its own, (POINTS,) each.
+    """Ratios, and the gradient weight at each of a token that is a sequence by itself, (POINTS,) each.
 
     Args:
-        method: its adaptive bounds are those without any statistics: where a search starts, a bin without spread.
-        probability: of each token under the old policy.
+        method: bounds that adapt are those before any statistics: where a search starts, or a bin without spread.
+        advantage: that of each token.
+        probability: that of each token under the old policy.
     """
     ratio = torch.linspace(1e-3, HIGHEST_RATIO, POINTS, dtype=torch.float64)[:, None]
     old = torch.full_like(ratio, probability).log()
@@ -44,13 +45,14 @@ def weights(method: Method, advantage: float, probability: float) -> tuple[torch
 
 
 def draw_weights(method: Method, path: Path) -> None:
-    """Draws F over the ratio, a panel a sign of the advantage.
+    """Draws F over the ratio, one panel for each sign of the advantage.
 
     Args:
-        path: of the figure; its ending chooses the format, such as .svg or .png.
+        path: file of the figure; its ending chooses the format, such as .svg or .png.
 
     Raises:
-        ValueError: the ending is no format of Matplotlib.
+        OSError: the file cannot be written.
+        ValueError: the ending is not a format of Matplotlib.
     """
     with matplotlib.rc_context(STYLE):
         drawing = Figure(figsize=(10, 4.4))
@@ -60,7 +62,7 @@ def draw_weights(method: Method, path: Path) -> None:
             for probability, (ratio, weight), colour, dashes in list(
                 zip(PROBABILITIES, lines, OTHERS, ("-", (0, (4, 2))), strict=False)
             )[: 2 - same]:
-                # Where it jumps, no line.
+                # No line is drawn where the weight jumps.
                 jumps = numpy.abs(numpy.diff(weight, append=weight[-1])) > 0.05
                 label = f"old probability {probability:g}"
                 axes.plot(ratio, numpy.where(jumps, numpy.nan, weight), color=colour, ls=dashes, label=label)

@@ -8,11 +8,10 @@ from matplotlib.axes import Axes
 
 from verl_clipx.diagnostics.runs import Setting
 
-# A line of up to so many steps has a point for each; a longer one is drawn by windows, of which there are at most so
-# many.
+# A run of up to MOST_STEPS steps is drawn step by step, a longer one in at most MOST_WINDOWS windows of steps.
 MOST_STEPS = 120
 MOST_WINDOWS = 60
-# Up to so many points have a mark each, and bars an edge.
+# Up to this many points are marked one by one, and up to this many shares are drawn as separate bars.
 MOST_MARKS = 60
 
 LOW, MIDDLE, HIGH = 0.1, 0.5, 0.9
@@ -21,7 +20,7 @@ Values = TypeVar("Values", pandas.Series, pandas.DataFrame)
 
 
 def window_of(settings: Sequence[Setting]) -> int:
-    """How many steps a window of a page's figures has, one number for all of them; 1: every step is drawn."""
+    """How many steps each window has, the same in all figures of a page; 1: every step is drawn."""
     logs = [run.log.index for setting in settings for run in setting.runs]
     if max(map(len, logs)) <= MOST_STEPS:
         return 1
@@ -65,12 +64,12 @@ def curve(axes: Axes, values: pandas.Series, window: int, colour: str, **line) -
 
 
 def marks(values: pandas.Series, window: int) -> dict:
-    """How the points of a short line are marked; nothing for a long one."""
+    """Matplotlib's options for the points of a short line; none for a long one."""
     return {"marker": "o", "markersize": 3} if window == 1 and len(values) <= MOST_MARKS else {}
 
 
 def told(window: int) -> str:
-    """What a caption says about it."""
+    """What a caption says about the windows."""
     if window == 1:
         return "Each point is a step; nothing is smoothed. "
     return (

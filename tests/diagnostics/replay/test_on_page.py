@@ -42,7 +42,7 @@ def test_the_page_says_what_replay_says(run, tmp_path):
         lost = [token for token in one["tokens"] if token["change"] == "lost" and token["update"] == update]
         assert gone.sum() == len(lost)
         clipped = tokens[f"{one['setting']}: event"].isin(["low", "high"]).sum()
-        assert f"{one['setting']} · {clipped} clipped" in page
+        assert f"{clipped} under {one['setting']}" in page
     # The run's own setting does what the run did.
     assert tokens["grpo: event"].tolist() == tokens.event.tolist()
     assert tokens["acpo alpha=2: event"].tolist() != tokens.event.tolist()
@@ -60,7 +60,7 @@ def test_the_parameter_that_match_finds_is_on_the_page(run, tmp_path):
     page = (tmp_path / "out" / "report.html").read_text().replace("<wbr>", "").replace("\u202f", " ")
     assert f"The closest reachable clip_fraction to 0.04 is {match['reached']:.4g}, under {match['setting']}." in page
     assert f"to {match['beyond']:.4g} on the other side. Exact: every token of the step is traced." in page
-    assert match["low"] is None and f"{match['setting']} · " in page
+    assert match["low"] is None and f"under {match['setting']}" in page
     tokens = pandas.read_csv(tmp_path / "out" / "tokens.csv")
     assert f"{match['setting']}: weight" in tokens and "acpo alpha=2: weight" in tokens
     # Of all updates of the step, by the formulas.

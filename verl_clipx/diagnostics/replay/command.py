@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.markup import escape
 
 from verl_clipx.base.method import NODE
 from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.diagnostics.replay.match import Match, matched, target_of
 from verl_clipx.diagnostics.replay.measures import Replay, of_run, replay
 from verl_clipx.diagnostics.replay.output import (
@@ -27,7 +27,7 @@ from verl_clipx.diagnostics.sentences import Finding
 from verl_clipx.driver.candidates import Candidate, candidates_of
 from verl_clipx.driver.config import Settings, build
 
-# Keys of the node that say nothing of the loss on given tokens.
+# Keys of the node that do not change the loss on given tokens.
 NOT_OF_THE_LOSS = ("trace", "shadow", "update")
 
 
@@ -36,12 +36,11 @@ class Replayed:
     """A run's step under several settings.
 
     Args:
-        run: the run.
-        updates: of the step, its tokens by update.
+        updates: the updates of the step, with their tokens.
         of_run: what the run itself did.
         settings: what each setting would have done.
         target: the quantity to match and its value, or None.
-        matches: a setting's label, and what was found for it.
+        matches: the label of each matched setting, and what was found for it.
     """
 
     run: Run
@@ -51,18 +50,23 @@ class Replayed:
     target: tuple[str, float] | None
     matches: list[tuple[str, Match]]
 
+    @property
+    def exact(self) -> bool:
+        """Whether every token of the step is traced."""
+        return self.of_run.exact
+
 
 def replayed(path: Path, words: list[str], *, step: int | None = None, match: str | None = None) -> Replayed:
     """Replays settings on a run.
 
     Args:
         path: the run's folder or log.
-        words: as for `candidates_of`; none: the run's own setting.
+        words: as for `candidates_of`; without any, the run's own setting.
         step: as for `traced_step`.
         match: as for `target_of`, or None.
 
     Raises:
-        ValueError, OSError: the run has no traces that can be replayed, or a setting is wrong; says so.
+        OSError, ValueError: the run has no traces that can be replayed, or a setting is wrong; the message says which.
     """
     target = None if match is None else target_of(match)
     candidates = candidates_of(words)
@@ -87,7 +91,7 @@ def content_of(found: Replayed, tokens: int) -> dict[str, Any]:
     return {
         "run": found.run.name,
         "step": found.updates[0].step,
-        "exact": all(update.whole for update in found.updates),
+        "exact": found.exact,
         "of_run": as_json(found.of_run, 0),
         "settings": [as_json(one, tokens) for one in found.settings],
         "matches": [{"setting": label, **one._asdict()} for label, one in found.matches],
@@ -95,18 +99,27 @@ def content_of(found: Replayed, tokens: int) -> dict[str, Any]:
     }
 
 
-def print_replayed(console: Console, found: Replayed) -> None:
+def print_replayed(console: TerminalConsole, found: Replayed) -> None:
     """Prints a replay: lists, then what was matched, how near the run's own setting comes, and what is unknown."""
-    _print(console, found.run, found.updates, [found.of_run, *found.settings])
-    exact = all(update.whole for update in found.updates)
-    lines = [" ".join(said(label, one, *found.target, exact=exact)) for label, one in found.matches]
-    lines += [_agreement(one) for one in found.settings if one.against_run is not None]
+    replays = [found.of_run, *found.settings]
+    caption = "" if found.exact else "estimates, [95 % interval over prompts] where each update has five prompts"
+    console.print_line(heading_of(found.run.name, found.updates))
+    rows = [list(map(escape, row_of(one))) for one in replays]
+    print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
+    rows = [list(map(escape, by_probability_of(one))) for one in replays]
+    print_list(console, "clipped low / high by old probability", BY_PROBABILITY, rows)
+    lines = [" ".join(said(label, one, *found.target, exact=found.exact)) for label, one in found.matches]
+    lines += [
+        f"{one.label}: the run's own setting; its bounds are within {one.against_run:.1g} of those it trained with."
+        for one in found.settings
+        if one.against_run is not None
+    ]
     for line in [*lines, UNKNOWN]:
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+        console.print_line(line)
 
 
 def own_settings(run: Run) -> Settings | None:
-    """The settings that a run's record says it trained with; None where it says none, or of a loss that isn't here."""
+    """The settings that a run trained with, by its record; None if it names none, or a loss that is not here."""
     node: dict[str, Any] = {}
     for key, value in run.configuration.items():
         parts = key.split(".")
@@ -125,7 +138,11 @@ def own_settings(run: Run) -> Settings | None:
 def chosen_settings(
     candidates: list[Candidate], target: tuple[str, float] | None, own: Settings | None, updates: list[TracedTokens]
 ) -> Iterator[tuple[str, Settings, tuple[str, Match] | None]]:
-    """A label, the settings, and where a parameter was looked for what was found."""
+    """For each setting its label, itself, and if its parameter was looked for, the label again and what was found.
+
+    Raises:
+        ValueError: there is nothing to replay.
+    """
     if not candidates:
         if own is None or target is not None:
             raise ValueError(f"name what to replay, for example +{NODE}=acpo {NODE}.alpha=1,2.")
@@ -140,27 +157,13 @@ def chosen_settings(
         yield label, candidate.settings(chosen), (label, one)
 
 
-def _print(console: Console, run: Run, updates: list[TracedTokens], found: list[Replay]) -> None:
-    console.print(heading_of(run.name, updates), markup=False, highlight=False, soft_wrap=True)
-    caption = "" if found[0].exact else "estimates, [95 % interval over prompts] where each update has five prompts"
-    rows = [list(map(escape, row_of(one))) for one in found]
-    print_list(console, "what each would do to this run's tokens", HEADINGS, rows, caption)
-    rows = [list(map(escape, by_probability_of(one))) for one in found]
-    print_list(console, "clipped low / high by old probability", BY_PROBABILITY, rows)
-
-
-def _agreement(one: Replay) -> str:
-    """How near a replay of the run's own setting comes to what it trained."""
-    return f"{one.label}: the run's own setting; its bounds are within {one.against_run:.1g} of those it trained with."
-
-
 def said(label: str, one: Match, quantity: str, target: float, *, exact: bool) -> Finding:
     """What `--match` found.
 
     Args:
-        label: of the setting with the value that was found.
+        label: that of the setting with the value that was found.
         one: what was found.
-        quantity, target: from `target_of`.
+        quantity, target: as `target_of` returns them.
         exact: whether every token is traced.
     """
     if one.crossings == 0:

@@ -1,4 +1,4 @@
-"""A loss on traced tokens, by the functions that train."""
+"""A loss on traced tokens, computed by the functions that are used in training."""
 
 from typing import NamedTuple
 
@@ -19,8 +19,8 @@ class LossOnTokens(NamedTuple):
     """What a loss does to an update's tokens.
 
     Args:
-        trace: of each token, (sequences, length).
-        metrics: by the keys under which training logs them, as it would over these tokens.
+        trace: what it does to each token, (sequences, length).
+        metrics: the metrics over these tokens, by the keys under which training logs them.
     """
 
     trace: TokenTrace
@@ -28,13 +28,7 @@ class LossOnTokens(NamedTuple):
 
 
 def refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> str | None:
-    """Why a loss cannot be replayed on an update's tokens; None where it can.
-
-    Args:
-        settings: the loss.
-        own: that of the run, or None if unknown.
-        tokens: the update.
-    """
+    """Why a loss cannot be replayed on an update's tokens; None if it can. `own` is the run's, or None if unknown."""
     wanted = {*settings.method.asks_for, *(["entropy"] if settings.select is not None else [])}
     for name in (name for name in OPTIONAL if name in wanted and getattr(tokens.batch.inputs, name) is None):
         return f"{settings.method.name} needs {name}, which the trace has not for every token of step {tokens.step}."
@@ -54,14 +48,14 @@ def refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> s
 
 
 def kept(settings: Settings, own: Settings | None, tokens: TracedTokens) -> bool:
-    """Whether the decisions are those that the run itself took, where its tokens don't lead to them."""
+    """Whether a replay takes the decisions of the run itself, because its traced tokens do not determine them."""
     known = is_own(settings, own) and bool(tokens.decisions)
     of_other_tokens = tokens.decided_from in (DecidedFrom.LAGGED, DecidedFrom.SAMPLE)
     return known and (of_other_tokens or not tokens.whole)
 
 
 def is_own(settings: Settings, own: Settings | None) -> bool:
-    """Whether a loss is the run's own, as far as its tokens' gradient goes."""
+    """Whether a loss is the run's own, as far as it concerns the gradient of the tokens."""
     parts = ("method", "shaping", "select", "scope", "lagged_average")
     return own is not None and all(getattr(settings, name) == getattr(own, name) for name in parts)
 
@@ -70,10 +64,10 @@ def replayed(settings: Settings, own: Settings | None, tokens: TracedTokens, bat
     """A loss on tokens of an update.
 
     Args:
-        settings: the loss, not `refused`.
+        settings: the loss, which is not `refused`.
         own: that of the run, or None if unknown.
         tokens: the update.
-        batch: all its tokens, or a resample of them.
+        batch: all tokens of the update, or a resample of them.
     """
     with torch.no_grad():
         factor = factor_of(settings, batch)
@@ -106,7 +100,7 @@ def factor_of(settings: Settings, batch: TokenBatch) -> Tensor:
 def _one(
     settings: Settings, own: Settings | None, tokens: TracedTokens, inputs: Inputs, factor: Tensor, number: int | None
 ) -> tuple[TokenTrace, Tensor, dict[str, Tensor]]:
-    """The tokens' trace, their sums, and the metrics of the decision; `number` is of the micro-batch."""
+    """The tokens' trace, their sums, and the metrics of the decision; `number` is the micro-batch's."""
     method, shaping = settings.method, settings.shaping
     if kept(settings, own, tokens):
         decision = tokens.decisions[number if number is not None else next(iter(tokens.decisions))]
@@ -122,7 +116,7 @@ def _one(
 
 
 def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
-    """The statistics of the whole update, or, where the trace has a share of it, what they come to by that share."""
+    """The statistics of the whole update, extrapolated where the trace has only a share of its prompts."""
     closed_form = tokens.decided_from is DecidedFrom.RATIO_ONE and "entropy" not in settings.method.asks_for
     if closed_form and settings.scope == "mini_batch":
         inputs = inputs._replace(log_prob=inputs.old_log_prob)

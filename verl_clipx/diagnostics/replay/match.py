@@ -1,4 +1,4 @@
-"""Which value of a parameter brings a number of a replay where it is wanted."""
+"""Finds the value of a parameter at which a number of a replay reaches a target."""
 
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
@@ -12,13 +12,13 @@ from verl_clipx.diagnostics.replay.tokens import TokenBatch, TracedTokens
 from verl_clipx.driver.candidates import Candidate
 from verl_clipx.driver.config import Settings
 
-# Between the ends of the range the number is looked at here first, since it need not rise or fall all the way.
+# The number is first computed at this many points of the range, since it need not rise or fall all the way.
 POINTS = 17
 
-# The width of the range, halved so often, is a millionth of a millionth of it.
+# Halving the range this often leaves a millionth of a millionth of its width.
 HALVINGS = 40
 
-# Of each resample, whose place is needed to a part of the interval's width.
+# For a resample, a small part of the interval's width is precise enough.
 HALVINGS_OF_RESAMPLE = 9
 
 
@@ -27,10 +27,10 @@ class Match(NamedTuple):
 
     Args:
         parameter: the key under the clipx node.
-        value: of the parameter.
+        value: the parameter's value.
         reached: the number there.
-        crossings: how often the number passes the wanted one in the range; 0: never, and `value` comes nearest.
-        least, greatest: of the number in the range.
+        crossings: how often the number passes the target in the range; 0: never, and `value` comes nearest.
+        least, greatest: the least and the greatest number in the range.
         low, high: the ends of the value's 95 % interval over prompts; None where it is exact, or has none: fewer than
             five prompts in an update, or not one crossing. An end of the range stands for what lies beyond it.
         beyond: the number on the other side of the step at `value`; None where it never crosses.
@@ -67,7 +67,7 @@ def target_of(text: str) -> tuple[str, float]:
 def matched(
     candidate: Candidate, quantity: str, target: float, own: Settings | None, updates: Sequence[TracedTokens]
 ) -> Match:
-    """Finds the value of a candidate's one swept parameter at which a number is what is wanted.
+    """Finds the value of a candidate's one swept parameter at which a number reaches a target.
 
     Args:
         candidate: its swept parameter's least and greatest value are the range.
@@ -120,18 +120,18 @@ def matched(
 
 
 def crossing(parameter: str, number_at: Callable[[float], float], low: float, high: float, target: float) -> Match:
-    """Where a function of a parameter passes a number: the first place from below, by bisection.
+    """Where a function of a parameter passes a target: the first place from below, by bisection.
 
     Args:
         parameter: the key.
-        number_at: the function, of which any shape is allowed, steps too.
+        number_at: the function; it may have any shape, steps included.
         low, high: the range.
-        target: the number.
+        target: the number to pass.
     """
     points = numpy.linspace(low, high, POINTS)
     numbers = [number_at(point) for point in points]
     sides = numpy.sign(numpy.array(numbers) - target)
-    # From one point to the next the side changes; a point that meets the number by itself ends one.
+    # The points after which the side of the target changes; a point that meets the target itself ends a change.
     changes = [i for i in range(POINTS - 1) if sides[i] != sides[i + 1] and sides[i] != 0]
     least, greatest = min(numbers), max(numbers)
     nearest = int(numpy.abs(numpy.array(numbers) - target).argmin())
@@ -140,13 +140,13 @@ def crossing(parameter: str, number_at: Callable[[float], float], low: float, hi
         return Match(parameter, float(points[found]), numbers[found], int(sides[found] == 0), least, greatest)
     side, ends = sides[changes[0]], points[changes[0] : changes[0] + 2]
     left, right = _halved(lambda value: numpy.sign(number_at(value) - target) == side, *ends, HALVINGS)
-    # The number of finitely many tokens has steps: of both sides of one, the nearer.
+    # A number of finitely many tokens moves in steps: take the nearer side of the step.
     value, other = sorted((left, right), key=lambda end: abs(number_at(end) - target))
     return Match(parameter, float(value), number_at(value), len(changes), least, greatest, beyond=number_at(other))
 
 
 def _halved(is_left: Callable[[float], bool], left: float, right: float, times: int) -> tuple[float, float]:
-    """The ends of a range after halving it, towards where it stops being left of what is looked for."""
+    """The ends of a range after halving it towards the place where `is_left` stops holding."""
     for _ in range(times):
         middle = (left + right) / 2
         left, right = (middle, right) if is_left(middle) else (left, middle)

@@ -1,4 +1,4 @@
-"""The numbers of a replay: of one setting over the updates of a step, exact or with an interval."""
+"""The numbers of a replay of one setting over the updates of a step, exact or with an interval."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,16 +34,17 @@ class Replay:
     """A setting on the traced tokens of a step.
 
     Args:
-        label: of the setting.
+        label: the setting's.
         exact: whether the trace has every token of the step's updates.
         numbers: name to number: the metrics, means over the updates as training logs them; of QUANTITIES; `cosine` and
             `norm_ratio` of F * A over all tokens against the run's.
-        by_update: update to the same, without intervals.
+        by_update: update to the same numbers, without intervals.
         bounds: `low` and `high` to the least, the median and the greatest bound of a token.
-        clipped_by_probability: a quarter of the old probability's range each: share of its tokens in LN and in HP.
-        tokens: a row a token of all updates: what the setting does to it, and `change`, empty or REGAINED or LOST.
-        against_run: of the run's own setting, the largest difference of a bound from the one that the run trained
-            with, relative to it; else None.
+        clipped_by_probability: for each quarter of the old probability's range, the shares of tokens in LN and HP.
+        tokens: a row for each token of all updates: what the setting does to it, and `change`, which is empty, REGAINED
+            or LOST.
+        against_run: for the run's own setting, the largest difference of a bound from the one that the run trained
+            with, relative to it; None for others.
     """
 
     label: str
@@ -57,7 +58,7 @@ class Replay:
 
     @property
     def changed(self) -> pandas.DataFrame:
-        """The tokens that have a gradient under one of run and setting and none under the other."""
+        """The tokens that have a gradient either in the run or under the setting, but not in both."""
         return self.tokens[self.tokens.change != ""]
 
 
@@ -65,10 +66,10 @@ def replay(label: str, settings: Settings, own: Settings | None, updates: Sequen
     """Applies a loss to the tokens of a step's updates.
 
     Args:
-        label: of the setting.
+        label: what to call the setting.
         settings: the loss.
-        own: the run's, or None if unknown.
-        updates: of one step, at least one.
+        own: the run's own settings, or None if unknown.
+        updates: those of one step, at least one.
 
     Raises:
         ValueError: the trace lacks what the loss needs; names it.
@@ -130,7 +131,7 @@ def over_updates(measured: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def resampled(updates: Sequence[TracedTokens]) -> Iterator[list[TokenBatch]]:
-    """Tokens of the updates with their prompts drawn anew, of each update by itself; nothing with too few prompts."""
+    """The updates' tokens with prompts drawn anew, for each update by itself; nothing with too few prompts."""
     units = [int(update.batch.prompt.max()) + 1 for update in updates]
     if min(units) < FEWEST_UNITS:
         return
@@ -167,7 +168,7 @@ def _tokens(loss: LossOnTokens, update: TracedTokens) -> pandas.DataFrame:
         if name in ("low", "high", "bounded", "weight", "advantage"):
             table[name] = values[batch.whole].numpy()
     table["run_weight"] = update.table.weight
-    # Equal zeros: a token without an advantage has no gradient under any loss.
+    # A token without an advantage has no gradient under any loss, so it counts as unchanged.
     before = (batch.weighted != 0)[batch.whole].numpy()
     after = (table.weight * table.advantage).to_numpy() != 0
     after &= batch.inputs.mask[batch.whole].numpy()
@@ -183,7 +184,7 @@ def _as_traced(update: TracedTokens) -> pandas.DataFrame:
 
 
 def _ends(tokens: pandas.DataFrame) -> dict[str, tuple[float, float, float]]:
-    """The least, the median and the greatest of either bound."""
+    """The least, the median and the greatest value of each bound."""
     return {
         name: (float(tokens[name].min()), float(tokens[name].median()), float(tokens[name].max()))
         for name in ("low", "high")

@@ -1,4 +1,4 @@
-"""What a step's traced tokens say of the run itself, exact or with an interval over prompts; needs no torch."""
+"""What a step's traced tokens say about the run itself, exactly or with an interval over prompts; needs no torch."""
 
 import math
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ from verl_clipx.diagnostics.sentences import Finding
 REPLICATES = 200
 
 LOW, HIGH = "clipx/clip_fraction_low", "clipx/clip_fraction_high"
-# What the clipped tokens would have of the gradient's mass at the weight r that other tokens have.
+# The share of the gradient's mass that the clipped tokens would have with the weight r of the other tokens.
 TAKEN = "clipped_mass"
 
 
@@ -25,7 +25,7 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
 
     Args:
         tables: the traced tokens of each update, fields as in `traces.SCHEMA`.
-        whole: whether these are all tokens; else each number has an interval, if each update has five prompts.
+        whole: whether these are all tokens; if not, numbers have intervals, provided each update has five prompts.
     """
     sums = [_by_prompt(table) for table in tables]
     found = _numbers([of_update.sum(0) for of_update in sums])
@@ -41,11 +41,11 @@ def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[s
 
 
 def what_clipping_took(run: Run, step: int) -> Finding | None:
-    """How much of a traced step's gradient the clip removed; None where it removed nothing or numbers are not finite.
+    """How much of a traced step's gradient the clip removed; None if it removed nothing or numbers are not finite.
 
     Args:
-        run: with traces of the step.
-        step: which.
+        run: one with traces of the step.
+        step: the step.
     """
     places = sorted({shard.update for shard in run.shards if shard.step == step})
     shards = [[one for one in run.shards if (one.step, one.update) == (step, update)] for update in places]
@@ -73,12 +73,12 @@ def how_exact(number: Number, *, whole: bool) -> str:
     return "Estimates from a part of the prompts, with 95\u202f% intervals over prompts."
 
 
-# Columns of the sums of a prompt.
+# The columns of a prompt's sums.
 TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
 
 
 def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
-    """A row a prompt: tokens, those in LN and in HP, gradient mass by sign, and what the clipped would have: (n, 6)."""
+    """A row for each prompt, (n, 6): all tokens, those in LN and in HP, mass by sign, mass that the clip took."""
     mass, advantage = (table.weight * table.advantage).abs(), table.advantage
     of_clip = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
     columns = [
@@ -93,7 +93,7 @@ def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
 
 
 def _numbers(sums: Sequence[numpy.ndarray]) -> dict[str, float]:
-    """From the sums of each update."""
+    """The shares, from the sums of each update."""
     total = numpy.sum(sums, axis=0)
     kept = total[POSITIVE] + total[NEGATIVE]
     return {

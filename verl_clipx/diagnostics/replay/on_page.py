@@ -1,4 +1,4 @@
-"""Settings replayed for the report's page: a table, and what each would do to the tokens that are shown one by one."""
+"""Replays settings for the report's page: a table, and what each would do to the tokens that are shown one by one."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -17,27 +17,36 @@ from verl_clipx.diagnostics.sentences import Finding
 from verl_clipx.diagnostics.traced import ReplayTable, TracedUpdate, events
 from verl_clipx.driver.candidates import candidates_of
 
-# Of HEADINGS, those that fit the page.
+# Which of HEADINGS fit the page.
 COLUMNS = (0, 1, 2, 3, 5, 7, 8)
 
 
 def with_replays(
-    update: TracedUpdate, words: Sequence[str], matches: Sequence[str]
-) -> tuple[TracedUpdate, list[Finding]]:
-    """Adds to a traced update what other settings would have done.
+    updates: Sequence[TracedUpdate], words: Sequence[str], matches: Sequence[str]
+) -> tuple[list[TracedUpdate], list[Finding]]:
+    """Adds to the traced updates of a page what other settings would have done.
 
     Args:
-        update: the page's of a run.
+        updates: one of each run with traces.
         words: as for `candidates_of`.
         matches: each a quantity with its number, as for `target_of`, and then a method with one parameter's range.
 
     Returns:
-        The update with a table of the settings over all updates of the step, and columns `LABEL: low`, `high`,
+        The updates, each with a table of the settings over all updates of its step, and columns `LABEL: low`, `high`,
         `weight`, `region` and `event` for each; and what they would have done, in sentences.
 
     Raises:
-        ValueError: a word or a setting is wrong, or the trace can't be replayed; says so.
+        ValueError: no run has traces, a word or a setting is wrong, or a trace cannot be replayed; says which.
     """
+    if not updates:
+        raise ValueError("--replay, --match: none of these runs has traces. Train with +clipx/trace=prompts.")
+    found = [_with_replays(update, words, matches) for update in updates]
+    return [update for update, _ in found], [finding for _, told in found for finding in told]
+
+
+def _with_replays(
+    update: TracedUpdate, words: Sequence[str], matches: Sequence[str]
+) -> tuple[TracedUpdate, list[Finding]]:
     updates = traced_step(update.run, update.step)
     if update.not_finite or update.update not in {one.update for one in updates}:
         raise ValueError(f"--replay: {update.run.name} traced values that are not finite in step {update.step}.")
@@ -57,7 +66,7 @@ def with_replays(
 
 
 def _kept(one: Replay, of_this: Replay, update: TracedUpdate) -> Finding:
-    """Which tokens that the run clipped keep a gradient under a setting, and what that would clip."""
+    """How many tokens that the run clipped keep a gradient under a setting, which ones, and what that would clip."""
     regained = one.changed[one.changed.change == REGAINED]
     without = int(((of_this.tokens.weight == 0) & (of_this.tokens.advantage != 0)).sum())
     clipped = f"It would clip {percent(one.numbers[LOW])} low and {percent(one.numbers[HIGH])} high"
@@ -78,17 +87,3 @@ def _columns(found: Replay, update: int) -> pandas.DataFrame:
     columns = {name: tokens[name] for name in ("low", "high", "weight")} | {"region": regions}
     columns["event"] = events(tokens.advantage.where(tokens.counts, 0.0), regions, tokens.weight, tokens.ratio)
     return pandas.DataFrame(columns).add_prefix(f"{found.label}: ")
-
-
-def replayed_all(
-    updates: Sequence[TracedUpdate], words: Sequence[str], matches: Sequence[str]
-) -> tuple[list[TracedUpdate], list[Finding]]:
-    """`with_replays` of each update.
-
-    Raises:
-        ValueError: as `with_replays`; or no run has traces.
-    """
-    if not updates:
-        raise ValueError("--replay, --match: none of these runs has traces. Train with +clipx/trace=prompts.")
-    found = [with_replays(update, words, matches) for update in updates]
-    return [update for update, _ in found], [finding for _, told in found for finding in told]

@@ -10,7 +10,7 @@ from verl_clipx.base.shared_metrics import QUARTILES
 from verl_clipx.diagnostics.replay.measures import HIGH, LOST, LOW, REGAINED, Replay
 from verl_clipx.diagnostics.replay.numbers import percent, plain
 
-# Words of changed tokens that the terminal shows a setting.
+# How many words of changed tokens the terminal shows for each setting.
 WORDS = 6
 HEADINGS = (
     "setting",
@@ -24,7 +24,7 @@ HEADINGS = (
     "lost",
 )
 
-# What no replay knows.
+# What no replay can say.
 UNKNOWN = (
     "What the policy would have become is not known: after its first own update another method has other weights, "
     "samples other tokens and meets other ratios. Each row is that method's step on this run's tokens."
@@ -77,12 +77,12 @@ def words_of(tokens: pandas.DataFrame) -> str:
 
 
 def visible(text: str) -> str:
-    """A token's text without breaks and blanks, which would break a cell."""
+    """A token's text with signs for line ends and blanks, at which a cell would break."""
     return text.replace("\n", "⏎").replace("\t", "⇥").replace(" ", "␣") or "∅"
 
 
 def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
-    """Everything of a replay for other programs; `most_tokens` of the tokens whose gradient appears or goes."""
+    """A whole replay for other programs, with at most `most_tokens` of the tokens whose gradient appears or goes."""
     changed = replay.changed.head(most_tokens)
     fields = ["update", "prompt", "sample", "position", "text", "change", "ratio", "low", "high", "advantage"]
     return {
@@ -103,7 +103,7 @@ def as_json(replay: Replay, most_tokens: int) -> dict[str, Any]:
 
 
 def heading_of(run: str, updates: Sequence[Any]) -> str:
-    """What the replay is of."""
+    """What was replayed: the run, the step, and how many tokens of how many prompts."""
     tokens = sum(len(update.table) for update in updates)
     prompts = len({name for update in updates for name in update.table.prompt})
     traced = f"{run}, step {updates[0].step}, {len(updates)} updates: {tokens} tokens of {prompts} prompts, "

@@ -12,19 +12,19 @@ from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import Shard, UpdateFacts, is_whole, read_facts, read_shards
 from verl_clipx.diagnostics.runs import Run
 
-# What the loss computes from; a token that has none of these finite would have made verl skip the update.
+# What the loss computes from; verl would have skipped an update with a value here that is not finite.
 FINITE = ("log_prob", "old_log_prob", "unshaped_advantage", "weight", "advantage")
 
 
 @dataclass(frozen=True)
 class TokenBatch:
-    """An update's traced tokens, padded, whole responses.
+    """The traced tokens of an update as padded whole responses.
 
     Args:
-        inputs: as the loss gets them: advantages before shaping, the mask without what bypass mode rejected; the
-            optional fields None where the trace has none.
+        inputs: as the loss gets them: advantages before shaping, and a mask without what bypass mode rejected; optional
+            fields are None if the trace lacks them.
         whole: the mask with what was rejected, bool, (sequences, length).
-        correction: of the rollout, a factor on F, (sequences, length), or None.
+        correction: factor on F by which rollout correction changes it, (sequences, length), or None.
         weighted: F * A of the run, (sequences, length).
         micro_batch: number of each sequence's micro-batch over all ranks, int64, (sequences,); None if unknown.
         prompt: number of each sequence's prompt, from 0, int64, (sequences,).
@@ -38,7 +38,7 @@ class TokenBatch:
     prompt: Tensor
 
     def rows(self, chosen: Tensor) -> "TokenBatch":
-        """Some of its sequences, int64, in their order; one may come several times."""
+        """The chosen sequences, in the order of their numbers in `chosen`, int64; a number may come several times."""
 
         def of(values: Tensor | None) -> Tensor | None:
             return None if values is None else values[chosen]
@@ -53,12 +53,12 @@ class TracedTokens:
 
     Args:
         step, update: which.
-        table: a row a token, as `traces.SCHEMA` says, in the order of the batch's mask.
-        batch: the same as tensors.
+        table: a row for each token, as `traces.SCHEMA` says, in the order of the batch's mask.
+        batch: the same tokens as tensors.
         whole: whether the trace has every token of the update.
-        share: of the prompts that the trace has; None if unknown.
+        share: the share of the prompts that is traced; None if unknown.
         decided_from: the tokens that the run's bounds were decided from, or None if unknown.
-        decisions: number of a micro-batch, as in `TokenBatch`, to what the run's method decided for it.
+        decisions: a micro-batch's number, as in `TokenBatch`, to what the run's method decided for it.
     """
 
     step: int
@@ -75,8 +75,8 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
     """The updates of a step that a run traced.
 
     Args:
-        run: with its traces.
-        step: None: the last one in which a traced token has an advantage, or else the last one.
+        run: the run.
+        step: the step; None: the last one in which a traced token has an advantage, or else the last one.
 
     Returns:
         Those whose numbers are finite.
@@ -138,9 +138,9 @@ def _decisions(
 
 
 def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], int]]:
-    """The tokens as tensors, and the number of each rank's micro-batches."""
+    """The tokens as tensors, and the numbers of micro-batches by rank and place on it."""
     same = table[["rank", "micro_batch", "prompt", "sample"]].fillna(-1)
-    # Equal prompts of a rollout batch have the same name and may have the same sample's number.
+    # Equal prompts in a rollout batch have the same name, and their samples may have the same numbers.
     first = same.ne(same.shift()).any(axis=1) | (table.position <= table.position.shift(fill_value=-1))
     row = first.cumsum().to_numpy() - 1
     column = numpy.arange(len(table)) - numpy.flatnonzero(first)[row]
