@@ -199,7 +199,7 @@ def test_every_part_is_used():
     pending = list(used)
     while pending:
         path = pending.pop()
-        for entry in origins._read(path).defaults:
+        for entry in origins._read(path)[0].defaults:
             if entry != "_self_" and (child := origins._path_of(entry, path)) not in used:
                 used.add(child)
                 pending.append(child)

@@ -16,8 +16,10 @@ from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.methods import BUILT_IN, METHODS, Method
 
-# Of the same arithmetic in another order, float32; of float32 and float64.
-SAME, ROUNDING = 1e-5, 1e-4
+# Tolerance for the same arithmetic in another order, in float32.
+SAME = 1e-5
+# Tolerance between float32 and float64.
+ROUNDING = 1e-4
 CALLS = 10
 # After these no further loss is begun: the command promises less than ten minutes.
 SECONDS = 540
