@@ -43,7 +43,11 @@ TRACED = [1, 4]
 
 
 def relative_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Return the norm of the difference of two gradients, relative to the expected one, over the weights it names."""
+    """Return the norm of the difference of two gradients, relative to the norm of the expected one.
+
+    Args:
+        found, expected: gradients by weight name; weights that `expected` lacks do not count.
+    """
     differences = [found[name].double() - value for name, value in expected.items()]
     return norm(differences) / norm(expected.values())
 
