@@ -114,7 +114,7 @@ def keeps_not_finite(functions: TokenFunctions, inputs: Inputs) -> bool:
 
 
 def costs(functions: TokenFunctions, inputs: Inputs) -> dict[str, float]:
-    """Return a call's milliseconds; on a GPU also its peak memory in MiB beyond the inputs, and its number of kernels."""
+    """Return a call's milliseconds; on a GPU also its peak memory beyond the inputs, in MiB, and its kernels."""
     on_gpu = inputs.mask.is_cuda
     gradient(functions, inputs)
     if on_gpu:
