@@ -1,6 +1,5 @@
 """A table's footnotes: those derived from its fields and presets, and those written by hand in its definition."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -104,7 +103,7 @@ def questions(table: Table) -> Iterator[Footnote]:
         if "origin" not in settings:
             continue
         kind, text = split_origin(settings["origin"])
-        columns = [column.name for column in table.columns if name in _benchmarks(table, column)]
+        columns = [column.name for column in table.columns if _uses(table, column, name)]
         if kind != "paper":
             yield Footnote(f"Questions{_chosen(kind)}: {text}.", columns=tuple(columns))
 
@@ -162,7 +161,8 @@ def choices_of_presets(table: Table) -> Iterator[Footnote]:
     for source, _ in table.sources():
         for origin in _origins(source.preset):
             if origin.kind == "choice" and _is_the_papers_own(origin):
-                values[origin.key] |= dict.fromkeys(_short(origin))
+                value = "null" if origin.value is None else str(origin.value)
+                values[origin.key] |= {value: None} if len(value) <= LONGEST_VALUE else {}
     parts = [f"`{key}`{' ' * bool(found)}{' or '.join(sorted(found))}" for key, found in values.items()]
     if parts:
         yield Footnote(f"Training. This project's choice: {_listed(parts)}; `clipx recipe show` says why.")
@@ -209,24 +209,18 @@ def _setting(table: Table, key: str) -> str:
     return key.replace("_", "-") + (f" {values.pop()}" if len(values) == 1 else "")
 
 
-def _short(origin: Origin) -> list[str]:
-    """Return a value, unless it is too long to be repeated."""
-    value = "null" if origin.value is None else str(origin.value)
-    return [value] if len(value) <= LONGEST_VALUE else []
-
-
 def _has_two_passes(preset: str) -> bool:
     return lopti_passes(values_of(preset)) == 2
 
 
-def _benchmarks(table: Table, column: Column) -> set[str]:
-    names = {name for row in table.rows for name in table.benchmarks_of(row, column)}
-    return names | {column.measure.get(VALIDATION)}
+def _uses(table: Table, column: Column, benchmark: str) -> bool:
+    evaluated = any(benchmark in table.benchmarks_of(row, column) for row in table.rows)
+    return evaluated or column.measure.get(VALIDATION) == benchmark
 
 
 def _draws_with_replacement(table: Table, column: Column) -> bool:
     measures = [table.measure_of(row, column) for row in table.rows]
-    return any(BENCHMARK in how and re.match("best@", how["metric"]) for how in measures)
+    return any(BENCHMARK in how and how["metric"].startswith("best@") for how in measures)
 
 
 def _grouped(pairs: Iterable[tuple]) -> Iterator[tuple]:

@@ -1,7 +1,7 @@
 """Where each value of a preset comes from: the comment above it in the file or table that sets it last."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.reproduction.rows import SELF, Setting, entry_at, settings_of, table_file
+from verl_clipx.reproduction.rows import SELF, Entry, entry_at, settings_of, table_file
 
 LABELS = {
     "paper": "the paper",
@@ -81,7 +81,7 @@ def groups_of(name: str) -> list[str]:
     """
     return [
         f"{group.removeprefix('/')}={option}"
-        for entry in _read(f"recipe/{name}").defaults
+        for entry in _read(f"recipe/{name}")[0].defaults
         if isinstance(entry, dict)
         for group, option in entry.items()
     ]
@@ -89,21 +89,14 @@ def groups_of(name: str) -> list[str]:
 
 def title_of(name: str) -> str:
     """Returns the first line of the comment above a preset: the table's row that it trains."""
-    return _read(f"recipe/{name}").head
-
-
-@dataclass(frozen=True)
-class _Part:
-    head: str
-    defaults: tuple[Any, ...]
-    leaves: tuple[Origin, ...]
+    return _read(f"recipe/{name}")[0].title
 
 
 def _merged(path: str) -> Iterator[Origin]:
-    part = _read(path)
+    part, file = _read(path)
     for entry in part.defaults:
         if entry == SELF:
-            yield from part.leaves
+            yield from (Origin(one.key, one.value, *_label(one.comment, file), file) for one in part.settings)
         else:
             yield from _merged(_path_of(entry, path))
 
@@ -119,15 +112,16 @@ def _path_of(entry: Any, path: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _read(path: str) -> _Part:
+def _read(path: str) -> tuple[Entry, str]:
+    """A part of a preset, and the file or table that it is in, from the configs folder on."""
     entry = entry_at(path)
-    if entry is None:
-        return _read_file(f"{path}.yaml")
-    file = table_file(path.split("/")[1])
-    return _Part(entry.title, entry.defaults, _leaves(entry.settings, file))
+    if entry is not None:
+        return entry, table_file(path.split("/")[1])
+    file = f"{path}.yaml"
+    return _read_file(file), file
 
 
-def _read_file(file: str) -> _Part:
+def _read_file(file: str) -> Entry:
     path = configs_folder() / file
     if not path.is_file():
         raise FileNotFoundError(f"{file} is not in {configs_folder()}.")
@@ -140,11 +134,7 @@ def _read_file(file: str) -> _Part:
         raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is clear.")
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
     head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
-    return _Part(head, defaults, _leaves(settings_of(root, values, lines) if values else (), file))
-
-
-def _leaves(settings: Iterable[Setting], file: str) -> tuple[Origin, ...]:
-    return tuple(Origin(one.key, one.value, *_label(one.comment, file), file) for one in settings)
+    return Entry(head, defaults, tuple(settings_of(root, values, lines)) if values else ())
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:

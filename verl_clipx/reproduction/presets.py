@@ -2,14 +2,11 @@
 would."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import PurePosixPath
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.reproduction.origins import groups_of, read_origins, title_of
+from verl_clipx.reproduction.origins import read_origins
 from verl_clipx.reproduction.rows import preset_names
 
 PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
@@ -71,49 +68,9 @@ def lopti_passes(config: DictConfig) -> int:
     return 2 if OmegaConf.select(config, "clipx.update.order") in ("low_first", "high_first") else 1
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A preset in one line.
-
-    Args:
-        model: last part of the model's name; empty if the preset leaves it to verl.
-        data: training set, as `clipx data list` calls it; empty if the preset leaves it to verl.
-        updates: optimizer steps that a rollout batch gets; None if the preset leaves them to verl.
-    """
-
-    name: str
-    groups: tuple[str, ...]
-    model: str
-    data: str
-    updates: int | None
-    row: str
-
-
 def values_of(name: str) -> DictConfig:
     """What a preset's own parts set, without verl's defaults, interpolations unresolved."""
     values = OmegaConf.create()
     for origin in read_origins(name).values():
         OmegaConf.update(values, origin.key, origin.value, force_add=True)
     return values
-
-
-def summary_of(name: str) -> Summary:
-    """A preset's summary from its own parts, without verl."""
-    values = values_of(name)
-    complete = all(
-        OmegaConf.select(values, key) is not None
-        for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
-    )
-    return Summary(
-        name,
-        tuple(groups_of(name)),
-        PurePosixPath(_text(values, "actor_rollout_ref.model.path")).name,
-        PurePosixPath(_text(values, "data.train_files")).parent.name,
-        updates_per_rollout(values) if complete else None,
-        title_of(name),
-    )
-
-
-def _text(values: DictConfig, key: str) -> str:
-    value: Any = OmegaConf.select(values, key)
-    return value if isinstance(value, str) else ""

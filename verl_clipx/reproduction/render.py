@@ -55,8 +55,7 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
         return tuple(mark for note, mark in marked.items() if name in getattr(note, where))
 
     def row_of(row: Row) -> list[Cell]:
-        found = [cells.get((row.name, column.name), {}) for column in table.columns]
-        return [_cell(table, row, column, cell, per_cell) for column, cell in zip(table.columns, found, strict=True)]
+        return [_cell(table, row, one, cells.get((row.name, one.name), {}), per_cell) for one in table.columns]
 
     return Page(
         title=table.title,
@@ -81,8 +80,7 @@ def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, 
 
 
 def _cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], per_cell: bool) -> Cell:
-    digits = table.digits if column.digits is None else column.digits
-    expected = table.expected(row, column)
+    digits, expected = table.digits_of(column), table.expected(row, column)
     if "mean" not in cell:
         return Cell(printed(expected, digits), "")
     measured = printed(cell["mean"], digits)
@@ -106,8 +104,7 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
     ]
     lines = [f"{table.source}. {table.metric[0].upper()}{table.metric[1:]} ({unit})."]
     measured = [cell for cell in cells if "mean" in cell]
-    has_expected = any(row.expected for row in table.rows)
-    if has_expected:
+    if any(row.expected for row in table.rows):
         lines.append(
             "Each cell: the paper's number; below it the measured one with its 95 % interval and the difference."
             if measured
@@ -115,8 +112,7 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
         )
     elif not measured:
         lines.append("Nothing has been measured.")
-    kinds = [cell["interval"] for cell in measured]
-    counts = Counter((len(cell["seeds"]), kind) for cell, kind in zip(measured, kinds, strict=True) if kind)
+    counts = Counter((len(cell["seeds"]), cell["interval"]) for cell in measured if cell["interval"])
     for (seeds, kind), number in sorted(counts.items()):
         how = {"questions": "Student's, over questions", "seeds": f"Student's, over {_seeds(seeds)}"}.get(
             kind, f"Clopper and Pearson's, exact, of the share of {_seeds(seeds)} that collapsed"

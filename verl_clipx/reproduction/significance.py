@@ -19,7 +19,7 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.reproduction.measures import Value
 from verl_clipx.reproduction.page import Cell, Page, printed
-from verl_clipx.reproduction.tables_definition import Row, Table
+from verl_clipx.reproduction.tables_definition import Column, Row, Table
 
 WHICH = ("row", "baseline", "column")
 """What a written comparison has beside its own fields."""
@@ -80,19 +80,18 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
     columns = [column for column in table.columns if any(key[1] == column.name for key in found)]
     rows = [row for row in table.rows if any(key[0] == row.name for key in found)]
 
-    def text(row: Row, name: str, digits: int) -> Cell:
-        one = found.get((row.name, name))
+    def text(row: Row, column: Column) -> Cell:
+        one = found.get((row.name, column.name))
         if one is None:
             return Cell("", "")
-        difference = _difference(one, digits)
+        difference = _difference(one, table.digits_of(column))
         # What a format prints in bold is what is significant here.
         return Cell(difference, "") if one.verdict in (None, ALIKE) else Cell("", difference)
 
-    digits = {column.name: table.digits if column.digits is None else column.digits for column in columns}
     return Page(
         title=f"{table.title}: differences from the baseline",
         head=[(column.name, ()) for column in columns],
-        rows=[(row.name, (), [text(row, column.name, digits[column.name]) for column in columns]) for row in rows],
+        rows=[(row.name, (), [text(row, column) for column in columns]) for row in rows],
         below=_below(found.values(), (one["baseline"] for one in results["comparisons"])),
         footnotes=[],
     )

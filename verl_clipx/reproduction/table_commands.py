@@ -122,12 +122,10 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
         hours = (before + len(trainings) * table.seconds_per_run) / 3600
         each = f"{table.seconds_per_run} s each with evaluation"
         return f"{len(trainings)} trainings, about {hours:.1f} h: {before} s of preparation, then {each}."
-    try:
-        from verl_clipx.reproduction.cost.assumptions import GPUS
-        from verl_clipx.reproduction.cost.estimate import estimate
-        from verl_clipx.reproduction.presets import compose_preset
-    except ImportError:
-        return f"{len(trainings)} trainings; no estimate."
+    from verl_clipx.reproduction.cost.assumptions import GPUS
+    from verl_clipx.reproduction.cost.estimate import estimate
+    from verl_clipx.reproduction.presets import compose_preset
+
     gpu = GPUS.get(places.hardware.split("x")[0])
     if gpu is None:
         return f"{len(trainings)} trainings; no estimate for +hardware={places.hardware}."
@@ -248,12 +246,13 @@ def render(
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx table collect {name}`")
     with failing():
-        found = read_json_object(path, {"definition": str}) if path.exists() else None
-        if found is not None and found["definition"] != hash_of_definition(table):
-            raise ValueError(
-                f"{path}: the table's definition has changed since then. Run `clipx table collect {name}` again"
-            )
-        if found is not None:
+        found = None
+        if path.exists():
+            found = read_json_object(path, {"definition": str})
+            if found["definition"] != hash_of_definition(table):
+                raise ValueError(
+                    f"{path}: the table's definition has changed since then. Run `clipx table collect {name}` again"
+                )
             check_shape(path, found, RESULTS)
         if as_json:
             if out is not None or markup != "markdown":
@@ -261,7 +260,11 @@ def render(
             print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
             return
         if markup in CURVE_FORMATS:
-            content = _curves(table, found, markup, path)
+            if found is None:
+                raise ValueError(f"--format {markup}: {path} does not exist. Run `clipx table collect {name}` first")
+            from verl_clipx.reproduction.curves import write_curves
+
+            content = write_curves(table, found, markup)
         else:
             content = render_table(table, found, markup).encode()
         if out is not None:
@@ -271,14 +274,6 @@ def render(
             raise ValueError("--format png: name a file with --out")
         else:
             typer.echo(content, nl=False)
-
-
-def _curves(table: "Table", results: dict | None, markup: str, path: Path) -> bytes:
-    from verl_clipx.reproduction.curves import write_curves
-
-    if results is None:
-        raise ValueError(f"--format {markup}: {path} does not exist. Run `clipx table collect {table.name}` first")
-    return write_curves(table, results, markup)
 
 
 def default_results(runs: Path, name: str) -> Path:

@@ -217,7 +217,9 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
         try:
             # What an earlier start left is not this one's.
             last_look = started
-            while not _ended(process):
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(SECONDS_BETWEEN_LOOKS)
                 run, written = RunFolder(job.folder), _written(job.folder / "metrics.jsonl")
                 if job.kind == TRAIN and run.is_trained and written > last_look:
                     last_look = written
@@ -247,14 +249,6 @@ def _interruptible() -> Iterator[None]:
     finally:
         for number, handler in previous.items():
             signal.signal(number, handler)
-
-
-def _ended(process: subprocess.Popen) -> bool:
-    try:
-        process.wait(SECONDS_BETWEEN_LOOKS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
 
 
 def _written(path: Path) -> float:

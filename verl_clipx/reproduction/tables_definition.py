@@ -228,6 +228,10 @@ class Table:
         name = row.baseline or self.baseline
         return None if name == row.name else name
 
+    def digits_of(self, column: Column) -> int:
+        """How many digits after the decimal point a column's numbers have."""
+        return self.digits if column.digits is None else column.digits
+
     def expected(self, row: Row, column: Column) -> float | None:
         """The paper's number."""
         return row.expected[self.columns.index(column)] if row.expected else None

@@ -63,9 +63,8 @@ def rows(
         raise ValueError(f"count={count!r} is below 1; verl cannot load an empty file")
     rng = random.Random(f"wording-{split}-{seed}")
     for index, puzzle in enumerate(_mixed({size: count for size in people}, seed, split, OPERATORS)):
-        worded = word_puzzle(puzzle, rng)
-        truth = word_solution(puzzle.solution, worded.names)
-        yield _row(puzzle, build_chat_prompt(worded.problem), truth, split, index)
+        problem, names = word_puzzle(puzzle, rng)
+        yield _row(puzzle, build_chat_prompt(problem), word_solution(puzzle.solution, names), split, index)
 
 
 def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) -> Iterator[Row]:

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.statement import Statement
@@ -38,22 +37,14 @@ SAYINGS = (
 _JOINED = {"and": "{0} and {1}", "or": "{0} or {1}", "if": "If {0} then {1}", "iff": "{0} if and only if {1}"}
 
 
-@dataclass(frozen=True)
-class WordedPuzzle:
-    """A puzzle as people read it."""
-
-    problem: str
-    """The question in English."""
-
-    names: tuple[str, ...]
-    """What each person is called."""
-
-
-def word_puzzle(puzzle: Puzzle, rng: random.Random) -> WordedPuzzle:
+def word_puzzle(puzzle: Puzzle, rng: random.Random) -> tuple[str, tuple[str, ...]]:
     """Name the people, and write what they say.
 
     Args:
         puzzle: a puzzle of at most as many people as there are `NAMES`.
+
+    Returns:
+        The question in English, and the name of each person.
     """
     names = tuple(rng.sample(NAMES, len(puzzle.statements)))
     said = " ".join(
@@ -62,7 +53,7 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> WordedPuzzle:
     )
     inhabitants = f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}."
     (message,) = template_named("kk_puzzle").render(puzzle=f"{inhabitants} {said}")
-    return WordedPuzzle(message["content"], names)
+    return message["content"], names
 
 
 def word_statement(statement: Statement, names: Sequence[str]) -> str:

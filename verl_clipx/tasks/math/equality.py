@@ -104,12 +104,9 @@ def _decide(
 
 def _compare_leniently(answer: str, gold: str) -> bool | _Pair | None:
     """Return the verdict on two cleaned answers as training counts, or the pair for math-verify to decide."""
-    if not answer or not gold:
-        return False
-    if canonical(answer) == canonical(gold):
-        return True
-    if _are_words(answer, gold):
-        return canonical(answer).casefold() == canonical(gold).casefold()
+    verdict = _compare_as_text(answer, gold)
+    if verdict is not None:
+        return verdict
     if _SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold):
         return False
     if _gives_another(answer, gold) or _magnitudes(answer) != _magnitudes(gold):
@@ -132,12 +129,9 @@ def _compare_leniently(answer: str, gold: str) -> bool | _Pair | None:
 
 def _compare_conservatively(answer: str, gold: str) -> bool | _Pair | None:
     """Return the verdict on two cleaned answers as evaluation counts, or the pair for math-verify to decide."""
-    if not answer or not gold:
-        return False
-    if canonical(answer) == canonical(gold):
-        return True
-    if _are_words(answer, gold):
-        return canonical(answer).casefold() == canonical(gold).casefold()
+    verdict = _compare_as_text(answer, gold)
+    if verdict is not None:
+        return verdict
     if any(bool(mark.search(answer)) != bool(mark.search(gold)) for mark in (_SECOND_ANSWER, _APPROXIMATION)):
         return False
     if _gives_another(answer, gold) or _gives_another(gold, answer) or _magnitudes(answer) != _magnitudes(gold):
@@ -164,9 +158,15 @@ def _compare_symbolically(pairs: tuple[_Pair, ...], both_ways: bool) -> bool | N
     return shared_pool().compare(pairs, both_ways)
 
 
-def _are_words(*cleaned: str) -> bool:
-    """Return whether all are words, which math-verify reads as products of letters: CBA would equal ABC."""
-    return all(_WORD.fullmatch(canonical(text)) for text in cleaned)
+def _compare_as_text(answer: str, gold: str) -> bool | None:
+    """Return the verdict where the spelling decides: on an empty answer, the same one, or two words; else None."""
+    if not answer or not gold:
+        return False
+    given, right = canonical(answer), canonical(gold)
+    if given == right:
+        return True
+    # math-verify reads words as products of letters, so that CBA would equal ABC.
+    return given.casefold() == right.casefold() if _WORD.fullmatch(given) and _WORD.fullmatch(right) else None
 
 
 def _gives_another(answer: str, gold: str) -> bool:

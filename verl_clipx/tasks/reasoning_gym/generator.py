@@ -3,7 +3,6 @@
 import hashlib
 import re
 from collections.abc import Iterator
-from itertools import count, islice
 from typing import Any
 
 from verl_clipx.common.extras import needs_tool
@@ -75,22 +74,20 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
     # The example stands in every prompt: as a problem its answer would be known.
     seen = {problem_key(solved_example(generator, settings)["question"])}
 
-    def new(entry: Entry) -> bool:
+    found = 0
+    for index in range(draws):
+        entry = drawn[index]
         key = problem_key(entry["question"])
-        is_new = key not in seen and split_of(entry["question"]) == split
+        if key not in seen and split_of(entry["question"]) == split:
+            yield entry
+            found += 1
+            if found == size:
+                return
         seen.add(key)
-        return is_new
-
-    found = count(1)
-    for entry in islice(filter(new, (drawn[index] for index in range(draws))), size):
-        next(found)
-        yield entry
-    have = next(found) - 1
-    if have < size:
-        raise ValueError(
-            f"size={size}: {generator} with settings={settings} has only {have} different problems in the split "
-            f"{split!r} (of {draws} drawn); ask for fewer or for harder ones"
-        )
+    raise ValueError(
+        f"size={size}: {generator} with settings={settings} has only {found} different problems in the split "
+        f"{split!r} (of {draws} drawn); ask for fewer or for harder ones"
+    )
 
 
 def solved_example(generator: str, settings: dict[str, Any]) -> Entry:
