@@ -1,6 +1,6 @@
 """What a run announces of its loss, by the formulas themselves: F, F * A and the gradient on log_prob."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.support import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
@@ -115,3 +115,29 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
         return mask
     names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
     return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
+
+
+def missing_corrections(options: Mapping[str, Any], data: Any) -> Iterator[str]:
+    """What verl's trainer should have corrected in decoupled mode and has not, in words.
+
+    Args:
+        options: of the run.
+        data: verl's micro-batch.
+    """
+    if options.get(BYPASS):
+        return
+    if options.get(ROLLOUT_IS) is not None and "rollout_is_weights" not in data:
+        yield f"the samples came without the weights of {ROLLOUT_IS}={options[ROLLOUT_IS]}"
+    if options.get(ROLLOUT_RS) is None or not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
+        return
+    whole, mask = (padded(data[key]).bool() for key in ("loss_mask", "response_mask"))
+    if whole.shape != mask.shape:
+        return
+    # A jagged tensor that doesn't know its longest row is padded to the length of all rows together.
+    width = mask.shape[1]
+    old, rollout = (padded(data[key])[:, :width] for key in ("old_log_probs", "rollout_log_probs"))
+    # Where the trainer rejects in both masks, a sequence's divergence is that of the tokens that are left.
+    several = len(str(options[ROLLOUT_RS]).split(",")) > 1
+    wrong = int((mask & ~left_by_verl(options, whole, old - rollout)).sum())
+    if wrong and not (several and torch.equal(whole, mask)):
+        yield f"{wrong} tokens that {ROLLOUT_RS}={options[ROLLOUT_RS]} rejects came as if it did not"

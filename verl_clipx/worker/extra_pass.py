@@ -20,7 +20,7 @@ from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_stat
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.planner import MiniBatchStatistics
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import Rejection, remaining
+from verl_clipx.worker.rejection import NOTHING_REJECTED, Rejection
 from verl_clipx.worker.sampling import GROUP, GROUPS, Sample, by_group
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
@@ -36,7 +36,7 @@ def extra_pass(
     *,
     cut: dict[str, Any],
     device: str,
-    rejection: Rejection | None = None,
+    rejection: Rejection = NOTHING_REJECTED,
 ) -> MiniBatchStatistics:
     """Statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
 
@@ -48,7 +48,7 @@ def extra_pass(
             it has a sample, only its sequences are passed, and their statistics are summed by group.
         cut: how the engine cuts a mini-batch into micro-batches, where the data does not say so.
         device: where the statistics are summed.
-        rejection: what the loss will reject, which counts nowhere; None: nothing.
+        rejection: what the loss will reject, which counts nowhere.
     """
     method = settings.method
     over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
@@ -60,11 +60,9 @@ def extra_pass(
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
         whole = padded(data["response_mask"]).bool()
-        log_prob, old_log_prob = (
-            response_part(model_output["log_probs"], data, whole.shape[1]),
-            padded(data["old_log_probs"]),
-        )
-        mask = remaining(rejection, whole, log_prob=log_prob, old_log_prob=old_log_prob)
+        log_prob = response_part(model_output["log_probs"], data, whole.shape[1])
+        old_log_prob = padded(data["old_log_probs"])
+        mask = rejection.remaining(whole, log_prob, old_log_prob)
         known = micro_batch_of(settings, data, step)
         if needs_entropy:
             known.entropy = response_part(model_output["entropy"], data, mask.shape[1])

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.base.method import NODE
@@ -131,7 +130,8 @@ def with_micro_batch(
             return loss_fn(data=data, **of_logits)
         if isinstance(settings, Observe):
             step = current_step() or OptimizerStep(of_rollout_batch=False)
-            micro_batch = MicroBatch(step, traced=traced(tracer, model_output, data))
+            rows = None if tracer is None else tracer.rows(data, model_output)
+            micro_batch = MicroBatch(step, traced=rows)
             return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
         step, expected = current_step() or step_without_worker(settings), None
         if receipt is not None and receipt.open and step.of_rollout_batch:
@@ -161,20 +161,10 @@ def call_of(
     if settings.needs_entropy:
         width = padded(data["response_mask"]).shape[1]
         micro_batch.entropy = response_part(model_output["entropy"], data, width)
-    micro_batch.traced = traced(tracer, model_output, data, micro_batch.entropy)
+    if tracer is not None:
+        micro_batch.traced = tracer.rows(data, model_output, micro_batch.entropy)
     if settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}
     if step.token_pass is not None:
         model_output, data = restricted(model_output, data, micro_batch.counted)
     return Call(micro_batch, model_output, data)
-
-
-def traced(tracer: Tracer | None, model_output: Any, data: Any, entropy: torch.Tensor | None = None) -> Any:
-    """The traced rows of a micro-batch, for `MicroBatch`.
-
-    Args:
-        tracer: of this worker, or None.
-        model_output, data: the loss function's arguments.
-        entropy: (sequences, response length), where it is at hand.
-    """
-    return None if tracer is None else tracer.rows(data, model_output, entropy)

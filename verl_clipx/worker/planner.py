@@ -17,17 +17,8 @@ from verl_clipx.loss.bounds import bounds_difference
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import Rejection
-from verl_clipx.worker.sampling import (
-    GROUPS,
-    LEAST,
-    Sample,
-    drawn,
-    error_of_parts,
-    next_share,
-    standard_errors,
-    without_end,
-)
+from verl_clipx.worker.rejection import NOTHING_REJECTED, Rejection
+from verl_clipx.worker.sampling import GROUPS, LEAST, Sample, drawn, estimate
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
@@ -62,7 +53,7 @@ class StepPlanner:
         extra_pass: runs it, without gradient, over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
         rejects: whether verl's trainer takes tokens out of response_mask, which its own count keeps.
-        rejection: what the loss rejects by the current weights, in bypass mode; None: nothing.
+        rejection: what the loss rejects by the current weights, in bypass mode.
         tolerated: from `tolerated_difference`.
         rank, ranks: data-parallel.
     """
@@ -74,7 +65,7 @@ class StepPlanner:
         extra_pass: Callable[[Any, OptimizerStep], MiniBatchStatistics],
         all_reduce: Callable[[Tensor], Tensor],
         rejects: bool = False,
-        rejection: Rejection | None = None,
+        rejection: Rejection = NOTHING_REJECTED,
         tolerated: float = TOLERATED_DIFFERENCE,
         rank: int = 0,
         ranks: int = 1,
@@ -111,7 +102,7 @@ class StepPlanner:
     def counts_selected(self) -> bool:
         """Whether it takes an extra pass to know how many tokens a selection in each sequence keeps."""
         select = self.settings.select
-        return select is not None and select.over == "sequence" and self.rejection is not None
+        return select is not None and select.over == "sequence" and bool(self.rejection.criteria)
 
     @property
     def needs_extra_pass(self) -> bool:
@@ -191,11 +182,11 @@ class StepPlanner:
         """This rank's part of what has to be known before the update: statistics, entropies."""
         settings, parts = self.settings, {}
         no_history = settings.adaptive and settings.scope == "lagged" and not self._remembers(step.position)
-        entropy_known = "entropy" not in self.method.asks_for
-        if closed_form or (no_history and entropy_known):
+        at_ratio_one = closed_form or (no_history and "entropy" not in self.method.asks_for)
+        if at_ratio_one:
             parts["statistics"], step.decided_from = self._at_ratio_one(data, step), DecidedFrom.RATIO_ONE
-        wanted = settings.adaptive and settings.scope == "mini_batch"
-        by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
+        wanted = no_history or (settings.adaptive and settings.scope == "mini_batch")
+        by_extra_pass = wanted and not at_ratio_one
         if settings.selects_over_mini_batch or by_extra_pass or self.counts_selected:
             if by_extra_pass:
                 step.sample = self._sample(data, step)
@@ -227,25 +218,6 @@ class StepPlanner:
         numbers = [float(len(step.sample.rows)), float(step.sample.sequences)]
         return {"groups": found.statistics.flatten(), "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
-    def _estimate(self, step: OptimizerStep, groups: Tensor, numbers: Tensor) -> Tensor:
-        """The mini-batch's statistics from those of a sample, whose error and successor it determines, too.
-
-        Args:
-            step: is told them.
-            groups: over all ranks, (GROUPS * statistics_size,).
-            numbers: of sequences in the sample and in the mini-batch, over all ranks.
-        """
-        # On the host, where some thousand operations on few numbers take less time.
-        on_host = groups.view(GROUPS, -1).cpu()
-        sampled, sequences = numbers.tolist()
-        scale = sequences / sampled
-        error = float(standard_errors(self.method, on_host, scale=scale).max())
-        step.passed = sampled / sequences
-        step.predicted_error = without_end(error, step.passed)
-        largest = max(error, error_of_parts(self.method, on_host, scale=scale))
-        step.next_share = next_share(largest, sampled=sampled, sequences=sequences, precision=self.settings.precision)
-        return groups.view(GROUPS, -1).sum(0) * scale
-
     def _decide(self, step: OptimizerStep, totals: dict[str, Tensor]) -> None:
         """Fills in the step what follows from the sums over all ranks."""
         if "counted" in totals:
@@ -257,7 +229,14 @@ class StepPlanner:
         lagged = self.settings.adaptive and self.settings.scope == "lagged"
         step.statistics = totals.get("statistics")
         if "groups" in totals:
-            step.statistics = self._estimate(step, totals["groups"], totals["numbers"])
+            sampled, sequences = totals["numbers"].tolist()
+            step.statistics, step.passed, step.predicted_error, step.next_share = estimate(
+                self.method,
+                totals["groups"].view(GROUPS, -1),
+                sampled=sampled,
+                sequences=sequences,
+                precision=self.settings.precision,
+            )
         elif self.settings.precision:
             # Either none of it, or all.
             step.passed, step.predicted_error = (0.0, None) if step.assumed is not None else (1.0, 0.0)
@@ -309,15 +288,9 @@ class StepPlanner:
         return position in self.state.statistics or (self._pending is not None and self._pending[0] == position)
 
     def _remember(self, total: Tensor | None) -> None:
-        if total is None:
-            return
-        position = self._pending[0]
-        past = self.state.statistics.get(position)
-        share = self.settings.lagged_average
-        if past is not None and share > 0:
-            total = share * past.to(total.device) + (1 - share) * total
-        self.state.statistics[position] = total
-        self._pending = None
+        if total is not None:
+            self.state.remember(self._pending[0], total, average=self.settings.lagged_average)
+            self._pending = None
 
     def _at_ratio_one(self, data: Any, step: OptimizerStep) -> Tensor:
         old = padded(data["old_log_probs"])

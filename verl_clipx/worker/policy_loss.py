@@ -18,28 +18,33 @@ from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.worker.aggregation import aggregated
-from verl_clipx.worker.rejection import rejection_of, remaining
+from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import Kept, MicroBatch, OptimizerStep, current_micro_batch
 
 
-def settings_for(registered: str, actor: Any) -> Settings:
-    """The settings for a call from verl.
+def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
+    """The settings of a call of the loss.
 
     Args:
         registered: the method's name without prefix, or "custom".
-        actor: verl's ActorConfig.
+        config: verl's ActorConfig.
+        loss_agg_mode: one of verl's aggregation modes.
 
     Raises:
-        ValueError: the loss mode and the clipx node name different methods, or "custom" has no node.
+        ValueError: there is no config; the loss mode and the clipx node name different methods; "custom" has no node;
+            or `seq-mean-token-sum-norm` has no loss_scale_factor.
     """
-    node = actor.policy_loss.get("clipx", None) if hasattr(actor, "policy_loss") else None
+    if config is None:
+        raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
+    refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None))
+    node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
         if other := another_loss(f"clipx_{registered}", node):
             raise ValueError(other)
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
-    return settings_without_group(registered, actor)
+    return settings_without_group(registered, config)
 
 
 def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
@@ -95,13 +100,13 @@ def policy_loss(
             without loss_scale_factor, which verl would replace by the padded length of the micro-batch.
         RuntimeError: verl calls it in a worker that is not the plugin's.
     """
-    settings = checked_settings(registered, config, loss_agg_mode)
+    settings = settings_for(registered, config, loss_agg_mode)
     micro_batch = current_micro_batch()
     if micro_batch is None:
         refuse_outside_worker(settings, sys._getframe(1))
     known = micro_batch or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
     whole = response_mask.bool()
-    mask = remaining(rejection_of(config.policy_loss), whole, log_prob=log_prob, old_log_prob=old_log_prob)
+    mask = rejection_of(config.policy_loss).remaining(whole, log_prob, old_log_prob)
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
     functions = settings.functions(mask.device)
 
@@ -168,18 +173,6 @@ def kept_of(
         factor = selected.to(weighted.dtype) if factor is None else factor * selected
     given = {"rollout_log_prob": known.rollout_log_prob, "group": known.group}
     return Kept(inputs._replace(log_prob=inputs.log_prob.detach(), **given), factor, weighted)
-
-
-def checked_settings(registered: str, config: Any, loss_agg_mode: str) -> Settings:
-    """The settings of a call, as `settings_for`.
-
-    Raises:
-        ValueError: as `policy_loss`, of the configuration.
-    """
-    if config is None:
-        raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
-    refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None))
-    return settings_for(registered, config)
 
 
 def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:

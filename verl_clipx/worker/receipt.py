@@ -21,8 +21,14 @@ from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS
-from verl_clipx.worker.announced import Call, announced_gradient, announced_weight, left_by_verl, left_in_bypass_mode
+from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
+from verl_clipx.worker.announced import (
+    Call,
+    announced_gradient,
+    announced_weight,
+    left_in_bypass_mode,
+    missing_corrections,
+)
 from verl_clipx.worker.layout import flat, padded, response_part
 from verl_clipx.worker.probe import PROBES, RATIOS, Difference, difference, leaf_of, no_policy_loss, probed
 from verl_clipx.worker.rollout_gap import compared_with_rollout, gap_to_rollout
@@ -105,7 +111,8 @@ class Receipt:
             RuntimeError: the policy's term is not the announced one, and `stops`.
         """
         if self._announced is None:
-            self._hold_corrections(data)
+            for wrong in missing_corrections(self._run.options, data):
+                self._wrong(wrong)
             self._announced = self._compare_with_announced(step, model_output, data, dp_group)
         if self._gap is None:
             self._gap = compared_with_rollout(gap_to_rollout(model_output, data))
@@ -204,27 +211,6 @@ class Receipt:
     def _by_extra_pass(self, step: OptimizerStep) -> bool:
         adaptive = self._settings.adaptive and self._settings.scope == "mini_batch"
         return adaptive and step.statistics is not None and step.assumed is None
-
-    def _hold_corrections(self, data: Any) -> None:
-        """Raises if verl's trainer has left out what it corrects in decoupled mode, and the receipt stops runs."""
-        options = self._run.options
-        if options.get(BYPASS):
-            return
-        if options.get(ROLLOUT_IS) is not None and "rollout_is_weights" not in data:
-            self._wrong(f"the samples came without the weights of {ROLLOUT_IS}={options[ROLLOUT_IS]}")
-        if options.get(ROLLOUT_RS) is None or not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
-            return
-        whole, mask = (padded(data[key]).bool() for key in ("loss_mask", "response_mask"))
-        if whole.shape != mask.shape:
-            return
-        # A jagged tensor that doesn't know its longest row is padded to the length of all rows together.
-        width = mask.shape[1]
-        old, rollout = (padded(data[key])[:, :width] for key in ("old_log_probs", "rollout_log_probs"))
-        # Where the trainer rejects in both masks, a sequence's divergence is that of the tokens that are left.
-        several = len(str(options[ROLLOUT_RS]).split(",")) > 1
-        wrong = int((mask & ~left_by_verl(options, whole, old - rollout)).sum())
-        if wrong and not (several and torch.equal(whole, mask)):
-            self._wrong(f"{wrong} tokens that {ROLLOUT_RS}={options[ROLLOUT_RS]} rejects came as if it did not")
 
     def _compare_with_announced(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Any:
         rejects = self._run.options.get(BYPASS) and self._run.options.get(ROLLOUT_RS) is not None

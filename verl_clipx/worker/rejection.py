@@ -61,15 +61,17 @@ class Criterion:
 class Rejection:
     """What a run rejects in bypass mode: a token stays if no criterion rejects it."""
 
-    criteria: tuple[Criterion, ...]
+    criteria: tuple[Criterion, ...] = ()
 
     def remaining(self, mask: Tensor, log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-        """The tokens that stay: bool, (sequences, length).
+        """The tokens that stay: bool, (sequences, length); the mask itself where nothing is rejected.
 
         Args:
             mask: bool, (sequences, length).
             log_prob, old_log_prob: of the current policy and of the sampler, (sequences, length); no gradient flows.
         """
+        if not self.criteria:
+            return mask
         log_ratio = log_prob.detach() - old_log_prob
         # A token that is not finite stays, wherever its sequence lies: left out, it would not make verl skip the step.
         finite, clamped = log_ratio.isfinite(), log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
@@ -79,20 +81,18 @@ class Rejection:
         return mask & ~(rejected & finite)
 
 
-def remaining(rejection: Rejection | None, mask: Tensor, *, log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """As `Rejection.remaining`; the whole mask where nothing is rejected."""
-    return mask if rejection is None else rejection.remaining(mask, log_prob, old_log_prob)
+NOTHING_REJECTED = Rejection()
 
 
-def rejection_of(policy_loss: Any) -> Rejection | None:
-    """What the loss of a run has to reject; None where it rejects nothing, or verl's trainer has already.
+def rejection_of(policy_loss: Any) -> Rejection:
+    """What the loss of a run has to reject; nothing outside bypass mode, where verl's trainer has done it already.
 
     Args:
         policy_loss: verl's policy-loss node.
     """
     options = getattr(getattr(policy_loss, "run", None), "options", {})
     if not options.get(BYPASS) or options.get(ROLLOUT_RS) is None:
-        return None
+        return NOTHING_REJECTED
     return parsed(str(options[ROLLOUT_RS]), str(options.get(WITH_ROLLOUT_RS[0])))
 
 

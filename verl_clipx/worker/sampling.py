@@ -114,6 +114,43 @@ def error_of_parts(method: Method, groups: Tensor, *, scale: float) -> float:
     return float((torch.stack(squares).mean(0) / (PARTS - 1)).sqrt().max())
 
 
+class Estimate(NamedTuple):
+    """What follows from a sample for its mini-batch.
+
+    Args:
+        statistics: of the whole mini-batch, estimated, (statistics_size,), float64.
+        passed: share of the mini-batch's sequences that the sample has.
+        error: largest standard error of the bounds, over half their width.
+        next_share: as the function of that name returns.
+    """
+
+    statistics: Tensor
+    passed: float
+    error: float
+    next_share: float
+
+
+def estimate(method: Method, groups: Tensor, *, sampled: float, sequences: float, precision: float) -> Estimate:
+    """The mini-batch's statistics from those of a sample, with their error.
+
+    Args:
+        method: decides on the bounds.
+        groups: sums over the sample's sequences by group, over all ranks, (GROUPS, statistics_size), float64.
+        sampled, sequences: numbers of sequences in the sample and in the mini-batch, over all ranks.
+        precision: largest standard error that is wanted.
+    """
+    # On the host, where some thousand operations on few numbers take less time.
+    on_host, scale = groups.cpu(), sequences / sampled
+    error = float(standard_errors(method, on_host, scale=scale).max())
+    largest = max(error, error_of_parts(method, on_host, scale=scale))
+    return Estimate(
+        groups.sum(0) * scale,
+        sampled / sequences,
+        without_end(error, sampled / sequences),
+        next_share(largest, sampled=sampled, sequences=sequences, precision=precision),
+    )
+
+
 def without_end(error: float, share: float) -> float:
     """The part of an error that the sequences outside the sample leave: 0 where there are none.
 

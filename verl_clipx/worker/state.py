@@ -46,6 +46,19 @@ class ControllerState:
     statistics: dict[str, Tensor] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
 
+    def remember(self, position: str, statistics: Tensor, *, average: float) -> None:
+        """Keeps the statistics of an update that was taken.
+
+        Args:
+            position: of the update within its rollout batch.
+            statistics: over all ranks, (statistics_size,), float64.
+            average: in [0, 1), the weight of what the position had before.
+        """
+        past = self.statistics.get(position)
+        if past is not None and average > 0:
+            statistics = average * past.to(statistics.device) + (1 - average) * statistics
+        self.statistics[position] = statistics
+
 
 def description(method: Method) -> dict[str, Any]:
     """What a state belongs to: a state of other parameters does not fit."""
@@ -94,17 +107,17 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
     except FileNotFoundError:
         raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnusableState(f"{path} is cut short or not a state of this plugin ({error})") from error
+        raise _damaged(path, str(error)) from error
     if form not in READABLE:
         raise UnusableState(f"{path} has format {form!r}, this version reads {' and '.join(map(str, READABLE))}")
     _check_owner(path, form, owner, belongs_to)
     if type(step) is not int or step < 0:
-        raise UnusableState(f"{path} is cut short or not a state of this plugin (step {step!r})")
+        raise _damaged(path, f"step {step!r}")
     if not isinstance(statistics, dict):
-        raise UnusableState(f"{path} is cut short or not a state of this plugin (statistics {statistics!s:.60})")
+        raise _damaged(path, f"statistics {statistics!s:.60}")
     size, shares = belongs_to[SIZE], content.get("shares", {})
     if not (isinstance(shares, dict) and all(_is_finite(share) and 0 < share <= 1 for share in shares.values())):
-        raise UnusableState(f"{path} is cut short or not a state of this plugin (shares {shares!s:.60})")
+        raise _damaged(path, f"shares {shares!s:.60}")
     return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()}, shares)
 
 
@@ -150,6 +163,10 @@ def restored_state(folder: Path, settings: Settings, source: int, device: Any) -
     raise RuntimeError(f"{state}. To start the bounds afresh, set clipx.missing_state=fresh.")
 
 
+def _damaged(path: Path, what: str) -> UnusableState:
+    return UnusableState(f"{path} is cut short or not a state of this plugin ({what})")
+
+
 def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) -> None:
     theirs = owner if isinstance(owner, dict) else {}
     if form == 1:
@@ -164,10 +181,7 @@ def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) 
 
 def _vector(path: Path, position: str, values: Any, size: int) -> Tensor:
     if not (isinstance(values, list) and len(values) == size and all(map(_is_finite, values))):
-        raise UnusableState(
-            f"{path} is cut short or not a state of this plugin (statistics of {position} must be {size} finite "
-            f"numbers, not {values!s:.60})"
-        )
+        raise _damaged(path, f"statistics of {position} must be {size} finite numbers, not {values!s:.60}")
     return torch.tensor(values, dtype=torch.float64)
 
 

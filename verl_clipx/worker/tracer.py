@@ -212,7 +212,7 @@ class Tracer:
             # Ray ends a worker without its exit handlers, and nothing is left to train.
             self.writer.close()
 
-    def rows(self, data: Any, model_output: Any, entropy: Tensor | None) -> TracedRows | None:
+    def rows(self, data: Any, model_output: Any, entropy: Tensor | None = None) -> TracedRows | None:
         """The traced rows of a micro-batch; None without any.
 
         Args:

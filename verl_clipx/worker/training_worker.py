@@ -199,7 +199,7 @@ class ClipxTraining:
             return super().train_batch(data)
         self.watch.gradient_norm = None
         self.step = step = self._observed_step(data) if self.planner is None else self._planned_step(data)
-        observers = [] if self.planner is None or self.batch is None else self.observers
+        observers = [] if self.batch is None else self.observers
         try:
             for observer in observers:
                 observer.begin_update(step, self.batch)
