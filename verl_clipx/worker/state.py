@@ -19,16 +19,15 @@ logger = logging.getLogger(__name__)
 FILE = "clipx_state.json"
 FORMAT = 2
 
-# Formats that are read. 1 named the class of the bounds, and of the parameters only those.
+# The formats that can be read. Format 1 named the class of the bounds, and only the parameters of the bounds.
 READABLE = (1, 2)
 
-
-# Of the statistics of one update. Files before it was written down lack it.
+# The key for the length of an update's statistics. Older files lack it.
 SIZE = "statistics_size"
 
 
 class UnusableState(Exception):
-    """The state file is missing, cut short or somebody else's; the message says which and where."""
+    """The state file is missing, damaged or belongs to another run's parameters; the message says which and where."""
 
 
 @dataclass
@@ -36,10 +35,10 @@ class ControllerState:
     """What lasts from one optimizer step to the next.
 
     Args:
-        step: optimizer steps that were taken (skipped ones don't count).
-        statistics: under `scope=lagged`, position of an update within its rollout batch to the statistics of its latest
-            taken step (or their exponential average), float64.
-        shares: under clipx.precision, position to the share of the sequences that its next extra pass takes.
+        step: the number of optimizer steps that were taken; skipped steps do not count.
+        statistics: under `scope=lagged`, from an update's position within its rollout batch to the statistics of the
+            latest step taken there, or their exponential average, float64.
+        shares: under clipx.precision, from a position to the share of the sequences that its next extra pass takes.
     """
 
     step: int = 0
@@ -50,9 +49,9 @@ class ControllerState:
         """Keeps the statistics of an update that was taken.
 
         Args:
-            position: of the update within its rollout batch.
+            position: the update's position within its rollout batch.
             statistics: over all ranks, (statistics_size,), float64.
-            average: in [0, 1), the weight of what the position had before.
+            average: the weight of the earlier statistics in an exponential average, in [0, 1).
         """
         past = self.statistics.get(position)
         if past is not None and average > 0:
@@ -61,26 +60,26 @@ class ControllerState:
 
 
 def description(method: Method) -> dict[str, Any]:
-    """What a state belongs to: a state of other parameters does not fit."""
+    """What a state belongs to: a method and its parameters. A state with another description is not used."""
     return {"method": method.name, SIZE: method.statistics_size, **method.parameters}
 
 
 def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
-    """Writes the state, whole or not at all.
+    """Writes the state, either completely or not at all.
 
     Args:
-        folder: the actor's checkpoint folder; made if missing.
-        state: the state.
+        folder: the actor's checkpoint folder; it is created if it is missing.
+        state: what to write.
         belongs_to: from `description`.
 
     Returns:
-        The file.
+        The path of the file.
     """
     content = {
         "format": FORMAT,
         "belongs_to": belongs_to,
         "step": state.step,
-        # Python prints the shortest text that reads back as the same float64.
+        # Python writes the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
     }
     if state.shares:
@@ -95,10 +94,10 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
 
     Args:
         folder: the actor's checkpoint folder.
-        belongs_to: from `description`, of the run that resumes.
+        belongs_to: the `description` of the run that resumes.
 
     Raises:
-        UnusableState: the file is missing, cut short, of another format or size, or belongs to other parameters.
+        UnusableState: the file is missing, damaged, of another format or size, or belongs to other parameters.
     """
     path = folder / FILE
     try:
@@ -122,11 +121,13 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
 
 
 def state_rank(engine: Any, device: Any) -> int:
-    """The rank that writes the state and reads it: of the last pipeline stage, since the others see no tokens.
+    """The rank that writes and reads the state. It is in the last pipeline stage, because the others see no tokens.
+
+    Every rank must call this.
 
     Args:
         engine: verl's engine.
-        device: where numbers are reduced over the ranks, all of which must call this.
+        device: the device of the all-reduce.
     """
     own = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
     rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=device)
@@ -141,10 +142,10 @@ def restored_state(folder: Path, settings: Settings, source: int, device: Any) -
         folder: the actor's checkpoint folder.
         settings: the clipx node.
         source: from `state_rank`.
-        device: of the statistics.
+        device: where the statistics go.
 
     Raises:
-        RuntimeError: it is unusable, and the bounds need one.
+        RuntimeError: the state is unusable, the bounds need one, and clipx.missing_state is not "fresh".
     """
     found: list[Any] = [None]
     if torch.distributed.get_rank() == source:
@@ -186,5 +187,5 @@ def _vector(path: Path, position: str, values: Any, size: int) -> Tensor:
 
 
 def _is_finite(value: Any) -> bool:
-    # A whole number beyond every float is none either.
+    # A whole number too large for a float does not count as finite.
     return type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max
