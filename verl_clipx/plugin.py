@@ -45,16 +45,13 @@ def _register_agent_loop(_: ModuleType) -> None:
     import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
-def _keep_the_log(tracking: ModuleType) -> None:
-    from verl_clipx.diagnostics import run_start
-
-    run_start.install(tracking)
-
-
-def _expect_the_receipt(tracking: ModuleType) -> None:
+def _keep_the_log_and_hold_receipt_and_health(tracking: ModuleType) -> None:
+    from verl_clipx.diagnostics import health, run_start
     from verl_clipx.driver import receipt
 
+    run_start.install(tracking)
     receipt.install(tracking)
+    health.install_limits(tracking)
 
 
 def _log_reward_error_and_health(metric_utils: ModuleType) -> None:
@@ -62,12 +59,6 @@ def _log_reward_error_and_health(metric_utils: ModuleType) -> None:
 
     reward_error.install(metric_utils)
     health.install(metric_utils)
-
-
-def _hold_the_limits_of_health(tracking: ModuleType) -> None:
-    from verl_clipx.diagnostics import health
-
-    health.install_limits(tracking)
 
 
 def _keep_validations_whole_and_count_verdicts(trainers: ModuleType) -> None:
@@ -136,9 +127,7 @@ def install() -> None:
     when_imported(DEVICE)(_loud(_decide_at_the_start))
     when_imported(MAIN_PPO)(_loud(_decide_before_ray))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
-    when_imported(TRACKING)(_loud(_keep_the_log))
-    when_imported(TRACKING)(_loud(_expect_the_receipt))
-    when_imported(TRACKING)(_loud(_hold_the_limits_of_health))
+    when_imported(TRACKING)(_loud(_keep_the_log_and_hold_receipt_and_health))
     when_imported(METRIC_UTILS)(_loud(_log_reward_error_and_health))
     when_imported(REWARD)(_loud(_watch_the_reward))
     for trainers in TRAINERS:

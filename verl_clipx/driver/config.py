@@ -10,7 +10,6 @@ import torch
 from verl_clipx.base.method import NODE, Bounds
 from verl_clipx.base.metric import REDUCED_OTHERWISE
 from verl_clipx.base.parameters import (
-    Allowed,
     boolean,
     choice,
     number,
@@ -29,10 +28,10 @@ from verl_clipx.methods import METHODS, Method, method_named
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
 
 
-def instance(kind: type) -> Allowed:
-    """An instance of a modifier's parameters."""
+def node_parameter(kind: type, meaning: str) -> Any:
+    """A node under the clipx node, which a group of its own fills; null without that group."""
     description = f"the parameters of {kind.__name__} (choose them by a group under {kind.node})"
-    return only(description, lambda value: isinstance(value, kind))
+    return parameter(None, optional(only(description, lambda value: isinstance(value, kind))), meaning)
 
 
 def compile_parameter(meaning: str) -> Any:
@@ -169,18 +168,12 @@ class Settings:
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = parameter(
-        None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
-    )
-    shaping: AdvantageReweighting | None = parameter(
-        None, optional(instance(AdvantageReweighting)), "+clipx/shaping=advantage_reweighting"
-    )
-    select: EntropySelection | None = parameter(
-        None, optional(instance(EntropySelection)), "+clipx/select=high_entropy or low_entropy"
-    )
-    update: Lopti | None = parameter(None, optional(instance(Lopti)), "+clipx/update=lopti")
-    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
-    shadow: Shadow | None = parameter(None, optional(instance(Shadow)), "+clipx/shadow=[acpo,bapo]")
+    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
+    shaping: AdvantageReweighting | None = node_parameter(AdvantageReweighting, "+clipx/shaping=advantage_reweighting")
+    select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
+    update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
+    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
+    shadow: Shadow | None = node_parameter(Shadow, "+clipx/shadow=[acpo,bapo]")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
@@ -267,10 +260,8 @@ class Observe:
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = parameter(
-        None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
-    )
-    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
+    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
+    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
         validate(self, NODE)

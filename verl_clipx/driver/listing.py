@@ -4,7 +4,7 @@ import functools
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.files import read_json_object
@@ -41,14 +41,7 @@ def group_settings(group: str) -> dict:
     Returns:
         Parameter name to value, `method` included; empty for a group that sets no method.
     """
-    content = content_of(group)
-    settings: dict = {}
-    for default in content.get("defaults", []):
-        if isinstance(default, str) and default != "_self_":
-            settings.update(group_settings(default))
-    node = content.get("clipx", {})
-    settings.update({key: node[key] for key in node if key != "_target_" and not OmegaConf.is_missing(node, key)})
-    return settings
+    return {key: value for key, value in node_of(group).items() if value != MISSING}
 
 
 def shadow_node(group: str) -> dict:
@@ -57,15 +50,20 @@ def shadow_node(group: str) -> dict:
     Args:
         group: file name under configs/clipx, without ending.
     """
+    around = {parameter["name"] for parameter in facts()["around"]}
+    return {key: value for key, value in node_of(group).items() if key not in around}
+
+
+def node_of(group: str) -> dict:
+    """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given."""
     content = content_of(group)
     found: dict = {}
     for default in content.get("defaults", []):
         if isinstance(default, str) and default != "_self_":
-            found.update(shadow_node(default))
+            found |= node_of(default)
     node = content.get("clipx", {})
-    around = {parameter["name"] for parameter in facts()["around"]}
-    given = {key: "???" if OmegaConf.is_missing(node, key) else node[key] for key in node}
-    return found | {key: value for key, value in given.items() if key not in around and key != "_target_"}
+    given = {key: MISSING if OmegaConf.is_missing(node, key) else node[key] for key in node if key != "_target_"}
+    return found | given
 
 
 @functools.cache

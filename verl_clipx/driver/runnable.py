@@ -3,10 +3,8 @@
 verl decides which values are allowed: its registries of losses and trainers, and the checks of its rollout correction.
 """
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -33,14 +31,7 @@ def what_stops(config: DictConfig, node: Settings | Observe) -> list[str]:
     Returns:
         A message for each, with the keys, their values and what to do.
     """
-    checks: tuple[Callable[[DictConfig], str | None], ...] = (
-        no_update,
-        unknown_trainer,
-        without_log_probs,
-        wrong_weights,
-        wrong_rejection,
-    )
-    found = [check(config) for check in checks]
+    found = [no_update(config), unknown_trainer(config), without_log_probs(config), *refused_corrections(config)]
     if isinstance(node, Observe):
         found += [unknown_loss(config), without_penalty(config), *misplaced_temperatures(config)]
     return [message for message in found if message is not None]
@@ -128,35 +119,25 @@ def without_log_probs(config: DictConfig) -> str | None:
     )
 
 
-def wrong_weights(config: DictConfig) -> str | None:
-    """Weights of rollout correction that verl refuses when it has the first batch."""
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+def refused_corrections(config: DictConfig) -> list[str]:
+    """What verl says of the weights and of the rejection of rollout correction, each applied to two tokens.
 
-    return refused_by(compute_rollout_correction_weights, config, ROLLOUT_IS, WITH_ROLLOUT_IS[:1])
-
-
-def wrong_rejection(config: DictConfig) -> str | None:
-    """A rejection of rollout correction that verl refuses when it has the first batch."""
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
-
-    return refused_by(compute_rollout_rejection_mask, config, ROLLOUT_RS, WITH_ROLLOUT_RS)
-
-
-def refused_by(correct: Callable[..., Any], config: DictConfig, key: str, with_key: tuple[str, ...]) -> str | None:
-    """What verl says of a part of rollout correction, applied to two tokens.
-
-    Args:
-        correct: verl's function of a log-ratio, a response mask and, by the last words of their keys, the settings.
-        config: verl's whole configuration.
-        key: switches that part on.
-        with_key: the keys that go with it.
+    verl itself would refuse them only when it has the first batch.
     """
-    if OmegaConf.select(config, key) is None:
-        return None
-    settings = {name: OmegaConf.select(config, name) for name in (key, *with_key)}
-    try:
-        correct(torch.zeros(2, 2), torch.ones(2, 2), **{name.rpartition(".")[2]: of for name, of in settings.items()})
-    except (ValueError, TypeError) as error:
-        said = ", ".join(f"{name}={of}" for name, of in settings.items())
-        return f"{said}: verl's rollout correction refuses it: {error} Change it, or set {key}=null."
-    return None
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
+
+    found = []
+    for correct, key, with_key in (
+        (compute_rollout_correction_weights, ROLLOUT_IS, WITH_ROLLOUT_IS[:1]),
+        (compute_rollout_rejection_mask, ROLLOUT_RS, WITH_ROLLOUT_RS),
+    ):
+        settings = {name: OmegaConf.select(config, name) for name in (key, *with_key)}
+        if settings[key] is None:
+            continue
+        by_last_word = {name.rpartition(".")[2]: value for name, value in settings.items()}
+        try:
+            correct(torch.zeros(2, 2), torch.ones(2, 2), **by_last_word)
+        except (ValueError, TypeError) as error:
+            said = ", ".join(f"{name}={value}" for name, value in settings.items())
+            found.append(f"{said}: verl's rollout correction refuses it: {error} Change it, or set {key}=null.")
+    return found

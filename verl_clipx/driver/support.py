@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from verl_clipx.base.method import NODE, Method
+from verl_clipx.driver.clip_keys import ACTOR
 from verl_clipx.driver.config import Observe, Settings
 from verl_clipx.driver.listing import OBSERVE
 
-ACTOR = "actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
 ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
