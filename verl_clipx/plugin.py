@@ -1,7 +1,8 @@
-"""The entry point in verl's plugin group: every process that imports verl imports it.
+"""The entry point in verl's plugin group, which every process that imports verl imports.
 
-It must be cheap, so everything is registered only when verl itself imports the module concerned. It must also fail
-loudly, since verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.
+It must be cheap, so each part is registered only when verl itself imports the module concerned. It must also fail
+loudly. Because verl swallows a plugin's exception, a failure is printed here and raised again when verl needs the
+losses.
 """
 
 import functools
@@ -41,7 +42,7 @@ def _install_worker(engine_workers: ModuleType) -> None:
 
 
 def _register_agent_loop(_: ModuleType) -> None:
-    # verl's registry is filled by importing the agent loop's module.
+    # Importing the agent loop's module registers it with verl.
     import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
@@ -77,7 +78,7 @@ def _watch_the_reward(reward: ModuleType) -> None:
 def _decide_at_the_start(device: ModuleType) -> None:
     detect = device.auto_set_device
 
-    # Each of verl's entry modules calls this first, with its configuration; nothing else calls it.
+    # Each of verl's entry modules calls this first, with its configuration. Nothing else calls it.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
         from verl_clipx.driver.start import start_entry
@@ -111,7 +112,7 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     def options(*, _root_):
         from verl_clipx.driver.support import READ
 
-        # A node and not a dictionary: verl resolves its configuration in place, which takes no other container.
+        # A node and not a dictionary, because verl resolves its configuration in place, which needs OmegaConf's types.
         return omegaconf.OmegaConf.create({key: omegaconf.OmegaConf.select(_root_, key) for key in READ})
 
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
