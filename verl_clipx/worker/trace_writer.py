@@ -90,4 +90,4 @@ FULL = (
     "until there is room again."
 )
 DROPPED = "clipx.trace: %d updates were not traced, because the disk was slower than the training."
-FAILED = "clipx.trace: this process stops tracing, and the training continues: %s: %s"
+FAILED = "clipx.trace: this process stops tracing, and the training goes on: %s: %s"

@@ -6,6 +6,7 @@ The host knows beforehand which rows are traced, and their values are copied to 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -51,6 +52,7 @@ def is_chosen(prompt: str, trace: Trace) -> bool:
     return int.from_bytes(digest, "big") < trace.fraction * 2**64
 
 
+@dataclass
 class TracedRows:
     """The traced rows of a micro-batch, to which the loss adds what it knows.
 
@@ -62,16 +64,11 @@ class TracedRows:
         micro_batch: the micro-batch's number within the update, from 0.
     """
 
-    def __init__(
-        self,
-        places: list[int],
-        responses: list[Response],
-        parts: list[Part],
-        entropy: Tensor | None,
-        micro_batch: int = 0,
-    ):
-        self.places, self.responses, self.parts, self.entropy = places, responses, parts, entropy
-        self.micro_batch = micro_batch
+    places: list[int]
+    responses: list[Response]
+    parts: list[Part]
+    entropy: Tensor | None
+    micro_batch: int = 0
 
     def of_method(
         self,
