@@ -24,10 +24,12 @@ SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
 def _register_losses(core_algos: ModuleType) -> None:
-    from verl_clipx.worker.registry import follow_methods, register_losses
+    from verl_clipx.base.method import WHEN_REGISTERED
+    from verl_clipx.worker.registry import register_loss, register_losses
 
     register_losses(core_algos)
-    follow_methods(core_algos)
+    # A method that a user's module adds later is registered too.
+    WHEN_REGISTERED.append(functools.partial(register_loss, core_algos))
 
 
 def _install_worker(engine_workers: ModuleType) -> None:

@@ -98,12 +98,8 @@ def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[
     """What is not finite in two micro-batches of one mini-batch, of which the first comes earlier."""
     both = dict(first)
     for name, more in second.items():
-        before = both.get(name)
-        both[name] = (
-            more
-            if before is None
-            else NotFinite(before.tokens + more.tokens, before.sequences + more.sequences, before.prompt)
-        )
+        before = both.get(name, NotFinite(0, 0, more.prompt))
+        both[name] = NotFinite(before.tokens + more.tokens, before.sequences + more.sequences, before.prompt)
     return {name: both[name] for name in FIELDS if name in both}
 
 

@@ -4,7 +4,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from verl_clipx.base.method import WHEN_REGISTERED, described
+from verl_clipx.base.method import described
 from verl_clipx.methods import METHODS
 
 
@@ -19,15 +19,6 @@ def register_losses(core_algos: ModuleType) -> None:
     """
     for name in (*METHODS, "custom"):
         register_loss(core_algos, name)
-
-
-def follow_methods(core_algos: ModuleType) -> None:
-    """Has each method that a user's module adds from now on registered with verl as well.
-
-    Args:
-        core_algos: the module verl.trainer.ppo.core_algos.
-    """
-    WHEN_REGISTERED.append(functools.partial(register_loss, core_algos))
 
 
 def register_loss(core_algos: ModuleType, name: str) -> None:
