@@ -1,4 +1,4 @@
-"""The entry point in verl's plugin group, which every process that imports verl imports.
+"""The entry point in verl's plugin group. Every process that imports verl imports it.
 
 It must be cheap, so each part is registered only when verl itself imports the module concerned. It must also fail
 loudly. Because verl swallows a plugin's exception, a failure is printed here and raised again when verl needs the
