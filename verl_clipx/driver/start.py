@@ -115,7 +115,8 @@ def own_folder(config: DictConfig) -> None:
 
     Raises:
         RuntimeError: another run owns the log or the checkpoints (`run_lock.FolderInUse`).
-        ValueError: the run cannot resume from any of its checkpoints (`choose_checkpoint`).
+        ValueError: no checkpoint is complete, or the one to resume from was saved by another number of ranks
+            (`choose_checkpoint`).
         OSError: a folder cannot be written to; names the key that sets it.
     """
     trainer = OmegaConf.select(config, "trainer")

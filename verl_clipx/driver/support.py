@@ -82,7 +82,7 @@ def has_sequence_parallel_attention(name: str | None) -> bool:
     Args:
         name: the attention's name in transformers or VeOmni; None: verl's default, flash_attention_2.
     """
-    # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni in its own version.
+    # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni that in its own.
     return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
 
 
@@ -354,7 +354,8 @@ GPU_CHECK = "tests/end_to_end/test_gpu_check.py"
 TRAINERS = "tests/end_to_end/test_trainers.py"
 OPTIONS = "tests/end_to_end/test_options.py"
 VLLM = "tests/end_to_end/test_vllm.py"
-# Remarks on tests of bounds, gradients and log-probabilities in the engine without Ray: which runs have it too.
+# Remarks for options whose bounds, gradients and log-probabilities are tested in the engine without Ray, and that also
+# run with Ray.
 BOTH = f"also through Ray: {OPTIONS}"
 BESIDE_VLLM = f"also through Ray: {TRAINING}; with vLLM: {VLLM}"
 

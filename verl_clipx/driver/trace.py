@@ -36,7 +36,7 @@ class Trace:
         validate(self, self.node)
 
     def includes(self, step: int) -> bool:
-        """Whether a step's rollout batches are traced: those of the first step and of every `every`-th after it.
+        """Whether a step is traced: the first one is, and then one in every `every` steps.
 
         Args:
             step: training step, from 1.
