@@ -188,10 +188,13 @@ class ObservedFunctions(Functions):
 token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
 
 
-# By default the compiler stores, for each token, intermediate results that took many operations or reads. With these
-# options it computes them again.
-IN_ONE_LOOP = {"realize_opcount_threshold": 1000, "realize_reads_threshold": 100}
-OPTIONS = {token_statistics_in_parts: IN_ONE_LOOP, token_loss_in_one: IN_ONE_LOOP}
+# By default the compiler stores, for each token, what is computed from many tensors or in many operations. With these
+# options it computes that again where it is needed: on an accelerator the statistics read the tokens once, and on a CPU
+# a loss is one loop.
+OPTIONS = {
+    token_statistics_in_parts: {"realize_reads_threshold": 100, "realize_opcount_threshold": 1000},
+    token_loss_in_one: {"realize_reads_threshold": 100},
+}
 
 
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
