@@ -57,10 +57,9 @@ def _keep_the_log_and_hold_receipt_and_health(tracking: ModuleType) -> None:
     health.install_limits(tracking)
 
 
-def _log_reward_error_and_health(metric_utils: ModuleType) -> None:
-    from verl_clipx.diagnostics import health, reward_error
+def _log_health(metric_utils: ModuleType) -> None:
+    from verl_clipx.diagnostics import health
 
-    reward_error.install(metric_utils)
     health.install(metric_utils)
 
 
@@ -131,7 +130,7 @@ def install() -> None:
     when_imported(MAIN_PPO)(_loud(_decide_before_ray))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
     when_imported(TRACKING)(_loud(_keep_the_log_and_hold_receipt_and_health))
-    when_imported(METRIC_UTILS)(_loud(_log_reward_error_and_health))
+    when_imported(METRIC_UTILS)(_loud(_log_health))
     when_imported(REWARD)(_loud(_watch_the_reward))
     for trainers in TRAINERS:
         when_imported(trainers)(_loud(_keep_validations_whole_and_count_verdicts))

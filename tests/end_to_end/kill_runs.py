@@ -33,7 +33,7 @@ import psutil
 import torch
 
 from verl_clipx.common.traces import read_shards, shards_in
-from verl_clipx.diagnostics.run_log import read_growing_log, read_run_log
+from verl_clipx.diagnostics.run_log import read_growing_rows, read_run_log
 
 from .conftest import Task, task_in
 from .process_tree import kill_tree
@@ -139,7 +139,7 @@ def has_come(folder: Path, moment: str, at: int, since: float) -> bool:
     if moment == "start":
         return True
     if moment == "any":
-        return at - 1 in read_growing_log(metrics_of(folder)).index
+        return at - 1 in read_growing_rows(metrics_of(folder))
     if moment == "save":
         written = (folder / "checkpoints" / f"global_step_{at}" / "actor").glob("*.pt")
     else:

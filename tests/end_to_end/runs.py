@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 
-from verl_clipx.diagnostics.run_log import read_growing_log, read_run_log
+from verl_clipx.diagnostics.run_log import read_growing_rows, read_run_log, table_of
 
 from .process_tree import kill_tree
 
@@ -114,12 +114,12 @@ def train_and_kill(task, folder: Path, *overrides: str, when: Callable[[Path], b
     code = process.wait()
     assert code == -signal.SIGKILL, f"exit code {code} of {' '.join(process.args)}\n{output_of(folder)[-6000:]}"
     assert when(folder), output_of(folder)[-6000:]
-    return Run(read_growing_log(metrics_of(folder)), output_of(folder), folder)
+    return Run(table_of(read_growing_rows(metrics_of(folder))), output_of(folder), folder)
 
 
 def step_is_logged(step: int) -> Callable[[Path], bool]:
     """For `train_and_kill`: the step has been logged, so that the next one is under way."""
-    return lambda folder: step in read_growing_log(metrics_of(folder)).index
+    return lambda folder: step in read_growing_rows(metrics_of(folder))
 
 
 def common_overrides(task, folder: Path, steps: int) -> list[str]:

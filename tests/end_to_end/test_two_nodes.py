@@ -23,7 +23,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_clipx.diagnostics.run_log import read_growing_log, read_run_log
+from verl_clipx.diagnostics.run_log import read_growing_rows, read_run_log, table_of
 from verl_clipx.loss.user_method import load_method
 
 from .process_tree import kill_tree
@@ -185,7 +185,7 @@ def rehearsal(request, task, tmp_path_factory):
         kept.mkdir()
         for path in (metrics_of(folder), folder / "run.log", *folder.glob("rank_*.json")):
             shutil.move(path, kept)
-        killed = Run(read_growing_log(metrics_of(kept)), output_of(kept), kept)
+        killed = Run(table_of(read_growing_rows(metrics_of(kept))), output_of(kept), kept)
         saved = (folder / "checkpoints" / LATEST).read_text()
 
         cluster.start(lost)

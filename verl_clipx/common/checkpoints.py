@@ -9,14 +9,14 @@ from typing import Any
 from verl_clipx.common.files import parse_json, read_lines, read_whole_number, write_text
 from verl_clipx.common.run_files import STEP_FOLDER, checkpoint_step
 
-# verl's file of the last checkpoint's step, which it writes once all else of the checkpoint is there.
+# verl's file with the step of the last checkpoint; verl writes it once the rest of the checkpoint is there.
 LATEST = "latest_checkpointed_iteration.txt"
 
 _OF_RANK = re.compile(r"(model|optim|extra_state)_world_size_(\d+)_rank_(\d+)\.pt")
 
 
 def resumed_step(trainer: Mapping[str, Any]) -> int:
-    """The step of the checkpoint that a run goes on from, 0 for none, as verl finds it."""
+    """The step of the checkpoint that a run continues from, found as verl finds it; 0 if there is none."""
     mode = trainer.get("resume_mode", "disable")
     if mode == "resume_path":
         return checkpoint_step(trainer.get("resume_from_path"))
@@ -29,7 +29,7 @@ def resumed_step(trainer: Mapping[str, Any]) -> int:
 
 
 def step_of_line(line: bytes) -> int | None:
-    """The step of a line of verl's file log; None for what is none, as a line that was cut off."""
+    """The step of a line of verl's file log; None for any other line, such as one that was cut off."""
     try:
         step = parse_json(line, "")["step"]
     except (ValueError, TypeError, KeyError):
@@ -38,21 +38,21 @@ def step_of_line(line: bytes) -> int | None:
 
 
 def logged_steps(log: Path) -> set[int]:
-    """The steps of which a file log has a whole line; none if there is no log."""
+    """The steps for which a file log has a whole line; none if there is no log."""
     return {step for line in (read_lines(log) if log.is_file() else ()) if (step := step_of_line(line)) is not None}
 
 
 def faults_of(checkpoint: Path, *, one_node: bool) -> list[str]:
-    """What of a checkpoint is missing or cut off, a part of a sentence each.
+    """What of a checkpoint is missing or cut off, each as a part of a sentence.
 
     Args:
         checkpoint: verl's folder global_step_<N>.
-        one_node: whether the files of all ranks must be here.
+        one_node: whether the run has one node, so that the files of all ranks must be here.
     """
     if not (checkpoint / "actor").is_dir():
         return ["there is no folder actor"]
     files = sorted([*checkpoint.glob("actor/*.pt"), *checkpoint.glob("critic/*.pt"), *checkpoint.glob("data.pt")])
-    # torch's archives end with their table of contents: what was cut off has none.
+    # torch's archives end with their table of contents, which a file that was cut off lacks.
     faults = [f"{path.relative_to(checkpoint)} is cut off" for path in files if not zipfile.is_zipfile(path)]
     if one_node:
         names = {path.name for path in (checkpoint / "actor").iterdir()}
@@ -63,23 +63,28 @@ def faults_of(checkpoint: Path, *, one_node: bool) -> list[str]:
 
 
 def saved_by(checkpoint: Path) -> int | None:
-    """How many ranks wrote a checkpoint of FSDP; None for another engine's."""
+    """How many ranks wrote a checkpoint of FSDP; None for a checkpoint of another engine."""
     folder = checkpoint / "actor"
     found = (_OF_RANK.fullmatch(path.name) for path in (folder.iterdir() if folder.is_dir() else ()))
     return next((int(one[2]) for one in found if one), None)
 
 
 def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_node: int) -> list[str]:
-    """Has a run go on from its newest checkpoint that is whole, by the file in which verl looks the step up.
+    """Makes a run continue from its newest whole checkpoint, by the file in which verl looks up the step.
+
+    If the log ends a step before that checkpoint, the run continues from the checkpoint of that step, if there is one.
 
     Args:
         folder: trainer.default_local_dir.
+        log: verl's file log; None if the run has none.
+        nodes: trainer.nnodes.
+        ranks_a_node: trainer.n_gpus_per_node.
 
     Returns:
-        What was changed and why, a sentence each.
+        What was changed and why, in sentences.
 
     Raises:
-        ValueError: no checkpoint is whole, or the one to go on from was saved by another number of ranks.
+        ValueError: no checkpoint is whole, or the one to continue from was saved by another number of ranks.
     """
     if not (folder / LATEST).exists():
         return []
@@ -90,7 +95,7 @@ def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_nod
         named = None
         said.append(str(error))
     steps = [int(found[1]) for path in folder.iterdir() if (found := STEP_FOLDER.fullmatch(path.name))]
-    # A later one than verl names was never finished.
+    # A checkpoint later than the one that verl names was never finished.
     steps = sorted((step for step in steps if named is None or step <= named), reverse=True)
     if named is not None and named not in steps:
         said.append(f"{folder / f'global_step_{named}'}, which {LATEST} names, is not there")
@@ -100,7 +105,7 @@ def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_nod
         faults = faults_of(checkpoint, one_node=nodes == 1)
         if not faults:
             whole.append(step)
-            # The one before as well, in case the newest one's step is not in the log.
+            # The one before is needed in case the step of the newest is not in the log.
             if len(whole) == 2:
                 break
         elif not whole:
@@ -127,7 +132,7 @@ def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_nod
             said.append(lacks)
             chosen = before[0]
         elif chosen == 1:
-            # Nothing comes before the first step, which is made again like any other.
+            # There is no checkpoint before the first step, which is made again like any other.
             (folder / LATEST).unlink()
             return [*said, f"{lacks}: the run starts from scratch"]
         else:

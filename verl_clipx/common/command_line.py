@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn
 
 from verl_clipx.common.terminal import TerminalConsole, print_plain
 
-# The command that was asked for JSON, None where none was.
+# The command that was asked for JSON; None if none was.
 _json_of: ContextVar[str | None] = ContextVar("_json_of", default=None)
 
 
@@ -40,14 +40,14 @@ def print_json(**content: Any) -> None:
     """Prints the one JSON object of a command's option --json: command, version, then the content.
 
     Args:
-        content: numbers that are not finite become null, which is what JSON has for them.
+        content: numbers that are not finite become null, since JSON has none.
     """
     head = {"command": _json_of.get(), "version": installed_version("verl-clipx")}
     print_plain(json.dumps({**head, **finite(content)}, indent=1, ensure_ascii=False, allow_nan=False))
 
 
 def finite(value: Any) -> Any:
-    """The same dictionaries and lists, with None for those numbers that JSON does not have: NaN and infinity."""
+    """The same dictionaries and lists, with None for the numbers that JSON does not have: NaN and infinity."""
     if isinstance(value, dict):
         return {key: finite(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
@@ -56,12 +56,12 @@ def finite(value: Any) -> Any:
 
 
 def messages_console() -> TerminalConsole:
-    """Where warnings go: to standard output as all else, but beside JSON to standard error."""
+    """Where warnings go: to standard output like everything else, but beside JSON to standard error."""
     return TerminalConsole(stderr=_json_of.get() is not None)
 
 
 def fail(error: Exception | str, code: int = 1) -> NoReturn:
-    """Ends a command with the message of an error that its user can mend; under --json, as the key error."""
+    """Ends a command with the message of an error that its user can fix; under --json, as the key `error`."""
     if _json_of.get() is not None:
         print_json(error=str(error))
     else:

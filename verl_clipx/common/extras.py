@@ -1,4 +1,4 @@
-"""Packages that the losses do without and something else needs, by extra, and the message if one is missing."""
+"""Packages that the losses do not need but something else does, by extra, and the message if one is missing."""
 
 # What the commands around the losses need: the name that is imported, and the one that is installed.
 TOOLS = {name: name for name in ("datasets", "jinja2", "matplotlib", "pandas", "pyarrow", "scipy")}
@@ -7,7 +7,7 @@ TOOLS["math_verify"] = "math-verify"
 # What verl imports in its v1 trainer and its rollout servers without requiring it.
 FOR_CPU = {name: name for name in ("cachetools", "fastapi", "uvicorn")} | {"transfer_queue": "TransferQueue"}
 
-# What comes with verl; the name that is imported is the one that is installed.
+# What comes with verl; these names are both imported and installed.
 OF_VERL = ("tensorboard",)
 
 # Module to the name that is installed, by extra.
@@ -21,11 +21,11 @@ EXTRAS = {
 
 
 def needs_tool(user: str, module: str) -> str:
-    """The line that says what is missing, and how to install it.
+    """A line that says what is missing and how to install it.
 
     Args:
         user: what needs it, such as a command.
-        module: of one of EXTRAS, or one of OF_VERL.
+        module: one of EXTRAS or OF_VERL.
     """
     if module in OF_VERL:
         return f"{user} needs {module}, which comes with verl: pip install {module}"
@@ -37,7 +37,7 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
     """The same for a failed import.
 
     Returns:
-        The line, or None if what is missing belongs to no tool: then something is broken that this cannot mend.
+        The line, or None if the missing module belongs to no extra: then something else is broken.
     """
     module = (error.name or "").partition(".")[0]
     return needs_tool(user, module) if module in {*OF_VERL}.union(*EXTRAS.values()) else None

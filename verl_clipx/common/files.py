@@ -1,7 +1,7 @@
 """A user's files: they are written completely or not at all, read up to a size limit, and named in errors.
 
-Reading raises OSError where a file is not there or cannot be read, and ValueError where it is no regular file, too
-large, or not of the kind that was asked for.
+Reading raises OSError if a file is not there or cannot be read, and ValueError if it is not a regular file, is too
+large, or is not of the expected kind.
 """
 
 import contextlib
@@ -23,35 +23,35 @@ MAX_BYTES = 256 << 20
 """Largest file, or line of a data file, that is held in memory; a log of 10,000 steps has 100 MB."""
 
 MAX_TAIL_BYTES = 64 << 10
-"""Of a log whose end is shown."""
+"""How much is read of a log whose end is shown."""
 
 MAX_CONFIG_BYTES = 1 << 20
-"""Largest configuration read; verl's has 50 kB."""
+"""Largest configuration that is read; verl's has 50 kB."""
 
 MAX_CONFIG_DEPTH = 50
 """Most levels of a configuration; verl's has 7."""
 
 MAX_TABLE_BYTES = 4 << 30
-"""Most bytes that the columns read of one Parquet file may have once they are unpacked; equal values count once."""
+"""Most bytes, unpacked, of the columns that are read from one Parquet file; equal values count once."""
 
 MAX_TABLE_ROWS = 20_000_000
 """Most rows of a Parquet file that is held in memory; DAPO's public set, the largest one known, has 1.8 million."""
 
 GZIP = b"\x1f\x8b"
-"""How a file that gzip packed begins."""
+"""The first bytes of a file that gzip compressed."""
 
 EMPTY: Mapping[Any, Any] = MappingProxyType({})
 
 
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """A name to write to; it becomes `path`, on the disk, when the block ends without an exception.
+    """A name to write to; the file becomes `path`, and is on the disk, when the block ends without an exception.
 
     Args:
         path: the file; its folder is made if missing. After a crash it is the old file or the new one, never a part.
 
     Raises:
-        OSError: it cannot be written, being a folder for instance.
+        OSError: it cannot be written, for instance because it is a folder.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -61,7 +61,7 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(partial, path)
         _reach_the_disk(path.parent)
     except OSError as error:
-        # Writing names no file where the disk is full.
+        # If the disk is full, the error names no file.
         if error.filename is None and error.errno is not None:
             error.filename = str(path)
         raise
@@ -71,9 +71,9 @@ def replacing(path: Path) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def making_folder(folder: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes `folder` when the block ends without an exception, and is gone after one.
+    """A folder to fill; it becomes `folder` when the block ends without an exception, and is removed after one.
 
-    Where another process makes the same meanwhile, that one's stays: both are as good.
+    If another process has made the same folder in the meantime, that one stays: either will do.
     """
     partial = folder.with_name(f".{folder.name}.{os.getpid()}")
     try:
@@ -88,7 +88,7 @@ def making_folder(folder: Path) -> Iterator[Path]:
 
 
 def remove_partials(folder: Path, pattern: str = "*") -> None:
-    """Removes what killed processes left of files that `replacing` was to make; nothing else may be writing them."""
+    """Removes what killed processes left of files that `replacing` was to make; nothing may be writing them now."""
     for partial in folder.glob(f".{pattern}.partial"):
         if partial.is_dir():
             shutil.rmtree(partial, ignore_errors=True)
@@ -105,7 +105,7 @@ def write_text(path: Path, text: str) -> None:
 def write_private_text(path: Path, text: str) -> None:
     """Write a text that nobody but its owner may read, whole or not at all."""
     with replacing(path) as partial:
-        # Of this mode from its first byte on, whatever the umask; what a crashed process left has another.
+        # The file has this mode from its first byte on, whatever the umask; one that a crashed process left may not.
         partial.unlink(missing_ok=True)
         os.close(os.open(partial, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600))
         partial.write_text(text, encoding="utf-8")
@@ -117,7 +117,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 def no_formula(cell: Any) -> Any:
-    """A cell of a CSV file: a text that a spreadsheet would take for a formula begins with an apostrophe then.
+    """A cell of a CSV file; a text that a spreadsheet would take for a formula gets an apostrophe in front.
 
     Source: OWASP, CSV Injection.
     """
@@ -134,7 +134,7 @@ def hash_of_file(path: Path) -> str:
 
 
 def hash_of_json(value: Any, default: Callable[[Any], Any] | None = None) -> str:
-    """SHA-256 of a value's canonical JSON, in hexadecimal; what JSON does not have goes through `default` first."""
+    """SHA-256 of a value's canonical JSON, in hexadecimal; `default` converts what JSON does not have."""
     text = json.dumps(value, sort_keys=True, separators=(",", ":"), default=default)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -148,7 +148,7 @@ def read_bytes(path: Path, most: int | None = None) -> bytes:
     most = MAX_BYTES if most is None else most
     _check_kind(path)
     with path.open("rb") as file:
-        # A file may grow while it is read, and some tell no size.
+        # A file may grow while it is read, and some files report no size.
         content = file.read(most + 1) if path.stat().st_size <= most else None
     if content is None or len(content) > most:
         raise ValueError(f"{path}: larger than {most} bytes; is it the right file?")
@@ -179,7 +179,7 @@ def file_names_in(folder: Path) -> list[str]:
     """The names in a folder, sorted; none if there is no such folder.
 
     Raises:
-        OSError: it cannot be read, or is no folder; pathlib's glob passes over both in silence.
+        OSError: it cannot be read, or is no folder; pathlib's glob would ignore both.
     """
     with contextlib.suppress(FileNotFoundError):
         return sorted(os.listdir(folder))
@@ -187,7 +187,7 @@ def file_names_in(folder: Path) -> list[str]:
 
 
 def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log of any size, or fewer where they are long."""
+    """The last lines of a log of any size, or fewer if they are long."""
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - MAX_TAIL_BYTES))
         return file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
@@ -214,7 +214,8 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
             entries have; under the key `str`, that of every value. Further keys are free.
 
     Raises:
-        OSError, ValueError: as `read_json`; or it holds something else; names the key.
+        OSError: as `read_json`.
+        ValueError: as `read_json`, or it holds something else; names the key.
     """
     content = read_json(path)
     check_shape(path, content, shape)
@@ -222,14 +223,18 @@ def read_json_object(path: Path, shape: Mapping[Any, Any] = EMPTY) -> dict[str, 
 
 
 def check_shape(path: Path, content: Any, shape: Mapping[Any, Any]) -> None:
-    """Refuse what is not of a shape; see `read_json_object`."""
+    """Refuse what is not of a shape; see `read_json_object`.
+
+    Raises:
+        ValueError: it is not; names the key.
+    """
     misfit = _misfit(content, shape, "")
     if misfit:
         raise ValueError(f"{path}: {misfit}; remove it, or create it again")
 
 
 def _misfit(value: Any, shape: Any, where: str) -> str | None:
-    """Where a value is not of a shape, None if it is."""
+    """Says where a value is not of a shape; None if it is."""
     kind = dict if isinstance(shape, Mapping) else list if isinstance(shape, list) else shape
     if not isinstance(value, kind):
         return f"{where or 'it'} is {value!s:.60}, not of the type {getattr(kind, '__name__', kind)}"
@@ -249,8 +254,9 @@ def read_config(path: Path) -> "DictConfig":
     """Read a configuration as Hydra writes it, not resolved.
 
     Raises:
-        OSError, ValueError: as `read_bytes`; or it is no YAML of keys and values, is nested too deeply, or repeats
-            parts by YAML's aliases, which Hydra never writes and which let a small file unfold without end.
+        OSError: as `read_bytes`.
+        ValueError: as `read_bytes`, or it is no YAML of keys and values, is nested too deeply, or uses YAML's aliases,
+            which Hydra never writes and by which a small file can unfold without end.
     """
     import yaml
     from omegaconf import DictConfig, OmegaConf
@@ -268,14 +274,14 @@ def read_config(path: Path) -> "DictConfig":
         config = OmegaConf.load(io.StringIO(text))
     except (yaml.YAMLError, OmegaConfBaseException, OSError) as error:
         raise ValueError(f"{path}: not YAML of keys and values ({error}); was it cut off?") from None
-    # OmegaConf takes a bare word for a key.
+    # OmegaConf would take a bare word for a key.
     if deepest == 0 or not isinstance(config, DictConfig):
         raise ValueError(f"{path}: contains no keys and values; was it cut off?")
     return config
 
 
 def read_whole_number(path: Path) -> int:
-    """Read a file that holds one whole number and nothing else, as verl's of the last checkpoint's step."""
+    """Read a file that holds only one whole number, such as verl's file with the last checkpoint's step."""
     text = read_bytes(path, 64).decode(errors="replace").strip()
     if not (text.isascii() and text.isdecimal()):
         raise ValueError(f"{path}: {text!r} is not a whole number; was it cut off?")
@@ -287,11 +293,11 @@ def parquet_file(path: Path, columns: Sequence[str] | None = None) -> Iterator["
     """An open Parquet file that is small enough to be read whole.
 
     Args:
-        columns: those that will be read, None for all; they need not be there.
+        columns: those that will be read, None for all; they need not exist.
 
     Raises:
         OSError: it is not there, or cannot be read.
-        ValueError: it is no Parquet file, cut off, or too large; also in place of pyarrow's errors within the block.
+        ValueError: it is no Parquet file, cut off, or too large; errors of pyarrow within the block become it too.
     """
     import pyarrow
     import pyarrow.parquet
@@ -329,7 +335,7 @@ def _check_size(path: Path, metadata: Any, columns: Sequence[str] | None) -> Non
 
 
 def _check_kind(path: Path) -> None:
-    # Opening a pipe would wait for somebody to write into it; a folder's own error does not say what it should be.
+    # Opening a pipe would wait for a writer, and the error for a folder does not say what was expected.
     if path.exists() and not path.is_file():
         raise ValueError(f"{path}: {'a folder' if path.is_dir() else 'a device or pipe'}, not a file")
 

@@ -1,4 +1,4 @@
-"""Lists for the terminal whose names can be copied, because no name is broken over two lines."""
+"""Lists for the terminal, in which no name is broken over two lines, so that names can be copied."""
 
 from collections.abc import Sequence
 
@@ -6,15 +6,15 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-# Of a column's two blanks and its line.
+# The width of a column's two blanks and its line.
 BORDER = 3
 
 
 def print_list(console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], caption: str = ""):
-    """Print rows as a table, or, where a word would not fit its column, one below the other, each cell on a line.
+    """Print rows as a table, or, if a word would not fit its column, one below the other with each cell on a line.
 
     Args:
-        rows: cells by column, in rich's markup; the first names the row.
+        rows: the cells of each row by column, in rich's markup; the first cell names the row.
     """
     columns = [[Text.from_markup(cell).plain for cell in column] for column in zip(headings, *rows, strict=True)]
     words = [max(len(word) for cell in column for word in ["", *cell.split()]) for column in columns]
@@ -39,7 +39,7 @@ def print_list(console: Console, title: str, headings: Sequence[str], rows: Sequ
 
 
 def _shared(least: Sequence[int], wanted: Sequence[int], spare: int) -> list[int]:
-    """Widths from the least to the wanted ones, the spare ones shared evenly among those that want more."""
+    """Widths between the least and the wanted ones: the spare width is shared evenly by columns that want more."""
     widths = list(least)
     by_want = sorted(range(len(widths)), key=lambda column: wanted[column] - least[column])
     for place, column in enumerate(by_want):

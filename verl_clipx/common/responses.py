@@ -1,4 +1,4 @@
-"""Where the answer can be in a response: after the thinking, in a LaTeX group."""
+"""Finds the answer in a response: after the thinking, in answer tags or in a LaTeX group."""
 
 from typing import Any
 

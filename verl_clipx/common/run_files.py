@@ -1,4 +1,4 @@
-"""Where a run's files are: the log of verl's file logger, the plugin's files next to it, and verl's checkpoints."""
+"""Where a run's files are: the log of verl's file logger, the plugin's files beside it, and verl's checkpoints."""
 
 import os
 import re
@@ -10,7 +10,7 @@ METRICS = "metrics.jsonl"
 # In a run's folder, trainer.validation_data_dir as the recipes set it.
 VALIDATION = "validation"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
-# In the folder of a run's checkpoints, the lock of who writes them.
+# The lock in the folder of a run's checkpoints: it names the process that writes them.
 CHECKPOINTS_LOCK = "run.lock"
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
@@ -33,7 +33,7 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
     """Where a run's log and record are: verl's file log, or without one in trainer.default_local_dir.
 
     Returns:
-        None where it has no file log, and is without this plugin's node or says clipx.log=false.
+        None if it has no file log and either lacks this plugin's node or says clipx.log=false.
     """
     trainer, node = config.get("trainer") or {}, config.get("clipx")
     if has_file_log(trainer):
@@ -43,12 +43,12 @@ def own_log_path(config: Mapping[str, Any]) -> Path | None:
 
 
 def record_path(log: Path) -> Path:
-    """Where the record of a log's run stands: beside it."""
+    """The record of a log's run, beside the log."""
     return log.with_suffix(".run.json")
 
 
 def lock_path(log: Path) -> Path:
-    """The lock of a log's run: beside it."""
+    """The lock of a log's run, beside the log."""
     return log.with_suffix(".lock")
 
 
@@ -58,16 +58,16 @@ def traces_path(log: Path) -> Path:
 
 
 def left_out_path(log: Path) -> Path:
-    """The folder of what a start of a run left out: lines, traces and validations of steps that it makes again."""
+    """The folder of what a resumed run left out: lines, traces and validations of the steps that it makes again."""
     return log.with_name("left_out") if log.name == METRICS else log.with_suffix(".left_out")
 
 
 def checkpoint_step(path: str | Path | None) -> int:
-    """The step of a checkpoint by its path, 0 where the path says none.
+    """The step of a checkpoint by its path; 0 if the path names none.
 
     Args:
-        path: verl's folder `global_step_<N>`, or one in it. Folders above it may have such a name too: verl goes by the
-            last one (trainer_base.py, `_load_checkpoint`).
+        path: verl's folder `global_step_<N>`, or one in it. Folders above it may have such a name too: like verl
+            (trainer_base.py, `_load_checkpoint`), this goes by the last one.
     """
     found = STEP_FOLDER.findall(str(path))
     return int(found[-1]) if found else 0

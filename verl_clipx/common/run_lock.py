@@ -16,7 +16,7 @@ import psutil
 
 from verl_clipx.common.files import read_bytes
 
-# Where a launcher says which job of a cluster it belongs to: of its starts, each one begins when the last has ended.
+# By this variable a launcher names its cluster job. Starts of one job never overlap: each begins after the last ended.
 JOB_VARIABLE = "CLIPX_JOB"
 
 
@@ -29,9 +29,9 @@ class Owner:
     """The process that a lock belongs to.
 
     Args:
-        started: tells it from a later process of that number; no time of day, since clocks jump.
-        at: when it took the lock, for people.
-        job: the cluster's job, from CLIPX_JOB; empty for none.
+        started: when it started, to tell it from a later process of that number; no time of day, since clocks jump.
+        at: when it took the lock, for people to read.
+        job: the cluster's job, from CLIPX_JOB; empty if there is none.
     """
 
     host: str
@@ -42,12 +42,12 @@ class Owner:
 
     @property
     def named(self) -> str:
-        """In words."""
+        """The process in words."""
         return f"process {self.pid} on {self.host}, since {self.at}"
 
 
 def this_process() -> Owner:
-    """The owner that this process is."""
+    """This process as an owner."""
     pid = os.getpid()
     at = time.strftime("%Y-%m-%d %H:%M:%S %Z")
     return Owner(socket.gethostname(), pid, start_of(pid) or "", at, os.environ.get(JOB_VARIABLE, ""))
@@ -57,13 +57,13 @@ def start_of(pid: int) -> str | None:
     """When a process of this host started, in a form that no setting of the clock changes; None if it has ended."""
     try:
         fields_after_name = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-        # State and start in ticks since the machine's start, of proc(5).
+        # The state, and the start in ticks since the machine started; see proc(5).
         state, ticks = fields_after_name[0], fields_after_name[19]
         return None if state in "ZX" else f"{Path('/proc/sys/kernel/random/boot_id').read_text().strip()}/{ticks}"
     except (FileNotFoundError, ProcessLookupError):
         if Path("/proc/self/stat").exists():
             return None
-    # No Linux.
+    # This is not Linux.
     try:
         return str(psutil.Process(pid).create_time())
     except psutil.NoSuchProcess:
@@ -74,13 +74,13 @@ def take(path: Path) -> str | None:
     """Makes this process the owner of a lock, until `release` or its end.
 
     Args:
-        path: of the lock; its folder is made if missing.
+        path: the lock; its folder is made if missing.
 
     Returns:
-        What became of the owner before, if that one had not released it; else None.
+        What became of the previous owner, if that one had not released the lock; otherwise None.
 
     Raises:
-        FolderInUse: a living process of this host has it, or one of another host.
+        FolderInUse: a living process of this host has it, or any process of another host.
         OSError: the file cannot be written, in a read-only folder for instance.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -136,24 +136,24 @@ _held: set[Path] = set()
 
 @contextlib.contextmanager
 def _only_one(path: Path) -> Iterator[BinaryIO]:
-    """The lock's file, which no other process of this host reads or writes meanwhile."""
+    """The lock's open file, which no other process of this host reads or writes in the meantime."""
     while True:
         with open(os.open(path, os.O_RDWR | os.O_CREAT, 0o644), "r+b", buffering=0) as file:
-            # Some file systems of clusters have none; then two runs that start in the same instant may both go on.
+            # Some file systems of clusters have no locks; then two runs that start in the same instant may both go on.
             with contextlib.suppress(OSError):
                 fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 same = os.path.samestat(os.fstat(file.fileno()), path.stat())
             except FileNotFoundError:
                 same = False
-            # Else another process removed it between the two calls.
+            # Otherwise another process removed the file between the two calls.
             if same:
                 yield file
                 return
 
 
 def _owner(content: bytes) -> Owner | None:
-    """Whom a lock's content names, None if it is not whole."""
+    """The owner that a lock's content names; None if the content is not whole."""
     try:
         found = json.loads(content)
         given = {field.name: found[field.name] for field in fields(Owner)}

@@ -1,4 +1,4 @@
-"""Credentials in configurations, which are found by the names of keys and the form of addresses and never shown."""
+"""Credentials in configurations: they are found by the names of keys and the form of addresses, and never shown."""
 
 import re
 from collections.abc import Mapping
@@ -7,27 +7,27 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
-# In a key, in capitals and with hyphens too: OPENAI_API_KEY, hf-token; not tokens, of which texts are made.
+# Matches keys in capitals and with hyphens too: OPENAI_API_KEY, hf-token; but not `tokens`, the parts of a text.
 _NAME = r"(?:(?:api|access|secret|private)[_-]?keys?|(?:auth|access|hf|hub|bearer)[_-]?token|passwd|password)"
 _KEY = re.compile(rf"{_NAME}(?![a-z])", re.IGNORECASE)
-# In a text: an override or a part of a query, a member of a JSON object, or an option and its value; a list is a value.
+# In a text: an override or part of a query, a member of a JSON object, or an option with its value (or list).
 _ASSIGNED = re.compile(
     rf"((?:{_NAME}[\"']?\s*[=:]|(?<![\w.-])--[\w.-]*{_NAME}\s(?!\s*-))\s*[\"']?)(\[[^\]]*\]?|[^\s,&{{}}\"']+)",
     re.IGNORECASE,
 )
-# Whose value, in a list of words, is the next one.
+# An option, whose value is the next word in a list.
 _OPTION = re.compile(r"--[\w.-]+")
 _IN_ADDRESS = re.compile(r"(?<=://)[^/\s]+(?=@)")
 
 
 def redacted(value: Any) -> Any:
-    """A configuration with `REDACTED` in the place of each credential.
+    """A configuration with `REDACTED` in place of each credential.
 
     Args:
-        value: nested mappings and lists of plain values; it stays as it is.
+        value: nested mappings and lists of plain values; it is not changed.
 
     Returns:
-        The same as dicts, lists and plain values. What is empty, null, true or false is no credential.
+        The same as dicts, lists and plain values. Values that are empty, null, true or false are no credentials.
     """
     if isinstance(value, Mapping):
         return {key: _of_key(str(key), part) for key, part in value.items()}

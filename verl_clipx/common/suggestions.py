@@ -5,12 +5,12 @@ from difflib import get_close_matches
 
 
 def did_you_mean(word: str, known: Iterable[str], before: str = "") -> str:
-    """A sentence that names the known words nearest to a mistyped one, after a blank; empty if none is near.
+    """A sentence, after a blank, that names the known words nearest to a mistyped one; empty if none is near.
 
     Args:
         before: what stands before the word where the user writes it, such as "+clipx=".
     """
     known = list(dict.fromkeys(known))
-    # Two letters that changed places are the commonest mistake, and not the nearest by difflib.
+    # Two swapped letters are the commonest mistake, and difflib does not rank them first.
     near = [one for one in known if sorted(one) == sorted(word)] or get_close_matches(word, known, n=3)
     return f" Did you mean {' or '.join(f'{before}{one}' for one in near)}?" if near else ""

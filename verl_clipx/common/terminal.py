@@ -13,15 +13,15 @@ from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import track
 from rich.segment import Segment
 
-# Sequences that set colours and move the cursor; control characters, but for tabs and ends of lines; marks that turn a
-# line's direction around; lone surrogates, which no terminal's encoding has.
+# Sequences that set colours and move the cursor; control characters other than tabs and line ends; marks that reverse
+# the direction of a line; lone surrogates, which no terminal can encode.
 _STEERING = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069\ud800-\udfff]")
 
 SECONDS_BETWEEN_LINES = 10.0
 
 
 def harmless(text: str) -> str:
-    """A text without what steers a terminal.
+    """A text without what could control a terminal.
 
     Source: ECMA-48 (control functions), Unicode Standard Annex #9 (directional formatting characters).
     """
@@ -29,12 +29,12 @@ def harmless(text: str) -> str:
 
 
 class TerminalConsole(Console):
-    """rich's console; what it prints is harmless, whatever it was given. Styles of its own stay."""
+    """rich's console, which prints only harmless text, whatever it is given; its own styles stay."""
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
         """Render something; see `rich.console.Console.render`."""
         for segment in super().render(renderable, options):
-            # rich's own control codes, for a moving cursor, come as segments of their own.
+            # rich's own control codes, which move the cursor, come as separate segments.
             yield segment if segment.control else segment._replace(text=harmless(segment.text))
 
     def print_line(self, text: str) -> None:
@@ -43,10 +43,10 @@ class TerminalConsole(Console):
 
 
 def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
-    """The items, with a bar on standard error; in a redirected log, a line every ten seconds.
+    """The items, with a progress bar on standard error; in a redirected log, with a line every ten seconds.
 
     Args:
-        what: is being done with them.
+        what: what is being done with them.
     """
     console = TerminalConsole(stderr=True)
     if console.is_terminal:
@@ -62,7 +62,7 @@ def tracked(items: Sequence[Any], what: str) -> Iterator[Any]:
 
 @contextlib.contextmanager
 def warnings_on(console: Console) -> Iterator[None]:
-    """Within the block, warnings for users are kept back; at its end each is printed once."""
+    """Holds back warnings for users within the block; prints each of them once at its end."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", UserWarning)
         try:
@@ -73,15 +73,15 @@ def warnings_on(console: Console) -> Iterator[None]:
 
 
 def print_plain(text: str) -> None:
-    """Print a text as it is, for other programs to read: not wrapped, not styled, at once."""
+    """Print a text as it is, for other programs to read: not wrapped, not styled, and at once."""
     print(harmless(text), flush=True)
 
 
 def with_whole_output(command: Callable[[], None]) -> None:
-    """Runs a command, and ends with a message and 1 where its output could not be written.
+    """Runs a command; if its output could not be written, ends with a message and exit code 1.
 
     Raises:
-        SystemExit: of the command; or 1, where standard output is full, or was closed by its reader.
+        SystemExit: the command's; or with 1, if standard output is full or was closed by its reader.
     """
     try:
         try:
@@ -100,5 +100,5 @@ def with_whole_output(command: Callable[[], None]) -> None:
 
 
 def _leave_stdout() -> None:
-    # Python flushes at its end, which would fail again.
+    # Python flushes standard output when it ends, which would fail again.
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""Traces: what the loss knew of every token of some responses, as Parquet files in a run's folder `traces`."""
+"""Traces: what the loss knew about every token of some responses, as Parquet files in a run's folder `traces`."""
 
 import dataclasses
 import json
@@ -28,7 +28,7 @@ def _field(name: str, kind: pyarrow.DataType, meaning: str, *, nullable: bool = 
     return pyarrow.field(name, kind, nullable, {"meaning": meaning})
 
 
-# A row a token, whole responses, the tokens of a response in order and next to each other. Each field says what it is.
+# A row for each token of whole responses; the tokens of a response are adjacent and in order.
 SCHEMA = pyarrow.schema(
     [
         _field("step", pyarrow.int32(), "training step, counted from 1 as verl logs it"),
@@ -85,9 +85,9 @@ class UpdateFacts:
 
     Args:
         fraction: share of the prompts that is traced, in (0, 1].
-        ranks: number of data-parallel ranks, each of which writes a file where it has traced tokens.
+        ranks: number of data-parallel ranks, each of which writes a file if it has traced tokens.
         decided_from: the tokens behind the bounds.
-        decisions: number of a micro-batch to what the method decided for it, empty where it decides nothing.
+        decisions: number of a micro-batch to what the method decided for it; empty if it decides nothing.
     """
 
     fraction: float
@@ -97,7 +97,11 @@ class UpdateFacts:
 
     @classmethod
     def of_json(cls, text: str) -> "UpdateFacts":
-        """The facts that a file's metadata holds."""
+        """The facts that a file's metadata holds.
+
+        Raises:
+            ValueError: they have another form.
+        """
         try:
             found = cls(**json.loads(text))
             decisions = {int(number): list(map(float, values)) for number, values in found.decisions.items()}
@@ -110,9 +114,9 @@ def write_shard(folder: Path, shard: Shard, columns: dict[str, Any], facts: Upda
     """Writes one file of a trace, whole or not at all.
 
     Args:
-        columns: field of SCHEMA to values, a value a token, as a list or an array of numpy's or pyarrow's; `step`,
-            `update` and `rank` follow from the shard, and a nullable field may be missing.
-        facts: of the update; None: unknown, so that a replay of it is an estimate.
+        columns: field of SCHEMA to a value for each token, as a list or an array of numpy's or pyarrow's; `step`,
+            `update` and `rank` follow from the shard, and nullable fields may be missing.
+        facts: those of the update; None: unknown, so that a replay of it is an estimate.
 
     Raises:
         ValueError: a field is missing or no field of SCHEMA.
@@ -139,25 +143,27 @@ def shards_in(folder: Path) -> list[Shard]:
 
 
 def remove_shards(folder: Path, shards: list[Shard]) -> None:
-    """Removes files of a trace; those that are not there any more are none."""
+    """Removes files of a trace; it does not matter if some are gone already."""
     for shard in shards:
         shard.path_in(folder).unlink(missing_ok=True)
 
 
 def read_shards(folder: Path, shards: list[Shard]) -> pyarrow.Table:
-    """The tokens of some files of a trace, a row a token, as SCHEMA says.
+    """The tokens of some files of a trace, a row for each, as SCHEMA says.
 
     Raises:
+        OSError: a file cannot be read.
         ValueError: a file is no trace, one of another version, or not of SCHEMA; names the file and the columns.
     """
     return pyarrow.concat_tables([_read(shard.path_in(folder)) for shard in shards] or [SCHEMA.empty_table()])
 
 
 def read_facts(folder: Path, shard: Shard) -> UpdateFacts | None:
-    """What a file of a trace says of its update; None where it says nothing, as in version 1.
+    """What a file of a trace says about its update; None if it says nothing, as in version 1.
 
     Raises:
-        ValueError: the file is no Parquet file, or what it says is of another form; names the file.
+        OSError: the file cannot be read.
+        ValueError: the file is no Parquet file, or what it says has another form; names the file.
     """
     path = shard.path_in(folder)
     try:
@@ -172,7 +178,7 @@ def is_whole(shards: list[Shard], facts: list[UpdateFacts | None]) -> bool:
 
     Args:
         shards: of one update.
-        facts: of each, from `read_facts`.
+        facts: what each says, from `read_facts`.
     """
     known = [one for one in facts if one is not None and one.fraction == 1]
     return len(known) == len(shards) and {shard.rank for shard in shards} == set(range(known[0].ranks))
@@ -198,7 +204,7 @@ def _read(path: Path) -> pyarrow.Table:
 
 
 def _faults(table: pyarrow.Table) -> list[str]:
-    """What is not as SCHEMA says, a part of a sentence each."""
+    """What is not as SCHEMA says, each as a part of a sentence."""
     missing = [field.name for field in SCHEMA if field.name not in table.column_names]
     repeated = [field.name for field in SCHEMA if table.column_names.count(field.name) > 1]
     faults = [f"no column {', '.join(missing)}"] if missing else []

@@ -1,8 +1,8 @@
-"""Has a process end when the one that started it is killed: python with_parent.py COMMAND …
+"""Ends a process when the one that started it is killed: python with_parent.py COMMAND …
 
-SIGKILL leaves a launcher no time to end what it runs. Where Linux watches over the parent, its end, of whatever kind,
-becomes a SIGTERM to the process that asked; elsewhere nothing happens. It is for a launcher that outlives what it runs:
-a command behind which a shell ends normally, as under nohup, must not ask.
+SIGKILL leaves a launcher no time to end what it runs. On Linux, the end of the parent, of whatever kind, becomes a
+SIGTERM to the process that asked for it; elsewhere nothing happens. This is for launchers that outlive what they run: a
+command whose shell ends normally before it, as under nohup, must not ask.
 """
 
 import ctypes
@@ -14,10 +14,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def end_with_parent(parent: int | None = None) -> None:
-    """Asks for SIGTERM at the end of this process's parent; what it executes next inherits that.
+    """Asks for SIGTERM when this process's parent ends; a program that this process executes next inherits that.
 
     Args:
-        parent: its process id, where the caller knows it; it may have ended before.
+        parent: the parent's process id, if the caller knows it; the parent may have ended already.
     """
     parent = os.getppid() if parent is None else parent
     if sys.platform == "linux":

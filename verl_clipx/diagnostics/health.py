@@ -13,7 +13,8 @@ from wrapt import wrap_function_wrapper
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
-from verl_clipx.diagnostics.reward_error import prompt_numbers
+from verl_clipx.diagnostics.keys import REWARD_ERROR
+from verl_clipx.diagnostics.reward_error import prompt_numbers, standard_error
 from verl_clipx.driver.health import HealthLimits, exceeded
 
 logger = logging.getLogger(__name__)
@@ -30,7 +31,10 @@ _longest: list[int] = []
 
 
 def install(metric_utils: ModuleType) -> None:
-    """Wraps `compute_data_metrics` of verl.trainer.ppo.metric_utils, which every trainer calls."""
+    """Wraps `compute_data_metrics` of verl.trainer.ppo.metric_utils, which every trainer imports by name and calls.
+
+    It must be wrapped when its module is imported, which is before a trainer imports the name.
+    """
     wrap_function_wrapper(metric_utils, "compute_data_metrics", _with_health)
 
 
@@ -48,7 +52,10 @@ def install_verdicts(trainers: ModuleType) -> None:
 
 def _with_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
     batch = positional[0] if positional else named["batch"]
-    return {**wrapped(*positional, **named), **health_of(batch, _longest[0] if _longest else None)}
+    metrics = {**wrapped(*positional, **named), **health_of(batch, _longest[0] if _longest else None)}
+    scores, counted = batch.batch["token_level_scores"].sum(-1), batch.batch["response_mask"].bool().any(-1)
+    error = standard_error(scores, prompt_numbers(batch), counted)
+    return metrics if error is None else {**metrics, REWARD_ERROR: error}
 
 
 def health_of(batch: Any, longest: int | None) -> dict[str, float]:

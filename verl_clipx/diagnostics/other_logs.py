@@ -8,8 +8,7 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from verl_clipx.common.files import GZIP, read_bytes, read_text
-
-Rows = dict[int, dict[str, float]]
+from verl_clipx.diagnostics.run_log import Rows
 
 EVENTS = "events.out.tfevents.*"
 

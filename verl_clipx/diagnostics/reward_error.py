@@ -1,30 +1,9 @@
-"""The standard error of a step's mean score over its prompts, beside verl's own metrics of the scores.
+"""The standard error of a step's mean score over its prompts, which health.py adds to verl's metrics of the scores."""
 
-verl computes those in the driver, by one function that every trainer imports by name. Like health.py, this module wraps
-that function when its module is imported, which is before a trainer imports the name.
-"""
-
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from wrapt import wrap_function_wrapper
-
-STANDARD_ERROR = "critic/score/standard_error"
-
-
-def install(metric_utils: ModuleType) -> None:
-    """Wraps `compute_data_metrics` of verl.trainer.ppo.metric_utils."""
-    wrap_function_wrapper(metric_utils, "compute_data_metrics", _with_standard_error)
-
-
-def _with_standard_error(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    metrics, batch = wrapped(*positional, **named), positional[0] if positional else named["batch"]
-    error = standard_error(
-        batch.batch["token_level_scores"].sum(-1), prompt_numbers(batch), batch.batch["response_mask"].bool().any(-1)
-    )
-    return metrics if error is None else {**metrics, STANDARD_ERROR: error}
 
 
 def prompt_numbers(batch: Any) -> Tensor:

@@ -14,6 +14,9 @@ import pandas
 from verl_clipx.common.files import GZIP, parse_json, read_bytes
 from verl_clipx.diagnostics import keys
 
+Rows = dict[int, dict[str, float]]
+"""Step to metric to number."""
+
 
 @dataclass(frozen=True)
 class SkippedUpdates:
@@ -38,7 +41,7 @@ def skipped_updates(log: pandas.DataFrame, not_finite: Mapping[str, list[int]]) 
     Args:
         log: from `read_run_log`. If it has no count, because the plugin did not log one yet, the gradient norms that
             are not finite say in which steps.
-        not_finite: from `not_finite_steps`.
+        not_finite: from `not_finite_in`.
     """
     updates = None
     if keys.SKIPPED_UPDATES in log:
@@ -53,15 +56,20 @@ def skipped_updates(log: pandas.DataFrame, not_finite: Mapping[str, list[int]]) 
 
 
 def read_run_log(path: Path) -> pandas.DataFrame:
+    """The log of a run as a table; see `read_rows`."""
+    return table_of(read_rows(path)[0])
+
+
+def read_rows(path: Path) -> tuple[Rows, dict[str, Any]]:
     """Reads the JSON lines of verl's file logger.
 
     Args:
         path: the file that VERL_FILE_LOGGER_PATH named, or a run that `clipx table fill` kept.
 
     Returns:
-        A row a training step (index `step`), a column a metric. A step that was logged twice, as the first one is by
-        the validation before training, becomes one row. A last line that is not whole, such as a killed run leaves
-        behind, is left out with a warning.
+        The numbers by training step, and what a kept run says of itself in its first line, nothing for other logs. A
+        step that was logged twice, as the first one is by the validation before training, is one. A last line that is
+        not whole, such as a killed run leaves behind, is left out with a warning.
 
     Raises:
         FileNotFoundError: there is no such file: the run has not logged yet, or `file` is not in trainer.logger.
@@ -72,7 +80,7 @@ def read_run_log(path: Path) -> pandas.DataFrame:
         raise FileNotFoundError(
             f"{path}: no such log. Run with trainer.logger=[file] and VERL_FILE_LOGGER_PATH={path}."
         )
-    _, text = _header_and_steps(path)
+    header, text = _header_and_steps(path)
     if not text.strip():
         raise ValueError(f"{path}: empty: the run has not logged its first step yet.")
     whole = text[: text.rfind(b"\n") + 1]
@@ -80,41 +88,17 @@ def read_run_log(path: Path) -> pandas.DataFrame:
     if whole.strip() and rest.strip() and not _is_entry(rest):
         warnings.warn(f"{path}: its last line is cut off and was left out: {_shown(rest)}", stacklevel=2)
         text = whole
-    return table_of(_rows(text, path))
+    return _rows(text, path), header
 
 
-def read_growing_log(path: Path) -> pandas.DataFrame:
-    """Reads the log of a run that goes on or was killed, without a last line that is not whole.
-
-    Args:
-        path: as for `read_run_log`.
-
-    Returns:
-        The same table; without rows while there is no whole line, or no file.
+def read_growing_rows(path: Path) -> Rows:
+    """The same of a run that goes on or was killed, without a last line that is not whole; nothing without a file.
 
     Raises:
         ValueError: a whole line is of something else.
     """
     text = read_bytes(path) if path.exists() else b""
-    return table_of(_rows(text[: text.rfind(b"\n") + 1], path))
-
-
-def not_finite_steps(path: Path) -> dict[str, list[int]]:
-    """The steps at which each metric was logged as a value that is not finite, or as null.
-
-    Args:
-        path: as for `read_run_log`; a last line that is not whole is left out.
-
-    Returns:
-        Metric to its training steps, ascending; without the metrics that were finite wherever they were logged.
-    """
-    _, text = _header_and_steps(path)
-    return not_finite_in(_rows(text[: text.rfind(b"\n") + 1], path))
-
-
-def kept_record(path: Path) -> dict[str, Any]:
-    """What a run that `clipx table fill` kept says of itself in its first line; empty for other logs."""
-    return _header_and_steps(path)[0]
+    return _rows(text[: text.rfind(b"\n") + 1], path)
 
 
 def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
@@ -139,8 +123,8 @@ def _header_and_steps(path: Path) -> tuple[dict[str, Any], bytes]:
     return {}, text
 
 
-def not_finite_in(rows: Mapping[int, Mapping[str, float]]) -> dict[str, list[int]]:
-    """As `not_finite_steps`, from a log's numbers by step."""
+def not_finite_in(rows: Rows) -> dict[str, list[int]]:
+    """The steps, ascending, at which a metric was logged as a value that is not finite or as null, by metric."""
     found: dict[str, list[int]] = {}
     for step in sorted(rows):
         for key, value in rows[step].items():
@@ -173,7 +157,7 @@ def _shown(line: bytes) -> str:
     return repr(line[:60].decode(errors="replace"))
 
 
-def table_of(rows: Mapping[int, Mapping[str, float]]) -> pandas.DataFrame:
+def table_of(rows: Rows) -> pandas.DataFrame:
     """A log's numbers as a table: a row a step (index `step`), ascending, a column a metric."""
     table = pandas.DataFrame.from_dict(rows, orient="index").sort_index()
     table.index.name = "step"
@@ -187,8 +171,8 @@ def with_entropy(log: pandas.DataFrame) -> pandas.DataFrame:
     return log.assign(**{keys.ENTROPY: log[keys.ENTROPY_OF_UPDATES]})
 
 
-def _rows(text: bytes, path: Path) -> dict[int, dict[str, float]]:
-    rows: dict[int, dict[str, float]] = {}
+def _rows(text: bytes, path: Path) -> Rows:
+    rows: Rows = {}
     for number, line in enumerate(text.splitlines(), 1):
         try:
             step, data = _entry(line)

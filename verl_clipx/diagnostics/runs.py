@@ -22,10 +22,8 @@ from verl_clipx.diagnostics.other_logs import reader_of
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
 from verl_clipx.diagnostics.run_log import (
     SkippedUpdates,
-    kept_record,
     not_finite_in,
-    not_finite_steps,
-    read_run_log,
+    read_rows,
     skipped_updates,
     table_of,
     with_entropy,
@@ -204,12 +202,8 @@ def read_run(path: Path) -> Run:
     """
     log_path = log_of(path)
     reader = reader_of(log_path)
-    if reader is None:
-        log, not_finite, record = read_run_log(log_path), not_finite_steps(log_path), kept_record(log_path)
-    else:
-        rows = reader(log_path)
-        log, not_finite, record = table_of(rows), not_finite_in(rows), {}
-    log = with_entropy(log)
+    rows, record = read_rows(log_path) if reader is None else (reader(log_path), {})
+    log, not_finite = with_entropy(table_of(rows)), not_finite_in(rows)
     if not any(name.startswith("actor/") for name in log):
         raise ValueError(f"{log_path}: no metric begins with actor/: not the log of a policy's training by verl.")
     folder = path if path.is_dir() else log_path.parent

@@ -19,7 +19,7 @@ from verl_clipx.common.statistics.collapse import collapse
 from verl_clipx.common.terminal import TerminalConsole
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_steps, read_growing_log, skipped_updates
+from verl_clipx.diagnostics.run_log import SkippedUpdates, not_finite_in, read_growing_rows, skipped_updates, table_of
 
 SECONDS_TO_END = 15
 
@@ -131,15 +131,14 @@ def run_watched(command: Sequence[str], *, steps: int, metrics: Path, log: Path,
 def show(progress: Progress, task, metrics: Path, label: str) -> None:
     """Puts the last step and its reward into the progress bar; a log that cannot be read does not end the training."""
     try:
-        log = read_growing_log(metrics)
-        # There is no file before the first step.
-        not_finite = {} if log.empty else not_finite_steps(metrics)
+        rows = read_growing_rows(metrics)
     except (OSError, ValueError) as error:
         progress.update(task, description=f"{label}, no progress known: {error}")
         return
+    log = table_of(rows)
     if log.empty or log.index[-1] == 0:
         return
-    told = f"{recent_reward(log)}{collapsed(log)}{skipped(skipped_updates(log, not_finite))}"
+    told = f"{recent_reward(log)}{collapsed(log)}{skipped(skipped_updates(log, not_finite_in(rows)))}"
     progress.update(task, completed=int(log.index[-1]), description=f"{label}{told}")
 
 

@@ -7,19 +7,19 @@ import numpy as np
 from verl_clipx.common.statistics.variance import CONFIDENCE
 
 FEWEST_UNITS = 5
-"""With fewer units there is no interval: the resamples would be few and say almost nothing of their population."""
+"""With fewer units there is no interval: the few different resamples would say almost nothing about the population."""
 
 
 def resamples(units: int, replicates: int, seed: int = 0) -> np.ndarray:
-    """The units of each replicate, drawn with replacement, the same for one seed: ``[replicates, units]``, int64."""
+    """The units of each replicate, drawn with replacement, ``[replicates, units]`` int64; equal for equal seeds."""
     return np.random.default_rng(seed).integers(units, size=(replicates, units))
 
 
 def percentile_interval(values: Sequence[float]) -> tuple[float, float] | None:
-    """The interval that holds all but the outer 5 % of the replicates' values; None where none is finite.
+    """The interval that holds all but the outer 5 % of the replicates' values; None if none is finite.
 
     Args:
-        values: a value a replicate; those that are not finite are left out.
+        values: one for each replicate; those that are not finite are left out.
     """
     finite = np.asarray(values, dtype=np.float64)
     finite = finite[np.isfinite(finite)]

@@ -1,4 +1,4 @@
-"""Collapses: an outcome of a training that a mean over seeds does not show."""
+"""Collapses of trainings, which a mean over seeds does not show."""
 
 from collections.abc import Sequence
 
@@ -8,22 +8,22 @@ STEPS, PART = 3, 10
 """A level is the mean of a tenth of the steps, at least 3: one bad rollout batch is no collapse."""
 
 KEPT = 0.25
-"""Of its best level a collapsed training once had less than this share. Of the 78 runs of docs/results/cpu_small.md
-three fell to 0.04 or less, and no other below 0.5."""
+"""A collapsed training fell below this share of its best level. Of the 78 runs of docs/results/cpu_small.md three fell
+to 0.04 or less, and no other below 0.5."""
 
 NOISE = 6.0
 """Standard errors of a level, from the differences of neighbouring steps, that a fall must exceed."""
 
 COVERAGE = {3: 64, 5: 68, 10: 89, 20: 92}
-"""By seeds of each method, per cent of the 95 % intervals that hold the true difference where a fifth of one method's
-trainings lose 30 points and others differ by 2 points: benchmarks/no_difference.py."""
+"""Number of seeds of each method to the per cent of 95 % intervals that hold the true difference, if a fifth of one
+method's trainings lose 30 points and the others differ by 2 points: benchmarks/no_difference.py."""
 
 
 def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
-    """Whether a training collapsed: its level fell below a quarter of the best before, later recovery or not.
+    """Where a training collapsed: its level fell below a quarter of its best before, whether it recovered later or not.
 
-    A level is the mean over a tenth of the steps, above 0 or above the lowest reward if that is negative. What falls
-    from little to less, within the noise of the steps, is no collapse.
+    A level is the mean over a tenth of the steps, above 0 or above the lowest reward if that is negative. A fall within
+    the noise of the steps is no collapse.
 
     Args:
         rewards: ``[steps]``, finite, in order.
@@ -37,7 +37,7 @@ def collapse(rewards: Sequence[float] | np.ndarray) -> int | None:
         return None
     levels = np.convolve(rewards, np.full(steps, 1 / steps), "valid") - min(0.0, rewards.min())
     best = np.maximum.accumulate(levels)
-    # Of normal noise the mean difference of neighbours is 2 / sqrt(pi) standard deviations.
+    # With normal noise, neighbours differ by 2 / sqrt(pi) standard deviations on average.
     error = np.abs(np.diff(rewards)).mean() * np.sqrt(np.pi) / 2 / np.sqrt(steps)
     fallen = (levels < KEPT * best) & (best - levels > NOISE * error)
     return int(np.argmax(fallen)) if fallen.any() else None
@@ -49,7 +49,7 @@ def last_level(values: Sequence[float] | np.ndarray) -> float:
 
 
 def caution(seeds: int) -> str | None:
-    """What an interval over so many seeds of each method does not know of collapses; None from 20 on."""
+    """A caution about collapses for an interval over so many seeds of each method; None below 3 and from 20 on."""
     known = max((count for count in COVERAGE if count <= seeds), default=None)
     if known is None or seeds >= max(COVERAGE):
         return None

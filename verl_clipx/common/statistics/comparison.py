@@ -27,10 +27,10 @@ class Comparison:
     """Difference of two methods or checkpoints, second minus first.
 
     Args:
-        low, high: ends of the 95 % interval, None where it is refused.
-        p_value: two-sided, None where it is refused.
+        low, high: ends of the 95 % interval; None if it is refused.
+        p_value: two-sided; None if it is refused.
         over: what interval and p-value are over: `SEEDS_AND_QUESTIONS` and `SEEDS` speak of the methods, `QUESTIONS`
-            of these two checkpoints alone; None where they are refused.
+            only of these two checkpoints; None if they are refused.
         error: squared standard error of the difference by its parts, "question" and "seed".
         wins, losses, ties: questions on which the second is better, worse, equal.
         refused: why there is no interval on the methods.
@@ -57,7 +57,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str | None:
-        """`HIGHER`, `LOWER` or `ALIKE`; None where nothing is said on the methods."""
+        """`HIGHER`, `LOWER` or `ALIKE`; None if nothing is said about the methods."""
         if not self.is_of_methods:
             return None
         if self.p_value >= LEVEL:
@@ -71,7 +71,7 @@ class Comparison:
 
 
 def corrected(found: Sequence[Comparison]) -> list[Comparison]:
-    """A family of comparisons with Holm's p-values; those that say nothing on methods are no members and stay."""
+    """A family of comparisons with Holm's p-values; those that say nothing about methods are no members and stay."""
     adjusted = holm([one.p_value if one.is_of_methods else None for one in found])
     return [one if p is None else replace(one, p_value=p) for one, p in zip(found, adjusted, strict=True)]
 
@@ -83,10 +83,10 @@ def holm(p_values: Sequence[float | None]) -> list[float | None]:
     Holm, A Simple Sequentially Rejective Multiple Test Procedure (Scandinavian Journal of Statistics 6, 1979).
 
     Args:
-        p_values: of one family; None, where there is none, is no member.
+        p_values: those of one family; None is no member.
 
     Returns:
-        In the same order, None where there was none.
+        The adjusted ones in the same order, None for None.
     """
     known = np.array([one for one in p_values if one is not None], dtype=np.float64)
     order = np.argsort(known, kind="stable")
@@ -103,8 +103,8 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
 
     The squared standard error is unbiased: the variance over questions of the paired difference of means over seeds,
     plus each method's variance between seeds, less the part of the latter that questions and samples explain, which the
-    former holds already. Where that leaves nothing for the seeds, the questions' part stands alone. Student's interval
-    with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946), of which unequal numbers of seeds
+    former holds already. If that leaves nothing for the seeds, only the questions' part remains. The interval is
+    Student's with Satterthwaite's degrees of freedom (Biometrics Bulletin 2, 1946), of which unequal numbers of seeds
     get no more than equal ones: see `_seeds_spread`.
 
     Args:
@@ -112,11 +112,11 @@ def compare(first: Benchmarks, second: Benchmarks, clusters: Mapping[str, np.nda
         clusters: by benchmark ``[questions]`` labels, where questions share a source.
 
     Returns:
-        With one training on both sides, the interval over questions, which speaks of these two alone; else with fewer
-        than `MIN_SEEDS` on a side, no interval.
+        With one training on both sides, the interval over questions, which speaks only of these two; otherwise, with
+        fewer than `MIN_SEEDS` on a side, no interval.
 
     Raises:
-        ValueError: the two have other benchmarks or questions, or there is nothing.
+        ValueError: the two have different benchmarks or questions, or there are no values.
     """
     _check(first, second)
     clusters = clusters or {}
@@ -160,7 +160,10 @@ def compare_means(first: Sequence[float], second: Sequence[float]) -> Comparison
     For numbers without questions, such as a validation's accuracy in a log.
 
     Args:
-        first, second: a number a training.
+        first, second: a number for each training.
+
+    Raises:
+        ValueError: a side has no number.
     """
     first, second = (np.asarray(side, dtype=np.float64) for side in (first, second))
     if not (len(first) and len(second)):
@@ -178,10 +181,11 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
     """Compare the shares of two methods' trainings to which something happened, such as a collapse.
 
     Boschloo's exact test (Statistica Neerlandica 24, 1970), which makes at most 5 % false claims with any number of
-    seeds and finds more than Fisher's: 3 of 3 against 0 of 3 has p 0.031. There is no interval; `share` has each one's.
+    seeds and finds more than Fisher's: 3 of 3 against 0 of 3 has p 0.031. There is no interval; `share` gives each
+    method's.
 
     Args:
-        first, second: for each training what is true where it happened, such as the step.
+        first, second: for each training a value that is true if it happened, such as the step.
     """
     first, second = (np.asarray(side, dtype=bool) for side in (first, second))
     found = compare_means(first, second)
@@ -194,7 +198,7 @@ def compare_shares(first: Sequence[object], second: Sequence[object]) -> Compari
 
 
 def too_few_seeds(seeds: tuple[int, int]) -> str | None:
-    """Why two methods with so many trainings get no interval, None if they get one."""
+    """Why two methods with so many trainings get no interval; None if they get one."""
     if min(seeds) >= MIN_SEEDS:
         return None
     return f"{seeds[0]} and {seeds[1]} training seeds; whether a method is better takes {MIN_SEEDS} of each"
@@ -234,7 +238,7 @@ def _student(found: Comparison, over: str, question: float, seed: float, spread:
     if variance <= (ROUNDING * max(abs(found.first), abs(found.second))) ** 2:
         variance = 0.0
     if not variance and found.difference:
-        # Such as 4 questions, all wrong before and all right after: certainty is not what that says.
+        # For instance 4 questions, all wrong before and all right after, which is no certainty.
         reason = "all seeds and questions differ by the same: nothing to take an error from"
         return replace(found, refused="; ".join(filter(None, [found.refused, reason])))
     half, p_value = 0.0, 1.0

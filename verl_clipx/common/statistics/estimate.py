@@ -9,15 +9,15 @@ from scipy import stats
 from verl_clipx.common.statistics.variance import CONFIDENCE, effective_units, squared_error, too_few_units
 
 MIN_SEEDS = 3
-"""Fewest trainings of a method from which an interval over seeds is taken; benchmarks/coverage.py shows what 2 give."""
+"""The fewest trainings of a method that allow an interval over seeds; benchmarks/coverage.py shows what 2 give."""
 
 ROUNDING = 1e-12
-"""A standard error below this share of the means is what rounding leaves of none."""
+"""A standard error below this share of the means is 0 up to rounding."""
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A mean and the ends of its 95 % interval, None where there is none."""
+    """A mean and the ends of its 95 % interval, None if it has none."""
 
     mean: float
     low: float | None = None
@@ -33,11 +33,11 @@ def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None =
     The interval may leave the values' range; cutting it would hide how little few of them say.
 
     Args:
-        values: ``[questions]``, or one value a problem or seed.
-        clusters: ``[questions]`` labels, where questions share a source: see `squared_error`.
+        values: ``[questions]``, or one for each problem or seed.
+        clusters: ``[questions]`` labels, if questions share a source: see `squared_error`.
 
     Returns:
-        The mean with its interval; without one where there are too few values or clusters, or where all are equal:
+        The mean with its interval; without one if there are too few values or clusters, or if all are equal, since
         nothing says then how far chance goes.
 
     Raises:
@@ -57,12 +57,12 @@ def estimate(values: Sequence[float] | np.ndarray, clusters: np.ndarray | None =
 
 
 def estimate_over_seeds(values: Sequence[float]) -> Estimate:
-    """The same over trainings: with fewer than `MIN_SEEDS` there is no interval."""
+    """As `estimate`, over trainings: with fewer than `MIN_SEEDS` there is no interval."""
     return estimate(values) if len(values) >= MIN_SEEDS else Estimate(float(np.mean(values)))
 
 
 def share(count: int, of: int) -> Estimate:
-    """A share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), which also none and all have.
+    """A share with its exact interval (Clopper and Pearson, Biometrika 26, 1934), which shares of 0 and 1 have too.
 
     Args:
         count: 0 to `of`.

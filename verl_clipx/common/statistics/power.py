@@ -9,10 +9,10 @@ from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.common.statistics.variance import CONFIDENCE, split_variance
 
 POWER = 0.8
-"""The chance that a design should have: the usual one."""
+"""The power that a design should have, as is usual."""
 
 MOST = {"questions": 1_000_000, "samples": 4096, "seeds": 1000}
-"""Largest numbers of a design, where the search for one ends too."""
+"""The largest numbers of a design; the search for a design ends there too."""
 
 
 @dataclass(frozen=True)
@@ -42,13 +42,13 @@ class Design:
     """What is spent on each of two methods."""
 
     questions: int
-    """From 2 on; of all three, at most `MOST`."""
+    """At least 2; like the other two, at most `MOST`."""
 
     samples: int
-    """Of a training on a question, at least 1."""
+    """Samples of a training on a question, at least 1."""
 
     seeds: int
-    """Trainings: 1 compares two checkpoints as they are, else at least `MIN_SEEDS`."""
+    """Trainings: 1, which compares two checkpoints as they are, or at least `MIN_SEEDS`."""
 
     def __post_init__(self) -> None:
         for what, least in (("questions", 2), ("samples", 1), ("seeds", 1)):
@@ -73,7 +73,10 @@ def assumed_parts(accuracy: float, spread: float, agreement: float, seed_deviati
         spread: share of the variance that is between questions, in [0, 1]: 0 if all are equally hard, 1 if each is
             always or never solved.
         agreement: correlation over questions of two trainings' chances, in [0, 1].
-        seed_deviation: standard deviation of the accuracy between trainings, at least 0.
+        seed_deviation: standard deviation of the accuracy between trainings, in [0, 1).
+
+    Raises:
+        ValueError: a number is out of its range; names the option.
     """
     if not 0 < accuracy < 1:
         raise ValueError(f"--accuracy {accuracy}: must be in (0, 1)")
@@ -84,17 +87,17 @@ def assumed_parts(accuracy: float, spread: float, agreement: float, seed_deviati
         raise ValueError(f"--seed-deviation {100 * seed_deviation}: must be at least 0 points and below 100")
     total = accuracy * (1 - accuracy)
     own = total * spread * (1 - agreement)
-    # The difference has both methods' part.
+    # The difference contains the part of both methods.
     return Parts(method=own, seed=seed_deviation**2, interaction=own / 2, sample=total * (1 - spread))
 
 
 def measured_parts(first: np.ndarray, second: np.ndarray | None, samples: int | None) -> dict[str, float]:
-    """The parts that prior runs tell; those that they cannot tell are left out.
+    """The parts that earlier runs tell; those that they cannot tell are left out.
 
     Args:
         first: ``[seeds, questions]`` shares of right samples of one method.
-        second: of another one on the same questions, if there is one.
-        samples: behind each share, None if they differ or are no samples of one model.
+        second: those of another method on the same questions, if there is one.
+        samples: how many are behind each share; None if that differs, or they are not samples of one model.
     """
     splits = [split_variance(side, samples) for side in (first, second) if side is not None]
     found = {}
@@ -103,7 +106,7 @@ def measured_parts(first: np.ndarray, second: np.ndarray | None, samples: int | 
         if values:
             found[part] = float(np.mean(values))
     if "sample" not in found:
-        # The interaction holds the samples' part then, which shrinks with more of them.
+        # The interaction then contains the samples' part, which shrinks with more samples.
         found.pop("interaction", None)
     if second is not None:
         noise = sum(
@@ -157,13 +160,14 @@ def _mean_squares(generator: np.random.Generator, freedom: int, count: int) -> n
 
 
 def needed(parts: Parts, difference: float, design: Design, what: str, power: float = POWER) -> Design | None:
-    """The smallest design with that power, all but one number as given.
+    """The smallest design with a power, in which only one number differs from the given ones.
 
     Args:
         design: gives the other two numbers.
+        what: the number to find: questions, samples or seeds.
 
     Returns:
-        The design; None where even `MOST` does not reach it.
+        The design; None if even `MOST` does not reach the power.
     """
     least = {"questions": 2, "samples": 1, "seeds": MIN_SEEDS}[what]
 

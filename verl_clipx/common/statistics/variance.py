@@ -1,4 +1,4 @@
-"""How much a mean over questions, seeds and samples varies, and which of the three causes it."""
+"""How much a mean over questions, seeds and samples varies, and how much of that each of the three causes."""
 
 from dataclasses import asdict, dataclass
 
@@ -7,7 +7,7 @@ import numpy as np
 CONFIDENCE = 0.95
 
 MIN_CLUSTERS = 5
-"""Fewest clusters from which an error is taken; benchmarks/coverage.py shows what is left of 95 % with few of them."""
+"""The fewest clusters that allow an error; benchmarks/coverage.py shows what remains of 95 % with few of them."""
 
 
 def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.ndarray:
@@ -19,7 +19,7 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
 
     Args:
         values: ``[..., questions]`` float64.
-        clusters: ``[questions]`` a label a question; None: each is a cluster of its own.
+        clusters: ``[questions]`` a label for each question; None: each question is a cluster.
 
     Returns:
         ``[...]`` float64; NaN where there is only one cluster.
@@ -36,7 +36,7 @@ def squared_error(values: np.ndarray, clusters: np.ndarray | None = None) -> np.
 def effective_units(questions: int, clusters: np.ndarray | None) -> float:
     """How many clusters of equal size say as much: questions^2 / sum of size^2 (Kish); without clusters, the questions.
 
-    One less are the degrees of freedom of `squared_error`.
+    `squared_error` has one degree of freedom less.
     """
     if clusters is None:
         return float(questions)
@@ -44,7 +44,7 @@ def effective_units(questions: int, clusters: np.ndarray | None) -> float:
 
 
 def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
-    """Why no interval can be taken over these questions, None if one can."""
+    """Why these questions allow no interval; None if they do."""
     units = effective_units(questions, clusters)
     if clusters is not None and units < MIN_CLUSTERS:
         return f"clusters that count like {units:.1f} of equal size; an interval over clusters needs {MIN_CLUSTERS}"
@@ -53,12 +53,12 @@ def too_few_units(questions: int, clusters: np.ndarray | None) -> str | None:
 
 @dataclass(frozen=True)
 class Split:
-    """The variance of one sample's score, by where it comes from; None where the data cannot tell.
+    """The variance of one sample's score, by where it comes from; None if the data cannot tell.
 
     Args:
         question: between questions, the mean over seeds: how their difficulty differs.
         seed: between trainings of one method, the mean over questions.
-        interaction: between trainings on one question, beyond `seed`; where `sample` is None, with the samples' part.
+        interaction: between trainings on one question, beyond `seed`; if `sample` is None, with the samples' part.
         sample: between samples of one training on one question.
     """
 
@@ -94,7 +94,10 @@ def split_variance(values: np.ndarray, samples: int | None) -> Split:
         samples: behind each share (k); with 1 or None, `sample` is not known.
 
     Returns:
-        Of one seed, `seed` and `interaction` are not known; of one question, ValueError.
+        The parts; with one seed, `seed` and `interaction` are None.
+
+    Raises:
+        ValueError: there is only one question.
     """
     seeds, questions = values.shape
     if questions < 2:
@@ -115,5 +118,5 @@ def split_variance(values: np.ndarray, samples: int | None) -> Split:
 
 
 def residuals(values: np.ndarray) -> np.ndarray:
-    """What is left of ``[seeds, questions]`` without the means of its rows and columns."""
+    """What remains of ``[seeds, questions]`` without the means of its rows and columns."""
     return values - values.mean(axis=0) - values.mean(axis=1, keepdims=True) + values.mean()
