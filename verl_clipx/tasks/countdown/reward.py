@@ -63,7 +63,7 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     if not numbers or not all(isinstance(one, Integral) for one in numbers) or not isinstance(target, Rational | float):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): Countdown needs "
-            '{"numbers": integers, "target": number}, as JSON or as such'
+            '{"numbers": integers, "target": number}, as a mapping or as JSON'
         )
 
 

@@ -45,7 +45,7 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     if not isinstance(decoded, Mapping) or not _strings(decoded.get("answers")):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): HiTab needs "
-            '{"answers": texts, "ratio": bool, "rounding": bool}, as JSON or as such'
+            '{"answers": texts, "ratio": bool, "rounding": bool}, as a mapping or as JSON'
         )
 
 

@@ -67,7 +67,7 @@ def _puzzle(record: Record) -> Puzzle:
     statements = tuple(map(_statement, ast.literal_eval(text)))
     solution = tuple(bool(knight) for knight in record["solution"])
     if solve(statements) != [solution]:
-        raise ValueError(f"solution={solution} is not the only one of {text}")
+        raise ValueError(f"solution={solution} is not the only solution of {text}")
     return Puzzle(statements, solution)
 
 

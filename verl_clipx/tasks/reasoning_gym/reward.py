@@ -92,7 +92,7 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     ):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): reasoning-gym's tasks need "
-            '{"answer": text, "metadata": {"source_dataset": name}}, as JSON or as such, with an answer that its '
+            '{"answer": text, "metadata": {"source_dataset": name}}, as a mapping or as JSON, with an answer that its '
             "verifier accepts"
         )
 
