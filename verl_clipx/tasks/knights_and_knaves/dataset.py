@@ -56,9 +56,7 @@ def rows(
     """
     if source is not None:
         if seed or count is not None:
-            raise ValueError(
-                f"seed={seed!r}, count={count!r}: released puzzles are not generated, so leave these options out; --limit keeps fewer"
-            )
+            raise ValueError(f"seed={seed!r}, count={count!r}: neither applies to released puzzles; use --limit")
         for index, (puzzle, problem, truth) in enumerate(released_puzzles(source, split, people)):
             yield _row(puzzle, build_chat_prompt(problem), truth, split, index)
         return

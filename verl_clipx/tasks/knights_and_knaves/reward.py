@@ -79,8 +79,8 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     """See `verl_clipx.tasks.reward.check_ground_truth`; the data source makes no difference."""
     if not _parse_truth(ground_truth):
         raise ValueError(
-            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line per person, "
-            '"(1) Zoey is a knight", or a mapping with that as `solution_text_format`'
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line "
+            'per person, "(1) Zoey is a knight", or a mapping with that as `solution_text_format`'
         )
 
 
