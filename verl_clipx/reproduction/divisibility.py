@@ -1,7 +1,7 @@
-"""Checks how a run's batches and models divide over its GPUs, by verl's own arithmetic.
+"""Checks how a run's batches and model divide over its GPUs, by verl's own arithmetic.
 
-verl checks some of this in the driver (`validate_config`, called here), some in its workers minutes after the launch,
-and some only when the first long response arrives. Here everything is checked before a GPU is requested.
+verl checks some of this in the driver (`validate_config`, which is called here), some in its workers minutes after the
+launch, and some only when the first long response arrives. Here everything is checked before a GPU is requested.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ FSDP = ("fsdp", "fsdp2")
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot run."""
+    """A configuration cannot run. The message names the key, its value, the problem and a fix."""
 
     def __init__(self, key: str, value: object, problem: str, fix: str):
         super().__init__(f"{key}={value}: {problem}. {fix}")
@@ -31,15 +31,15 @@ class ConfigurationError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """A run's division over its GPUs.
+    """How a run is divided over its GPUs.
 
     Args:
-        gpus: training ranks, over all nodes.
+        gpus: training ranks on all nodes together.
         shards: ranks that share one copy of the parameters (FSDP).
         sequence_parallel: ranks that share each sequence (Ulysses).
-        data_parallel: groups of ranks that see different sequences.
-        replicas: copies of the model that generate.
-        gpus_per_replica: GPUs of each replica.
+        data_parallel: groups of ranks that train on different sequences.
+        replicas: rollout servers, each with a copy of the model.
+        gpus_per_replica: GPUs of each rollout server.
         rows: responses in a rollout batch.
         rows_per_rank: responses of a rollout batch on each data-parallel rank.
         mini_batch_rows: responses in an optimizer step.
@@ -64,10 +64,10 @@ class Layout:
 
 
 def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
-    """Divides a run over its GPUs, as verl would.
+    """Divide a run over its GPUs, as verl would.
 
     Raises:
-        ConfigurationError: something does not divide; the message names the key, the value and a fix.
+        ConfigurationError: something does not divide, the estimator does not cover it, or verl rejects it.
     """
     _check_covered(config)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -147,7 +147,7 @@ def needs_reference(config: DictConfig) -> bool:
 
 
 def check_with_verl(config: DictConfig) -> None:
-    """Runs the checks that verl's driver runs before it starts Ray, including those of the clipx node.
+    """Run the checks that verl's driver runs before it starts Ray, including those of the clipx node.
 
     Raises:
         ConfigurationError: verl or the method's configuration rejects the run.

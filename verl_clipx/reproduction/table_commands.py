@@ -1,4 +1,4 @@
-"""`clipx table list|plan|collect|render`: the papers' tables, from run folders to filled cells."""
+"""The commands `clipx table list|plan|collect|render`, which turn runs into the papers' tables."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ Runs = Annotated[
 DEFAULT_RUNS = Path("runs")
 
 CURVE_FORMATS = ("svg", "png", "csv")
-"""Of `render`: a figure's curves."""
+"""Formats in which `render` writes a figure's curves."""
 
 
 @table_app.command("list")
@@ -88,7 +88,7 @@ def plan(
         nodes=nodes or table.nodes,
         evaluation_options=evaluation_options,
     )
-    # The presets' files are looked for there.
+    # The presets look for their data files there.
     os.environ["CLIPX_DATA"] = str(places.data)
     with failing():
         jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
@@ -106,7 +106,7 @@ def plan(
 
 
 def _say(text: str) -> None:
-    # As it is: these lines are for a shell.
+    # Without markup or line breaks, because these lines are for a shell.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -192,7 +192,7 @@ def collect(
     table = _load(name)
     if not runs.is_dir():
         fail(f"--runs {runs}: there is no such folder. Give the one that `clipx table plan` trained in")
-    # The runs' validation files are looked for there.
+    # The runs look for their validation files there.
     os.environ.setdefault("CLIPX_DATA", table.data)
     out = out or default_results(runs, name)
     with failing():
@@ -277,7 +277,7 @@ def render(
 
 
 def default_results(runs: Path, name: str) -> Path:
-    """Where `collect` writes and `render` reads."""
+    """Return the file that `collect` writes and `render` reads."""
     return runs / "tables" / f"{name}.json"
 
 

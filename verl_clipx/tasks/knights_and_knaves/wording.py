@@ -1,4 +1,4 @@
-"""Puzzles in English, worded like the published set (K&K, arXiv 2410.23123) that the papers train on."""
+"""Writes puzzles in English, worded like the published set (K&K, arXiv 2410.23123) that the papers train on."""
 
 import random
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> tuple[str, tuple[str, ...
     """Name the people, and write what they say.
 
     Args:
-        puzzle: a puzzle of at most as many people as there are `NAMES`.
+        puzzle: a puzzle with at most as many people as there are `NAMES`.
 
     Returns:
         The question in English, and the name of each person.
@@ -57,7 +57,7 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> tuple[str, tuple[str, ...
 
 
 def word_statement(statement: Statement, names: Sequence[str]) -> str:
-    """Write a plain statement, the negation of one, or two of them joined, in English."""
+    """Write in English a plain statement, the negation of one, or two of them joined."""
     match statement:
         case ("knight", person):
             return f"{names[person]} is a knight"
@@ -70,7 +70,7 @@ def word_statement(statement: Statement, names: Sequence[str]) -> str:
 
 
 def word_solution(solution: Sequence[bool], names: Sequence[str]) -> str:
-    """Write a solution, one line a person: "(1) Zoey is a knight"."""
+    """Write a solution with a line per person, such as "(1) Zoey is a knight"."""
     return "\n".join(
         f"({number}) {name} is a {'knight' if is_knight else 'knave'}"
         for number, (name, is_knight) in enumerate(zip(names, solution, strict=True), start=1)
