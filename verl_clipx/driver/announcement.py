@@ -66,7 +66,6 @@ def averages(run: RunFacts, *, observed: bool) -> str:
     """verl's aggregation mode and, if it differs, the paper's.
 
     Args:
-        run: facts of the run.
         observed: whether verl's own loss is trained. Some of verl's losses, such as its sapo, average in their own way.
     """
     said, key = f"loss_agg_mode {run.loss_agg_mode}", f"{ACTOR}.loss_agg_mode"
@@ -82,7 +81,6 @@ def corrections(run: RunFacts, *, observed: bool) -> list[str]:
     """The corrections of the samples' weights, mask and probabilities; by default there are none.
 
     Args:
-        run: facts of the run.
         observed: whether verl's own loss is trained.
     """
     found, temperature = [], run.options.get(TEMPERATURE)
@@ -184,8 +182,6 @@ def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
     """The number of updates per rollout batch, and whether the loss's limits can act in them.
 
     Args:
-        run: facts of the run.
-        limit: the method's.
         twice: whether Lopti makes two passes, of which the second starts away from ratio 1.
     """
     if run.updates is None:

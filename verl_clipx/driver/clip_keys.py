@@ -256,7 +256,6 @@ def ignored_keys(method: Method, policy_loss: Any, *, group: str | None = None) 
     """One message for each key under policy_loss that is set although only verl's own losses read it.
 
     Args:
-        method: the method of the run.
         policy_loss: verl's policy-loss node, or the configuration built from it.
         group: as for `taken_over`.
     """
@@ -314,7 +313,6 @@ def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Co
     """The message for a value of verl's that cannot become the method's parameter; None if it can, or is the same.
 
     Args:
-        method: the method.
         meaning: what verl's key means to the method.
         source: verl's key.
         value: the value of that key.

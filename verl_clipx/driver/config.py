@@ -333,7 +333,6 @@ def with_node(key: str, node: Any) -> Any:
     """Builds the class of a key that has a group of its own, from `NODES`; other values are returned unchanged.
 
     Args:
-        key: the key under the clipx node.
         node: its value.
 
     Raises:
@@ -360,7 +359,6 @@ def settings_without_group(name: str, actor: Any) -> Settings:
     """The settings if `loss_mode` was set without a `+clipx=<method>` group.
 
     Args:
-        name: the method's name.
         actor: verl's ActorConfig. Its clip_ratio_low and clip_ratio_high become fixed bounds, its clip_ratio_c becomes
             GRPO's dual clip.
 

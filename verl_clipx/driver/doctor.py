@@ -125,7 +125,6 @@ def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str 
     """Checks whether a distribution is installed in a tested version.
 
     Args:
-        distribution: its name.
         tested: the tested versions; empty for any version.
         level: the finding's level if the distribution is missing or has another version.
         advice: the finding's advice in this case; empty for the pip command.
@@ -142,7 +141,6 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
     """Runs code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
 
     Args:
-        code: Python source.
         seconds: the time after which the interpreter is stopped.
 
     Returns:

@@ -66,7 +66,6 @@ def exceeded(limits: HealthLimits, data: Mapping[str, Any]) -> Iterator[tuple[st
     """The limits that a step's metrics exceed.
 
     Args:
-        limits: the run's limits.
         data: the step's metrics, as verl logs them.
 
     Yields:

@@ -192,10 +192,6 @@ def require_loss_of_verl(loss_mode: str) -> None:
 def check_run(settings: Settings, run: RunFacts) -> None:
     """Raises if the run lacks what the method, or one in its shadow, needs.
 
-    Args:
-        settings: the clipx node.
-        run: facts of the run.
-
     Raises:
         ValueError: names the key, the value and what to do.
     """

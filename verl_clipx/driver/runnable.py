@@ -27,7 +27,6 @@ def what_stops(config: DictConfig, node: Settings | Observe) -> list[str]:
 
     Args:
         config: verl's whole configuration.
-        node: the clipx node.
 
     Returns:
         One message for each reason, with the keys, their values and what to do.

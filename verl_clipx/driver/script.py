@@ -91,9 +91,7 @@ def refuse_dropped(script: Path, arguments: Sequence[str], commands: Sequence[Se
     """Raises if a script passes an override that it gets on to none of its commands.
 
     Args:
-        script: the script's path.
         arguments: the script's arguments. Those that are not overrides may be for the script itself.
-        commands: the commands that it would run.
 
     Raises:
         ValueError: names the overrides, and says how a script passes them on.
@@ -121,10 +119,6 @@ def end_session(leader: int) -> None:
 
 def refuse_network(script: Path, arguments: Sequence[str]) -> None:
     """Raises if a script, or one of its arguments, names a file for which bash would open a network connection.
-
-    Args:
-        script: the script's path.
-        arguments: the script's arguments.
 
     Raises:
         ValueError: names the line or the argument.
@@ -171,10 +165,6 @@ printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
 
 def refuse_what_failed(script: Path, errors: str) -> None:
     """Raises for the first line of a script that failed because something was missing.
-
-    Args:
-        script: the script's path.
-        errors: bash's error messages.
 
     Raises:
         ValueError: names the line and what it needed.

@@ -584,7 +584,6 @@ def refuse_unserved(options: Options, node: Settings | Observe) -> None:
 
     Args:
         options: the keys of `READ` with their values; keys that the run lacks may be missing.
-        node: the clipx node.
 
     Raises:
         ValueError: names the keys, their values and what to do.

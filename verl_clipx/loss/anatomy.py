@@ -68,7 +68,6 @@ def anatomy_sums(
     """The histograms of a micro-batch's tokens, and how many tokens each part would carry over the bounds by itself.
 
     Args:
-        method, shaping, inputs, decision: as for `loss.token_loss`.
         rollout_log_prob: log-probabilities under the policy that sampled, (sequences, length), or None.
         age: weight versions since each sequence was sampled, int64, (sequences,); None if unknown.
         equal_weights: whether the current weights computed the old log-probabilities or, in bypass mode, are those from

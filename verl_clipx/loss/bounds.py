@@ -17,7 +17,6 @@ class Probes:
     """Tokens at ratio 1 with probabilities from 0 to 1, each with a positive and with a negative advantage.
 
     Args:
-        method: decides on the bounds.
         statistics: the statistics behind the first bounds, with which others are compared, (statistics_size,), float64.
     """
 
@@ -48,7 +47,6 @@ def bounds_difference(method: Method, first: Tensor, second: Tensor) -> float:
     """The largest difference between the bounds from two statistics, relative to half the width of the first ones.
 
     Args:
-        method: decides on the bounds.
         first, second: statistics, (statistics_size,), float64.
 
     Returns:

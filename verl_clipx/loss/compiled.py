@@ -48,7 +48,6 @@ class Functions:
 
         Args:
             function: takes `first`, tokens, others.
-            tokens, others: its arguments.
         """
         # Without gradient and autocast: each would need another graph, and autocast would lose precision.
         with torch.no_grad(), torch.autocast(tokens.mask.device.type, enabled=False):
@@ -67,8 +66,6 @@ class TokenFunctions(Functions):
     """`token_loss` and `token_statistics` for one configuration.
 
     Args:
-        method: the method.
-        shaping: advantage reweighting, or None.
         detailed: as for `token_loss`.
         compiled: as for `Functions`.
     """

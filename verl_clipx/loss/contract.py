@@ -59,7 +59,6 @@ def evaluate(
             respect to them.
         old_log_prob, advantages, mask: (sequences, length).
         statistics: the statistics behind the bounds; None: those of these tokens.
-        shaping: advantage reweighting, or None.
         **optional: the other fields of `Inputs`.
     """
     inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
@@ -161,12 +160,10 @@ def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, log_rat
     """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do.
 
     Args:
-        method: the method.
         what: the values' name.
         values: (sequences, length).
         wrong: which values are not finite, bool, (sequences, length).
         log_ratios: the log-ratio at each position, before any clamp, (length,).
-        t: the tokens.
 
     Returns:
         An empty text if all values are finite.
@@ -459,9 +456,6 @@ COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_it_is_the_same
 
 def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
     """Checks the contract on a method.
-
-    Args:
-        method: the method with its parameters.
 
     Yields:
         What was checked, and how it failed with the file and line of the loss, or None. The compiled loss is checked

@@ -29,20 +29,14 @@ class TokenLoss(NamedTuple):
 
 
 def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tokens:
-    """The tokens of a micro-batch, with shaped advantages.
-
-    Args:
-        method: the method.
-        shaping: advantage reweighting, or None.
-        inputs: the micro-batch.
-    """
+    """The tokens of a micro-batch, with shaped advantages."""
     unasked = {name: None for name in OPTIONAL if name not in method.asks_for}
     t = tokens_of(inputs._replace(**unasked), method.log_ratio_clamp)
     return t if shaping is None else t._replace(advantages=shaping.advantages(t))
 
 
 def token_statistics(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
-    """The additive statistics behind a method's bounds, (statistics_size,), float64; arguments as for `tokens_in`."""
+    """The additive statistics behind a method's bounds, (statistics_size,), float64."""
     t = tokens_in(method, shaping, inputs)
     return method.statistics(t if inputs.counted is None else t._replace(mask=t.mask & inputs.counted))
 
@@ -53,7 +47,6 @@ def token_loss(
     """A method's loss per token.
 
     Args:
-        method, shaping, inputs: as for `tokens_in`.
         decision: what the method decided.
         detailed: as for `metrics.token_sums`.
 

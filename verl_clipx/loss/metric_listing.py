@@ -41,11 +41,7 @@ class Row(NamedTuple):
 
 
 def every_metric(methods: Iterable[str]) -> list[tuple[str, Metric]]:
-    """Each metric that runs with some methods may log, with the name of the method that owns it, or "".
-
-    Args:
-        methods: the methods' names.
-    """
+    """Each metric that runs with some methods may log, with the name of its method, empty for a shared metric."""
     own = [(name, metric) for name in methods for metric in METHODS[name].logs]
     return [("", metric) for metric in METRICS] + own
 

@@ -194,7 +194,6 @@ def token_sums(
     """Sums over tokens from which `token_metrics` makes the metrics.
 
     Args:
-        t: the tokens.
         bounded: what the bounds act on, (sequences, length).
         bounds: clip bounds on it, broadcastable.
         weighted: F * A, (sequences, length), 0 outside the mask.

@@ -81,7 +81,6 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, det
     """Sums over tokens from which `observed_metrics` makes the metrics.
 
     Args:
-        tokens: the tokens.
         bounds: the bounds on the ratio that separate the regions.
         by_sequence: whether the loss clips by the sequence's mean log-ratio.
         detailed: as for `token_sums`.

@@ -40,7 +40,6 @@ def token_trace(
     """What a method does to each token.
 
     Args:
-        method, shaping, inputs: as for `loss.tokens_in`.
         decision: what the method decided.
         factor: the factor of verl's rollout correction and of entropy selection on F, broadcastable to (sequences,
             length).

@@ -65,7 +65,6 @@ def method_class(
     """The method that a decorated function stands for.
 
     Args:
-        name: the method's name.
         gradient_weight: the user's function.
         bounds: key of `BASES`.
         unconstrained_weight: as for `register_loss`.
@@ -186,9 +185,6 @@ def method_of(loaded: Any) -> type[Method]:
 
 def reject_unusable_fields(method: type[Method]) -> None:
     """Raises for a field that cannot be a parameter.
-
-    Args:
-        method: the class.
 
     Raises:
         ValueError: names the field, and what to do.

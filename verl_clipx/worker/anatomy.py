@@ -43,7 +43,6 @@ class AnatomySums:
         """Adds a micro-batch's tokens without waiting for the accelerator.
 
         Args:
-            settings: the clipx node.
             inputs, decision: as the loss got them.
             known: what is known of the micro-batch.
         """

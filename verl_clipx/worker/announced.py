@@ -27,8 +27,6 @@ def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Ten
     """F and F * A of each token as announced, computed directly by the formulas.
 
     Args:
-        settings: the clipx node.
-        run: the facts that the announcement is made from.
         call: what verl's loss function gets.
 
     Returns:
@@ -57,8 +55,6 @@ def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
     """The gradient that the policy's term must have on log_prob, (sequences, response length).
 
     Args:
-        settings: the clipx node.
-        run: the facts that the announcement is made from.
         call: what verl's loss function gets.
     """
     from verl.trainer.ppo.core_algos import agg_loss
@@ -92,7 +88,6 @@ def left_in_bypass_mode(run: RunFacts, call: Call, mask: Tensor) -> Tensor:
     """The tokens that verl's own bypass loss would keep, by verl's own code: bool, (sequences, response length).
 
     Args:
-        run: the facts that the announcement is made from.
         call: what verl's loss function gets.
         mask: all tokens of the responses, bool.
     """

@@ -41,7 +41,6 @@ def extra_pass(
     """Computes the statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
 
     Args:
-        settings: the clipx node.
         engine: verl's engine.
         data: this rank's mini-batch.
         step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds. If it has
@@ -134,7 +133,6 @@ def refuse_sample_of_stages(settings: Settings, engine_config: Any) -> None:
     """Raises if pipeline stages would have to agree on a sample that only the last stage can choose.
 
     Args:
-        settings: the clipx node.
         engine_config: verl's configuration of the actor's engine.
 
     Raises:

@@ -83,9 +83,6 @@ def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
 def step_without_worker(settings: Settings) -> OptimizerStep:
     """The optimizer step for a loss call outside train_batch, for which nothing was decided beforehand.
 
-    Args:
-        settings: the clipx node.
-
     Raises:
         RuntimeError: the settings need what train_batch decides.
     """
@@ -119,7 +116,6 @@ def with_micro_batch(
     Args:
         loss_fn: as for `with_exact_metrics`. Under distillation verl also calls it as (student_logits, data, ...) -> a
             dictionary of tensors; such calls pass through.
-        settings: the clipx node.
         current_step: returns the current optimizer step, or None outside one.
         tracer: traces responses, or None.
         receipt: compares the first updates with what is announced, or None.
@@ -152,7 +148,6 @@ def call_of(
     """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
 
     Args:
-        settings: the clipx node.
         step: the optimizer step that the micro-batch belongs to.
         model_output, data: from verl's engine.
         tracer: traces responses, or None.

@@ -50,7 +50,6 @@ class StepPlanner:
     """Plans the optimizer steps of one training worker.
 
     Args:
-        settings: the clipx node.
         extra_pass: runs the extra pass, without gradient, over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
         rejects: whether verl's trainer removes tokens from response_mask that verl's own token count still includes.
@@ -135,7 +134,6 @@ class StepPlanner:
         Args:
             data: this rank's mini-batch.
             position: names the update within its rollout batch.
-            token_pass: Lopti's pass, or None.
             weights_moved: whether this rank's weights differ from those that computed old_log_probs, 0-d bool; None if
                 they certainly differ, or if this is unknown. Either all ranks pass None or none does.
 
@@ -256,7 +254,6 @@ class StepPlanner:
         """Ends a step and keeps its statistics.
 
         Args:
-            step: the step.
             taken: whether the optimizer took the step; verl skips a step whose gradient is not finite.
 
         Returns:

@@ -179,7 +179,6 @@ def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
     """Raises if a call outside the plugin's worker needs what only that worker provides.
 
     Args:
-        settings: the clipx node.
         caller: the frame that called the loss.
 
     Raises:
@@ -201,7 +200,6 @@ def decided(method: Method, functions: TokenFunctions, inputs: Inputs, step: Opt
 
     Args:
         method, functions: of the run.
-        inputs: the micro-batch.
         step: the optimizer step that it belongs to; if it collects, the micro-batch's own statistics are added to it.
     """
     statistics = step.statistics
@@ -268,8 +266,6 @@ def decision_to_log(
     """The metrics of a decision by key: first the values, then the counts that add up over micro-batches.
 
     Args:
-        settings: the clipx node.
-        step: the optimizer step.
         statistics, decision: from `decided`.
     """
     values, counts = {}, {}

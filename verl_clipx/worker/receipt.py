@@ -50,8 +50,6 @@ class Receipt:
     """Compares what one rank's first updates do with what the run announces.
 
     Args:
-        settings: the clipx node.
-        run: the facts that the announcement is made from.
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
         called: (step, model_output, data) -> the arguments that the loss function gets in training.
         all_reduce: sums a float64 vector over the data-parallel ranks.
@@ -102,7 +100,6 @@ class Receipt:
         """Compares a micro-batch before its loss is computed.
 
         Args:
-            step: the optimizer step.
             model_output, data, dp_group: the loss function's arguments.
 
         Returns:
@@ -130,8 +127,6 @@ class Receipt:
         """Compares the real backward pass when it happens; the hook raises as `before` does.
 
         Args:
-            loss: what the loss function returned.
-            log_probs: the model's output that the loss is computed from.
             expected: from `before`.
         """
         incoming: list[Tensor] = []

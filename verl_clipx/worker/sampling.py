@@ -93,7 +93,6 @@ def standard_errors(method: Method, groups: Tensor, *, scale: float) -> Tensor:
     """Standard errors of the bounds that a sample leads to, relative to half their width, for an infinite population.
 
     Args:
-        method: decides on the bounds.
         groups: sums over the sample's sequences by group, (GROUPS, statistics_size), float64.
         scale: the number of sequences in the mini-batch divided by that in the sample; sums are multiplied by it.
 
@@ -136,7 +135,6 @@ def estimate(method: Method, groups: Tensor, *, sampled: float, sequences: float
     """Estimates the mini-batch's statistics from those of a sample, and the error of the bounds.
 
     Args:
-        method: decides on the bounds.
         groups: sums over the sample's sequences by group, over all ranks, (GROUPS, statistics_size), float64.
         sampled, sequences: the numbers of sequences in the sample and in the mini-batch, over all ranks.
         precision: the largest standard error that is wanted.

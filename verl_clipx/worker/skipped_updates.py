@@ -31,7 +31,6 @@ class SkippedUpdates:
         """Counts the update that ends if verl skipped it, and returns whether verl took it.
 
         Args:
-            step: the optimizer step.
             batch: the rollout batch in which a skipped update is counted; None outside one.
             data: this rank's mini-batch.
         """

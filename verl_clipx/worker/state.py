@@ -69,7 +69,6 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
 
     Args:
         folder: the actor's checkpoint folder; it is created if it is missing.
-        state: what to write.
         belongs_to: from `description`.
 
     Returns:
@@ -140,7 +139,6 @@ def restored_state(folder: Path, settings: Settings, source: int, device: Any) -
 
     Args:
         folder: the actor's checkpoint folder.
-        settings: the clipx node.
         source: from `state_rank`.
         device: where the statistics go.
 

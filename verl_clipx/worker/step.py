@@ -122,7 +122,6 @@ class RolloutBatch:
         """Begins the next pass over the rollout batch.
 
         Args:
-            token_pass: Lopti's pass, or None.
             last: whether no other pass follows.
         """
         self.updates_before_pass += self.update
@@ -214,7 +213,6 @@ def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroB
     """What verl's data contain of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
     Args:
-        settings: the clipx node.
         data: verl's mini-batch or micro-batch.
         step: the optimizer step that it belongs to.
     """

@@ -35,7 +35,6 @@ class TraceWriter:
         """Adds a job without waiting.
 
         Args:
-            job: what to do.
             size: the bytes that the job holds until it is done.
         """
         if self.failed:

@@ -131,7 +131,8 @@ def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
     """
     responses = [response for part in parts for response in part.responses]
     masks = [response.mask.numpy() for response in responses]
-    numbers = [rows[:, : mask.size][:, mask] for rows, mask in zip(_rows(parts), masks, strict=True)]
+    rows = (row for part in parts for row in part.values.numpy())
+    numbers = [row[:, : mask.size][:, mask] for row, mask in zip(rows, masks, strict=True)]
     lengths = [mask.sum() for mask in masks]
     columns: dict[str, Any] = dict(zip(parts[0].names, numpy.concatenate(numbers, axis=1), strict=True))
 
@@ -158,10 +159,6 @@ def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
         columns[name] = columns[name] > 0
     columns["region"] = regions(*(columns[name] for name in ("bounded", "low", "high", "advantage")))
     return columns
-
-
-def _rows(parts: list[Part]) -> list[numpy.ndarray]:
-    return [row for part in parts for row in part.values.numpy()]
 
 
 def regions(bounded: numpy.ndarray, low: numpy.ndarray, high: numpy.ndarray, advantage: numpy.ndarray) -> numpy.ndarray:

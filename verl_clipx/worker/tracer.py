@@ -82,8 +82,6 @@ class TracedRows:
         """Adds what a method of the plugin does to the rows' tokens.
 
         Args:
-            settings: the clipx node.
-            inputs: the micro-batch.
             decision: what the method decided.
             factor: the factor of verl's rollout correction on F, (sequences, length), or None.
             selected: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length), or
@@ -262,7 +260,6 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
 
     Args:
         data: verl's rollout batch, jagged or padded with an attention mask.
-        trace: what to trace.
         rank, ranks: as for `Tracer`.
         version: the version of the weights from which the training on the batch starts.
     """
