@@ -8,8 +8,10 @@ eager and compiled, with its bounds decided before, as a training worker calls i
 with its statistics taken from the same tokens. `vanilla, observed` is verl's loss under +clipx=observe.
 """
 
+import ctypes
 import os
 import statistics
+import sys
 import time
 from contextlib import nullcontext
 from typing import Annotated, Any
@@ -31,6 +33,9 @@ from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 FORMS = {"eager": "false", "compiled": "true"}
 OWN = ", own statistics"
 OBSERVED = "vanilla, observed"
+
+# Of the C library's malloc.h.
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
 
 
 def tensors(sequences: int, length: int, device: str, dtype: torch.dtype) -> dict[str, torch.Tensor]:
@@ -54,7 +59,7 @@ def decided(name: str, config, batch: dict[str, torch.Tensor]) -> MicroBatch:
     """A micro-batch whose bounds are known before the loss is called."""
     if name == "vanilla":
         return MicroBatch()
-    settings = settings_for(name.removeprefix("clipx_"), config)
+    settings = settings_for(name.removeprefix("clipx_"), config, "token-mean")
     known = MicroBatch(**{key: batch[key] for key in OPTIONAL})
     given = {key: batch[key] for key in ("old_log_prob", "log_prob", "advantages")}
     inputs = inputs_of(settings, known, **given, mask=batch["response_mask"])
@@ -159,6 +164,11 @@ def main(
 ) -> None:
     """Print a table a shape: median time, spread and peak memory of each loss, and their ratio to verl's vanilla."""
     torch.set_num_threads(1)
+    if sys.platform == "linux":
+        # Freed memory stays with the process, as with an accelerator's allocator. Otherwise eager times vary by half,
+        # with what the process has allocated before.
+        keep = ctypes.CDLL("libc.so.6").mallopt
+        keep(M_MMAP_THRESHOLD, 1 << 30), keep(M_TRIM_THRESHOLD, (1 << 31) - 1)
     # The compiler's cache may hold code for another number of threads.
     torch._inductor.config.force_disable_caches = True
     # Nothing is launched, so the check for an accelerator has to look elsewhere.

@@ -50,6 +50,14 @@ def smooth(ratio, advantages):
     return torch.exp(-((ratio - 1) ** 2))
 
 
+@dataclass(frozen=True, kw_only=True)
+class Slowing(Method, name="tests_slowing"):
+    """Falls on both sides of ratio 1, as a class without bounds."""
+
+    def gradient_weight(self, t, bounds):
+        return torch.exp(-((t.ratio - 1) ** 2))
+
+
 @register_loss("tests_gppo_acpo", bounds="acpo")
 def gppo_within_acpo(ratio, advantages, bounds):
     """GPPO's weights with ACPO's bounds."""

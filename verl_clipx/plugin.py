@@ -1,7 +1,8 @@
-"""The entry point in verl's plugin group: every process that imports verl imports it.
+"""The entry point in verl's plugin group. Every process that imports verl imports it.
 
-It must be cheap, so everything is registered only when verl itself imports the module concerned. It must also fail
-loudly, since verl swallows a plugin's exception: a failure is printed here and raised again when verl needs the losses.
+It must be cheap, so each part is registered only when verl itself imports the module concerned. It must also fail
+loudly. Because verl swallows a plugin's exception, a failure is printed here and raised again when verl needs the
+losses.
 """
 
 import functools
@@ -23,10 +24,12 @@ SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
 def _register_losses(core_algos: ModuleType) -> None:
-    from verl_clipx.worker.registry import follow_methods, register_losses
+    from verl_clipx.base.method import WHEN_REGISTERED
+    from verl_clipx.worker.registry import register_loss, register_losses
 
     register_losses(core_algos)
-    follow_methods(core_algos)
+    # A method that a user's module adds later is registered too.
+    WHEN_REGISTERED.append(functools.partial(register_loss, core_algos))
 
 
 def _install_worker(engine_workers: ModuleType) -> None:
@@ -41,32 +44,23 @@ def _install_worker(engine_workers: ModuleType) -> None:
 
 
 def _register_agent_loop(_: ModuleType) -> None:
-    # verl's registry is filled by importing the agent loop's module.
+    # Importing the agent loop's module registers it with verl.
     import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
-def _keep_the_log(tracking: ModuleType) -> None:
-    from verl_clipx.diagnostics import run_start
-
-    run_start.install(tracking)
-
-
-def _expect_the_receipt(tracking: ModuleType) -> None:
+def _keep_the_log_and_hold_receipt_and_health(tracking: ModuleType) -> None:
+    from verl_clipx.diagnostics import health, run_start
     from verl_clipx.driver import receipt
 
+    run_start.install(tracking)
     receipt.install(tracking)
+    health.install_limits(tracking)
 
 
 def _log_health(metric_utils: ModuleType) -> None:
     from verl_clipx.diagnostics import health
 
     health.install(metric_utils)
-
-
-def _hold_the_limits_of_health(tracking: ModuleType) -> None:
-    from verl_clipx.diagnostics import health
-
-    health.install_limits(tracking)
 
 
 def _keep_validations_whole_and_count_verdicts(trainers: ModuleType) -> None:
@@ -85,7 +79,7 @@ def _watch_the_reward(reward: ModuleType) -> None:
 def _decide_at_the_start(device: ModuleType) -> None:
     detect = device.auto_set_device
 
-    # Each of verl's entry modules calls this first, with its configuration; nothing else calls it.
+    # Each of verl's entry modules calls this first, with its configuration. Nothing else calls it.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
         from verl_clipx.driver.start import start_entry
@@ -119,7 +113,7 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     def options(*, _root_):
         from verl_clipx.driver.support import READ
 
-        # A node and not a dictionary: verl resolves its configuration in place, which takes no other container.
+        # A node and not a dictionary, because verl resolves its configuration in place, which needs OmegaConf's types.
         return omegaconf.OmegaConf.create({key: omegaconf.OmegaConf.select(_root_, key) for key in READ})
 
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
@@ -135,9 +129,7 @@ def install() -> None:
     when_imported(DEVICE)(_loud(_decide_at_the_start))
     when_imported(MAIN_PPO)(_loud(_decide_before_ray))
     when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
-    when_imported(TRACKING)(_loud(_keep_the_log))
-    when_imported(TRACKING)(_loud(_expect_the_receipt))
-    when_imported(TRACKING)(_loud(_hold_the_limits_of_health))
+    when_imported(TRACKING)(_loud(_keep_the_log_and_hold_receipt_and_health))
     when_imported(METRIC_UTILS)(_loud(_log_health))
     when_imported(REWARD)(_loud(_watch_the_reward))
     for trainers in TRAINERS:

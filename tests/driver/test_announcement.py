@@ -171,7 +171,13 @@ UNBOUNDED = {"clipx.clip_low": None, "clipx.clip_high": None}
             "custom",
             {"clipx.function": "tests.example_losses:smooth"},
             "no bounds",
-            "a limit inside the function can act",
+            "a limit inside the gradient weight can act",
+        ),
+        (
+            "custom",
+            {"clipx.function": "tests.example_losses:Slowing"},
+            "no bounds",
+            "a limit inside the gradient weight can act",
         ),
     ],
 )

@@ -146,6 +146,18 @@ def test_an_added_key_that_verl_refuses_is_answered_with_the_nearest():
     )
 
 
+def test_an_added_key_beside_one_of_nearly_the_same_name_is_noted():
+    added = ("+algorithm.adv_estimater=gae", "+algorithm.another=1", "+data.val_batch_sizes=2", "+data.train=1")
+    code, output = explain(*NEEDED, *added)
+    assert code == 0
+    assert [line for line in output.splitlines() if line.startswith("note: ")] == [
+        "note: +algorithm.adv_estimater adds a key beside algorithm.adv_estimator, which stays as it is. "
+        "Did you mean that one?",
+        "note: +data.val_batch_sizes adds a key beside data.val_batch_size, which stays as it is. "
+        "Did you mean that one?",
+    ]
+
+
 @pytest.mark.slow
 def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainers_keys_say():
     code, output = explain(*NEEDED, "+clipx=sapo", "trainer.use_v1=False", "trainer.v1.trainer_mode=separate_async")

@@ -53,7 +53,12 @@ def recorded(monkeypatch) -> CompileCounterWithBackend:
     torch._dynamo.reset()
     counter = CompileCounterWithBackend("eager")
     compiler = torch.compile
-    monkeypatch.setattr(torch, "compile", lambda function, **options: compiler(function, backend=counter, **options))
+
+    def recording(function, *, options, **others):
+        # The options are Inductor's.
+        return compiler(function, backend=counter, **others)
+
+    monkeypatch.setattr(torch, "compile", recording)
     return counter
 
 
@@ -115,6 +120,19 @@ def test_sequences_padded_to_whole_parts_have_the_same_statistics(name):
     assert padded.mask.shape == (4, 2048)
     expected = token_statistics(method, None, inputs)
     assert_close(token_statistics(method, None, padded), expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("name", ["bapo", "dcpo", "dro", "dgpo"])
+@pytest.mark.parametrize("shaping", [None, AdvantageReweighting(alpha=0.3)], ids=["as it is", "reweighted"])
+def test_parameters_are_constants_of_the_graph(name, shaping, recorded):
+    # As inputs they would be float64, and so would all that is computed with them.
+    functions = TokenFunctions(METHODS[name](), shaping, compiled=True)
+    both(functions, micro_batch(functions.method, 4, 9))
+    for graph in recorded.graphs:
+        inputs = [node.meta["example_value"] for node in graph.graph.nodes if node.op == "placeholder"]
+        assert not [one for one in inputs if isinstance(one, float | torch.SymFloat)]
+        numbers = [one for one in inputs if isinstance(one, Tensor) and one.is_floating_point() and one.ndim == 0]
+        assert not numbers
 
 
 @pytest.mark.slow

@@ -178,11 +178,11 @@ def test_every_parameter_of_a_group_has_an_origin():
         for path in folder.rglob("*.yaml")
         if path.parent.name != "rollout"
     ]
-    leaves = [leaf for file in files for leaf in origins._read(file).leaves]
+    leaves = {(leaf.file, leaf.key): leaf for file in files for leaf in origins._merged(file)}
     wiring = ("_target_", "method", "loss_mode", "function", "group", "taken")
     without = {
         f"{leaf.file}: {leaf.key}"
-        for leaf in leaves
+        for leaf in leaves.values()
         if leaf.kind == "method"
         and leaf.key.rpartition(".")[2] not in wiring
         and not (isinstance(leaf.value, str) and leaf.value.startswith("${"))
@@ -199,7 +199,7 @@ def test_every_part_is_used():
     pending = list(used)
     while pending:
         path = pending.pop()
-        for entry in origins._read(path).defaults:
+        for entry in origins._read(path)[0].defaults:
             if entry != "_self_" and (child := origins._path_of(entry, path)) not in used:
                 used.add(child)
                 pending.append(child)

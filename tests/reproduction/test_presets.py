@@ -23,10 +23,10 @@ from verl_clipx.reproduction.presets import (
     PAPERS,
     compose_preset,
     preset_names,
-    summary_of,
     updates_per_rollout,
     values_of,
 )
+from verl_clipx.reproduction.recipe_commands import summary_of
 from verl_clipx.reproduction.tables_definition import load_table, table_names
 from verl_clipx.tasks.catalog import definition_named
 from verl_clipx.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
@@ -299,10 +299,10 @@ def test_an_unknown_preset_names_its_neighbours():
 
 def test_summaries_by_hand(monkeypatch):
     monkeypatch.delenv("MODEL_PATH", raising=False)
-    one = summary_of("ar_lopti/kk_7b_grpo_ar_lopti")
-    assert one.groups == ("clipx=grpo", "clipx/shaping=advantage_reweighting", "clipx/update=lopti")
-    assert (one.model, one.data, one.updates) == ("Qwen2.5-7B-Instruct-1M", "knights_and_knaves", 4)
-    assert one.row == "AR-Lopti Figure 4: Knights and Knaves, Qwen2.5-7B-Instruct-1M, GRPO + Reweight + Lopti"
+    name, row = "ar_lopti/kk_7b_grpo_ar_lopti", "Knights and Knaves, Qwen2.5-7B-Instruct-1M, GRPO + Reweight + Lopti"
+    method = "grpo shaping=advantage_reweighting update=lopti"
+    model, data = "Qwen2.5-7B-Instruct-1M", "knights_and_knaves"
+    assert summary_of(name) == (name, method, model, data, "4", f"AR-Lopti Figure 4: {row}")
 
 
 def dual_clips(names) -> dict[str, float | None]:

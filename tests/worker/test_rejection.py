@@ -33,7 +33,7 @@ from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
-from verl_clipx.worker.rejection import parsed, rejection_of
+from verl_clipx.worker.rejection import NOTHING_REJECTED, parsed, rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 from verl_clipx.worker.tracer import TracedRows
 
@@ -222,9 +222,9 @@ def test_several_criteria_with_one_threshold_or_one_each():
 
 
 def test_nothing_is_rejected_in_decoupled_mode_or_without_criteria(actor, bypass):
-    assert rejection_of(bypass(options={"bypass_mode": False}).policy_loss) is None
-    assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) is None
-    assert rejection_of(actor().policy_loss) is None
+    assert rejection_of(bypass(options={"bypass_mode": False}).policy_loss) == NOTHING_REJECTED
+    assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
+    assert rejection_of(actor().policy_loss) == NOTHING_REJECTED
     assert rejection_of(actor("+clipx=grpo", *bypassed("k3")).policy_loss) == parsed("seq_mean_k3", "0.1")
 
 

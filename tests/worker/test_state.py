@@ -138,7 +138,7 @@ def test_a_checkpoint_that_cannot_be_saved_is_named_with_the_room_on_its_disk(tm
     monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=2_000_000))
     with pytest.raises(RuntimeError, match="unexpected pos"):
         Worker(method="acpo").save_checkpoint(str(tmp_path / "global_step_3" / "actor"))
-    assert f"could not save {tmp_path}/global_step_3/actor, whose disk has 2 MB left" in caplog.text
+    assert f"could not save {tmp_path}/global_step_3/actor; its disk has 2 MB left" in caplog.text
 
 
 def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):

@@ -5,53 +5,53 @@ from torch import Tensor, where
 
 
 def bucket_of(values: Tensor, inner_edges: Tensor) -> Tensor:
-    """The bucket of each value; each bucket contains its upper edge, the first and the last one are open.
+    """The bucket of each value. A bucket contains its upper edge; the first and the last bucket are open.
 
     Args:
         values: (sequences, length), any float dtype.
         inner_edges: ascending, (buckets - 1,), float64.
 
     Returns:
-        int64 in [0, buckets), (sequences, length); NaN, which padding may hold, gets a valid bucket like any number.
+        int64 in [0, buckets), (sequences, length). NaN, which padding may contain, gets a valid bucket too.
     """
     return torch.bucketize(values.detach().to(torch.float64), inner_edges)
 
 
 def histogram(bucket: Tensor, mask: Tensor, bucket_count: int) -> Tensor:
-    """How many tokens each bucket holds.
+    """The number of tokens in each bucket.
 
-    Counts each sequence on its own first: most tokens fall into a few buckets, and then those of different sequences
-    don't contend for the same addresses.
+    Each sequence is counted separately first. Most tokens fall into a few buckets, and in this way those of different
+    sequences do not compete for the same addresses.
 
     Args:
         bucket: int64 in [0, bucket_count), (sequences, length).
         mask: bool or 0/1, (sequences, length).
 
     Returns:
-        (bucket_count,), float64, whole numbers: their sums are exact in any order.
+        Whole numbers, whose sums are exact in any order: (bucket_count,), float64.
     """
     zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=torch.float64, device=bucket.device)
     return zeros.scatter_add(1, bucket, mask.bool().to(torch.float64)).sum(0)
 
 
 def whole_sums(bucket: Tensor, values: Tensor, bucket_count: int) -> Tensor:
-    """The sums of each sequence's values by bucket. The values are whole numbers: their sums are exact in any order.
+    """The sums of each sequence's values by bucket. The values are whole numbers, so the sums are exact in any order.
 
     Args:
         bucket: int32 or int64 in [0, bucket_count), (sequences, length).
-        values: (sequences, length), whole numbers of any dtype, or bool, whose sums are below 2^53.
+        values: whole numbers of any dtype, or bool, (sequences, length); the sums must be below 2^53.
 
     Returns:
         (sequences, bucket_count), float64.
     """
-    # A CPU adds integers in half the time; for an accelerator the compiler has no atomic addition of 64-bit integers.
+    # A CPU adds integers twice as fast. For an accelerator, the compiler has no atomic addition of 64-bit integers.
     dtype = torch.int64 if values.device.type == "cpu" else torch.float64
     zeros = torch.zeros(bucket.shape[0], bucket_count, dtype=dtype, device=values.device)
     return zeros.scatter_add(1, bucket.to(torch.int64), values.to(dtype)).to(torch.float64)
 
 
 def ratio_or_zero(numerator: Tensor, denominator: Tensor) -> Tensor:
-    """Their ratio; 0 where the denominator is not above 0."""
+    """numerator / denominator, and 0 where the denominator is not above 0."""
     return where(denominator > 0, numerator / where(denominator > 0, denominator, 1.0), 0.0)
 
 
@@ -63,10 +63,10 @@ def first_reaching(counts: Tensor, share: float) -> tuple[Tensor, Tensor]:
         share: in (0, 1].
 
     Returns:
-        index: 0-d int64; 0 if all counts are 0.
-        reached: 0-d float64, the count up to and including that bucket.
+        The index of the bucket, 0-d int64, which is 0 if all counts are 0; and the count up to and including that
+        bucket, 0-d float64.
     """
     cumulative = counts.cumsum(0)
     index = (cumulative < share * cumulative[-1]).sum()
-    # Not cumulative[index]: that would fetch the index to the host.
+    # Not cumulative[index], which would copy the index to the host.
     return index, cumulative.gather(0, index.reshape(1)).squeeze(0)

@@ -67,6 +67,9 @@ class Limit(NamedTuple):
 
 NO_LIMIT = Limit("no bounds", "")
 
+# Only the weight itself knows whether it clips.
+OF_WEIGHT = Limit("no bounds", "a limit inside the gradient weight")
+
 
 @dataclass(frozen=True, kw_only=True)
 class Method:
@@ -131,7 +134,7 @@ class Method:
     @property
     def what_limits(self) -> Limit:
         """What limits the gradient weight: the bounds, if the method has any."""
-        return NO_LIMIT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
+        return OF_WEIGHT if type(self).bounds is Method.bounds else Limit("bounds of its own", "clipping")
 
     @property
     def starting_bounds(self) -> str:

@@ -1,19 +1,19 @@
-"""Metrics that are not means over tokens but functions of means over a whole optimizer mini-batch."""
+"""Metrics that are not means over tokens, but functions of such means over a whole optimizer mini-batch."""
 
 import numpy
 
-# Equal bins of the old policy's probability, for the spread of the ratio.
+# The number of equal bins of the old policy's probability in which the spread of the ratio is measured.
 SPREAD_BINS = 8
 
-# A standard deviation of the ratio below this is rounding.
+# A standard deviation of the ratio below this is only rounding.
 LEAST_SPREAD = 1e-6
 
-# Two bins lie on a line whatever they are.
+# A line needs at least three bins, because any two lie on one.
 LEAST_BINS = 3
 
 
 def effective_sample_size(ratio: float, squared_ratio: float) -> float:
-    """Of how many equally weighted samples the ratios, as weights, are worth, as a share of the tokens (Kish).
+    """Kish's effective sample size of tokens that are weighted by their ratios, as a share of the tokens.
 
     Args:
         ratio, squared_ratio: means over tokens.
@@ -25,10 +25,11 @@ def effective_sample_size(ratio: float, squared_ratio: float) -> float:
 
 
 def entropy_clip_estimate(ratio: float, ratio_log_prob: float, weighted: float, weighted_log_prob: float) -> float:
-    """The change of entropy that an update makes per unit of learning rate.
+    """The change of entropy that an update causes per unit of learning rate.
 
-    Minus the covariance under the current policy of its log-probability and A X, X = 0 where PPO clips. With the ratio
-    as the weight of each sample, PPO's F is r X, and F A takes the place of r A X in every method.
+    It is minus the covariance, under the current policy, of the log-probability and A X, where X is 0 if PPO clips the
+    token and otherwise 1. With the ratio as the weight of each sample, PPO's F is r X, so F A replaces r A X in every
+    method.
 
     Args:
         ratio, ratio_log_prob, weighted, weighted_log_prob: means over tokens of r, r log pi, F A and F A log pi.
@@ -36,7 +37,8 @@ def entropy_clip_estimate(ratio: float, ratio_log_prob: float, weighted: float, 
     Returns:
         In nats; 0 without tokens.
 
-    Source: BAPO, Eq. 6 (Entropy-Clip Rule), its covariance over a prefix's next tokens taken over the mini-batch's.
+    Source: BAPO, Eq. 6 (Entropy-Clip Rule). There the covariance is over the next tokens of a prefix, here it is over
+    the tokens of the mini-batch.
     """
     if ratio == 0:
         return 0.0
@@ -46,18 +48,18 @@ def entropy_clip_estimate(ratio: float, ratio_log_prob: float, weighted: float, 
 def lemma_1(
     count: numpy.ndarray, deviation: numpy.ndarray, squared_deviation: numpy.ndarray, fourth_power: numpy.ndarray
 ) -> tuple[float, float] | None:
-    """How the ratio's standard deviation goes with the old policy's probability p: log sigma over log(1 - p).
+    """Fits a line of log sigma over log(1 - p): sigma is the ratio's standard deviation at old probability p.
 
     Args:
-        count: tokens of each bin of probability, or in proportion to them, (bins,).
+        count: the number of tokens in each bin of probability, or a number in proportion to it, (bins,).
         deviation, squared_deviation, fourth_power: sums of r - 1, (r - 1)^2 and (1 - p)^4 over the bin's tokens, or in
             the same proportion.
 
     Returns:
-        The slope, 2 by the lemma, and R^2 of a line through the bins, weighted by their tokens; None with fewer than
-        three bins in which the ratio is spread.
+        The slope, which is 2 by the lemma, and R^2 of a line through the bins, weighted by their tokens. None with
+        fewer than three bins in which the ratio varies.
 
-    Source: ACPO, Lemma 1: sigma^2 = kappa^2 (1 - p)^4; of a bin's tokens together, with the mean of (1 - p)^4.
+    Source: ACPO, Lemma 1: sigma^2 = kappa^2 (1 - p)^4. For the tokens of a bin, the mean of (1 - p)^4 is used.
     """
     n = numpy.maximum(count, numpy.finfo(float).tiny)
     variance = squared_deviation / n - (deviation / n) ** 2
@@ -72,12 +74,12 @@ def lemma_1(
 
 
 def lemma_1_slope(*sums: float) -> float | None:
-    """The first of what `lemma_1` returns, of its four sums over each bin in turn."""
+    """The slope from `lemma_1`, whose four sums are given one after the other, each over all bins."""
     fit = lemma_1(*numpy.reshape(sums, (-1, SPREAD_BINS)))
     return None if fit is None else fit[0]
 
 
 def lemma_1_r_squared(*sums: float) -> float | None:
-    """The second of what `lemma_1` returns, of its four sums over each bin in turn."""
+    """R^2 from `lemma_1`, whose four sums are given one after the other, each over all bins."""
     fit = lemma_1(*numpy.reshape(sums, (-1, SPREAD_BINS)))
     return None if fit is None else fit[1]

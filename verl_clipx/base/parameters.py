@@ -177,7 +177,6 @@ def slip(name: str, value: Any) -> str:
     """What to write for a width where a bound is wanted, after a blank; empty if the mistake is another.
 
     Args:
-        name: the parameter's.
         value: which is refused.
     """
     if name != "clip_high" or not isinstance(value, float) or not 0 < value < 1:

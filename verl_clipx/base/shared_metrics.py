@@ -1,7 +1,7 @@
-"""Every metric that no method owns, each declared once. To add one, add an entry.
+"""Every metric that does not belong to a method, each declared once. To add one, add an entry.
 
 Regions, after DGPO (Eqs. 2-6): L and H are below the lower and above the upper bound, N and P negative and positive
-advantages, M is the rest, equality and an advantage of 0 included. PPO clips LN and HP and leaves LP and HN alone.
+advantages. M is the rest, including equality and an advantage of 0. PPO clips LN and HP, and does not clip LP and HN.
 """
 
 from collections.abc import Callable
@@ -20,20 +20,20 @@ from verl_clipx.base.mini_batch_metrics import (
 
 REGIONS = ("LN", "HP", "LP", "HN", "M")
 QUARTILES = 4
-# Sums over the tokens of each of the bins of probability in which ACPO's Lemma 1 is looked at.
+# The sums over the tokens of each bin of probability from which the fit of ACPO's Lemma 1 is made.
 SPREAD = ("count", "deviation", "squared_deviation", "fourth_power")
 IN_BINS = tuple(f"{name}/bin_{k}" for name in SPREAD for k in range(SPREAD_BINS))
-# The middle region by the advantage's sign.
+# The middle region, split by the advantage's sign.
 NEGATIVE_M, POSITIVE_M = "mass/M, A < 0", "mass/M, A > 0"
 
 
 def total(*parts: Any) -> Any:
-    """The sum of sums."""
+    """The sum of several sums."""
     return sum(parts)
 
 
 def rest(whole: Any, *parts: Any) -> Any:
-    """What parts leave of a sum."""
+    """What is left of a sum after subtracting parts of it."""
     return whole - sum(parts)
 
 
@@ -59,7 +59,7 @@ IN_REGION = "sum of |F·A| over the tokens in the region, divided by the number 
 BY_SIGN = "the same sum over tokens with A > 0 and with A < 0"
 BY_PROBABILITY = "gradient mass of tokens whose old probability is in [0, 0.25), [0.25, 0.5), [0.5, 0.75), [0.75, 1]"
 
-# Of every method's tokens, in the order of docs/metrics.md.
+# The metrics over every method's tokens, in the order of docs/metrics.md.
 OF_TOKENS = (
     CLIPPED(
         "clip_fraction_low",
@@ -235,10 +235,10 @@ AGE_SPREAD = {
 }
 
 PART: Entry = partial(of_rollout_batch, section="Where the ratio comes from", detailed=True)
-# What tokens are told apart by, besides AGES: quarters of the old probability's range, and of the response.
+# Classes of tokens besides AGES: quarters of the old probability's range, and quarters of the response.
 PROBABILITIES = tuple(f"quartile_{part}" for part in range(1, QUARTILES + 1))
 POSITIONS = tuple(f"position_{part}" for part in range(1, QUARTILES + 1))
-# Of a part of log(current / rollout), the names of which are in loss/anatomy.py.
+# Metrics of one part of log(current / rollout probability); loss/anatomy.py names the parts.
 ANATOMY_QUANTILES = {
     share: PART(
         f"anatomy/…/{name}",
@@ -279,7 +279,7 @@ NORM_RATIO = IN_SHADOW(
     "shadow/…/norm_ratio", "norm of a shadow method's F·A over the mini-batch's tokens, divided by the run's own", "1"
 )
 HEALTH: Entry = partial(of_rollout_batch, section="Health")
-# What the trainer's process sees of every run, so also of verl's own losses; by what is not finite.
+# By what is not finite. The trainer's process logs these in every run, so also with verl's own losses.
 NOT_FINITE = {
     name: HEALTH(
         f"health/not_finite/{name}",

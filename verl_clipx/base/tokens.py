@@ -69,7 +69,7 @@ class Tokens(NamedTuple):
         return where(self.mask, values, 0.0).sum(-1, keepdim=True) / count
 
 
-# What a method may ask for besides log-probabilities and advantages.
+# The fields that a method may ask for besides log-probabilities and advantages.
 OPTIONAL = ("rollout_log_prob", "entropy", "group")
 
 

@@ -1,6 +1,6 @@
 """The announced line: the loss and its limits, what differs from its group, averages, corrections and updates.
 
-Driver and workers make it from the same configuration.
+The driver and the workers make the same line from the same configuration.
 """
 
 import dataclasses
@@ -23,10 +23,10 @@ from verl_clipx.driver.support import (
 
 
 def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
-    """What a run trains, in one line.
+    """One line that says what a run trains.
 
     Args:
-        policy_loss: verl's policy-loss node as driver and workers build it.
+        policy_loss: verl's policy-loss node, as the driver and the workers build it.
     """
     settings, run = policy_loss.clipx, policy_loss.run
     observed = isinstance(settings, Observe)
@@ -58,15 +58,14 @@ VERL_LIMIT = Limit("", "clipping, if this loss clips,")
 # Announced after the parameters of a method that sets unconstrained_weight.
 UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
 
-# How a paper averages, by the mode that the method's group gives.
+# How a paper averages, by the mode that its method's group names.
 AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
 
 
 def averages(run: RunFacts, *, observed: bool) -> str:
-    """verl's aggregation mode, and the paper's if that is a different one.
+    """verl's aggregation mode and, if it differs, the paper's.
 
     Args:
-        run: facts of the run.
         observed: whether verl's own loss is trained. Some of verl's losses, such as its sapo, average in their own way.
     """
     said, key = f"loss_agg_mode {run.loss_agg_mode}", f"{ACTOR}.loss_agg_mode"
@@ -79,15 +78,14 @@ def averages(run: RunFacts, *, observed: bool) -> str:
 
 
 def corrections(run: RunFacts, *, observed: bool) -> list[str]:
-    """Corrections of the samples' weights, mask and probabilities. By default there are none.
+    """The corrections of the samples' weights, mask and probabilities; by default there are none.
 
     Args:
-        run: facts of the run.
         observed: whether verl's own loss is trained.
     """
     found, temperature = [], run.options.get(TEMPERATURE)
     for key, others in ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
-        # In bypass mode verl's trainers leave both aside, and the plugin's losses reject.
+        # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
         if run.options.get(key) is not None and not (run.bypass and (observed or key == ROLLOUT_IS)):
             threshold, *normalised = (run.options.get(other) for other in others)
             over = ", normalised over the batch" if any(normalised) else ""
@@ -115,7 +113,7 @@ def traced(settings: Settings | Observe) -> str:
 
 
 def differences(settings: Settings, run: RunFacts) -> list[str]:
-    """Parameters whose value is not the group's: both values and, if one of verl's keys sets it, this key."""
+    """The parameters that differ from the group, each with both values and, if one of verl's keys set it, this key."""
     group = parameters_of_group(run.group or settings.method.name)
     found = []
     for field, value in values_of(settings):
@@ -127,7 +125,7 @@ def differences(settings: Settings, run: RunFacts) -> list[str]:
 
 
 def unusual(field: dataclasses.Field, value: Any) -> str:
-    """What to remark on a value outside its usual range, for `differences`; empty if there is nothing to remark."""
+    """A remark on a value outside its usual range, for `differences`; empty if there is nothing to remark."""
     usual = field.metadata["allowed"].usual
     if usual is None or value is None or usual[0] <= value <= usual[1]:
         return ""
@@ -160,7 +158,7 @@ def switched_off(run: RunFacts, name: str, value: Any) -> str:
 
 
 def shown(value: Any) -> str:
-    """A value as it is written on the command line; a modifier with its parameters."""
+    """A value as it is written on the command line; a modifier's includes its parameters."""
     if value is None or isinstance(value, bool):
         return "null" if value is None else str(value).lower()
     if dataclasses.is_dataclass(value):
@@ -184,8 +182,6 @@ def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
     """The number of updates per rollout batch, and whether the loss's limits can act in them.
 
     Args:
-        run: facts of the run.
-        limit: the method's.
         twice: whether Lopti makes two passes, of which the second starts away from ratio 1.
     """
     if run.updates is None:

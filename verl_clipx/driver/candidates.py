@@ -1,4 +1,4 @@
-"""The settings of the loss that a command line lists: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
+"""The loss settings that a command line lists: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
 
 import itertools
 from collections.abc import Mapping
@@ -23,9 +23,9 @@ class Candidate:
 
     Args:
         group: the group that chose the method.
-        node: its clipx node.
+        node: the group's clipx node.
         given: from keys under the node to the values that the command line sets.
-        modifiers: as the command line names them.
+        modifiers: from the modifiers' groups, as the command line writes them, to their nodes.
         swept: from keys under the node to the values that the command line lists for them.
     """
 
@@ -39,10 +39,10 @@ class Candidate:
         """The settings with one value for each swept key.
 
         Args:
-            chosen: by swept key.
+            chosen: from swept key to value.
 
         Raises:
-            ValueError: an unknown key, a bad value, or a setting that no single pass over tokens can show.
+            ValueError: an unknown key, a bad value, `observe`, or Lopti, which no single pass over tokens can show.
         """
         node = OmegaConf.create(self.node)
         for modifier in self.modifiers.values():
@@ -60,12 +60,12 @@ class Candidate:
         return built
 
     def label(self, chosen: Mapping[str, Any]) -> str:
-        """The group, and what is added to it."""
+        """The group followed by what is added to it; `chosen` is from swept key to value."""
         of_modifiers = [name.removeprefix(f"{NODE}/") for name in self.modifiers]
         return " ".join([self.group, *of_modifiers, *(f"{k}={v}" for k, v in {**self.given, **chosen}.items())])
 
     def each(self) -> list[tuple[str, Settings]]:
-        """A label and the settings for every combination of the swept values; raises as `settings`."""
+        """A label and the settings for every combination of the swept values; raises ValueError as `settings` does."""
         combinations = [
             dict(zip(self.swept, values, strict=True)) for values in itertools.product(*self.swept.values())
         ]
@@ -73,13 +73,14 @@ class Candidate:
 
 
 def candidates_of(words: list[str]) -> list[Candidate]:
-    """What a command line lists: each `+clipx=<group>` begins a candidate, to which the words after it add.
+    """The candidates of a command line. Each `+clipx=<group>` begins one, to which the following words add settings.
 
     Args:
-        words: Hydra overrides; each of several values that commas separate makes one candidate.
+        words: Hydra overrides. Several values of a key, separated by commas, are swept.
 
     Raises:
-        ValueError: a word is not an override of the clipx node, comes before any method, or names an unknown group.
+        ValueError: a word is not an override of the clipx node, comes before any method, names several methods or an
+            unknown group.
     """
     found: list[Candidate] = []
     try:

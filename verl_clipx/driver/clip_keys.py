@@ -1,7 +1,8 @@
-"""The keys that verl's own losses read, under a method of the plugin: taken over as its parameters, or refused.
+"""What becomes of the keys of verl's own losses under a method of the plugin: they are taken over, or refused.
 
-verl's scripts set clip_ratio_high and the like, which only verl's own losses read. Under a method of the plugin they
-keep this meaning. If a key can have no meaning there, the run stops: a number that you wrote down is never ignored.
+verl's scripts set clip_ratio_high and similar keys, which only verl's own losses read. A method of the plugin takes
+them over as parameters with the same meaning. If a key has no meaning for the method, the run stops, so that a number
+that you wrote down is never ignored.
 """
 
 import dataclasses
@@ -19,7 +20,7 @@ from verl_clipx.methods.sapo import Sapo
 
 ACTOR = "actor_rollout_ref.actor"
 
-# What stands in verl's configuration when nobody sets them.
+# The values in verl's configuration when nobody sets these keys.
 VERL_DEFAULTS = {
     "clip_ratio": 0.2,
     "clip_ratio_low": 0.2,
@@ -29,10 +30,10 @@ VERL_DEFAULTS = {
     "tau_neg": 1.05,
 }
 
-# verl's SAPO reads the actor's temperatures; its scripts write them under policy_loss, where verl has no such key.
+# verl's SAPO reads the actor's temperatures, but its scripts write them under policy_loss, where verl has no such keys.
 MISPLACED = ("tau_pos", "tau_neg")
 
-# Has no default in verl: its dro stops without it.
+# This key has no default in verl, whose dro stops without it.
 DRO_BETA = "policy_loss.dro_beta"
 
 # Keys that a method may take over; clip_ratio stands in for the first two.
@@ -44,10 +45,10 @@ MAPPED = (
 
 WIDTHS = ("clip_ratio", "clip_ratio_low", "clip_ratio_high")
 
-# null leaves the decision to another key; of every other key it is a value.
+# For these keys, null leaves the decision to another key. For every other key, null is a value.
 NULL_IS_SILENT = (*WIDTHS, DRO_BETA)
 
-# Keys under policy_loss that one of verl's losses reads and no method of the plugin: their default, and that loss.
+# Keys under policy_loss that one of verl's losses reads and no method of the plugin does: their default, and that loss.
 OF_OTHER_LOSSES = {
     "clip_cov_ratio": (0.0002, "clip_cov"),
     "clip_cov_lb": (1.0, "clip_cov"),
@@ -56,19 +57,19 @@ OF_OTHER_LOSSES = {
     "ppo_kl_coef": (0.1, "kl_cov"),
 }
 
-# GSPO's scripts set widths of 3e-4 for the ratio of a sequence, others 0.2 for that of a token: nobody means one of
-# them on the other.
+# GSPO's scripts set widths such as 3e-4 for the ratio of a sequence; other scripts set widths such as 0.2 for the ratio
+# of a token. A width that belongs to the other kind of ratio is a mistake.
 NARROWEST_ON_TOKENS = WIDEST_ON_SEQUENCES = 0.01
 
 
 class Meaning(NamedTuple):
-    """What one of verl's keys is to a method.
+    """What one of verl's keys means to a method.
 
     Attributes:
         parameter: the method's parameter.
-        value: from verl's value to the parameter's.
-        narrowest: verl's value cannot be meant below this.
-        widest: nor above this.
+        value: converts verl's value to the parameter's.
+        narrowest: a smaller value of verl's key is a mistake.
+        widest: a larger value of verl's key is a mistake.
     """
 
     parameter: str
@@ -81,9 +82,9 @@ class Taken(NamedTuple):
     """A value that a method takes over.
 
     Attributes:
-        value: of the method's parameter.
-        key: verl's key that it comes from.
-        given: what that key says.
+        value: the value of the method's parameter.
+        key: verl's key from which it is taken.
+        given: the value of that key.
     """
 
     value: float | None
@@ -92,32 +93,32 @@ class Taken(NamedTuple):
 
 
 def as_it_is(value: float) -> float:
-    """Thresholds, temperatures, the dual clip and the penalty are the same number in both."""
+    """A threshold, a temperature, the dual clip or the penalty, which is the same number in verl and here."""
     return value
 
 
 def below_one(width: float) -> float:
-    """A lower bound on the ratio; rounded, so that 1 - 0.2 is 0.8 to the last bit."""
+    """A lower bound on the ratio from a width; rounded, so that 1 - 0.2 is exactly 0.8."""
     return round(1 - width, 12)
 
 
 def above_one(width: float) -> float:
-    """An upper bound on the ratio."""
+    """An upper bound on the ratio from a width."""
     return round(1 + width, 12)
 
 
 def below_zero(width: float) -> float:
-    """A lower bound on the ratio, of a width on the log-ratio."""
+    """A lower bound on the ratio from a width on the log-ratio."""
     return math.exp(-width)
 
 
 def above_zero(width: float) -> float:
-    """An upper bound on the ratio, of a width on the log-ratio."""
+    """An upper bound on the ratio from a width on the log-ratio."""
     return math.exp(width)
 
 
 def meanings(method: Method) -> dict[str, Meaning]:
-    """What verl's keys of `MAPPED` are to a method; without an entry: nothing."""
+    """What the keys in `MAPPED` mean to a method. A key without an entry means nothing to it."""
     if isinstance(method, Dppo):
         # As in verl's own dppo losses.
         return {
@@ -150,12 +151,12 @@ def meanings(method: Method) -> dict[str, Meaning]:
 
 
 def given(key: str, verl_values: Mapping[str, Any], named: Collection[str]) -> tuple[str, Any] | None:
-    """Which of verl's keys says something about a parameter, and what; None if none does.
+    """The key of verl's that sets a parameter, with its value; None if none does.
 
     Args:
-        key: one of `MAPPED`; clip_ratio stands in for the first two.
-        verl_values: verl's keys and their values; one that is missing says nothing.
-        named: full keys that the command line names: it counts even if it repeats verl's default.
+        key: one of `MAPPED`; clip_ratio may replace the first two.
+        verl_values: verl's keys and their values; a missing key sets nothing.
+        named: full keys that the command line names. Such a key counts even if it repeats verl's default.
     """
     for source in (key, "clip_ratio") if key in ("clip_ratio_low", "clip_ratio_high") else (key,):
         if source not in verl_values or (verl_values[source] is None and source in NULL_IS_SILENT):
@@ -166,7 +167,7 @@ def given(key: str, verl_values: Mapping[str, Any], named: Collection[str]) -> t
 
 
 def default_of(source: str) -> float | None:
-    """What verl's key says when nobody sets it."""
+    """The value of verl's key when nobody sets it."""
     return None if source == DRO_BETA else VERL_DEFAULTS[source.removeprefix("policy_loss.")]
 
 
@@ -175,21 +176,21 @@ def taken_over(
 ) -> dict[str, Taken]:
     """What a method takes over from verl's keys.
 
-    A method whose parameter is its default takes verl's value. What was taken over once changes nothing when asked
-    again with the result, so driver and workers agree.
+    A parameter that still has its default takes verl's value. Applying this again to the result takes over nothing, so
+    the driver and the workers agree.
 
     Args:
-        method: as its group and the user's overrides made it.
+        method: the method with the parameters of its group and of the user's overrides.
         verl_values: verl's keys and their values, as for `given`.
         named: full keys that the command line names, verl's and the plugin's.
         group: the group that +clipx= names, or None if unknown.
 
     Returns:
-        The method's parameter to what it takes.
+        From the method's parameter to what it takes over.
 
     Raises:
-        ValueError: verl's key means nothing to the method, or cannot mean this, or the method's own parameter, or
-            another key of verl's, says something else; a line for each names the keys, their values and what to do.
+        ValueError: verl's key means nothing to the method, has a value that it cannot have, or contradicts the method's
+            own parameter or another of verl's keys. One line for each names the keys, their values and what to do.
     """
     known, taken, refused = meanings(method), {}, []
     said: dict[str, Taken] = {}
@@ -217,24 +218,29 @@ def taken_over(
 
 
 def sources(taken: Mapping[str, Taken]) -> dict[str, str]:
-    """Each parameter's key of verl's with its value, as the command line writes it; argument from `taken_over`."""
+    """From each parameter to verl's key and value, as on the command line; the argument is from `taken_over`."""
     return {parameter: f"{of.key}={written(of.given)}" for parameter, of in taken.items()}
 
 
 def means_nothing_anyway(source: str, value: Any) -> bool:
-    """Whether a key's value asks for nothing of a method that does not know it: its default, or no dual clip."""
+    """Whether a key that means nothing to a method may be ignored: it has its default, or asks for no dual clip."""
     return value == default_of(source) or (source == "clip_ratio_c" and value is None)
 
 
 def same_bound(ours: float | None, current: float | None) -> bool:
-    """Whether verl's value, as ours, says what the method has already: no ratio is at or below 0, as with null."""
+    """Whether the method has verl's value already. A bound of 0 or less equals null, because ratios are above 0.
+
+    Args:
+        ours: verl's value, converted to the method's parameter.
+        current: the parameter's value.
+    """
     if ours is None:
         return current is None
     return ours <= 0 if current is None else math.isclose(ours, current, rel_tol=1e-9)
 
 
 def contradiction(one: Taken, other: Taken) -> str:
-    """What to say of two of verl's keys that want different values of one parameter."""
+    """The message for two of verl's keys that set one parameter to different values."""
     return (
         f"{ACTOR}.{other.key}={written(other.given)} but {ACTOR}.{one.key}={written(one.given)}: they contradict each "
         "other. Remove one of the two."
@@ -242,15 +248,14 @@ def contradiction(one: Taken, other: Taken) -> str:
 
 
 def written(value: Any) -> str:
-    """A value as Hydra reads it."""
+    """A value as it is written for Hydra."""
     return "null" if value is None else str(value)
 
 
 def ignored_keys(method: Method, policy_loss: Any, *, group: str | None = None) -> list[str]:
-    """What to say of each key under policy_loss that is set and that only verl's own losses read.
+    """One message for each key under policy_loss that is set although only verl's own losses read it.
 
     Args:
-        method: the method of the run.
         policy_loss: verl's policy-loss node, or the configuration built from it.
         group: as for `taken_over`.
     """
@@ -269,7 +274,7 @@ def chosen_by(method: Method, group: str | None) -> str:
 
 
 def of_another_loss(chosen: str, source: str, value: Any, reader: str) -> str:
-    """What to say of a key that only another loss reads."""
+    """The message for a key that only another loss reads."""
     return (
         f"{ACTOR}.{source}={written(value)} with {chosen}: only {reader} reads it, so it would be "
         f"ignored. Remove {ACTOR}.{source}."
@@ -277,23 +282,23 @@ def of_another_loss(chosen: str, source: str, value: Any, reader: str) -> str:
 
 
 def corrections(policy_loss: Any) -> dict[str, Any]:
-    """The keys under policy_loss.rollout_correction, which verl's configuration leaves empty, that somebody set."""
+    """The keys that are set under policy_loss.rollout_correction, which is empty in verl's configuration."""
     node = policy_loss.get("rollout_correction", None) or {}
     if not dataclasses.is_dataclass(node):
         return dict(node)
-    # Built by verl, with its defaults where nobody set anything.
+    # verl has built this node and filled in its defaults.
     values = {field.name: (getattr(node, field.name), field.default) for field in dataclasses.fields(node)}
     return {key: value for key, (value, default) in values.items() if value != default}
 
 
 def misplaced_correction(chosen: str, key: str, value: Any) -> str:
-    """What to say of a key of rollout correction that stands where only verl's bypass loss looks for it."""
+    """The message for a key of rollout correction at a place that only verl's bypass loss reads."""
     message = of_another_loss(chosen, f"policy_loss.rollout_correction.{key}", value, "verl's own loss bypass_mode")
     return f"{message} Set a run's corrections under algorithm.rollout_correction."
 
 
 def would_be_ignored(method: Method, source: str, value: Any, group: str | None) -> str:
-    """What to say of one of verl's keys that means nothing to a method."""
+    """The message for one of verl's keys that means nothing to a method."""
     what = {"clip_ratio_c": "dual clip", DRO_BETA: "penalty"}.get(source, "fixed bound")
     what = "temperature" if "tau_" in source else what
     own = [f"{NODE}.{parameter}" for parameter in method.instead_of_bounds] if source in WIDTHS else []
@@ -305,13 +310,12 @@ def would_be_ignored(method: Method, source: str, value: Any, group: str | None)
 
 
 def refusal(method: Method, meaning: Meaning, source: str, value: Any, named: Collection[str]) -> str | None:
-    """What to say of a value of verl's that cannot become the method's parameter; None where it can, or is it already.
+    """The message for a value of verl's that cannot become the method's parameter; None if it can, or is the same.
 
     Args:
-        method: the method.
-        meaning: what verl's key is to it.
+        meaning: what verl's key means to the method.
         source: verl's key.
-        value: what it says.
+        value: the value of that key.
         named: as for `taken_over`.
     """
     said, key = f"{ACTOR}.{source}={written(value)}", f"{NODE}.{meaning.parameter}"

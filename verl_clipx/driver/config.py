@@ -10,7 +10,6 @@ import torch
 from verl_clipx.base.method import NODE, Bounds
 from verl_clipx.base.metric import REDUCED_OTHERWISE
 from verl_clipx.base.parameters import (
-    Allowed,
     boolean,
     choice,
     number,
@@ -29,14 +28,14 @@ from verl_clipx.methods import METHODS, Method, method_named
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
 
 
-def instance(kind: type) -> Allowed:
-    """An instance of a modifier's parameters."""
+def node_parameter(kind: type, meaning: str) -> Any:
+    """A parameter that is a node, which its own group fills; null without that group."""
     description = f"the parameters of {kind.__name__} (choose them by a group under {kind.node})"
-    return only(description, lambda value: isinstance(value, kind))
+    return parameter(None, optional(only(description, lambda value: isinstance(value, kind))), meaning)
 
 
 def compile_parameter(meaning: str) -> Any:
-    """Whether torch.compile is used."""
+    """A parameter that decides whether torch.compile is used."""
     allowed = only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))
     return parameter(
         "auto",
@@ -46,7 +45,7 @@ def compile_parameter(meaning: str) -> Any:
 
 
 def metrics_parameter() -> Any:
-    """Which metrics are logged."""
+    """A parameter that decides which metrics are logged."""
     return parameter(
         "default",
         choice("default", "all"),
@@ -55,7 +54,7 @@ def metrics_parameter() -> Any:
 
 
 def health_parameter() -> Any:
-    """What a run does beyond a limit of its health."""
+    """A parameter that decides what a run does when a limit of its health is exceeded."""
     return parameter(
         "warn",
         choice("warn", "stop"),
@@ -64,7 +63,7 @@ def health_parameter() -> Any:
 
 
 def log_parameter() -> Any:
-    """Whether a run without a file log writes one."""
+    """A parameter that decides whether a run without a file log writes its own."""
     return parameter(
         True,
         boolean(),
@@ -73,16 +72,16 @@ def log_parameter() -> Any:
 
 
 def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
-    """Whether to compile for a device, by the value of a `compile_parameter`."""
+    """Whether to compile for a device, given the value of a `compile_parameter`."""
     return torch.device(device).type != "cpu" if compile == "auto" else compile
 
 
 @dataclass(frozen=True)
 class Shadow:
-    """Methods that are computed beside the one that trains, and change nothing.
+    """Methods that are computed beside the one that trains, without an effect on the training.
 
     Args:
-        methods: by the name under which their metrics are logged.
+        methods: from the name under which a method's metrics are logged to the method.
     """
 
     node: ClassVar[str] = f"{NODE}.shadow"
@@ -94,10 +93,10 @@ def shadow_of(node: Mapping[str, Any]) -> Shadow:
     """The methods of the node clipx.shadow.
 
     Args:
-        node: name to method, or function, and parameters; `build`'s of the same names.
+        node: from name to the arguments of `build`: method or function, and the method's own parameters.
 
     Raises:
-        ValueError: as `build`; names the key under clipx.shadow.
+        ValueError: as `build`, with the key under clipx.shadow; or a name, a key or a method that a shadow cannot have.
     """
     methods = {}
     for name, parameters in node.items():
@@ -128,10 +127,10 @@ def shadow_of(node: Mapping[str, Any]) -> Shadow:
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """A clipx node.
+    """The clipx node of a run that trains a method of the plugin.
 
     Raises:
-        ValueError: when built with a value outside a parameter's range, or with two that contradict each other.
+        ValueError: when built with a value outside a parameter's range, or with two values that contradict each other.
     """
 
     method: Method
@@ -169,18 +168,12 @@ class Settings:
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = parameter(
-        None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
-    )
-    shaping: AdvantageReweighting | None = parameter(
-        None, optional(instance(AdvantageReweighting)), "+clipx/shaping=advantage_reweighting"
-    )
-    select: EntropySelection | None = parameter(
-        None, optional(instance(EntropySelection)), "+clipx/select=high_entropy or low_entropy"
-    )
-    update: Lopti | None = parameter(None, optional(instance(Lopti)), "+clipx/update=lopti")
-    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
-    shadow: Shadow | None = parameter(None, optional(instance(Shadow)), "+clipx/shadow=[acpo,bapo]")
+    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
+    shaping: AdvantageReweighting | None = node_parameter(AdvantageReweighting, "+clipx/shaping=advantage_reweighting")
+    select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
+    update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
+    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
+    shadow: Shadow | None = node_parameter(Shadow, "+clipx/shadow=[acpo,bapo]")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
@@ -193,7 +186,7 @@ class Settings:
             raise ValueError(f"{NODE}.precision={self.precision:g} with {reason}, or {NODE}.precision=0.")
 
     def _samples_nothing(self) -> str:
-        """Why there is no extra pass that could take a part of the sequences, and what to do; empty if there is."""
+        """Why no extra pass could take only a part of the sequences, and what to do; empty if one can."""
         if not self.adaptive:
             return (
                 f"{NODE}.method={self.method.name}: its bounds do not follow statistics that a sample could estimate. "
@@ -212,7 +205,7 @@ class Settings:
         return ""
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
-        """The loss and the statistics of these settings for tokens on a device, compiled or not."""
+        """The functions that compute the loss and the statistics of tokens on a device."""
         compiled = compiled_on(device, self.compile)
         return token_functions(self.method, self.shaping, detailed=self.detailed, compiled=compiled)
 
@@ -223,7 +216,7 @@ class Settings:
 
     @property
     def methods(self) -> list[Method]:
-        """The method that trains, and those in its shadow."""
+        """The method that trains, followed by those in its shadow."""
         return [self.method, *(self.shadow.methods.values() if self.shadow is not None else ())]
 
     @property
@@ -243,12 +236,12 @@ class Settings:
 
     @property
     def needs_extra_pass(self) -> bool:
-        """Whether some optimizer steps need the extra pass, without gradient."""
+        """Whether some optimizer steps need the extra pass, a pass without gradient over the mini-batch."""
         of_history = self.scope == "lagged" and "entropy" in self.method.asks_for
         return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
 
 
-# Key under the clipx node to what a group of its own fills.
+# From the keys under the clipx node that have groups of their own to the classes of their nodes.
 NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits, "shadow": Shadow}
 
 
@@ -267,32 +260,30 @@ class Observe:
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = parameter(
-        None, optional(instance(HealthLimits)), "the limits of a step; null: the defaults"
-    )
-    trace: Trace | None = parameter(None, optional(instance(Trace)), "+clipx/trace=prompts")
+    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
+    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
 
     def functions(self, device: torch.device | str) -> ObservedFunctions:
-        """The sums behind the metrics for tokens on a device, compiled or not."""
+        """The functions that compute the sums behind the metrics of tokens on a device."""
         return observed_functions(detailed=self.detailed, compiled=compiled_on(device, self.compile))
 
     @property
     def detailed(self) -> bool:
-        """As that of `Settings`."""
+        """Whether metrics beyond the default ones are logged."""
         return self.metrics == "all"
 
 
-# What the clipx node holds besides the method's own parameters.
+# The parameters of the clipx node besides the method's own.
 AROUND = {field.name: field for field in dataclasses.fields(Settings) if field.name != "method"}
 
 
 def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
     """Every key that a method's clipx node takes: its own parameters, those of its bases, then those of `Settings`."""
     fields = {field.name: field for field in dataclasses.fields(method)}
-    # dataclasses puts a base's fields first, which all methods have.
+    # dataclasses puts the fields of a base first; here they come last, because all methods have them.
     own_first = [name for one in method.__mro__ for name in vars(one).get("__annotations__", {}) if name in fields]
     return {**{name: fields[name] for name in own_first}, **AROUND}
 
@@ -301,13 +292,13 @@ def build(method: str | None = None, function: str | None = None, **parameters: 
     """Builds and checks a clipx node.
 
     Args:
-        method: name of a method of the plugin, or observe; null when `function` is given.
-        function: a user's loss as `package.module:name`.
-        parameters: the method's parameters and those of `Settings` by name.
+        method: the name of a method of the plugin, or "observe"; None if `function` is given.
+        function: a user's loss as `package.module:name`; None if `method` is given.
+        parameters: the method's parameters and those of `Settings`, by name.
 
     Raises:
-        ValueError: unknown method, unknown parameter, or a value of a wrong type or range; the message names the key,
-            the value and what is allowed.
+        ValueError: no method or two methods; an unknown method or parameter; or a value of a wrong type or range. The
+            message names the key, the value and what is allowed.
     """
     if method is None and function is None:
         raise ValueError(
@@ -339,14 +330,13 @@ ONLY_OBSERVED = f"{OBSERVE}, which leaves verl's own loss as it is"
 
 
 def with_node(key: str, node: Any) -> Any:
-    """The parameters of a node under the clipx node that a group of its own fills; what is none stays as it is.
+    """Builds the class of a key that has a group of its own, from `NODES`; other values are returned unchanged.
 
     Args:
-        key: key under the clipx node.
-        node: what stands there.
+        node: its value.
 
     Raises:
-        ValueError: an unknown key or a bad value; the message names it.
+        ValueError: an unknown key in the node, or a bad value; the message names it.
     """
     if key == "shadow" and isinstance(node, Mapping):
         return shadow_of(node)
@@ -360,21 +350,23 @@ def with_node(key: str, node: Any) -> Any:
 
 
 def clip_range(actor: Any) -> Bounds:
-    """What verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, are for PPO's ratio."""
+    """The bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set."""
     low, high = actor.clip_ratio_low, actor.clip_ratio_high
     return Bounds(1 - (actor.clip_ratio if low is None else low), 1 + (actor.clip_ratio if high is None else high))
 
 
 def settings_without_group(name: str, actor: Any) -> Settings:
-    """The settings when `loss_mode` was set without a `+clipx=<method>` group.
+    """The settings if `loss_mode` was set without a `+clipx=<method>` group.
 
     Args:
-        name: the method's name.
-        actor: verl's ActorConfig, whose clip_ratio_low and clip_ratio_high become fixed bounds; its clip_ratio_c
-            becomes GRPO's dual clip.
+        actor: verl's ActorConfig. Its clip_ratio_low and clip_ratio_high become fixed bounds, its clip_ratio_c becomes
+            GRPO's dual clip.
 
     Returns:
-        The method's defaults with verl's own bounds where the method has fixed ones.
+        The method's defaults, with verl's bounds if the method has fixed bounds.
+
+    Raises:
+        ValueError: a value of verl's is outside the parameter's range.
     """
     method = METHODS[name]
     overrides: dict[str, float] = {}

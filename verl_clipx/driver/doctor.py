@@ -78,10 +78,10 @@ class Finding:
     """One line of the report.
 
     Args:
-        level: ok, warning (may matter) or error (will fail).
-        subject: what was looked at.
-        found: what is there.
-        advice: what to do about it; empty when it is fine.
+        level: "ok", "warning" (may matter) or "error" (runs will fail).
+        subject: what was checked.
+        found: what was found.
+        advice: what to do about it; empty if nothing is wrong.
     """
 
     level: Level
@@ -91,7 +91,7 @@ class Finding:
 
 
 def installed(distribution: str) -> str | None:
-    """The installed version of a distribution, or None."""
+    """The installed version of a distribution, or None if it is not installed."""
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
@@ -99,7 +99,7 @@ def installed(distribution: str) -> str | None:
 
 
 def check_versions(has_gpu: bool) -> list[Finding]:
-    """Python, verl and the combination that verl (GPU) or this project (CPU) tests.
+    """Checks the versions of Python, of verl, and of the combination that verl (GPU) or this project (CPU) tests.
 
     Args:
         has_gpu: whether torch sees a GPU.
@@ -122,13 +122,12 @@ def check_versions(has_gpu: bool) -> list[Finding]:
 
 
 def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
-    """Whether a distribution is there in a tested version.
+    """Checks whether a distribution is installed in a tested version.
 
     Args:
-        distribution: its name.
-        tested: the tested versions; empty for any.
-        level: the level if it is missing or outside.
-        advice: what to say then.
+        tested: the tested versions; empty for any version.
+        level: the finding's level if the distribution is missing or has another version.
+        advice: the finding's advice in this case; empty for the pip command.
     """
     version = installed(distribution)
     if version is None:
@@ -142,11 +141,10 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
     """Runs code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
 
     Args:
-        code: Python source.
-        seconds: deadline.
+        seconds: the time after which the interpreter is stopped.
 
     Returns:
-        Standard output, and the last lines of standard error if it failed (empty if not).
+        Standard output, and the last lines of standard error if the code failed (empty if it did not).
     """
     with tempfile.TemporaryDirectory() as elsewhere:
         try:
@@ -160,7 +158,7 @@ def run_python(code: str, seconds: int) -> tuple[str, str]:
 
 
 def check_cpu_packages() -> Finding:
-    """Whether the packages are there that a run without a GPU needs besides verl's own."""
+    """Checks the packages that a run without a GPU needs in addition to verl's own."""
     missing = [distribution for module, distribution in FOR_CPU.items() if importlib.util.find_spec(module) is None]
     if not missing:
         return Finding("ok", "packages of CPU runs", ", ".join(FOR_CPU.values()))
@@ -168,7 +166,7 @@ def check_cpu_packages() -> Finding:
 
 
 def check_tools() -> Finding:
-    """Whether the packages are there that only the tools around the losses need."""
+    """Checks the packages that only the tools around the losses need."""
     missing = [distribution for module, distribution in TOOLS.items() if importlib.util.find_spec(module) is None]
     if not missing:
         return Finding("ok", "tools", ", ".join(TOOLS.values()))
@@ -177,12 +175,12 @@ def check_tools() -> Finding:
 
 
 def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
-    """Whether losses and worker are registered where the code runs.
+    """Checks whether the losses and the training worker are registered where some code runs.
 
     Args:
-        where: for the report.
-        code: prints the LOSSES and WORKER lines.
-        seconds: deadline.
+        where: the place, for the report.
+        code: Python source that prints the LOSSES and WORKER lines.
+        seconds: the time after which the code is stopped.
     """
     output, error = run_python(code, seconds)
     lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
@@ -208,7 +206,7 @@ def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
 
 
 def check_hydra() -> Finding:
-    """Whether verl's own configuration finds the plugin's groups."""
+    """Checks whether verl's own configuration finds the plugin's groups."""
     output, error = run_python(COMPOSED, 120)
     if "COMPOSED clipx_acpo 2" in output:
         return Finding("ok", "Hydra groups", "+clipx=acpo composes with verl's ppo_trainer")
@@ -216,7 +214,7 @@ def check_hydra() -> Finding:
 
 
 def check_accelerators() -> list[Finding]:
-    """The torch build and the GPUs."""
+    """Reports the torch build and the GPUs."""
     import torch
 
     build = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
@@ -235,7 +233,7 @@ def check_accelerators() -> list[Finding]:
 
 
 def check_resources(folder: Path) -> list[Finding]:
-    """Free memory, disk and shared memory.
+    """Checks the free memory, disk space and shared memory.
 
     Args:
         folder: where runs will be written.
@@ -274,7 +272,7 @@ def check_resources(folder: Path) -> list[Finding]:
 
 
 def check_ports() -> list[Finding]:
-    """Whether the ports of a Ray head node are free."""
+    """Checks whether the ports of a Ray head node are free."""
     findings = []
     for port, user in RAY_PORTS.items():
         with socket.socket() as probe:
@@ -289,7 +287,7 @@ def check_ports() -> list[Finding]:
 
 
 def check_options() -> list[Finding]:
-    """Which of verl's options are run in tests, which are untested, and which are refused."""
+    """Lists which of verl's options are run in tests, which are untested, and which are refused."""
     from verl_clipx.driver.support import ROWS
 
     meanings = {"run": "run in tests on a CPU", "untested": "untested", "refused": "refused by the driver"}
@@ -300,13 +298,13 @@ def check_options() -> list[Finding]:
 
 
 def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
-    """All checks, one group at a time so that progress can be shown.
+    """Runs all checks, one group at a time so that progress can be shown.
 
     Args:
         ray: whether to start a small Ray cluster for the check inside a worker.
 
     Yields:
-        Name of the group and its findings.
+        The name of the group, and its findings.
     """
     accelerators = check_accelerators()
     has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)

@@ -1,4 +1,4 @@
-"""What a verl command would train, without running it."""
+"""Explains what a verl command would train, without running it."""
 
 import argparse
 import contextlib
@@ -24,9 +24,9 @@ from verl_clipx.driver.announcement import shown
 from verl_clipx.driver.clip_keys import ACTOR, written
 from verl_clipx.driver.config import Settings, clip_range
 from verl_clipx.driver.start import decide, instantiated, named_keys
-from verl_clipx.driver.unknown_keys import refused_by_verl, with_known_keys
+from verl_clipx.driver.unknown_keys import near_another, refused_by_verl, with_known_keys
 
-# verl's entry modules and the configuration that each has by default, in the folder config beside it.
+# verl's entry modules, each with the name of its default configuration in the folder "config" beside the module.
 MAIN_PPO = "verl.trainer.main_ppo"
 ENTRIES = {
     MAIN_PPO: "ppo_trainer",
@@ -41,7 +41,7 @@ class TakenOver:
 
     Args:
         key, given: verl's key and its value.
-        parameter, value: the method's parameter and what it becomes.
+        parameter, value: the method's parameter and the value that it gets.
     """
 
     key: str
@@ -55,11 +55,12 @@ class Explanation:
     """What a command would train.
 
     Args:
-        line: what the run prints about it; or that the plugin has no part in it.
-        loss_mode: the loss in verl's registry.
+        line: the line that the run prints, or a line that says that the plugin has no part in the run.
+        loss_mode: the loss's name in verl's registry.
         of_the_plugin: whether the plugin has a part in the run.
         bounds: the bounds that the loss starts with, or what they are computed from, in words.
         taken: what the method takes over from verl's keys.
+        notes: what may not be meant as it stands, in sentences.
     """
 
     line: str
@@ -67,14 +68,16 @@ class Explanation:
     of_the_plugin: bool
     bounds: str
     taken: tuple[TakenOver, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
     def lines(self) -> list[str]:
-        """The line, the bounds, then a line for each value that is taken over."""
+        """The line, the bounds, then one line for each value that is taken over and for each note."""
         return [
             self.line,
             f"bounds at the start: {self.bounds}",
             *(f"taken over: {of.key}={written(of.given)} as {of.parameter}={shown(of.value)}" for of in self.taken),
+            *(f"note: {note}" for note in self.notes),
         ]
 
 
@@ -82,11 +85,11 @@ def explained(words: Sequence[str]) -> Explanation:
     """What a command would train: the line that the run prints, and what it takes over from verl's keys.
 
     Args:
-        words: `python -m MODULE KEY=VALUE …`, whatever stands before `-m`, or the overrides alone.
+        words: `python -m MODULE KEY=VALUE …`, with anything before `-m`, or only the overrides.
 
     Raises:
-        ValueError: a module that is none of verl's entries, a key that does not exist, or what stops the run.
-        Exception: what else stops it: Hydra's errors in composing, verl's own in validating.
+        ValueError: the module is not one of verl's entry modules, a key does not exist, or the run would stop.
+        Exception: Hydra's errors in composing, or verl's own in validating.
     """
     module, arguments = split_command(words)
     config, overrides, choices = with_known_keys(partial(composed, module), arguments)
@@ -102,24 +105,25 @@ def explained(words: Sequence[str]) -> Explanation:
     loss_mode, node = actor.policy_loss.loss_mode, actor.policy_loss.get(NODE)
     settings = None if node is None else instantiated(node)
     bounds = of_method(settings.method) if isinstance(settings, Settings) else of_verls_loss(actor)
+    notes = tuple(near_another(overrides, config))
     if decision is None:
         line = f"clipx: no part in this run, which trains verl's own loss {loss_mode}"
-        return Explanation(line, loss_mode, False, bounds)
+        return Explanation(line, loss_mode, False, bounds, notes=notes)
     taken = (
         TakenOver(f"{ACTOR}.{of.key}", of.given, f"{NODE}.{parameter}", of.value)
         for parameter, of in decision.taken.items()
     )
-    return Explanation(decision.line, loss_mode, True, bounds, tuple(taken))
+    return Explanation(decision.line, loss_mode, True, bounds, tuple(taken), notes)
 
 
 def of_method(method: Method) -> str:
-    """A method's bounds, and what else limits its weight."""
+    """A method's bounds and its other limits, in words."""
     others = (f"{key} {value:g}" for key in method.other_limits if (value := getattr(method, key)) is not None)
     return "; ".join([method.starting_bounds, *others])
 
 
 def of_verls_loss(actor: DictConfig) -> str:
-    """The bounds of verl's own loss: those of its default one are known."""
+    """The bounds of verl's own loss, in words. They are known only for vanilla, verl's default loss."""
     loss_mode = actor.policy_loss.loss_mode
     if loss_mode != "vanilla":
         return f"those of verl's own loss {loss_mode}, which the plugin does not know"
@@ -127,10 +131,10 @@ def of_verls_loss(actor: DictConfig) -> str:
 
 
 def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
-    """The entry module of a command and its arguments.
+    """The entry module of a command, and the arguments of the module.
 
     Raises:
-        ValueError: no entry module of verl's.
+        ValueError: the module after `-m` is not one of verl's entry modules.
     """
     if "-m" not in words:
         return MAIN_PPO, list(words)
@@ -142,14 +146,14 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
 
 
 def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[str], DictConfig]:
-    """The configuration that an entry module would get, the overrides in it, and Hydra's choices of groups.
+    """The configuration that an entry module would get, its overrides, and Hydra's choices of groups.
 
     Args:
         module: one of `ENTRIES`.
-        arguments: Hydra's options --config-path, --config-name and --config-dir, and overrides.
+        arguments: overrides, and Hydra's options --config-path, --config-name and --config-dir.
 
     Raises:
-        ValueError: an argument that is neither.
+        ValueError: an argument is neither an override nor one of these options, or the folder does not exist.
         HydraException: the overrides do not compose.
     """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
@@ -172,15 +176,15 @@ def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[st
 
 
 def prepend_folder(folder: Path) -> None:
-    """As --config-dir does in hydra.main: its groups and configurations come before all others.
+    """Puts a folder's groups and configurations before all others, as --config-dir does in hydra.main.
 
     Raises:
-        ValueError: no such folder.
+        ValueError: the folder does not exist.
     """
     if not folder.is_dir():
         raise ValueError(f"--config-dir={folder}: no such folder.")
     loader = GlobalHydra.instance().config_loader()
     search_path = loader.get_search_path()
     search_path.prepend("command-line", f"file://{folder.resolve()}", anchor=SearchPathQuery(provider="schema"))
-    # Hydra's compose has no such option, and its loader reads the search path once.
+    # Hydra's compose has no such option, and its loader has already read the search path.
     loader.repository = ConfigRepository(search_path)

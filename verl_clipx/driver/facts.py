@@ -1,6 +1,7 @@
-"""What the classes say of the methods: `python -m verl_clipx.driver.facts` writes it to methods.json.
+"""Facts about the methods, taken from their classes: `python -m verl_clipx.driver.facts` writes them to methods.json.
 
-Importing the classes imports torch, which takes seconds. What lists methods reads the file; a test compares the two.
+Importing the classes imports torch, which takes seconds. Therefore the commands that list methods read the file, and a
+test compares the file with the classes.
 """
 
 import dataclasses
@@ -15,7 +16,7 @@ from verl_clipx.methods import BUILT_IN, METHODS, Method
 
 
 def facts_of_classes() -> dict[str, Any]:
-    """Every built-in method, the parameters that each has besides its own, and those of observe."""
+    """The facts of every built-in method, the parameters that all methods share, and those of observe."""
     return {
         "methods": [facts_of(METHODS[name]) for name in BUILT_IN],
         "around": described(AROUND.values()),
@@ -36,7 +37,7 @@ def facts_of(method: type[Method]) -> dict[str, Any]:
 
 
 def described(fields: Iterable[dataclasses.Field]) -> list[dict[str, Any]]:
-    """Name, default, allowed values and meaning of parameters."""
+    """The name, default, allowed values and meaning of each parameter."""
     return [
         {
             "name": field.name,

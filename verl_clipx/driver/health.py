@@ -1,4 +1,4 @@
-"""The node clipx.health_limits: the values of a run's health metrics beyond which it warns or stops."""
+"""The node clipx.health_limits: the values of a run's health metrics above which the run warns or stops."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
@@ -16,7 +16,7 @@ from verl_clipx.base.shared_metrics import (
 )
 
 LARGEST = 2**31 - 1
-# By the limit's name the metrics that it is on.
+# From the name of each limit to the metrics that it applies to.
 LIMITED: dict[str, tuple[Metric, ...]] = {
     "skipped_updates": (SKIPPED_UPDATES,),
     "not_finite": (*NOT_FINITE.values(), NOT_FINITE_LOG_PROBS),
@@ -28,7 +28,7 @@ LIMITED: dict[str, tuple[Metric, ...]] = {
 
 @dataclass(frozen=True, kw_only=True)
 class HealthLimits:
-    """The most of each that a step may have before clipx.health acts.
+    """The largest value of each health metric at which clipx.health does not act yet.
 
     Raises:
         ValueError: when built with a value outside a parameter's range.
@@ -63,11 +63,13 @@ class HealthLimits:
 
 
 def exceeded(limits: HealthLimits, data: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The limits that a step's metrics are beyond: name, and in words the metric, its value and the limit.
+    """The limits that a step's metrics exceed.
 
     Args:
-        limits: of the run.
         data: the step's metrics, as verl logs them.
+
+    Yields:
+        The name of the limit; and in words the metric, its value and the limit.
     """
     for limit in fields(limits):
         most = getattr(limits, limit.name)

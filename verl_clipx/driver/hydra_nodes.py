@@ -17,11 +17,11 @@ __all__ = ["ClipxPolicyLossConfig", "RunFacts", "build"]
 
 @dataclass
 class RunFacts:
-    """What else of the run's configuration the losses depend on; the groups fill it by interpolation.
+    """The other parts of the run's configuration that the losses depend on. The groups fill them by interpolation.
 
     Args:
-        group: the group that was chosen (+clipx=<group>), or None if unknown; the driver fills it in.
-        taken: parameters of the method to the key of verl's, with its value, that they come from; likewise.
+        group: the group that was chosen (+clipx=<group>), or None if unknown; filled in by the driver.
+        taken: from the method's parameters to verl's key and value that they come from; filled in by the driver.
         clip_ratio, clip_ratio_low, clip_ratio_high, clip_ratio_c: verl's own clip keys.
         tau_pos, tau_neg: the temperatures of verl's own SAPO.
         dro_beta: the penalty of verl's own DRO.
@@ -31,15 +31,16 @@ class RunFacts:
         rollout_log_probs: whether the rollout returns its log-probabilities.
         use_v1: whether verl's v1 trainer runs, or None if unknown.
         trainer_mode: the v1 trainer's mode.
-        rollout_nodes: nodes of the rollout under verl's experimental trainers, else None.
+        rollout_nodes: the nodes of the rollout under verl's experimental trainers; None under others.
         bypass: whether the rollout's log-probabilities serve as the old policy's.
-        rollout_prompts: prompts of a rollout batch, or None if unknown.
-        parameter_sync_step: parts that the v1 trainer would cut a rollout batch into.
-        steps_a_version: steps of the fully asynchronous trainer between two weight versions, which it logs as one.
-        mini_batch_prompts: prompts of an optimizer mini-batch, or None if unknown.
-        epochs: passes over a rollout batch.
-        critic_warmup: training steps before this one train the critic alone.
-        mini_batches_at_once: what verl's fully asynchronous trainer fetches for each of its steps, else None.
+        rollout_prompts: the number of prompts in a rollout batch, or None if unknown.
+        parameter_sync_step: how many parts the v1 trainer cuts a rollout batch into.
+        steps_a_version: how many steps of the fully asynchronous trainer use one weight version and are logged as one.
+        mini_batch_prompts: the number of prompts in an optimizer mini-batch, or None if unknown.
+        epochs: the number of passes over a rollout batch.
+        critic_warmup: training steps before this one train only the critic.
+        mini_batches_at_once: how many mini-batches verl's fully asynchronous trainer fetches for each of its steps;
+            None under other trainers.
         options: the keys of `support.READ` with their values.
     """
 
@@ -71,23 +72,23 @@ class RunFacts:
 
     @property
     def clip_keys(self) -> dict[str, Any]:
-        """The keys that methods may take over, and their values."""
+        """The keys that methods may take over, with their values."""
         return {key: getattr(self, key) for key in VERL_DEFAULTS} | {DRO_BETA: self.dro_beta}
 
     @property
     def uses_v1(self) -> bool:
-        """Whether the trainer is one that reads the keys of trainer.v1."""
-        # The experimental trainers inherit those keys, and trainer.use_v1=True, without reading them.
+        """Whether the trainer reads the keys of trainer.v1."""
+        # The experimental trainers inherit these keys and trainer.use_v1=True, but do not read them.
         return self.use_v1 is not False and self.rollout_nodes is None and not self.mini_batches_at_once
 
     @property
     def parts(self) -> int:
-        """Parts that the trainer cuts a rollout batch into, each a call of the worker."""
+        """How many parts the trainer cuts a rollout batch into; the worker is called once for each."""
         return (self.parameter_sync_step or 1) if self.uses_v1 else 1
 
     @property
     def updates(self) -> int | None:
-        """Optimizer steps on each rollout batch, or None if unknown."""
+        """The number of optimizer steps on each rollout batch as the worker gets it, or None if unknown."""
         if self.mini_batches_at_once:
             return self.mini_batches_at_once * self.epochs
         if not self.rollout_prompts or not self.mini_batch_prompts:
@@ -97,23 +98,23 @@ class RunFacts:
 
     @property
     def uncompiled_by(self) -> str | None:
-        """Which of verl's own switches of torch.compile is off, which clipx.compile=auto follows; None if none is."""
+        """The first of verl's own switches of torch.compile that is off, which clipx.compile=auto follows, or None."""
         return next((key for key in TORCH_COMPILE if self.options.get(key) is False), None)
 
     @property
     def batches_a_step(self) -> int:
-        """Rollout batches, as the worker gets them, that verl logs as one step and trains on one weight version."""
+        """How many rollout batches, as the worker gets them, belong to one logged step and to one weight version."""
         return self.parts * (self.steps_a_version or 1)
 
     @property
     def old_policy_starts_the_update(self) -> bool:
-        """Whether old_log_probs come from the very weights that a rollout batch's first update starts from."""
+        """Whether old_log_probs come from the same weights that a rollout batch's first update starts from."""
         in_step = not self.uses_v1 or self.trainer_mode in ("sync", "colocate_async")
         return in_step and not self.bypass and not self.mini_batches_at_once
 
     @property
     def makes_one_update(self) -> bool:
-        """Whether each rollout batch gets one update, which starts at ratio 1."""
+        """Whether each rollout batch gets a single update, which starts at ratio 1."""
         return self.old_policy_starts_the_update and self.updates == 1
 
 
@@ -121,14 +122,15 @@ class RunFacts:
 class ClipxPolicyLossConfig(PolicyLossConfig):
     """verl's PolicyLossConfig with the plugin's configuration beside it.
 
-    verl builds it in the driver before Ray starts, so everything that is wrong is said there.
+    verl builds it in the driver before Ray starts, so mistakes are reported there.
 
     Args:
-        clipx: the method's configuration.
-        run: what else of the run it depends on.
+        clipx: the clipx node.
+        run: the other parts of the run's configuration that the loss depends on.
 
     Raises:
-        ValueError: the run lacks what the method needs; the message names the key, the value and what to do.
+        ValueError: there is no method, the node contradicts the run, or the run lacks what the method needs. The
+            message names the key, the value and what to do.
     """
 
     clipx: Settings | Observe | None = None
@@ -149,7 +151,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
             raise ValueError("\n".join(ignored))
         check_run(self.clipx, self.run)
         refuse_unserved(self.run.options, self.clipx)
-        # Nothing is left to take over where the driver has decided.
+        # Once the driver has decided, nothing is left to take over.
         taken = taken_over(self.clipx.method, self.run.clip_keys, group=self.run.group)
         bounds = {name: of.value for name, of in taken.items()}
         object.__setattr__(self, "clipx", replace(self.clipx, method=replace(self.clipx.method, **bounds)))
@@ -157,7 +159,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
 
 
 def another_loss(loss_mode: str, settings: Settings) -> str | None:
-    """What to say when loss_mode names another loss than the clipx node does; None where they agree."""
+    """The message if loss_mode names another loss than the clipx node does; None if they agree."""
     name = settings.method.name
     if loss_mode in ("clipx_custom", f"clipx_{name}"):
         return None
@@ -168,7 +170,7 @@ def another_loss(loss_mode: str, settings: Settings) -> str | None:
 
 
 def missing_method(node: Any) -> str:
-    """What to say when there is a clipx node, or a part of one, and no method."""
+    """The message for a clipx node, or a part of one, without a method."""
     given = [f"+{NODE}/{name}" for name in NODES if node and node.get(name) is not None]
     if given:
         return (
@@ -178,7 +180,7 @@ def missing_method(node: Any) -> str:
 
 
 def require_loss_of_verl(loss_mode: str) -> None:
-    """Raises ValueError if the loss to observe is one of the plugin's."""
+    """Raises ValueError if the loss to observe is one of the plugin's own."""
     if loss_mode.startswith("clipx_"):
         raise ValueError(
             f"actor_rollout_ref.actor.policy_loss.loss_mode={loss_mode} with +{NODE}={OBSERVE}: the plugin's own "
@@ -188,11 +190,7 @@ def require_loss_of_verl(loss_mode: str) -> None:
 
 
 def check_run(settings: Settings, run: RunFacts) -> None:
-    """Raises if the run lacks what the method needs.
-
-    Args:
-        settings: the clipx node.
-        run: facts of the run.
+    """Raises if the run lacks what the method, or one in its shadow, needs.
 
     Raises:
         ValueError: names the key, the value and what to do.

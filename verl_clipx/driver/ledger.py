@@ -1,8 +1,9 @@
-"""What becomes of each key of verl's configuration under a method of the plugin: a row a key, or a row a subtree.
+"""What becomes of each key of verl's configuration under a method of the plugin: one row per key or per subtree.
 
-Every key that verl's losses, aggregation, distillation and rollout correction read (scripts/verl_loss_keys.py finds
-them in verl's source) has a row of its own. The nodes that hold such keys have no row as a whole, so that a key that a
-new verl adds to them has none, and a test names it. Under +clipx=observe all are read by verl as always.
+Every key that verl's losses, aggregation, distillation and rollout correction read has its own row
+(scripts/verl_loss_keys.py finds these keys in verl's source). A node that contains such keys has no row as a whole.
+Therefore a key that a new verl adds to it has no row, and a test names it. Under +clipx=observe, verl reads all keys as
+always.
 """
 
 from typing import NamedTuple
@@ -24,17 +25,17 @@ from verl_clipx.driver.support import (
 )
 from verl_clipx.methods import BUILT_IN, METHODS
 
-# What may become of a key, as the page says it.
+# What may become of a key, in the words of the page.
 READ, TAKEN, REFUSED, IRRELEVANT = "read by verl as always", "taken over", "refused", "irrelevant"
 
 
 class Row(NamedTuple):
-    """What becomes of a key, and of all below it.
+    """What becomes of a key, and of all keys below it.
 
     Attributes:
-        key: in full.
-        fate: one of the four words above.
-        remark: what it becomes, when and why it is refused, or why it doesn't matter.
+        key: the full key.
+        fate: READ, TAKEN, REFUSED or IRRELEVANT.
+        remark: what the key becomes, when and why it is refused, or why it does not matter.
     """
 
     key: str
@@ -43,7 +44,7 @@ class Row(NamedTuple):
 
 
 def taken_over_as(key: str) -> str:
-    """Which parameters one of verl's clip keys becomes, and of which methods.
+    """The parameters that one of verl's clip keys becomes, and the methods that have them, in words.
 
     Args:
         key: one of `MAPPED`, or clip_ratio.
@@ -63,7 +64,7 @@ BY_VERL = "a value that verl's own code would refuse with the first batch is ref
 BESIDE = "belongs to the loss that is added to the method's"
 OF_DISTILLATION = "distillation.distillation_loss"
 
-# Keys that verl's losses read, and what stands beside them.
+# The keys that verl's losses read, and the keys beside them.
 ON_THE_PATH = (
     *(Row(f"{ACTOR}.{key}", TAKEN, taken_over_as(key)) for key in ("clip_ratio", *MAPPED)),
     Row(
@@ -127,7 +128,7 @@ SPLIT = "cuts the mini-batch into micro-batches; bounds and metrics don't depend
 NOT_TRAINED = "nothing of it reaches the loss"
 SERVED = "of the server that samples; docs/support.md says which log-probabilities it may return"
 
-# All else that verl's trainer composes, under any of its engines.
+# All other keys that verl's trainer composes, under any of its engines.
 ELSEWHERE = (
     Row(f"{ACTOR}.ppo_epochs", READ, "the line names the number of updates"),
     Row(f"{ACTOR}.ppo_mini_batch_size", READ, "the tokens of one update, over which statistics are taken"),
@@ -183,13 +184,13 @@ ROWS = (*ON_THE_PATH, *ELSEWHERE)
 
 
 def row_of(key: str) -> Row | None:
-    """The row of a key, its own or that of the smallest subtree around it; None if nothing is known of it."""
+    """The row of a key: its own, or that of the smallest subtree around it. None if there is no such row."""
     holding = [row for row in ROWS if f"{key}.".startswith(f"{row.key}.")]
     return max(holding, key=lambda row: len(row.key), default=None)
 
 
 def path_table() -> str:
-    """The table of the keys on the loss's path in docs/support.md, a row a key."""
+    """The table in docs/support.md of the keys that verl's losses read, one row per key."""
     rows = ["| key | what becomes of it | |", "|---|---|---|"]
     rows += [f"| `{row.key.removeprefix(f'{ACTOR}.')}` | {row.fate} | {row.remark} |" for row in ON_THE_PATH]
     return "\n".join(rows)

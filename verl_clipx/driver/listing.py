@@ -1,16 +1,16 @@
-"""What `clipx methods` shows: methods, their groups and their parameters, without importing torch for it."""
+"""What `clipx methods` shows: methods, their groups and their parameters, without importing torch."""
 
 import functools
 from pathlib import Path
 from typing import Any
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.files import read_json_object
 from verl_clipx.common.suggestions import did_you_mean
 
-# What the classes say, as facts.py writes it.
+# The facts about the classes, written by facts.py.
 RECORDED = Path(__file__).with_name("methods.json")
 METHODS_FOLDER = Path(__file__).parents[1] / "methods"
 
@@ -21,56 +21,60 @@ OBSERVED = "verl's own loss, our metrics", "verl, any `loss_mode`"
 
 @functools.cache
 def facts() -> dict[str, Any]:
-    """What the classes say of the built-in methods; see `facts.facts_of_classes`. Not to be changed."""
+    """The facts about the built-in methods, as `facts.facts_of_classes` returns them. Callers must not change them."""
     recorded = read_json_object(RECORDED)
     modules = {path.stem for path in METHODS_FOLDER.glob("*.py")} - {"__init__"}
     if modules == {one["module"].rpartition(".")[2] for one in recorded["methods"]}:
         return recorded
-    # A method's file was added or taken away since the record was written.
+    # A method's file was added or removed after the record was written.
     from verl_clipx.driver.facts import facts_of_classes
 
     return facts_of_classes()
 
 
 def group_settings(group: str) -> dict:
-    """The clipx node that a Hydra group of the plugin leads to, its defaults included.
+    """The values that a Hydra group of the plugin sets in the clipx node, including those of its defaults.
 
     Args:
-        group: file name under configs/clipx, without ending.
+        group: the file's name under configs/clipx, without ending.
 
     Returns:
-        Parameter name to value, `method` included; empty for a group that sets no method.
+        From parameter name to value, including `method` if the group chooses one.
+
+    Raises:
+        FileNotFoundError: there is no such group.
     """
-    content = content_of(group)
-    settings: dict = {}
-    for default in content.get("defaults", []):
-        if isinstance(default, str) and default != "_self_":
-            settings.update(group_settings(default))
-    node = content.get("clipx", {})
-    settings.update({key: node[key] for key in node if key != "_target_" and not OmegaConf.is_missing(node, key)})
-    return settings
+    return {key: value for key, value in node_of(group).items() if value != MISSING}
 
 
 def shadow_node(group: str) -> dict:
-    """The method of a group and its own parameters, those that have to be given as ???: a node under clipx.shadow.
+    """A group's method and the method's own parameters, as a node under clipx.shadow.
 
     Args:
-        group: file name under configs/clipx, without ending.
+        group: the file's name under configs/clipx, without ending.
+
+    Returns:
+        From parameter name to value; ??? stands for a value that has to be given.
     """
+    around = {parameter["name"] for parameter in facts()["around"]}
+    return {key: value for key, value in node_of(group).items() if key not in around}
+
+
+def node_of(group: str) -> dict:
+    """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given."""
     content = content_of(group)
     found: dict = {}
     for default in content.get("defaults", []):
         if isinstance(default, str) and default != "_self_":
-            found.update(shadow_node(default))
+            found |= node_of(default)
     node = content.get("clipx", {})
-    around = {parameter["name"] for parameter in facts()["around"]}
-    given = {key: "???" if OmegaConf.is_missing(node, key) else node[key] for key in node}
-    return found | {key: value for key, value in given.items() if key not in around and key != "_target_"}
+    given = {key: MISSING if OmegaConf.is_missing(node, key) else node[key] for key in node if key != "_target_"}
+    return found | given
 
 
 @functools.cache
 def content_of(group: str) -> DictConfig:
-    """A group's file, read once; not to be changed."""
+    """A group's file, which is read once. Callers must not change it."""
     return OmegaConf.load(configs_folder() / "clipx" / f"{group}.yaml")
 
 
@@ -80,22 +84,23 @@ def group_names(folder: str = "clipx") -> list[str]:
 
 
 def groups_of(method: str) -> list[str]:
-    """The groups that choose a method, the one of its own name first."""
+    """The groups that choose a method, beginning with the one of the method's name."""
     return sorted(
         (name for name in group_names() if group_settings(name).get("method") == method), key=lambda n: n != method
     )
 
 
 def listed(name: str | None = None) -> list[dict[str, Any]]:
-    """What there is to know of every method, and of observe, which leaves verl's loss alone; or of one of them.
+    """The facts about every built-in method and about observe, which leaves verl's loss unchanged; or about one.
 
     Args:
-        name: of a method, with or without the prefix `clipx_`, of one of its groups, or a loss of the user's own as
-            `package.module:name`; None for all built-in ones.
+        name: a method with or without the prefix `clipx_`, one of its groups, or a user's own loss as
+            `package.module:name`; None for all built-in methods and observe.
 
     Returns:
-        Of each its name, its loss_mode in verl, summary, source, the module of its class, group names, and parameters:
-        name, default, value in each group, allowed values, meaning, and whether every method has it.
+        For each: name, loss_mode in verl, summary, source, module of the class, names of the groups, and parameters.
+        For each parameter: name, default, value in each group, allowed values, meaning, and whether every method has
+        it.
 
     Raises:
         ValueError: there is no such method; names the nearest.
@@ -146,14 +151,14 @@ def _with_groups(parameters: list[dict[str, Any]], groups: list[str], of_every_m
 
 
 def parameter_row(parameter: dict[str, Any]) -> tuple[str, ...]:
-    """Name, value in each group (the default, where there is none), allowed values and meaning of a parameter."""
+    """A parameter's name, value in each group (or its default, without groups), allowed values and meaning."""
     values = list(parameter["in_groups"].values()) or [parameter["default"]]
     shown = ["null" if value is None else str(value) for value in values]
     return parameter["name"], *shown, parameter["allowed"], parameter["meaning"]
 
 
 def markdown_table() -> str:
-    """The table of docs/methods.md, a row a method: its groups, what it does, source, file; and a row for none."""
+    """The table of docs/methods.md: groups, summary, source and file of each method, and a row for observe."""
     rows = ["| `+clipx=` | what it does | source | file |", "|---|---|---|---|"]
     for method in listed():
         if method["module"] is None:

@@ -13,22 +13,27 @@ from verl_clipx.driver.support import Options, untested
 
 logger = logging.getLogger(__name__)
 
-# What each of verl's trainers, and no worker, logs of every training step.
+# Every trainer of verl's logs this key for each training step, and no worker does.
 STEP = "training/global_step"
 
 
 def stops(receipt: str, options: Options) -> bool:
-    """Whether a run that trains something else than announced stops: where tests ran all that it is made of.
+    """Whether a run stops if it trains something else than announced.
+
+    It does with clipx.receipt=stop and, with clipx.receipt=auto, if tests have run all of the run's options.
 
     Args:
-        receipt: clipx.receipt.
+        receipt: the value of clipx.receipt.
         options: the keys of `support.READ` with their values.
     """
     return receipt == "stop" or (receipt == "auto" and not untested(options))
 
 
 def install(tracking: ModuleType) -> None:
-    """Wraps verl.utils.tracking's `Tracking`, to which the trainer gives the metrics of each step."""
+    """Wraps `Tracking` in verl.utils.tracking, to which the trainer passes the metrics of each step.
+
+    The wrapped `Tracking.log` raises RuntimeError if the receipt is missing and the run has to stop.
+    """
     wrap_function_wrapper(tracking, "Tracking.__init__", _with_expectation)
     wrap_function_wrapper(tracking, "Tracking.log", _with_receipt)
 
@@ -41,10 +46,10 @@ def _with_expectation(wrapped, tracking, positional: tuple, named: dict[str, Any
 
 
 def expected(config: dict[str, Any]) -> str | None:
-    """What a missing receipt means to a run: "stop", "warn", or None where none is due.
+    """What a run does if its receipt is missing: "stop", "warn", or None if it has no receipt.
 
     Args:
-        config: as verl resolved it.
+        config: verl's resolved configuration.
     """
     actor = config.get("actor_rollout_ref", {}).get("actor") or {}
     policy_loss = actor.get("policy_loss") or {}

@@ -1,12 +1,11 @@
-"""Configurations that verl refuses only minutes after the start, or silently ignores, are refused at the start.
+"""Refuses at the start configurations that verl would refuse only minutes later, or would silently ignore.
 
-verl decides which values are allowed: its registries of losses and trainers, and the checks of its rollout correction.
+verl decides which values are allowed, by its registries of losses and trainers and by the checks of its rollout
+correction.
 """
 
-from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
@@ -19,35 +18,27 @@ from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, WI
 
 CALCULATE_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
 TRAINER_MODE = "trainer.v1.trainer_mode"
-# In the configurations of verl's experimental trainers, which read nothing of trainer.v1.
+# Keys in the configurations of verl's experimental trainers, which do not read trainer.v1.
 OF_EXPERIMENTAL = ("rollout", "async_training")
 
 
 def what_stops(config: DictConfig, node: Settings | Observe) -> list[str]:
-    """What keeps a run from being what its configuration says.
+    """The reasons why a run cannot be what its configuration says.
 
     Args:
         config: verl's whole configuration.
-        node: the clipx node.
 
     Returns:
-        A message for each, with the keys, their values and what to do.
+        One message for each reason, with the keys, their values and what to do.
     """
-    checks: tuple[Callable[[DictConfig], str | None], ...] = (
-        no_update,
-        unknown_trainer,
-        without_log_probs,
-        wrong_weights,
-        wrong_rejection,
-    )
-    found = [check(config) for check in checks]
+    found = [no_update(config), unknown_trainer(config), without_log_probs(config), *refused_corrections(config)]
     if isinstance(node, Observe):
         found += [unknown_loss(config), without_penalty(config), *misplaced_temperatures(config)]
     return [message for message in found if message is not None]
 
 
 def no_update(config: DictConfig) -> str | None:
-    """Epochs that are none."""
+    """A number of epochs that is not a whole number of at least 1."""
     epochs = OmegaConf.select(config, f"{ACTOR}.ppo_epochs")
     if epochs is None or (isinstance(epochs, int) and epochs >= 1):
         return None
@@ -55,12 +46,12 @@ def no_update(config: DictConfig) -> str | None:
 
 
 def unknown_loss(config: DictConfig) -> str | None:
-    """A loss to observe that verl's registry lacks."""
+    """A loss to observe that is not in verl's registry."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     key = f"{ACTOR}.policy_loss.loss_mode"
     loss_mode = OmegaConf.select(config, key)
-    # One of the plugin's own is refused where the node is built, whether registered or not.
+    # The plugin's own losses are refused when the node is built, registered or not.
     if loss_mode in POLICY_LOSS_REGISTRY or str(loss_mode).startswith(f"{NODE}_"):
         return None
     known = ", ".join(sorted(name for name in POLICY_LOSS_REGISTRY if not name.startswith(f"{NODE}_")))
@@ -71,7 +62,7 @@ def unknown_loss(config: DictConfig) -> str | None:
 
 
 def without_penalty(config: DictConfig) -> str | None:
-    """verl's own DRO without the penalty, at which it stops in its first loss."""
+    """verl's own DRO without a penalty, which would stop in its first loss call."""
     keys = [f"{ACTOR}.policy_loss.loss_mode", f"{ACTOR}.{DRO_BETA}"]
     loss_mode, beta = (OmegaConf.select(config, key) for key in keys)
     if loss_mode != "dro" or (isinstance(beta, int | float) and beta > 0):
@@ -80,7 +71,7 @@ def without_penalty(config: DictConfig) -> str | None:
 
 
 def misplaced_temperatures(config: DictConfig) -> list[str]:
-    """SAPO's temperatures where verl's scripts write them, and verl's own configuration has no such keys."""
+    """SAPO's temperatures under policy_loss, where verl's scripts write them but verl has no such keys."""
     node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
     return [
         f"{ACTOR}.policy_loss.{key}={written(node[key])} with +{NODE}={OBSERVE}: verl does not have this key and "
@@ -91,7 +82,7 @@ def misplaced_temperatures(config: DictConfig) -> list[str]:
 
 
 def unknown_trainer(config: DictConfig) -> str | None:
-    """A mode of the v1 trainer that nothing is registered under."""
+    """A mode of the v1 trainer for which no trainer is registered."""
     mode = OmegaConf.select(config, TRAINER_MODE)
     if mode is None or not OmegaConf.select(config, USE_V1) or any(key in config for key in OF_EXPERIMENTAL):
         return None
@@ -108,13 +99,13 @@ def unknown_trainer(config: DictConfig) -> str | None:
 
 
 def is_registered_in_the_source(mode: str) -> bool:
-    """Whether verl's trainers register a mode, by their source: importing them takes seconds."""
+    """Whether one of verl's trainers registers a mode, by its source, because importing the trainers takes seconds."""
     folder = Path(find_spec("verl.trainer.ppo").origin).parent / "v1"
     return any(f'@register_trainer("{mode}")' in path.read_text() for path in folder.glob("*.py"))
 
 
 def without_log_probs(config: DictConfig) -> str | None:
-    """What needs the rollout's log-probabilities, where it does not return them."""
+    """Options that need the rollout's log-probabilities, if the rollout does not return them."""
     returned = OmegaConf.select(config, CALCULATE_LOG_PROBS)
     if returned is None or returned:
         return None
@@ -128,35 +119,25 @@ def without_log_probs(config: DictConfig) -> str | None:
     )
 
 
-def wrong_weights(config: DictConfig) -> str | None:
-    """Weights of rollout correction that verl refuses when it has the first batch."""
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
+def refused_corrections(config: DictConfig) -> list[str]:
+    """verl's objections to the weights and to the rejection of rollout correction, each tried on two sequences.
 
-    return refused_by(compute_rollout_correction_weights, config, ROLLOUT_IS, WITH_ROLLOUT_IS[:1])
-
-
-def wrong_rejection(config: DictConfig) -> str | None:
-    """A rejection of rollout correction that verl refuses when it has the first batch."""
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
-
-    return refused_by(compute_rollout_rejection_mask, config, ROLLOUT_RS, WITH_ROLLOUT_RS)
-
-
-def refused_by(correct: Callable[..., Any], config: DictConfig, key: str, with_key: tuple[str, ...]) -> str | None:
-    """What verl says of a part of rollout correction, applied to two tokens.
-
-    Args:
-        correct: verl's function of a log-ratio, a response mask and, by the last words of their keys, the settings.
-        config: verl's whole configuration.
-        key: switches that part on.
-        with_key: the keys that go with it.
+    During a run, verl would refuse them only with the first batch.
     """
-    if OmegaConf.select(config, key) is None:
-        return None
-    settings = {name: OmegaConf.select(config, name) for name in (key, *with_key)}
-    try:
-        correct(torch.zeros(2, 2), torch.ones(2, 2), **{name.rpartition(".")[2]: of for name, of in settings.items()})
-    except (ValueError, TypeError) as error:
-        said = ", ".join(f"{name}={of}" for name, of in settings.items())
-        return f"{said}: verl's rollout correction refuses it: {error} Change it, or set {key}=null."
-    return None
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights, compute_rollout_rejection_mask
+
+    found = []
+    for correct, key, with_key in (
+        (compute_rollout_correction_weights, ROLLOUT_IS, WITH_ROLLOUT_IS[:1]),
+        (compute_rollout_rejection_mask, ROLLOUT_RS, WITH_ROLLOUT_RS),
+    ):
+        settings = {name: OmegaConf.select(config, name) for name in (key, *with_key)}
+        if settings[key] is None:
+            continue
+        by_last_word = {name.rpartition(".")[2]: value for name, value in settings.items()}
+        try:
+            correct(torch.zeros(2, 2), torch.ones(2, 2), **by_last_word)
+        except (ValueError, TypeError) as error:
+            said = ", ".join(f"{name}={value}" for name, value in settings.items())
+            found.append(f"{said}: verl's rollout correction refuses it: {error} Change it, or set {key}=null.")
+    return found

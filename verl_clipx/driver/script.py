@@ -1,7 +1,7 @@
-"""The verl commands that a shell script would run, found without running them.
+"""Finds the verl commands that a shell script would run, without running them.
 
-The script runs in a restricted bash (no redirection of output, no cd, no program by its path), in an empty folder, with
-its own environment. The only programs on its PATH are some that change nothing, stand-ins that do nothing, and
+The script runs in a restricted bash (no redirection of output, no cd, no program by its path), in an empty folder and
+with a new environment. Its PATH contains only some programs that change nothing, stand-ins that do nothing, and
 stand-ins for Python that record their arguments. A line that needs more is named and refused.
 """
 
@@ -20,30 +20,30 @@ from verl_clipx.common.files import read_text, write_text
 
 SHELLS = ("bash", "sh")
 PYTHONS = ("python", "python3")
-# They start Python, too: their arguments are written down, and count where -m is among them.
+# These programs start Python too. Their arguments are recorded, and count if -m is among them.
 LAUNCHERS = ("ray", "torchrun", "uv")
-# They read, or print; none writes a file, starts a program of a script's choice or reaches a network.
+# These programs only read or print. None writes a file, starts a program that a script chooses, or reaches a network.
 HARMLESS = ("basename", "cat", "cut", "dirname", "grep", "head", "realpath", "seq", "tr")
-# As harmless, but what they print is the machine's.
+# These are as harmless, but print facts about the machine.
 OF_THE_MACHINE = ("date", "hostname", "nproc")
-# What scripts prepare a run by, and end others by: here it does nothing and prints nothing.
+# Scripts prepare a run or end other runs with these. Here they do nothing and print nothing.
 WITHOUT_EFFECT = ("chmod", "cp", "curl", "git", "hf", "huggingface-cli", "lsof", "mkdir", "mv")
 WITHOUT_EFFECT += ("npu-smi", "nvidia-smi", "pip", "pip3", "pkill", "rm", "sleep", "sysctl", "touch", "wget")
-# Bash itself opens a connection where it reads from these.
+# Bash itself opens a network connection when it reads from these.
 NETWORK = ("/dev/tcp", "/dev/udp")
 SECONDS = 10.0
 
 
 def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[str]]:
-    """The Python commands that a script would run, in its order, each as its words.
+    """The Python commands that a script would run, in order, each as a list of words.
 
     Args:
         words: `bash SCRIPT ARGUMENT …`.
         seconds: how long the script may take.
 
     Raises:
-        ValueError: no script, one that needs what is not given to it, takes too long, starts no Python, or drops an
-            override.
+        ValueError: there is no script; or it needs something that it does not get here, takes too long, starts no
+            Python, or drops an override.
     """
     if len(words) < 2 or words[1].startswith("-"):
         raise ValueError(
@@ -88,15 +88,13 @@ def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[
 
 
 def refuse_dropped(script: Path, arguments: Sequence[str], commands: Sequence[Sequence[str]]) -> None:
-    """Raises for overrides that a script gets and gives to none of its commands.
+    """Raises if a script passes an override that it gets on to none of its commands.
 
     Args:
-        script: its path.
-        arguments: which it gets; those that are no overrides may be for the script itself.
-        commands: which it would run.
+        arguments: the script's arguments. Those that are not overrides may be for the script itself.
 
     Raises:
-        ValueError: names the overrides, and how a script passes them on.
+        ValueError: names the overrides, and says how a script passes them on.
     """
     passed_on = {word for command in commands for word in command}
     dropped = [word for word in arguments if ("=" in word or word.startswith("~")) and word not in passed_on]
@@ -108,10 +106,10 @@ def refuse_dropped(script: Path, arguments: Sequence[str], commands: Sequence[Se
 
 
 def end_session(leader: int) -> None:
-    """Kills every process of a session, those in the background and in process groups of their own too.
+    """Kills every process of a session, including those in the background and in other process groups.
 
     Args:
-        leader: the process that the session began with, whether it still runs or not.
+        leader: the process id of the session's first process, which may have ended already.
     """
     for process in psutil.process_iter():
         with contextlib.suppress(OSError, psutil.Error):
@@ -120,11 +118,7 @@ def end_session(leader: int) -> None:
 
 
 def refuse_network(script: Path, arguments: Sequence[str]) -> None:
-    """Raises where a script, or an argument of its, names what bash would open a connection for.
-
-    Args:
-        script: its path.
-        arguments: which it gets.
+    """Raises if a script, or one of its arguments, names a file for which bash would open a network connection.
 
     Raises:
         ValueError: names the line or the argument.
@@ -139,7 +133,7 @@ def refuse_network(script: Path, arguments: Sequence[str]) -> None:
 
 
 def recorded(text: str) -> list[list[str]]:
-    """The commands that the stand-ins have written down, each as its words."""
+    """The commands in the record that the stand-ins have written, each as a list of words."""
     words, commands = iter(text.split("\0")[:-1]), []
     for number in words:
         commands.append([next(words) for _ in range(int(number))])
@@ -147,16 +141,16 @@ def recorded(text: str) -> list[list[str]]:
 
 
 def put_programs(folder: Path, record: Path, real: Sequence[str] = (*HARMLESS, *OF_THE_MACHINE)) -> None:
-    """Fills a folder for PATH.
+    """Creates a folder of programs to be used as PATH.
 
     Args:
-        folder: made here.
-        record: file that the stand-ins for Python and for what starts it append their arguments to.
-        real: programs that are themselves there; what else scripts commonly call does nothing.
+        folder: the folder, which must not exist yet.
+        record: the file to which the stand-ins for Python and its launchers append their arguments.
+        real: the programs that really run. All others are stand-ins.
     """
     folder.mkdir()
-    # With null bytes, which no argument can hold: how many words follow, then they. A script that has Python try out
-    # something learns that it is not there.
+    # Each record is the number of words and then the words, separated by null bytes, which no argument can contain. A
+    # script that tries something out with python -c is told that it failed.
     writes = f"""[[ ${{1:-}} != -c ]] || exit 1
 printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
     bodies = dict.fromkeys((*WITHOUT_EFFECT, *OF_THE_MACHINE), ":") | {"tee": f"exec {shutil.which('cat')}"}
@@ -170,11 +164,7 @@ printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
 
 
 def refuse_what_failed(script: Path, errors: str) -> None:
-    """Raises for the first line of a script that needed what it did not get.
-
-    Args:
-        script: its path.
-        errors: what bash said.
+    """Raises for the first line of a script that failed because something was missing.
 
     Raises:
         ValueError: names the line and what it needed.

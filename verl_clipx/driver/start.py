@@ -1,7 +1,7 @@
 """What the driver decides when a run of verl starts, before Ray does: which loss, with which bounds, on what machine.
 
-A run starts where verl's entry modules call verl.utils.device.auto_set_device with their configuration, or where a
-notebook calls verl.trainer.main_ppo.run_ppo; composing a configuration, there or by `clipx explain`, is not a start.
+A run starts when one of verl's entry modules calls verl.utils.device.auto_set_device with its configuration, or when a
+notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration, there or with `clipx explain`, is not a start.
 """
 
 import os
@@ -52,41 +52,41 @@ class Decision(NamedTuple):
     """What a run will train.
 
     Attributes:
-        line: what is printed about it.
-        taken: parameters of the method to what they take over from verl's clip keys.
+        line: the line that the run prints.
+        taken: from the method's parameters to what they take over from verl's clip keys.
     """
 
     line: str
     taken: dict[str, Taken]
 
 
-# What an entry module's start has printed; the run_ppo that it calls next is the same start.
+# The lines that an entry module's start has printed. The run_ppo that the module calls next is the same start.
 _printed: list[str] = []
 
 
 def start_entry(config: DictConfig) -> None:
-    """As `start`, in one of verl's entry modules."""
+    """Calls `start` for one of verl's entry modules; raises as it does."""
     _printed[:] = start(config)
 
 
 def start_run(config: DictConfig) -> None:
-    """As `start`, in run_ppo, which entry modules call, and notebooks do by themselves."""
+    """Calls `start` for run_ppo, which entry modules call, and notebooks directly; raises as it does."""
     start(config, printed=_printed)
     _printed.clear()
 
 
 def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
-    """Decides, says so in one line, and stops a run that cannot be what its configuration says.
+    """Decides what a run trains, prints it in one line, and stops a run that cannot be what its configuration says.
 
     Args:
-        config: verl's whole configuration; verl's clip keys that become a method's bounds are written into it.
-        printed: lines that need not be said again.
+        config: verl's whole configuration. What a method takes over from verl's clip keys is written into it.
+        printed: lines that are not printed again.
 
     Returns:
-        The line, if the plugin has a part in the run.
+        The line, if the plugin has a part in the run; otherwise an empty list.
 
     Raises:
-        ValueError: as `decide`.
+        ValueError: as `decide` and `own_folder`.
         RuntimeError: as `require_accelerator` and `own_folder`.
         OSError: as `own_folder`.
     """
@@ -108,25 +108,26 @@ def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
 
 
 def own_folder(config: DictConfig) -> None:
-    """Makes this process the owner of the run's log and checkpoints, and chooses the checkpoint that it goes on from.
+    """Makes this process the owner of the run's log and checkpoints, and chooses the checkpoint that it resumes from.
 
     Args:
         config: as for `start`.
 
     Raises:
-        RuntimeError: another run has them (`run_lock.FolderInUse`).
-        ValueError: no checkpoint can be gone on from (`choose_checkpoint`).
-        OSError: a folder cannot be written to; says which key names it.
+        RuntimeError: another run owns the log or the checkpoints (`run_lock.FolderInUse`).
+        ValueError: no checkpoint is complete, or the one to resume from was saved by another number of ranks
+            (`choose_checkpoint`).
+        OSError: a folder cannot be written to; names the key that sets it.
     """
     trainer = OmegaConf.select(config, "trainer")
-    # Ranks of supervised training come here too, all of them.
+    # All ranks of supervised training come here too, and have nothing to own.
     if trainer is None or OmegaConf.select(config, ACTOR) is None:
         return
     locks: dict[Path, str] = {}
     log = own_log_path(config)
     if log is not None:
         log = log.absolute()
-        # A pipe or a device belongs to nobody.
+        # A pipe or a device cannot be owned.
         if log.is_file() or not log.exists():
             locks[lock_path(log)] = f"{LOG_VARIABLE}, the file log" if has_file_log(trainer) else OWN_LOG
     if (trainer.get("save_freq") or 0) > 0 and trainer.get("default_local_dir"):
@@ -153,7 +154,7 @@ OWN_LOG = f"trainer.default_local_dir, the run's own log, which {NODE}.log=false
 
 
 def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:
-    """Which loss a configuration trains.
+    """Decides which loss a configuration trains.
 
     Args:
         config: as for `start`.
@@ -161,11 +162,11 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         group: the group that +clipx= names, or None if unknown.
 
     Returns:
-        The decision; None where the plugin has no part in the run.
+        The decision; None if the plugin has no part in the run.
 
     Raises:
-        ValueError: a loss_mode of the plugin's without its group, or against it; a clip key of verl's that means
-            nothing to the method; what a method needs and the run lacks; what verl would stop at later.
+        ValueError: a loss_mode of the plugin's is without its group or contradicts it; a clip key of verl's means
+            nothing to the method; the run lacks what a method needs; a key is misspelt; or verl would stop later.
     """
     node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
     if node is None:
@@ -197,20 +198,20 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
             node[NODE].trace.folder = str(traces_path(log).absolute())
         node[NODE].update({parameter: of.value for parameter, of in taken.items()})
         if isinstance(settings, Settings):
-            # verl's PolicyLossConfig has no such keys, and what they say is the method's now.
+            # verl's PolicyLossConfig has no such keys, and the method has taken their values over.
             for key in MISPLACED:
                 node.pop(key, None)
-        # A start that asks again finds nothing left to take over.
+        # A second start finds nothing left to take over, so what the first one took is kept.
         node.run.group, node.run.taken = group, {**(node.run.get("taken") or {}), **sources(taken)}
     return Decision(announcement(instantiated(node)), taken)
 
 
 def refuse_misspelt(config: DictConfig) -> None:
-    """Raises for what was meant for the plugin, and Hydra took for a new key that nobody reads.
+    """Raises for keys that were meant for the plugin but that Hydra took for new keys, which nobody reads.
 
     Raises:
-        ValueError: a key such as clipx/shapping, which is no group; a node such as clipex with the name of a group of
-            the plugin's; a node clipx that no method's group goes with.
+        ValueError: a key such as clipx/shapping, which is not a group; a key such as clipex whose value is a group of
+            the plugin's; or a node clipx without a method's group.
     """
     folder = configs_folder() / NODE
     groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()} | {f"{NODE}/shadow"}
@@ -232,7 +233,7 @@ def refuse_misspelt(config: DictConfig) -> None:
 
 
 def instantiated(node: Any) -> Any:
-    """What a node's `_target_` makes, with the target's own message where it refuses."""
+    """What a node's `_target_` builds. If the target raises a ValueError, that error is raised instead of Hydra's."""
     try:
         return instantiate(node, _convert_="partial")
     except Exception as error:
@@ -242,12 +243,12 @@ def instantiated(node: Any) -> Any:
 
 
 def named_keys(overrides: Collection[str]) -> set[str]:
-    """The keys that overrides of a command line name: `+clipx.alpha=2` names clipx.alpha."""
+    """The keys that a command line's overrides name, for example clipx.alpha for `+clipx.alpha=2`."""
     return {override.lstrip("+~").split("=")[0] for override in overrides}
 
 
 def refuse_without_group(loss_mode: Any) -> None:
-    """Raises ValueError for a loss of the plugin's that no group goes with: nothing would make it exact."""
+    """Raises ValueError for a loss of the plugin's without its group, because its statistics would not be exact."""
     name = str(loss_mode).removeprefix("clipx_")
     if name == str(loss_mode):
         return
@@ -260,16 +261,17 @@ def refuse_without_group(loss_mode: Any) -> None:
 
 
 def require_accelerator(ray_address: str | None, device: str | None = None) -> None:
-    """Raises if this process would start a Ray cluster of its own on a machine without an accelerator.
+    """Raises if this process would start its own Ray cluster on a machine without an accelerator.
 
-    A driver without a GPU is normal where it joins a cluster, so nothing is said if one is named, running, or joined.
+    A driver without a GPU is normal if it joins a cluster. Therefore nothing is raised if a cluster is named, runs, or
+    is joined already.
 
     Args:
         ray_address: the configuration's ray_kwargs.ray_init.address, or None.
         device: the configuration's trainer.device, or None if unknown.
 
     Raises:
-        RuntimeError: says which switches start the run on the CPU.
+        RuntimeError: there is no accelerator, or VERL_PLATFORM contradicts trainer.device; says how to run on the CPU.
     """
     import ray
     from verl.plugin.platform import get_platform

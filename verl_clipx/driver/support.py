@@ -1,7 +1,7 @@
-"""Which of verl's options the plugin supports: each one with the test that runs it, or untested, or refused.
+"""Which of verl's options the plugin supports: each one is run by a test, untested, or refused.
 
-This is the one place that says so: the driver refuses by it, `clipx doctor` and the table of docs/support.md are made
-from it.
+This is the only list of them. The driver refuses options by it, and `clipx doctor` and the table of docs/support.md are
+made from it.
 """
 
 from collections.abc import Callable, Mapping
@@ -9,17 +9,17 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from verl_clipx.base.method import NODE, Method
+from verl_clipx.driver.clip_keys import ACTOR
 from verl_clipx.driver.config import Observe, Settings
 from verl_clipx.driver.listing import OBSERVE
 
-ACTOR = "actor_rollout_ref.actor"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 ROLLOUT_IS = "algorithm.rollout_correction.rollout_is"
 ROLLOUT_RS = "algorithm.rollout_correction.rollout_rs"
-# Of verl's weights and of its rejection: the keys that go with each.
+# The keys that go with verl's weights, and with its rejection.
 WITH_ROLLOUT_IS = (f"{ROLLOUT_IS}_threshold", f"{ROLLOUT_IS}_batch_normalize")
 WITH_ROLLOUT_RS = (f"{ROLLOUT_RS}_threshold",)
-# Either switches torch.compile off.
+# Each of these keys can switch torch.compile off.
 TORCH_COMPILE = (f"{ACTOR}.use_torch_compile", f"{ACTOR}.fsdp_config.use_torch_compile")
 LOSS_TYPE = "algorithm.rollout_correction.loss_type"
 DISTILLATION = "distillation.enabled"
@@ -30,9 +30,9 @@ ROLLOUT = "actor_rollout_ref.rollout"
 ENGINE_NAME = f"{ROLLOUT}.name"
 TEMPERATURE = f"{ROLLOUT}.temperature"
 LOG_PROB_MODE = f"{ROLLOUT}.logprobs_mode"
-# verl's vLLM server puts these over its own arguments.
+# verl's vLLM server gives this key precedence over its own arguments.
 LOG_PROB_MODE_OF_VLLM = f"{ROLLOUT}.engine_kwargs.vllm.logprobs_mode"
-# What leaves tokens of the vocabulary out, and the value that leaves out none.
+# From each key that truncates sampling to a test whether a value truncates, and the value that does not.
 TRUNCATING: dict[str, tuple[Callable[[float], bool], float]] = {
     f"{ROLLOUT}.top_p": (lambda value: value < 1, 1),
     f"{ROLLOUT}.top_k": (lambda value: value > 0, -1),
@@ -49,7 +49,7 @@ ROUTER_REPLAY = f"{ACTOR}.veomni.router_replay.mode"
 DYNAMIC_CONTEXT = f"{ACTOR}.megatron.dynamic_context_parallel"
 FUSED_KERNELS = "actor_rollout_ref.model.use_fused_kernels"
 MODEL_PATH = "actor_rollout_ref.model.path"
-# Keys of every model's sequence parallelism, each with the key of its attention.
+# The keys of the models' attention, and from each key of sequence parallelism to the key of that model's attention.
 ATTENTION = "actor_rollout_ref.model.override_config.attn_implementation"
 REFERENCE, CRITIC_ATTENTION = "actor_rollout_ref.ref", "critic.model.override_config.attn_implementation"
 SEQUENCE_PARALLEL = {
@@ -62,7 +62,7 @@ SEQUENCE_PARALLEL = {
     **{f"{model}.veomni.ulysses_parallel_size": f"{model}.veomni.attn_implementation" for model in (ACTOR, REFERENCE)},
 }
 
-# Keys of the run's configuration that refusals depend on, or the receipt, or what the run says of itself.
+# The keys of the run's configuration that refusals, the receipt or the announced line depend on.
 READ = (
     *(ESTIMATOR, USE_V1, QAT, MTP, PREFIX_GROUPER, GROUP_FILTERING),
     *(*TORCH_COMPILE, *WITH_ROLLOUT_IS, *WITH_ROLLOUT_RS),
@@ -77,12 +77,12 @@ Refusal = Callable[[Options, Settings | Observe], str | None]
 
 
 def has_sequence_parallel_attention(name: str | None) -> bool:
-    """Whether verl makes an attention work on a slice of each sequence.
+    """Whether an attention works under verl's sequence parallelism, with a slice of each sequence on every rank.
 
     Args:
-        name: transformers' or VeOmni's name of it; None: verl's default, flash_attention_2.
+        name: the attention's name in transformers or VeOmni; None: verl's default, flash_attention_2.
     """
-    # verl replaces the kernel call beneath flash attention (models/transformers/monkey_patch.py), VeOmni its own.
+    # verl replaces the kernel call in flash attention (models/transformers/monkey_patch.py), VeOmni that in its own.
     return name is None or name.startswith(("flash_attention", "veomni_flash_attention"))
 
 
@@ -93,13 +93,13 @@ WRONG_ATTENTION = (
 
 
 def attention_on_a_slice(options: Options, _: Settings | Observe) -> str | None:
-    """Sequence parallelism with an attention that does not know of it."""
+    """Sequence parallelism with an attention that does not support it."""
     from verl.plugin.platform import get_platform
 
     for key, attention in SEQUENCE_PARALLEL.items():
         size, name = options.get(key), options.get(attention)
         if attention == CRITIC_ATTENTION and get_platform().device_name != "cpu":
-            # Whatever the key says, verl's critic takes flash attention (utils/model.py), which a CPU does not have.
+            # verl's critic ignores this key and takes flash attention (utils/model.py), which a CPU does not have.
             continue
         if size and size > 1 and not has_sequence_parallel_attention(name):
             return (
@@ -110,7 +110,7 @@ def attention_on_a_slice(options: Options, _: Settings | Observe) -> str | None:
 
 
 def weights_in_bypass_mode(options: Options, node: Settings | Observe) -> str | None:
-    """verl's weights from the rollout policy on a ratio that starts at the rollout policy already."""
+    """verl's weights in bypass mode, where the ratio is already relative to the rollout policy."""
     weights = options.get(ROLLOUT_IS)
     if isinstance(node, Observe) or not options.get(BYPASS) or weights is None:
         return None
@@ -122,7 +122,7 @@ def weights_in_bypass_mode(options: Options, node: Settings | Observe) -> str | 
 
 
 def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
-    """verl's weights from the rollout policy to the old one, on a ratio that starts at the rollout policy already."""
+    """verl's weights for a method whose ratio is already relative to the rollout policy."""
     weights = options.get(ROLLOUT_IS)
     if isinstance(node, Observe) or weights is None or getattr(node.method, "behaviour", None) != "rollout":
         return None
@@ -134,7 +134,7 @@ def corrected_twice(options: Options, node: Settings | Observe) -> str | None:
 
 
 def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
-    """The kind of verl's own bypass loss, which no other loss reads."""
+    """The key that chooses a variant of verl's own bypass loss, which no other loss reads."""
     loss_type = options.get(LOSS_TYPE)
     if isinstance(node, Observe) or loss_type in (None, "ppo_clip"):
         return None
@@ -145,7 +145,7 @@ def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
 
 
 def distilled_without_task_rewards(options: Options, node: Settings | Observe) -> str | None:
-    """verl's distillation where it replaces the policy loss."""
+    """verl's distillation if it replaces the policy loss."""
     if not options.get(DISTILLATION) or options.get(TASK_REWARDS, True):
         return None
     method, would = (
@@ -161,7 +161,7 @@ def distilled_without_task_rewards(options: Options, node: Settings | Observe) -
 
 
 def distillation_term(options: Options) -> str | None:
-    """What verl adds to the policy loss under distillation with task rewards; None without."""
+    """What verl adds to the policy loss under distillation with task rewards, in words; None without distillation."""
     if not options.get(DISTILLATION):
         return None
     loss, coefficient = options.get(DISTILLATION_LOSS), options.get(DISTILLATION_COEFFICIENT)
@@ -172,8 +172,8 @@ class Mismatch(NamedTuple):
     """Why the rollout's log-probabilities are not what the trainer computes for the same weights.
 
     Attributes:
-        keys: that make them so, with their values.
-        effect: on ratios to the rollout policy.
+        keys: the keys that are the reason, with their values.
+        effect: what this does to ratios to the rollout policy.
         remedy: what to set.
     """
 
@@ -183,10 +183,10 @@ class Mismatch(NamedTuple):
 
 
 def log_prob_mismatch(options: Options) -> Mismatch | None:
-    """Whether the rollout's log-probabilities are of another distribution than the trainer's; None where they are not.
+    """Why the rollout's log-probabilities belong to another distribution than the trainer's; None if they do not.
 
     The trainer divides the logits by the temperature and takes the softmax over the whole vocabulary. vLLM and the
-    server of +hardware=cpu return what logprobs_mode says, which verl tells no other server.
+    server of +hardware=cpu return what logprobs_mode says. verl does not pass this key to other servers.
     """
     engine, temperature = options.get(ENGINE_NAME), options.get(TEMPERATURE)
     truncating = {
@@ -209,7 +209,7 @@ def log_prob_mismatch(options: Options) -> Mismatch | None:
         effect = f"{engine}'s log-probabilities are {off}, so that every ratio is off by the probability that is kept"
         remedy = f"Set {from_all}" + f", or {key}=raw_logprobs" * (temperature == 1)
         return Mismatch(f"{sampling}, {key}={mode}", effect, remedy) if truncating else None
-    # null is vLLM's own default.
+    # null means vLLM's own default, raw_logprobs.
     if mode not in (None, "raw_logprobs"):
         effect = f"{engine} returns logits in place of log-probabilities"
         return Mismatch(f"{key}={mode}", effect, f"Set {key}=processed_logprobs")
@@ -219,7 +219,7 @@ def log_prob_mismatch(options: Options) -> Mismatch | None:
 
 
 def recorded_routes(options: Options, node: Settings | Observe) -> str | None:
-    """A router that VeOmni would let choose anew in the extra pass."""
+    """VeOmni's router replay R2, under which the extra pass would choose its own routes."""
     if options.get(STRATEGY) != "veomni" or options.get(ROUTER_REPLAY) != "R2":
         return None
     rejects = options.get(BYPASS) and options.get(ROLLOUT_RS) is not None
@@ -243,7 +243,7 @@ def dynamic_context(options: Options, _: Settings | Observe) -> str | None:
 
 
 def fused_kernels_of_a_wrapped_head(options: Options, _: Settings | Observe) -> str | None:
-    """verl's fused kernels where FSDP2 keeps the output embedding, which they read, in parts of its own."""
+    """verl's fused kernels under FSDP2 for a model whose output embedding, which they read, is sharded separately."""
     path = options.get(MODEL_PATH)
     if options.get(STRATEGY) != "fsdp2" or not options.get(FUSED_KERNELS) or has_tied_embeddings(path) is not False:
         return None
@@ -259,7 +259,7 @@ WRAPPED_HEAD = (
 
 
 def model_config(path: str | None) -> Any:
-    """A model's configuration in transformers; None where it is not on this machine."""
+    """A model's configuration in transformers; None if it is not on this machine."""
     from transformers import AutoConfig
 
     try:
@@ -269,19 +269,19 @@ def model_config(path: str | None) -> Any:
 
 
 def has_tied_embeddings(path: str | None) -> bool | None:
-    """Whether a model's input and output embedding are one; None where its configuration is not on this machine."""
+    """Whether a model's input and output embeddings are tied; None if its configuration is not on this machine."""
     config = model_config(path)
     return None if config is None else config.get_text_config().tie_word_embeddings
 
 
 def takes_images(path: str | None) -> bool:
-    """Whether a model takes more than text, as far as its configuration is on this machine."""
+    """Whether a model takes more than text; False if its configuration is not on this machine."""
     config = model_config(path)
     return config is not None and config.get_text_config() is not config
 
 
 def asking_for_rollout_log_probs(method: Method) -> str:
-    """The key, with its value, by which a method asks for the rollout's log-probabilities; empty if it does not."""
+    """The key, with its value, that makes a method need the rollout's log-probabilities; empty if none does."""
     if "rollout_log_prob" not in method.asks_for:
         return ""
     asking = [f"{NODE}.{key}={value}" for key, value in method.parameters.items() if value == "rollout"]
@@ -289,7 +289,7 @@ def asking_for_rollout_log_probs(method: Method) -> str:
 
 
 def ratio_to_the_rollout_policy(options: Options, node: Settings | Observe) -> str | None:
-    """The key, with its value, that takes a ratio to the rollout policy into the objective; None if none does."""
+    """The key, with its value, that puts a ratio to the rollout policy into the objective; None if none does."""
     if isinstance(node, Settings) and (asking := asking_for_rollout_log_probs(node.method)):
         return asking
     keys = [f"{key}={value}" for key in (BYPASS, ROLLOUT_IS, ROLLOUT_RS) if (value := options.get(key))]
@@ -297,7 +297,7 @@ def ratio_to_the_rollout_policy(options: Options, node: Settings | Observe) -> s
 
 
 def mismatch_in_the_objective(options: Options, node: Settings | Observe) -> str | None:
-    """Ratios to the rollout policy that compare two distributions, where the plugin would train on them."""
+    """Biased ratios to the rollout policy, if the plugin would train on them."""
     mismatch, asking = log_prob_mismatch(options), ratio_to_the_rollout_policy(options, node)
     if isinstance(node, Observe) or mismatch is None or asking is None:
         return None
@@ -305,7 +305,7 @@ def mismatch_in_the_objective(options: Options, node: Settings | Observe) -> str
 
 
 def mismatch_remark(options: Options, node: Settings | Observe) -> str | None:
-    """What the line of a run says about ratios to the rollout policy that compare two distributions."""
+    """What the announced line says about biased ratios to the rollout policy; None if they are not biased."""
     mismatch = log_prob_mismatch(options)
     if mismatch is None:
         return None
@@ -315,15 +315,16 @@ def mismatch_remark(options: Options, node: Settings | Observe) -> str | None:
 
 @dataclass(frozen=True)
 class Row:
-    """What is known of one of verl's options.
+    """What is known about one of verl's options.
 
     Args:
         option: its name.
-        key: how it is switched on; where that is a key of `ACTOR`, from there on.
-        test: the file of the tests that run it on the CPU; None if none does.
-        remark: why no test runs it, why it is refused, or what else is to be known.
-        refusal: what the driver refuses it by, or None.
-        on: of a run that has it, keys of `READ` with their values, or what tells of a value whether it is one.
+        key: how it is switched on; keys under `ACTOR` are written without that prefix.
+        test: the file of the tests that run it on the CPU; None if no test does.
+        remark: why no test runs it, why it is refused, or other remarks.
+        refusal: the function with which the driver refuses it, or None.
+        on: how to recognise a run that has it: from keys of `READ` to the value that they have, or to a function that
+            tells whether a value fits.
     """
 
     option: str
@@ -335,13 +336,13 @@ class Row:
 
     @property
     def state(self) -> str:
-        """refused, run (in a test on the CPU) or untested."""
+        """One of "refused", "run" (by a test on the CPU) and "untested"."""
         if self.refusal is not None:
             return "refused"
         return "run" if self.test else "untested"
 
     def is_on(self, options: Options) -> bool:
-        """Whether a run has it, as far as `on` tells."""
+        """Whether a run has this option; False if `on` is empty."""
         found = ((options.get(key), value) for key, value in self.on.items())
         return bool(self.on) and all(value(of) if callable(value) else of == value for of, value in found)
 
@@ -353,7 +354,8 @@ GPU_CHECK = "tests/end_to_end/test_gpu_check.py"
 TRAINERS = "tests/end_to_end/test_trainers.py"
 OPTIONS = "tests/end_to_end/test_options.py"
 VLLM = "tests/end_to_end/test_vllm.py"
-# Bounds, gradients and log-probabilities in the engine without Ray, and a run with it.
+# Remarks for options whose bounds, gradients and log-probabilities are tested in the engine without Ray, and that also
+# run with Ray.
 BOTH = f"also through Ray: {OPTIONS}"
 BESIDE_VLLM = f"also through Ray: {TRAINING}; with vLLM: {VLLM}"
 
@@ -546,12 +548,12 @@ ROWS = (
     Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", TRAINERS),
 )
 
-# Of each of these keys a run has one value, which a test has run or not.
+# For each of these keys, every run has one value, which a test has run or not.
 ONE_OF = (STRATEGY, ENGINE_NAME, ESTIMATOR)
 
 
 def untested(options: Options) -> list[str]:
-    """What a run has that no test ran: options by name, and keys with values that are in no row.
+    """What no test has run of a run's options: names of options, and keys with values that no tested row has.
 
     Args:
         options: the keys of `READ` with their values.
@@ -567,7 +569,7 @@ REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal
 
 
 def support_table() -> str:
-    """The table of options in docs/support.md, a row an option."""
+    """The table of options in docs/support.md, one row per option."""
     said = {"run": "run on the CPU: [{0}](../{0})", "untested": "untested", "refused": "refused"}
     rows = ["| option | switched on by | state | |", "|---|---|---|---|"]
     rows += [
@@ -578,11 +580,10 @@ def support_table() -> str:
 
 
 def refuse_unserved(options: Options, node: Settings | Observe) -> None:
-    """Raises if a run needs what the plugin cannot serve.
+    """Raises if a run has an option that the plugin cannot support.
 
     Args:
-        options: the keys of `READ` with their values; those that the run lacks may be missing.
-        node: the clipx node.
+        options: the keys of `READ` with their values; keys that the run lacks may be missing.
 
     Raises:
         ValueError: names the keys, their values and what to do.

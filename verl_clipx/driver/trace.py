@@ -8,7 +8,7 @@ from verl_clipx.base.parameters import integer, number, only, optional, paramete
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """Writes down what the loss knew of every token of the responses to some prompts.
+    """Which responses are traced. A trace contains what the loss knew of every token of a response.
 
     Raises:
         ValueError: when built with a value outside a parameter's range.
@@ -36,7 +36,7 @@ class Trace:
         validate(self, self.node)
 
     def includes(self, step: int) -> bool:
-        """Whether a rollout batch is traced: the first one and every so many after it.
+        """Whether a step is traced: the first one is, and then one in every `every` steps.
 
         Args:
             step: training step, from 1.

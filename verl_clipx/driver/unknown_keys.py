@@ -1,4 +1,4 @@
-"""What a key that verl's configuration does not have could have meant."""
+"""Suggests what was meant by a key that verl's configuration does not have."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -15,25 +15,31 @@ Composed = TypeVar("Composed", bound=tuple[DictConfig, ...])
 
 NOT_THERE = re.compile(r"Could not override '(.+)'\.")
 
-# verl's dataclasses refuse a key that + added.
+# The error of verl's dataclasses for a key that was added with +.
 NO_FIELD = re.compile(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", re.DOTALL)
 
-# A name that stands in more places than this says little about which of them was meant.
+# If a name occurs in more places than this, it says little about which of them was meant.
 MOST_PLACES = 3
 
-# What the plugin's groups tell the worker about the run; nobody sets it.
+# Names as alike as adv_estimater and adv_estimator, by difflib's ratio.
+NEARLY_THE_SAME = 0.9
+
+# What the plugin's groups tell the worker about the run. Nobody sets these keys, so they are not suggested.
 FACTS = f"{ACTOR}.policy_loss.run"
 
 
 def with_known_keys(compose: Callable[[list[str]], Composed], words: Sequence[str]) -> Composed:
-    """What Hydra composes of a command line; the overrides whose keys do not exist are named.
+    """Composes a command line, and names all overrides whose keys do not exist.
 
     Args:
-        compose: from overrides, and options of Hydra's, to verl's configuration and whatever goes with it.
+        compose: returns verl's configuration, and anything that goes with it, for overrides and Hydra's options.
         words: the command line.
 
+    Returns:
+        What `compose` returns.
+
     Raises:
-        ValueError: a line for each override of a key that does not exist, with what it could have meant.
+        ValueError: one line for each override of a key that does not exist, with a suggestion.
         HydraException: the overrides do not compose for another reason.
     """
     left, unknown = list(words), []
@@ -54,14 +60,14 @@ def with_known_keys(compose: Callable[[list[str]], Composed], words: Sequence[st
 
 
 def absent(override: str, config: DictConfig) -> str:
-    """What to say of an override, KEY=VALUE, whose key verl's configuration does not have."""
+    """The message for an override, KEY=VALUE, of a key that verl's configuration does not have."""
     key = override.partition("=")[0]
     hint = nearest(key, config) or f" If a part of verl reads it without a default, write +{override}."
     return f"{override}: verl's configuration has no such key.{hint}"
 
 
 def nearest(key: str, config: DictConfig) -> str:
-    """A sentence that names the existing keys nearest to one that does not exist, after a blank; empty if none is near.
+    """A sentence, after a space, that names the keys nearest to one that does not exist; empty if none is near.
 
     A key of the same name at another place is nearer than one of a similar name.
     """
@@ -85,8 +91,29 @@ def paths(node: dict[str, Any], before: str = "") -> Iterator[str]:
             yield from paths(value, f"{before}{key}.")
 
 
+def near_another(added: Sequence[str], config: DictConfig) -> list[str]:
+    """A sentence for each key that + adds beside one of nearly the same name: perhaps that one was meant.
+
+    Args:
+        added: the command line's overrides.
+        config: composed with them.
+    """
+    keys = [word[1:].partition("=")[0] for word in added if word.startswith("+") and not word.startswith("++")]
+    found = []
+    for key in keys:
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(config, parent) if parent else None
+        if isinstance(node, DictConfig):
+            beside = [one for one in map(str, node) if f"{parent}.{one}" not in keys]
+            if near := get_close_matches(name, beside, n=1, cutoff=NEARLY_THE_SAME):
+                found.append(
+                    f"+{key} adds a key beside {parent}.{near[0]}, which stays as it is. Did you mean that one?"
+                )
+    return found
+
+
 def refused_by_verl(error: InstantiationException, config: DictConfig) -> Exception:
-    """What to raise where verl cannot build a part of its configuration: if a key is the reason, a message about it."""
+    """The error to raise if verl cannot build a part of its configuration; it names the key if a key is the reason."""
     found = NO_FIELD.search(str(error))
     if found is None:
         return error

@@ -16,7 +16,8 @@ from verl_clipx.evaluation.comparison_commands import compare, power
 from verl_clipx.evaluation.console import console, errors
 
 if TYPE_CHECKING:
-    from verl_clipx.evaluation.backends import GenerateOnCPU
+    from verl_clipx.evaluation.backends import GenerateOnCPU, OpenBackend
+    from verl_clipx.evaluation.vllm_backend import VLLMSettings
 
 Cluster = Annotated[
     str | None,
@@ -27,132 +28,133 @@ DEFAULT_REWARD = "verl_clipx.tasks.reward:compute_score_for_evaluation"
 
 
 def evaluation_app(generate_on_cpu: "GenerateOnCPU") -> typer.Typer:
-    """Return the command group `clipx eval`."""
-    app = typer.Typer(no_args_is_help=True, help="Sample from checkpoints, estimate accuracy, and compare runs.")
-    app.command()(_run_command(generate_on_cpu))
-    app.command()(score)
-    app.command()(compare)
-    app.command()(power)
+    """Return the command group `clipx eval`, whose commands find the generator of the CPU back end in their context."""
+    app = typer.Typer(
+        no_args_is_help=True,
+        help="Sample from checkpoints, estimate accuracy, and compare runs.",
+        context_settings={"obj": generate_on_cpu},
+    )
+    for command in (run, score, compare, power):
+        app.command()(command)
     return app
 
 
-def _run_command(generate_on_cpu: "GenerateOnCPU") -> Callable[..., None]:
-    def run(
-        model: Annotated[
-            str,
-            typer.Argument(
-                help="A run's folder of global_step_N, one of them, a Hugging Face folder, or an id on the hub."
-            ),
-        ],
-        benchmark: Annotated[
-            list[str], typer.Option(help="Parquet file in verl's format, or NAME=FILE. You can repeat it.")
-        ],
-        out: Annotated[
-            Path, typer.Option(help="Folder of the evaluation; the same command continues an evaluation that is in it.")
-        ],
-        max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")],
-        protocol: Annotated[
-            str, typer.Option(help="greedy, sampled, mean-of-last-three or best-validation (optimistic).")
-        ] = "sampled",
-        samples: Annotated[
-            int | None, typer.Option(help="Samples for each question; by default the protocol's.")
-        ] = None,
-        temperature: Annotated[
-            float | None, typer.Option(help="Sampling temperature, 0 for greedy; by default the protocol's.")
-        ] = None,
-        top_p: Annotated[float, typer.Option(help="Top-p of nucleus sampling; 1 keeps all tokens.")] = 1.0,
-        top_k: Annotated[int, typer.Option(help="Top-k: sample from this many tokens; 0 keeps all.")] = 0,
-        seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
-        template: Annotated[
-            str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")
-        ] = "chat",
-        limit: Annotated[int | None, typer.Option(help="Only the first questions of each benchmark.")] = None,
-        reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,
-        correct: Annotated[
-            str | None,
-            typer.Option(help="Part of the reward that says what is right; by default correct, acc or score."),
-        ] = None,
-        correct_from: Annotated[float, typer.Option(help="The smallest value of this part in a right response.")] = 1.0,
-        answer: Annotated[
-            str | None, typer.Option(help="Function from text to answer, for maj@k; by default <answer> or \\boxed{}.")
-        ] = None,
-        cluster: Cluster = None,
-        backend: Annotated[str, typer.Option(help="vllm or cpu.")] = "vllm",
-        tensor_parallel_size: Annotated[int, typer.Option(help="vLLM: GPUs for each engine.")] = 1,
-        gpu_memory_utilization: Annotated[
-            float, typer.Option(help="vLLM: share of a GPU's memory that it may use.")
-        ] = 0.9,
-        dtype: Annotated[str, typer.Option(help="vLLM: type of the weights.")] = "auto",
-        shard_size: Annotated[
-            int, typer.Option(min=1, max=1_000_000, help="Completions that are sampled and stored at a time.")
-        ] = 256,
-        merged_models: Annotated[
-            Path | None, typer.Option(help="Folder of merged FSDP checkpoints; by default inside the checkpoint.")
-        ] = None,
-    ) -> None:
-        """Sample, score and report. After an interruption, the same command continues where it stopped."""
-        with errors():
-            from verl_clipx.evaluation.backends import cpu_backend
-            from verl_clipx.evaluation.benchmark import read_benchmark
-            from verl_clipx.evaluation.checkpoints import find_checkpoints
-            from verl_clipx.evaluation.folder import EvaluationFolder
-            from verl_clipx.evaluation.plan import Plan, sample_plan
-            from verl_clipx.evaluation.protocols import PROTOCOLS
-            from verl_clipx.evaluation.results import check_scoring
-            from verl_clipx.evaluation.results import score as score_all
-            from verl_clipx.evaluation.settings import SamplingSettings
-            from verl_clipx.evaluation.vllm_backend import VLLMSettings, has_vllm, vllm_backend
+def run(
+    context: typer.Context,
+    model: Annotated[
+        str,
+        typer.Argument(
+            help="A run's folder of global_step_N, one of them, a Hugging Face folder, or an id on the hub."
+        ),
+    ],
+    benchmark: Annotated[
+        list[str], typer.Option(help="Parquet file in verl's format, or NAME=FILE. You can repeat it.")
+    ],
+    out: Annotated[
+        Path, typer.Option(help="Folder of the evaluation; the same command continues an evaluation that is in it.")
+    ],
+    max_tokens: Annotated[int, typer.Option(help="Longest response, in tokens.")],
+    protocol: Annotated[
+        str, typer.Option(help="greedy, sampled, mean-of-last-three or best-validation (optimistic).")
+    ] = "sampled",
+    samples: Annotated[int | None, typer.Option(help="Samples for each question; by default the protocol's.")] = None,
+    temperature: Annotated[
+        float | None, typer.Option(help="Sampling temperature, 0 for greedy; by default the protocol's.")
+    ] = None,
+    top_p: Annotated[float, typer.Option(help="Top-p of nucleus sampling; 1 keeps all tokens.")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Top-k: sample from this many tokens; 0 keeps all.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the samples.")] = 0,
+    template: Annotated[
+        str, typer.Option(help="chat; plain, for a base model without a chat template; or package.module:NAME.")
+    ] = "chat",
+    limit: Annotated[int | None, typer.Option(help="Only the first questions of each benchmark.")] = None,
+    reward: Annotated[str, typer.Option(help="Reward function, package.module:function.")] = DEFAULT_REWARD,
+    correct: Annotated[
+        str | None,
+        typer.Option(help="Part of the reward that says what is right; by default correct, acc or score."),
+    ] = None,
+    correct_from: Annotated[float, typer.Option(help="The smallest value of this part in a right response.")] = 1.0,
+    answer: Annotated[
+        str | None, typer.Option(help="Function from text to answer, for maj@k; by default <answer> or \\boxed{}.")
+    ] = None,
+    cluster: Cluster = None,
+    backend: Annotated[str, typer.Option(help="vllm or cpu.")] = "vllm",
+    tensor_parallel_size: Annotated[int, typer.Option(help="vLLM: GPUs for each engine.")] = 1,
+    gpu_memory_utilization: Annotated[float, typer.Option(help="vLLM: share of a GPU's memory that it may use.")] = 0.9,
+    dtype: Annotated[str, typer.Option(help="vLLM: type of the weights.")] = "auto",
+    shard_size: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Completions that are sampled and stored at a time.")
+    ] = 256,
+    merged_models: Annotated[
+        Path | None, typer.Option(help="Folder of merged FSDP checkpoints; by default inside the checkpoint.")
+    ] = None,
+) -> None:
+    """Sample, score and report. After an interruption, the same command continues where it stopped."""
+    with errors():
+        from verl_clipx.evaluation.benchmark import read_benchmark
+        from verl_clipx.evaluation.checkpoints import find_checkpoints
+        from verl_clipx.evaluation.folder import EvaluationFolder
+        from verl_clipx.evaluation.plan import Plan, sample_plan
+        from verl_clipx.evaluation.protocols import PROTOCOLS
+        from verl_clipx.evaluation.results import check_scoring
+        from verl_clipx.evaluation.results import score as score_all
+        from verl_clipx.evaluation.settings import SamplingSettings
+        from verl_clipx.evaluation.vllm_backend import VLLMSettings
 
-            if protocol not in PROTOCOLS:
-                raise ValueError(
-                    f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}.{did_you_mean(protocol, PROTOCOLS)}"
-                )
-            chosen = PROTOCOLS[protocol]
-            backends = {
-                "vllm": vllm_backend(VLLMSettings(tensor_parallel_size, gpu_memory_utilization, dtype)),
-                "cpu": cpu_backend(generate_on_cpu),
-            }
-            if backend not in backends:
-                raise ValueError(f"--backend {backend}: must be one of {', '.join(backends)}")
-            if backend == "vllm" and not has_vllm():
-                raise ValueError(
-                    "--backend vllm: vLLM is not installed here. Run pip install 'verl-clipx[gpu]', or use --backend "
-                    "cpu"
-                )
-            named = [entry.partition("=") if "=" in entry else ("", "", entry) for entry in benchmark]
-            rules = {
-                "reward": reward,
-                "answer": answer,
-                "correct": correct,
-                "correct_from": correct_from,
-                "cluster": cluster,
-            }
-            plan = Plan(
-                model=model,
-                checkpoints=find_checkpoints(model),
-                protocol=chosen,
-                benchmarks=[read_benchmark(Path(path), name or None, limit=limit) for name, _, path in named],
-                limit=limit,
-                sampling=SamplingSettings(
-                    samples=chosen.samples if samples is None else samples,
-                    max_tokens=max_tokens,
-                    temperature=chosen.temperature if temperature is None else temperature,
-                    top_p=top_p,
-                    top_k=top_k,
-                    seed=seed,
-                    template=template,
-                ),
-                backend=backend,
-                rules=rules,
+        if protocol not in PROTOCOLS:
+            raise ValueError(
+                f"--protocol {protocol}: must be one of {', '.join(PROTOCOLS)}.{did_you_mean(protocol, PROTOCOLS)}"
             )
-            check_scoring(rules, plan.benchmarks)
-            folder = EvaluationFolder(out)
-            with _progress() as on_stage:
-                sample_plan(folder, plan, backends[backend], shard_size, merged_models, on_stage)
-                results = score_all(folder, on_stage("scoring"))
-            _print_results(results, folder.results)
+        chosen = PROTOCOLS[protocol]
+        opened = _backend(backend, VLLMSettings(tensor_parallel_size, gpu_memory_utilization, dtype), context.obj)
+        named = [entry.partition("=") if "=" in entry else ("", "", entry) for entry in benchmark]
+        rules = {
+            "reward": reward,
+            "answer": answer,
+            "correct": correct,
+            "correct_from": correct_from,
+            "cluster": cluster,
+        }
+        plan = Plan(
+            model=model,
+            checkpoints=find_checkpoints(model),
+            protocol=chosen,
+            benchmarks=[read_benchmark(Path(path), name or None, limit=limit) for name, _, path in named],
+            limit=limit,
+            sampling=SamplingSettings(
+                samples=chosen.samples if samples is None else samples,
+                max_tokens=max_tokens,
+                temperature=chosen.temperature if temperature is None else temperature,
+                top_p=top_p,
+                top_k=top_k,
+                seed=seed,
+                template=template,
+            ),
+            backend=backend,
+            rules=rules,
+        )
+        check_scoring(rules, plan.benchmarks)
+        folder = EvaluationFolder(out)
+        with _progress() as on_stage:
+            sample_plan(folder, plan, opened, shard_size, merged_models, on_stage)
+            results = score_all(folder, on_stage("scoring"))
+        _print_results(results, folder.results)
 
-    return run
+
+def _backend(name: str, settings: "VLLMSettings", generate_on_cpu: "GenerateOnCPU") -> "OpenBackend":
+    """Return the back end of that name."""
+    from verl_clipx.evaluation.backends import cpu_backend
+    from verl_clipx.evaluation.vllm_backend import has_vllm, vllm_backend
+
+    if name == "cpu":
+        return cpu_backend(generate_on_cpu)
+    if name != "vllm":
+        raise ValueError(f"--backend {name}: must be one of vllm, cpu")
+    if not has_vllm():
+        raise ValueError(
+            "--backend vllm: vLLM is not installed here. Run pip install 'verl-clipx[gpu]', or use --backend cpu"
+        )
+    return vllm_backend(settings)
 
 
 def score(

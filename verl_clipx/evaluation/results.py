@@ -75,8 +75,8 @@ def score(
     reward = load_function(config["reward"], "--reward")
     answer = load_function(config["answer"], "--answer") if config["answer"] else extract_answer
     benchmarks = benchmarks_of(config)
-    k = config["sampling"]["samples"]
-    total = k * len(config["checkpoints"]) * sum(len(benchmark.questions) for benchmark in benchmarks)
+    questions = sum(len(benchmark.questions) for benchmark in benchmarks)
+    total = config["sampling"]["samples"] * len(config["checkpoints"]) * questions
     done = 0
 
     def scored() -> None:
@@ -88,11 +88,9 @@ def score(
     folder.results.unlink(missing_ok=True)
     for benchmark in benchmarks:
         for label in config["checkpoints"]:
-            completions = folder.completions(label, benchmark.name)
-            samples = read_samples(completions, questions=len(benchmark.questions), samples=k)
-            write_scores(
-                folder.scores(label, benchmark.name), score_samples(samples, benchmark, reward, answer, scored)
-            )
+            samples = samples_of(folder, config, label, benchmark.name)
+            scores = score_samples(samples, benchmark, reward, answer, scored)
+            write_scores(folder.scores(label, benchmark.name), scores)
     results = summarise(folder)
     write_json(folder.results, results)
     return results
@@ -102,17 +100,24 @@ def values_of_checkpoints(
     folder: EvaluationFolder, config: dict[str, Any], benchmark: str
 ) -> dict[str, QuestionValues]:
     """Return, by checkpoint, every metric's value on every question of a benchmark."""
-    entry = config["benchmarks"][benchmark]
-    values = {}
-    for label in config["checkpoints"]:
-        samples = read_samples(
-            folder.completions(label, benchmark), questions=entry["questions"], samples=config["sampling"]["samples"]
+    return {
+        label: question_values(
+            samples_of(folder, config, label, benchmark),
+            read_scores(folder.scores(label, benchmark)),
+            correct_part=config["correct"],
+            correct_from=config["correct_from"],
         )
-        scores = read_scores(folder.scores(label, benchmark))
-        values[label] = question_values(
-            samples, scores, correct_part=config["correct"], correct_from=config["correct_from"]
-        )
-    return values
+        for label in config["checkpoints"]
+    }
+
+
+def samples_of(folder: EvaluationFolder, config: dict[str, Any], checkpoint: str, benchmark: str) -> pandas.DataFrame:
+    """Read a checkpoint's completions on a benchmark; see `read_samples`."""
+    return read_samples(
+        folder.completions(checkpoint, benchmark),
+        questions=config["benchmarks"][benchmark]["questions"],
+        samples=config["sampling"]["samples"],
+    )
 
 
 def combine(protocol: str, values: dict[str, QuestionValues]) -> tuple[QuestionValues, list[str]]:
@@ -163,11 +168,7 @@ def summarise(folder: EvaluationFolder) -> dict[str, Any]:
 
 def hash_of_completions(folder: EvaluationFolder, config: dict[str, Any], checkpoint: str, benchmark: str) -> str:
     """Return the SHA-256 over the tokens of all completions in order; it is equal if two evaluations sampled alike."""
-    samples = read_samples(
-        folder.completions(checkpoint, benchmark),
-        questions=config["benchmarks"][benchmark]["questions"],
-        samples=config["sampling"]["samples"],
-    )
+    samples = samples_of(folder, config, checkpoint, benchmark)
     return hash_of_json([tokens.tolist() for tokens in samples["tokens"]])
 
 

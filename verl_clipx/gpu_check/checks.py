@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.gpu_check.engine import ACTOR, ENGINE, MODEL, ROLLOUT, Bench, attention, loss_call, precision
-from verl_clipx.gpu_check.losses import counted_kernels, counted_syncs, example
+from verl_clipx.gpu_check.losses import ROUNDING, SAME, counted_kernels, counted_syncs, difference, example
 from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.memory import memory
 from verl_clipx.gpu_check.report import Measured
@@ -31,10 +31,6 @@ FLASH = (PACKING, attention("flash_attention_2"), *HALF)
 SHARING = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
 FUSED = (f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch")
 
-# Tolerance for the same arithmetic in another order, in float32.
-SAME = 1e-5
-# Tolerance between a float32 update and the float64 one.
-ROUNDING = 1e-4
 # Tolerance between an update in bfloat16, with 8 significant bits, and the float64 one. On a CPU it is 0.02; it is 0.9
 # if two ranks share sequences under torch's attention, which verl does not support: each attends only to its own part.
 ROUNDING_HALF = 0.1
@@ -47,7 +43,11 @@ TRACED = [1, 4]
 
 
 def relative_difference(found: dict[str, Tensor], expected: dict[str, Tensor]) -> float:
-    """Return the norm of the difference of two gradients, relative to the expected one, over the weights it names."""
+    """Return the norm of the difference of two gradients, relative to the norm of the expected one.
+
+    Args:
+        found, expected: gradients by weight name; weights that `expected` lacks do not count.
+    """
     differences = [found[name].double() - value for name, value in expected.items()]
     return norm(differences) / norm(expected.values())
 
@@ -106,12 +106,12 @@ def offload(bench: Bench) -> Measured:
     """Compare parameters and optimizer state on the host between updates with a run that keeps them on the device."""
     offloading = (f"{ENGINE}.param_offload=True", f"{ENGINE}.optimizer_offload=True")
     resident, found = bench.update(*GRPO, updates=2), bench.update(*GRPO, *offloading, updates=2)
-    difference = relative_difference(found.change, resident.change)
+    moved = relative_difference(found.change, resident.change)
     there = ", ".join(sorted(found.state_on))
     return Measured(
-        difference <= SAME and found.state_on == {"cpu"},
-        f"two updates {difference:.1e} from those without, at most {SAME:g}; state afterwards on: {there}",
-        {"change_difference": difference, "tolerance": SAME},
+        moved <= SAME and found.state_on == {"cpu"},
+        f"two updates {moved:.1e} from those without, at most {SAME:g}; state afterwards on: {there}",
+        {"change_difference": moved, "tolerance": SAME},
     )
 
 
@@ -121,12 +121,12 @@ def bounds_in_bfloat16(bench: Bench) -> Measured:
     still = ("+clipx=acpo", f"{ACTOR}.optim.lr=0", *HALF)
     observed = bench.update(*still, "clipx.scope=mini_batch", updates=2).bounds["update_1"]
     trained = bench.update(*still, "clipx.scope=lagged", updates=2).bounds["update_1"]
-    difference = float((observed - trained).abs().max() / trained.abs().max())
     largest = float(trained.abs().max())
+    apart = float((observed - trained).abs().max()) / largest
     return Measured(
-        difference <= BOUNDS,
-        f"observed and training pass {difference:.1e} apart, at most {BOUNDS:g}; largest bound {largest:.3f}",
-        {"bounds_difference": difference, "largest": largest, "tolerance": BOUNDS},
+        apart <= BOUNDS,
+        f"observed and training pass {apart:.1e} apart, at most {BOUNDS:g}; largest bound {largest:.3f}",
+        {"bounds_difference": apart, "largest": largest, "tolerance": BOUNDS},
     )
 
 
@@ -135,11 +135,11 @@ def packings_in_bfloat16(bench: Bench) -> Measured:
     tokens = (f"{ACTOR}.ppo_max_token_len_per_gpu=64", f"{ROLLOUT}.log_prob_max_token_len_per_gpu=256")
     packed = (PACKING, f"{ACTOR}.use_dynamic_bsz=True", f"{ROLLOUT}.log_prob_use_dynamic_bsz=True", *tokens)
     found = bench.update("+clipx=acpo", *HALF, *packed, recomputed=True)
-    difference = math.inf if found.closed_form_difference is None else found.closed_form_difference
+    apart = math.inf if found.closed_form_difference is None else found.closed_form_difference
     return Measured(
-        difference <= TOLERATED_IN_HALF,
-        f"closed form and training pass {difference:.1e} of epsilon apart, at most {TOLERATED_IN_HALF:g}",
-        {"closed_form_difference": difference, "tolerance": TOLERATED_IN_HALF},
+        apart <= TOLERATED_IN_HALF,
+        f"closed form and training pass {apart:.1e} of epsilon apart, at most {TOLERATED_IN_HALF:g}",
+        {"closed_form_difference": apart, "tolerance": TOLERATED_IN_HALF},
     )
 
 
@@ -160,7 +160,7 @@ def compiled(bench: Bench) -> Measured:
         loss_call(actor, example_tokens(device))() for actor in actors
     )
     found = compared(
-        relative_difference({"": gradient_compiled}, {"": gradient}),
+        difference(gradient_compiled, gradient),
         float((loss_compiled - loss).abs() / loss.abs()),
         SAME,
         "the uncompiled loss",

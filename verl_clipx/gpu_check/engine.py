@@ -1,7 +1,7 @@
-"""One update by verl's own worker and engine, in a rank of a process group without Ray.
+"""Runs one update by verl's own worker and engine, in a rank of a process group without Ray.
 
-Only this module knows verl's internals: the environment of a worker process, its configuration, its worker, the layout
-of a rollout batch.
+Only this module knows verl's internals: the environment of a worker process, its configuration, its worker, and the
+layout of a rollout batch.
 """
 
 import gc
@@ -21,22 +21,22 @@ from verl_clipx.gpu_check.sample import ROWS, Row, Sample
 
 ACTOR, MODEL, ROLLOUT = "actor_rollout_ref.actor", "actor_rollout_ref.model", "actor_rollout_ref.rollout"
 ENGINE = f"{ACTOR}.fsdp_config"
-# Divides a rank's mini-batch for each number of ranks and both numbers of updates.
+# It divides a rank's mini-batch for every number of ranks and of updates.
 MICRO_BATCH = 2
 
 
 def precision(dtype: str) -> tuple[str, ...]:
-    """Overrides for what FSDP computes in; parameters, reductions and buffers stay float32."""
+    """Return the overrides for the dtype that FSDP computes in; parameters, reductions and buffers stay float32."""
     types = {"param_dtype": dtype, "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
     return tuple(f"++{ENGINE}.mixed_precision.{key}={value}" for key, value in types.items())
 
 
 def attention(name: str) -> str:
-    """The override for transformers' attention."""
+    """Return the override for transformers' attention."""
     return f"++{MODEL}.override_config.attn_implementation={name}"
 
 
-# What every check has in common unless it says otherwise: nothing that a GPU and a CPU do differently.
+# The default settings of all checks: nothing in them differs between a GPU and a CPU.
 COMMON = (
     f"{ACTOR}.strategy=fsdp2",
     f"{ACTOR}.use_torch_compile=False",
@@ -48,10 +48,10 @@ COMMON = (
     f"{MODEL}.enable_gradient_checkpointing=False",
     f"{ACTOR}.ppo_micro_batch_size_per_gpu={MICRO_BATCH}",
     f"{ROLLOUT}.log_prob_micro_batch_size_per_gpu={MICRO_BATCH}",
-    # One of two updates, so that nothing warns of a ratio of 1.
+    # Announces two updates per rollout batch, so that nothing warns of a ratio that is always 1.
     f"data.train_batch_size={2 * ROWS}",
     f"{ACTOR}.ppo_mini_batch_size={ROWS}",
-    # With a rate of 1 a weight's change is its gradient, on every rank and however verl cuts the weights into parts.
+    # With a learning rate of 1, a weight's change is its gradient, on every rank and however verl shards the weights.
     # Momentum gives the optimizer a state that can be offloaded.
     f"{ACTOR}.optim.optimizer=SGD",
     f"{ACTOR}.optim.lr=1",
@@ -62,14 +62,14 @@ COMMON = (
 
 
 def rank_environment(machine: Machine, rank: int, folder: Path) -> dict[str, str]:
-    """Environment variables of a rank's process."""
+    """Return the environment variables of a rank's process."""
     environment = {
         "RANK": str(rank),
         "WORLD_SIZE": str(machine.ranks),
         "LOCAL_WORLD_SIZE": str(machine.ranks),
-        # As under Ray, every process sees one GPU alone.
+        # As under Ray, every process sees only one GPU.
         "LOCAL_RANK": "0",
-        # verl reads both; nobody listens.
+        # verl reads both, but the ranks meet through the file below, so nothing listens there.
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": "0",
         "DIST_INIT_METHOD": f"file://{folder / 'meeting'}",
@@ -87,16 +87,16 @@ class Update:
     """What an update did.
 
     Args:
-        loss: the policy loss; of the first mini-batch where there were several. NaN on ranks without outputs.
-        change: by the weight's name, what it was before less what it is now, float32, on the CPU. With one update by
-            the optimizer of `COMMON` this is the gradient.
-        bounds: of an adaptive method, by the update's position: under the scope lagged those that the statistics of its
-            training pass give, else those that it was trained with.
-        receipt: largest difference between the gradient on log_prob and the announced one, of the largest gradient; NaN
-            where nothing was compared.
-        closed_form_difference: as the worker logs it, of the first update; None where it made an extra pass.
-        state_on: devices of the parameters and the optimizer's state after it.
-        peak_bytes: most memory that tensors took on this GPU meanwhile; 0 on a CPU.
+        loss: the policy loss, of the first mini-batch if there were several. NaN on ranks without outputs.
+        change: each weight before the update minus the same weight after it, by name; float32, on the CPU. After one
+            update with the optimizer of `COMMON` this is the gradient.
+        bounds: bounds of an adaptive method, by the update's position. Under the scope "lagged" they follow from the
+            statistics of the update's training pass; otherwise they are those that it was trained with.
+        receipt: largest difference between the gradient on log_prob and the announced one, relative to the largest
+            gradient; NaN if nothing was compared.
+        closed_form_difference: the first update's, as the worker logs it; None if the worker made an extra pass.
+        state_on: devices of the parameters and of the optimizer's state after the update.
+        peak_bytes: largest memory that tensors took on this GPU during the update; 0 on a CPU.
     """
 
     loss: float
@@ -109,7 +109,7 @@ class Update:
 
 
 class Bench:
-    """What a check on the ranks works with."""
+    """Gives a check on the ranks its sample, verl's configurations, and updates by verl's worker."""
 
     def __init__(self, machine: Machine, folder: Path):
         import verl  # noqa: F401  (loads the plugin)
@@ -120,33 +120,36 @@ class Bench:
         self.rank = torch.distributed.get_rank()
 
     def sample(self, *, tied: bool = False) -> Sample:
-        """The rows and what their update should be."""
+        """Return the rows, and what their update should be."""
         return torch.load(sample_folder(self.folder, tied) / "sample.pt", weights_only=False)
 
     def configuration(self, *overrides: str, model: Path | None = None) -> Any:
-        """verl's whole configuration under Hydra overrides after `COMMON`, as its driver composes it.
+        """Return verl's whole configuration under `COMMON` and further Hydra overrides, as its driver composes it.
 
         Args:
-            model: the model's folder; None: the untied one of the checks.
+            model: the model's folder; None for the checks' model with untied embeddings.
         """
         found: list[Any] = [None]
         if self.rank == 0:
             found = [composed(self.machine, model or sample_folder(self.folder, False), overrides)]
-        # Composing takes longer than an update.
+        # Only the first rank composes it, because that takes longer than an update.
         torch.distributed.broadcast_object_list(found, src=0)
         return found[0]
 
     def actor(self, *overrides: str) -> Any:
-        """verl's ActorConfig under Hydra overrides."""
+        """Return verl's ActorConfig under Hydra overrides."""
         from verl.utils.config import omega_conf_to_dataclass
 
         return omega_conf_to_dataclass(self.configuration(*overrides).actor_rollout_ref.actor)
 
     def update(self, *overrides: str, updates: int = 1, tied: bool = False, recomputed: bool = False) -> Update:
-        """Trains from the saved weights on the sample.
+        """Train on the sample, starting from the saved weights.
 
         Args:
-            recomputed: whether old_log_probs are computed beforehand, as verl's trainers have it; else the sample's.
+            updates: number of optimizer steps.
+            tied: whether to take the model with tied embeddings.
+            recomputed: whether old_log_probs are computed beforehand, as in verl's trainers; otherwise they are the
+                sample's.
         """
         # What the run announces, and the worker's receipt compares.
         announced = (f"data.train_batch_size={updates}", f"{ACTOR}.ppo_mini_batch_size=1")
@@ -155,7 +158,7 @@ class Bench:
 
 
 def composed(machine: Machine, model: Path, overrides: Sequence[str]) -> Any:
-    """verl's whole configuration."""
+    """Compose verl's whole configuration for a machine and a model."""
     from hydra import compose, initialize_config_module
 
     hardware = ["+hardware=cpu"] if machine.device == "cpu" else []
@@ -165,10 +168,11 @@ def composed(machine: Machine, model: Path, overrides: Sequence[str]) -> Any:
 
 
 def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bool = False) -> Update:
-    """Builds verl's worker and updates its actor on rows.
+    """Build verl's worker, and update its actor on rows.
 
     Args:
-        rows: of all ranks; each data-parallel rank takes its share.
+        rows: the rows of all ranks, of which each data-parallel rank takes its share.
+        updates, recomputed: see `Bench.update`.
     """
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine_workers import ActorRolloutRefWorker
@@ -210,7 +214,11 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bo
 
 
 def planned_steps(planner: Any) -> list[Any]:
-    """A list that gets every optimizer step that a planner plans from now on; None plans none."""
+    """Return a list that will receive every optimizer step that a planner plans from now on.
+
+    Args:
+        planner: the worker's, or None if it has none; then the list stays empty.
+    """
     steps: list[Any] = []
     if planner is not None:
         plan = planner.plan
@@ -219,7 +227,7 @@ def planned_steps(planner: Any) -> list[Any]:
 
 
 def old_log_probs(worker: Any, data: Any, rows: Sequence[Row]) -> Tensor:
-    """Log-probabilities of the responses as verl's trainers compute them before an update, jagged."""
+    """Return the responses' log-probabilities, jagged, computed as verl's trainers compute them before an update."""
     from verl.utils import tensordict_utils as tu
 
     tu.assign_non_tensor(data, compute_loss=False, calculate_entropy=False)
@@ -230,7 +238,7 @@ def old_log_probs(worker: Any, data: Any, rows: Sequence[Row]) -> Tensor:
 
 @contextmanager
 def unpatched_model() -> Iterator[None]:
-    """Leaves transformers' model as it is after verl's fused kernels have replaced its forward pass."""
+    """Restore the forward pass of transformers' model at the end, because verl's fused kernels replace it."""
     from transformers import Qwen2ForCausalLM
 
     original = Qwen2ForCausalLM.forward
@@ -241,23 +249,23 @@ def unpatched_model() -> Iterator[None]:
 
 
 def weights(engine: Any) -> dict[str, Tensor]:
-    """Every whole weight by its name in the model's checkpoint, float32, on the CPU; as the rollout gets them."""
+    """Return the full weights as the rollout receives them, float32 on the CPU, by their names in the checkpoint."""
     named, _ = engine.get_per_tensor_param()
     return {name: value.detach().float().cpu().clone() for name, value in named}
 
 
 def devices_of(engine: Any) -> frozenset[str]:
-    """Kinds of device that the parameters and the optimizer's state lie on."""
+    """Return the types of device that hold the parameters and the optimizer's state."""
     states = [value for state in engine.optimizer.state.values() for value in state.values()]
     tensors = [*engine.module.parameters(), *(value for value in states if isinstance(value, Tensor))]
     return frozenset(tensor.device.type for tensor in tensors)
 
 
 def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
-    """Rows in verl's layout of a rollout batch.
+    """Return rows in verl's layout of a rollout batch.
 
     Args:
-        mini_batch: rows of an optimizer step, over all ranks.
+        mini_batch: number of rows in an optimizer step, over all ranks.
     """
     from tensordict import TensorDict
     from verl.utils import tensordict_utils as tu
@@ -271,7 +279,8 @@ def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
         "prompts": [row.ids[: row.prompt] for row in rows],
         "responses": [row.ids[row.prompt :] for row in rows],
         "old_log_probs": [row.old_log_prob for row in rows],
-        # Not the old policy's own, which would mean that the rollout's stand in for them.
+        # They differ from old_log_probs: equal ones would mean that the rollout's log-probabilities replace the old
+        # policy's.
         "rollout_log_probs": [row.old_log_prob - 0.01 for row in rows],
         "response_mask": [row.mask for row in rows],
         "loss_mask": [row.mask for row in rows],
@@ -287,19 +296,20 @@ def rollout_batch(rows: Sequence[Row], *, mini_batch: int) -> Any:
         epochs=1,
         seed=1,
     )
-    # Of other weights than the model's: the receipt is not to compare them with its log-probabilities.
+    # Marks the samples as drawn with other weights than the model's. Otherwise the receipt would compare them with the
+    # model's log-probabilities.
     tu.assign_non_tensor_stack(data, "extra_fields", [{"max_global_steps": -1}] * len(rows))
     return data
 
 
 def loss_call(actor: Any, tokens: dict[str, Tensor]) -> Callable[[], tuple[Tensor, Tensor]]:
-    """A function that calls the registered loss of a configuration, forward and backward.
+    """Return a function that runs the forward and backward pass of the loss that a configuration names.
 
     Args:
-        tokens: old_log_prob, log_prob, advantages and response_mask, (sequences, response length).
+        tokens: old_log_prob, log_prob, advantages and response_mask, each (sequences, response length).
 
     Returns:
-        A function that returns the loss, 0-d, and its gradient on log_prob.
+        A function without arguments; it returns the loss, 0-d, and its gradient on log_prob.
     """
     from verl.trainer.ppo.core_algos import get_policy_loss_fn
 

@@ -1,6 +1,6 @@
-"""The checks of the losses: torch only, neither Ray nor verl, in one process.
+"""Checks the losses in one process, with torch only, without Ray or verl.
 
-Each method's loss is computed uncompiled and compiled in float32, and uncompiled in float64, from the same tokens.
+From the same tokens, each method's loss is computed in float32, uncompiled and compiled, and uncompiled in float64.
 """
 
 import time
@@ -16,16 +16,18 @@ from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.loss import per_token_loss
 from verl_clipx.methods import BUILT_IN, METHODS, Method
 
-# Of the same arithmetic in another order, float32; of float32 and float64.
-SAME, ROUNDING = 1e-5, 1e-4
+# Tolerance for the same arithmetic in another order, in float32.
+SAME = 1e-5
+# Tolerance between float32 and float64.
+ROUNDING = 1e-4
 CALLS = 10
-# After these no further loss is begun: the command promises less than ten minutes.
+# After this time no further loss is started, because the command promises to take less than ten minutes.
 SECONDS = 540
 SIZES = {"cpu": (16, 96), "cuda": (64, 4096)}
 
 
 def loss_results(device: str) -> Iterator[Result]:
-    """Checks the loss of every method; yields each result as soon as it is there."""
+    """Check the loss of every method; yields each result as soon as it is known."""
     begun = time.monotonic()
     for name in BUILT_IN:
         if time.monotonic() - begun > SECONDS:
@@ -35,7 +37,11 @@ def loss_results(device: str) -> Iterator[Result]:
 
 
 def loss_check(method: Method, device: str) -> Measured:
-    """A method's loss: compiled against uncompiled against float64, values that are not finite, times, memory."""
+    """Check a method's loss.
+
+    The compiled, the uncompiled and the float64 results must agree, and values that are not finite must not get lost.
+    Time, memory and kernels are measured too.
+    """
     functions = {name: TokenFunctions(method, None, compiled=name == "compiled") for name in ("eager", "compiled")}
     inputs = example(method, device, torch.float32)
     exact = gradient(functions["eager"], converted(inputs, torch.float64))
@@ -59,7 +65,7 @@ def loss_check(method: Method, device: str) -> Measured:
 
 
 def example(method: Method, device: str, dtype: torch.dtype) -> Inputs:
-    """Tokens with ratios on both sides of the bounds, SIZES of the device."""
+    """Return random tokens with ratios within the bounds and outside them, as many as `SIZES` has for the device."""
     generator, size = torch.Generator().manual_seed(0), SIZES[device]
     old = -4 * torch.rand(size, generator=generator)
     advantages = torch.randn(size[0], 1, generator=generator).expand(size).contiguous()
@@ -75,12 +81,12 @@ def example(method: Method, device: str, dtype: torch.dtype) -> Inputs:
 
 
 def converted(inputs: Inputs, dtype: torch.dtype) -> Inputs:
-    """The same tokens, their floating-point numbers in another dtype."""
+    """Return the same tokens with their floating-point numbers in another dtype."""
     return Inputs(*(one.to(dtype) if one is not None and one.is_floating_point() else one for one in inputs))
 
 
 def gradient(functions: TokenFunctions, inputs: Inputs) -> Tensor:
-    """Value and gradient of every token's loss, (2, sequences, length)."""
+    """Return value and gradient of every token's loss, (2, sequences, length)."""
     log_prob = inputs.log_prob.clone().requires_grad_(True)
     loss = functions.loss(inputs, functions.method.decide(functions.statistics(inputs)))
     value = per_token_loss(log_prob, loss.value, loss.weighted)
@@ -89,17 +95,17 @@ def gradient(functions: TokenFunctions, inputs: Inputs) -> Tensor:
 
 
 def difference(found: Tensor, expected: Tensor) -> float:
-    """Norm of the difference over the norm of the expected."""
+    """Return the norm of the difference, relative to the norm of the expected tensor."""
     return float((found.double() - expected.double()).norm() / expected.double().norm())
 
 
 def keeps_not_finite(functions: TokenFunctions, inputs: Inputs) -> bool:
-    """Whether one value that is not finite, in each input in turn, makes its token's loss and gradient not finite."""
+    """Return whether a value that is not finite, in any input, makes its token's loss and gradient not finite."""
     place = tuple(inputs.mask.nonzero()[0])
     for name in ("log_prob", "old_log_prob", "advantages", *functions.method.asks_for):
         for value in (float("nan"), float("inf"), float("-inf")):
             wrong = getattr(inputs, name).clone()
-            # A prompt's number is always finite.
+            # The group of a prompt is an integer, and so always finite.
             if wrong.is_floating_point():
                 wrong[place] = value
                 if gradient(functions, inputs._replace(**{name: wrong}))[(slice(None), *place)].isfinite().any():
@@ -108,7 +114,7 @@ def keeps_not_finite(functions: TokenFunctions, inputs: Inputs) -> bool:
 
 
 def costs(functions: TokenFunctions, inputs: Inputs) -> dict[str, float]:
-    """Milliseconds of a call; on a GPU also its peak memory in MiB beyond the inputs, and its kernels."""
+    """Return a call's milliseconds; on a GPU also its peak memory beyond the inputs, in MiB, and its kernels."""
     on_gpu = inputs.mask.is_cuda
     gradient(functions, inputs)
     if on_gpu:
@@ -128,7 +134,7 @@ def costs(functions: TokenFunctions, inputs: Inputs) -> dict[str, float]:
 
 
 def counted_syncs(call: Callable[[], object]) -> int:
-    """How often a call makes the host wait for the GPU, by torch's own debug mode."""
+    """Count how often a call makes the host wait for the GPU, according to torch's own debug mode."""
     torch.cuda.synchronize()
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -141,7 +147,7 @@ def counted_syncs(call: Callable[[], object]) -> int:
 
 
 def counted_kernels(call: Callable[[], object]) -> int:
-    """Kernels that a call launches, copies and fills of memory not counted."""
+    """Count the kernels that a call launches, without memory copies and fills."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         call()
         torch.cuda.synchronize()

@@ -1,4 +1,4 @@
-"""What checks run on."""
+"""The machine that checks run on."""
 
 import importlib.util
 from dataclasses import dataclass
@@ -6,17 +6,21 @@ from pathlib import Path
 
 from verl_clipx.common.command_line import installed_version
 
-# What the rows of the sample divide over.
+# The sample's rows divide evenly over these numbers of ranks.
 RANKS = (1, 2, 4)
 
 
 @dataclass(frozen=True)
 class Machine:
-    """What checks run on.
+    """The machine that checks run on.
 
     Args:
-        device: cuda, or cpu with gloo in NCCL's place.
-        ranks: processes that train together, a GPU each.
+        device: "cuda", or "cpu" with gloo instead of NCCL.
+        ranks: number of processes that train together, each with one GPU.
+        flash_attention, vllm: whether the package is installed.
+
+    Raises:
+        ValueError: the device or the number of ranks is not supported; the message names the option.
     """
 
     device: str
@@ -32,18 +36,24 @@ class Machine:
 
 
 def this_machine(device: str, ranks: int) -> Machine:
-    """This machine, as far as checks are to use it."""
+    """Describe this machine to the checks.
+
+    Raises:
+        ValueError: see `Machine`; also if there are fewer GPUs than ranks.
+    """
     import torch
 
     machine = Machine(device, ranks, *(importlib.util.find_spec(name) is not None for name in ("flash_attn", "vllm")))
     there = torch.cuda.device_count()
     if device == "cuda" and there < ranks:
-        raise ValueError(f"--gpus {ranks}: torch sees {there} GPUs here. Lower it, or run what a CPU can: --device cpu")
+        raise ValueError(
+            f"--gpus {ranks}: torch sees {there} GPUs here. Lower it, or run the checks that need no GPU: --device cpu"
+        )
     return machine
 
 
 def described(machine: Machine) -> dict[str, object]:
-    """What a report says of the machine."""
+    """Return what a report says about the machine."""
     import torch
 
     packages = {name: installed_version(name) for name in ("torch", "verl", "transformers", "vllm", "flash-attn")}
@@ -52,5 +62,9 @@ def described(machine: Machine) -> dict[str, object]:
 
 
 def sample_folder(folder: Path, tied: bool) -> Path:
-    """Where the checks' model and its sample lie, in the folder of a run of checks."""
+    """Return the folder of the checks' model and its sample.
+
+    Args:
+        folder: the folder of a run of checks.
+    """
     return folder / ("tied" if tied else "policy")

@@ -1,4 +1,4 @@
-"""The memory of an update against what `clipx recipe plan` says of the same run."""
+"""Compares the memory of an update with what `clipx recipe plan` says about the same run."""
 
 import math
 import tempfile
@@ -12,18 +12,18 @@ from verl_clipx.gpu_check.machine import Machine
 from verl_clipx.gpu_check.report import Measured
 from verl_clipx.gpu_check.sample import Row, save_model
 
-# The measured peak over the planned one: above, a run that is planned to fit would not; far below, the plan turns runs
-# away that would fit.
+# Range of the measured peak, divided by the planned one. Above it, a run that is planned to fit would not fit; far
+# below it, the plan refuses runs that would fit.
 LOWEST, HIGHEST = 0.5, 1.1
 
-# Of a model whose tensors outweigh what the libraries take.
+# A model so large that its tensors take more memory than the libraries do.
 SIZES = {"hidden_size": 1024, "layers": 8, "vocabulary": 32_000}
 PROMPT, RESPONSE = 512, 1536
 ROWS_PER_RANK = 4
 
 
 def memory(bench: Bench) -> Measured:
-    """The peak of a GPU's tensors in an update against the planner's formula for the same model."""
+    """Compare the peak of a GPU's tensors in an update with the planner's formula for the same model."""
     with tempfile.TemporaryDirectory() as own:
         folder = [Path(own)]
         torch.distributed.broadcast_object_list(folder, src=0)
@@ -38,7 +38,7 @@ def memory(bench: Bench) -> Measured:
 
 
 def verdict(measured: float, planned: float) -> Measured:
-    """Whether a measured peak is near enough to the planned one; both in bytes."""
+    """Return the verdict on a measured peak, given the planned one; both in bytes."""
     share = measured / planned
     return Measured(
         LOWEST <= share <= HIGHEST,
@@ -48,7 +48,7 @@ def verdict(measured: float, planned: float) -> Measured:
 
 
 def overrides(machine: Machine) -> tuple[str, ...]:
-    """The run that is planned and measured: AdamW, packing, flash attention, bfloat16."""
+    """Return the overrides of the run that is planned and measured: AdamW, packing, flash attention, bfloat16."""
     mini_batch = ROWS_PER_RANK * machine.ranks
     return (
         "+clipx=grpo",
@@ -68,7 +68,7 @@ def overrides(machine: Machine) -> tuple[str, ...]:
 
 
 def planned_bytes(config: Any, gpu_bytes: float) -> float:
-    """The plan's peak of a GPU's tensors in an update: its phases less the process and the rollout server."""
+    """Return the planned peak of a GPU's tensors in an update, without the process and the rollout server."""
     from verl_clipx.reproduction.cost.assumptions import GPU, Assumptions
     from verl_clipx.reproduction.cost.memory import memory_phases, rollout_of
     from verl_clipx.reproduction.cost.run import Run
@@ -85,7 +85,7 @@ def planned_bytes(config: Any, gpu_bytes: float) -> float:
 
 
 def long_rows(count: int) -> list[Row]:
-    """Rows of the longest prompt and response."""
+    """Return rows with the longest prompt and response."""
     generator = torch.Generator().manual_seed(0)
     return [
         Row(

@@ -1,7 +1,7 @@
 """A rank's process: `python -m verl_clipx.gpu_check.rank FOLDER`, with the environment of `engine.rank_environment`.
 
-It runs the checks that FOLDER/task.json names, in order, and leaves a file for each. The first exception ends it: the
-other ranks may wait for this one for ever, so that the parent ends them.
+It runs the checks that FOLDER/task.json names, in order, and writes a file for each. It ends at the first exception.
+The other ranks might then wait for it forever, so the parent process ends them.
 """
 
 import os
@@ -18,18 +18,18 @@ TASK = "task.json"
 
 
 def write_task(folder: Path, machine: Machine, models: Path, names: Sequence[str]) -> None:
-    """Writes what the ranks are to do."""
+    """Write the file that tells the ranks what to do."""
     task = {"machine": asdict(machine), "models": str(models), "names": list(names)}
     write_json(folder / TASK, task)
 
 
 def file_of(folder: Path, name: str, rank: int | str) -> Path:
-    """Where a rank leaves what a check has found."""
+    """Return the file to which a rank writes what a check has found."""
     return folder / f"{name}.{rank}.json"
 
 
 def main(folder: Path) -> int:
-    """Runs the checks of a task; returns the exit code."""
+    """Run the checks of a task, and return the exit code."""
     task = read_json(folder / TASK)
     machine, names, rank = Machine(**task["machine"]), task["names"], int(os.environ["RANK"])
     name = names[0]
@@ -46,11 +46,11 @@ def main(folder: Path) -> int:
         for name in names:
             print(f"== {name}", flush=True)
             measured = checks[name].run(bench)
-            # No rank is behind when the first one's result is read.
+            # The first rank's result may be read only when every rank has finished the check.
             torch.distributed.barrier()
             if rank == 0:
                 write_json(file_of(folder, name, rank), asdict(measured))
-            # No rank can end in the next check before this one's result is there.
+            # A rank may fail in the next check, which must not happen before this check's result is written.
             torch.distributed.barrier()
     except Exception as error:
         traceback.print_exc()
@@ -64,5 +64,5 @@ if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
     sys.stdout.flush()
     if code:
-        # An orderly end would wait for the threads of a broken process group.
+        # A normal exit would wait for the threads of a broken process group.
         os._exit(code)

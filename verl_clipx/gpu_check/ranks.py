@@ -1,4 +1,4 @@
-"""Starts the ranks, collects what they find, and starts them anew after a check that ended them."""
+"""Starts the ranks, collects what they find, and starts them again after a check that ended them."""
 
 import os
 import subprocess
@@ -18,16 +18,16 @@ from verl_clipx.gpu_check.rank import file_of, write_task
 from verl_clipx.gpu_check.report import Measured, Result, result_of
 
 PROGRAM = (sys.executable, "-m", "verl_clipx.gpu_check.rank")
-# For one check; the first one's is for the ranks' start too.
+# Time limit of one check. That of the first includes the start of the ranks.
 SECONDS = 300
 POLL_SECONDS = 0.05
 LOG_LINES = 30
 
 
 def end(process: subprocess.Popen) -> None:
-    """Ends a process at once, with all that it has started and that has not outlived it."""
+    """Kill a process and its descendants."""
     with suppress(psutil.NoSuchProcess):
-        # Ray's processes are sessions of their own, so that no process group holds them all.
+        # Ray starts processes in sessions of their own, so no process group contains them all.
         for child in psutil.Process(process.pid).children(recursive=True):
             with suppress(psutil.NoSuchProcess):
                 child.kill()
@@ -36,7 +36,7 @@ def end(process: subprocess.Popen) -> None:
 
 
 class Ranks:
-    """The ranks' processes, ended when the block ends."""
+    """The ranks' processes: a context manager that kills them at its end."""
 
     def __init__(self, machine: Machine, models: Path, names: Sequence[str]):
         self._folder = tempfile.TemporaryDirectory(prefix="clipx-gpu-check-")
@@ -63,10 +63,13 @@ class Ranks:
         self._folder.cleanup()
 
     def result_of(self, name: str, seconds: float) -> tuple[Result, bool]:
-        """Waits for a check.
+        """Wait for a check.
+
+        Args:
+            seconds: time limit.
 
         Returns:
-            Its result, and whether the ranks go on to the next.
+            Its result, and whether the ranks go on to the next check.
         """
         started = time.monotonic()
         while True:
@@ -98,10 +101,12 @@ class Ranks:
 def results_on_ranks(
     machine: Machine, models: Path, names: Sequence[str], seconds: float = SECONDS
 ) -> Iterator[Result]:
-    """Runs checks on the ranks, one after the other.
+    """Run checks on the ranks, one after the other; yields each result as soon as it is known.
 
     Args:
-        seconds: most for one of them.
+        models: folder of the checks' models.
+        names: names of checks in `CHECKS`.
+        seconds: time limit of one check.
     """
     waiting = list(names)
     while waiting:

@@ -1,4 +1,4 @@
-"""What checks found: results, the table, the last line, the exit code, JSON."""
+"""Reports what the checks found: as results, a table, a last line, an exit code and JSON."""
 
 import json
 import time
@@ -19,10 +19,10 @@ WORDS = {"pass": "passed", "fail": "failed", "skip": "skipped"}
 
 @dataclass(frozen=True)
 class Measured:
-    """What a check that ran has found.
+    """What a check measured.
 
     Args:
-        found: in a sentence, with the tolerance.
+        found: a sentence about it, with the tolerance.
     """
 
     passed: bool
@@ -35,10 +35,10 @@ class Result:
     """The outcome of a check.
 
     Args:
-        outcome: pass, fail, or skip where it could not run here.
-        found: what was found, the error, or why it was skipped.
-        seconds: how long it took, the start of its processes included.
-        log: the last lines of its processes, where they failed.
+        outcome: pass, fail, or skip if the check could not run here.
+        found: what was found, the error, or why the check was skipped.
+        seconds: how long it took, including the start of its processes.
+        log: the last lines of its processes, if they failed.
     """
 
     name: str
@@ -50,12 +50,16 @@ class Result:
 
 
 def result_of(name: str, measured: Measured, seconds: float) -> Result:
-    """The result of a check that ran to its end."""
+    """Return the result of a check that ran to its end."""
     return Result(name, "pass" if measured.passed else "fail", measured.found, measured.numbers, seconds)
 
 
 def tried(name: str, check: Callable[[], Measured]) -> Result:
-    """The result of a check in this process; an exception is a failure, whose further lines are its log."""
+    """Run a check in this process.
+
+    Returns:
+        Its result. An exception is a failure: the first line of its message is what was found, the others are the log.
+    """
     started = time.monotonic()
     try:
         measured = check()
@@ -67,30 +71,30 @@ def tried(name: str, check: Callable[[], Measured]) -> Result:
 
 
 def counts(results: Sequence[Result]) -> dict[Outcome, int]:
-    """How many checks had each outcome."""
+    """Return the number of checks by outcome."""
     return {outcome: sum(result.outcome == outcome for result in results) for outcome in WORDS}
 
 
 def exit_code(results: Sequence[Result]) -> int:
-    """0 if a check passed and none failed, otherwise 1: where all were skipped nothing is known."""
+    """Return 0 if at least one check passed and none failed, else 1: if all were skipped, nothing is known."""
     found = counts(results)
     return 0 if found["pass"] and not found["fail"] else 1
 
 
 def last_line(results: Sequence[Result]) -> str:
-    """How many passed, failed and were skipped."""
+    """Say how many checks passed, failed and were skipped."""
     found = counts(results)
     line = ", ".join(f"{number} {WORDS[outcome]}" for outcome, number in found.items())
     return f"{line}: nothing is known about skipped checks" if found["skip"] else line
 
 
 def line_of(result: Result) -> str:
-    """A result as a line."""
+    """Return a result as a line of text."""
     return f"{result.outcome}: {result.name}, {result.seconds:.0f} s: {result.found}"
 
 
 def table_of(results: Sequence[Result], title: str) -> Table:
-    """The results as a table, a row a check."""
+    """Return the results as a table with one row per check."""
     table = Table(title=title)
     for heading in ("", "check", "found", "s"):
         table.add_column(heading, overflow="fold", justify="right" if heading == "s" else "left")
@@ -101,6 +105,6 @@ def table_of(results: Sequence[Result], title: str) -> Table:
 
 
 def as_json(results: Sequence[Result], machine: dict[str, Any]) -> str:
-    """The results and what they were found on, as indented JSON."""
+    """Return the results and the machine they were found on, as indented JSON."""
     checks = finite([asdict(result) for result in results])
     return json.dumps({"machine": machine, "counts": counts(results), "checks": checks}, indent=2) + "\n"

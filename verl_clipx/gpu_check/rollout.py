@@ -1,4 +1,4 @@
-"""verl's own rollout by vLLM: a real run of a few steps, whose samples must come from the actor's weights."""
+"""Checks verl's rollout by vLLM: in a real run of a few steps, samples must come from the actor's current weights."""
 
 import os
 import subprocess
@@ -15,26 +15,26 @@ from verl_clipx.gpu_check.report import Measured
 STEPS = 3
 SECONDS = 420
 PROMPTS = 8
-# Most of the rollout's divergence from the actor in a step, nats a token (estimator k3). With the CPU's rollout in
-# vLLM's place it is 0, and 0.07 where the samples are of the weights two updates before.
+# Largest allowed divergence of the rollout from the actor in a step, in nats per token (estimator k3). With the CPU
+# rollout instead of vLLM it is 0; it is 0.07 if the samples come from the weights of two updates earlier.
 DIVERGENCE = 0.02
 METRIC = "rollout_corr/k3_kl"
 
 
 def why_not(machine: Machine) -> str | None:
-    """Why vLLM cannot run, or None if it can."""
+    """Say why vLLM cannot run, or return None if it can."""
     if machine.device == "cpu":
         return "vLLM on a CPU needs a separate environment: tests/end_to_end/test_vllm.py"
     return None if machine.vllm else "vLLM is not installed"
 
 
 def length_parity(data_source, solution_str, ground_truth, extra_info=None, **_) -> float:
-    """A reward that random text gets half of the time: whether it has an even number of characters."""
+    """Reward a response whose number of characters is even: random text earns this about half of the time."""
     return float(len(solution_str) % 2 == 0)
 
 
 def write_prompts(path: Path) -> None:
-    """Writes prompts as verl's Parquet file."""
+    """Write prompts to a Parquet file in verl's format."""
     import pandas
 
     rows = [
@@ -50,7 +50,7 @@ def write_prompts(path: Path) -> None:
 
 
 def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
-    """The run's Hydra overrides."""
+    """Return the run's Hydra overrides."""
     return [
         "+clipx=acpo",
         "algorithm.adv_estimator=grpo",
@@ -62,7 +62,7 @@ def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
         "reward.custom_reward_function.path=pkg://verl_clipx.gpu_check.rollout",
         "reward.custom_reward_function.name=length_parity",
         f"actor_rollout_ref.model.path={model}",
-        # Large steps, so that a rollout with old weights would be seen.
+        # The steps are large, so that a rollout with old weights would be noticed.
         "actor_rollout_ref.actor.optim.lr=1e-3",
         f"actor_rollout_ref.actor.ppo_mini_batch_size={PROMPTS // 2}",
         "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=4",
@@ -87,7 +87,11 @@ def overrides(machine: Machine, model: Path, folder: Path) -> list[str]:
 
 
 def run(command: Sequence[str], environment: dict[str, str], log: Path, seconds: float) -> int | None:
-    """Runs a command with all that it starts; returns its exit code, or None if it was ended after some time."""
+    """Run a command, and end it with everything that it has started once the time is over.
+
+    Returns:
+        Its exit code; None if the time ran out.
+    """
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent, env=os.environ | environment
@@ -101,23 +105,27 @@ def run(command: Sequence[str], environment: dict[str, str], log: Path, seconds:
 
 
 def vllm_rollout(machine: Machine, model: Path, folder: Path) -> Measured:
-    """Trains for some steps with vLLM's rollouts and compares their log-probabilities with the actor's.
+    """Train for a few steps with vLLM's rollouts, and compare their log-probabilities with the actor's.
 
     Raises:
-        RuntimeError: the run failed or took too long; the message has the end of its output.
+        RuntimeError: the run failed or took too long; the message contains the end of its output.
     """
     write_prompts(folder / "prompts.parquet")
     metrics, log = folder / "metrics.jsonl", folder / "run.log"
     command = [sys.executable, "-m", "verl.trainer.main_ppo", *overrides(machine, model, folder)]
     code = run(command, {"VERL_FILE_LOGGER_PATH": str(metrics)}, log, SECONDS)
     if code != 0:
-        ended = f"it did not end within {SECONDS} s" if code is None else f"exit code {code}"
-        raise RuntimeError("\n".join([f"{ended} of verl.trainer.main_ppo", *last_lines(log, 60)]))
+        ended = f"did not end within {SECONDS} s" if code is None else f"ended with exit code {code}"
+        raise RuntimeError("\n".join([f"verl.trainer.main_ppo {ended}", *last_lines(log, 60)]))
     return agreement(read_run_log(metrics)[METRIC].tolist())
 
 
 def agreement(divergences: list[float]) -> Measured:
-    """The verdict on the divergence of rollout and actor in each step."""
+    """Return the verdict on the divergence of rollout and actor.
+
+    Args:
+        divergences: of each step, in nats per token.
+    """
     largest = max(divergences, key=abs)
     return Measured(
         # Written so that a NaN does not pass.

@@ -1,4 +1,4 @@
-"""All checks, one after the other."""
+"""Runs all checks, one after the other."""
 
 import tempfile
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ VLLM = "vLLM rollout"
 
 
 def results(machine: Machine) -> Iterator[Result]:
-    """Runs every check that can run."""
+    """Run every check that this machine can run; checks that it cannot run come first, as skipped."""
     reasons = {check.name: check.why_not(machine) for check in CHECKS} | {VLLM: rollout.why_not(machine)}
     for name, reason in reasons.items():
         if reason is not None:

@@ -16,8 +16,8 @@ CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.2, 3.0
 
 ROWS = 16
 SEED = 3
-# Log-ratios, each as often as the others: within the bounds, outside them, and none so near to one that rounding to
-# bfloat16 takes a token across.
+# Log-ratios, drawn with equal probability. Some are within the bounds and some outside, and none is so near a bound
+# that rounding to bfloat16 would move a token across it.
 LOG_RATIOS = (-0.6, -0.05, 0.0, 0.05, 0.6)
 
 
@@ -44,9 +44,9 @@ class Sample:
 
     Args:
         loss: mean over the tokens in the mask.
-        loss_scale: mean of the tokens' absolute loss: what differences of the loss are measured against.
-        gradients: by the parameter's name, float64.
-        clipped: share of the tokens without a gradient.
+        loss_scale: mean of the tokens' absolute loss, relative to which differences of the loss are reported.
+        gradients: float64, by parameter name.
+        clipped: share of tokens without a gradient.
     """
 
     rows: tuple[Row, ...]
@@ -57,11 +57,12 @@ class Sample:
 
 
 def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabulary: int | None = None, tied: bool):
-    """Saves a random Qwen2, sharp enough that its choices differ, and its tokenizer.
+    """Save a random Qwen2 and its tokenizer. Its weights are large enough for its distributions to be far from uniform.
 
     Args:
-        hidden_size: width, a multiple of 128: two query heads of 64 share a key-value head.
-        vocabulary: rows of the embeddings; None: as many as the tokenizer has tokens.
+        hidden_size: width, a multiple of 128, because two query heads of size 64 share a key-value head.
+        vocabulary: number of rows of the embeddings; None for as many as the tokenizer has tokens.
+        tied: whether input and output embeddings are one matrix.
 
     Returns:
         The model, in float32.
@@ -97,7 +98,7 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
 
 
 def make_sample(folder: Path, *, tied: bool) -> Sample:
-    """Saves a model and, beside it, a sample for it."""
+    """Save a model and a sample for it into the same folder."""
     model = save_model(folder, tied=tied).double()
     generator = torch.Generator().manual_seed(SEED)
     rows = tuple(make_row(model, generator) for _ in range(ROWS))
@@ -107,7 +108,7 @@ def make_sample(folder: Path, *, tied: bool) -> Sample:
 
 
 def make_row(model: torch.nn.Module, generator: torch.Generator) -> Row:
-    """A row of random tokens whose old log-probabilities are some way from the model's own."""
+    """Return a row of random tokens whose old log-probabilities differ from the model's by one of `LOG_RATIOS`."""
     prompt, response = (int(torch.randint(*ends, (1,), generator=generator)) for ends in ((3, 9), (4, 25)))
     ids = torch.randint(model.config.vocab_size, (prompt + response,), generator=generator)
     with torch.no_grad():
@@ -120,13 +121,13 @@ def make_row(model: torch.nn.Module, generator: torch.Generator) -> Row:
 
 
 def log_probs(model: torch.nn.Module, ids: Tensor, prompt: int) -> Tensor:
-    """Log-probabilities of a response's tokens, (response length,)."""
+    """Return the log-probabilities of a response's tokens, (response length,)."""
     found = model(ids[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
     return found.gather(1, ids[prompt:, None])[:, 0]
 
 
 def expected(model: torch.nn.Module, rows: tuple[Row, ...]) -> Sample:
-    """Loss and gradient of GRPO over all rows, by PPO's formula as printed."""
+    """Return the rows with the loss and gradient of GRPO over all of them, computed by PPO's formula as printed."""
     losses, weights = [], []
     for row in rows:
         log_prob = log_probs(model, row.ids, row.prompt)

@@ -29,8 +29,8 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import tokens_in
 from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 
-# Old over rollout probability at equal weights; the same for tokens of older or unknown weights; current over old
-# probability at equal weights; the same after updates; current over rollout probability.
+# The parts, in this order: old / rollout probability with equal weights; the same for tokens of older or unknown
+# weights; current / old probability with equal weights; the same after updates; current / rollout probability.
 ENGINE, STALE, RECOMPUTATION, UPDATE, WHOLE = PARTS = (
     "engine_mismatch",
     "mismatch_and_staleness",
@@ -39,16 +39,17 @@ ENGINE, STALE, RECOMPUTATION, UPDATE, WHOLE = PARTS = (
     "all_parts",
 )
 
-# A value's bucket: its magnitude's, between the two limits neighbouring edges are 6.8 % apart, and its sign.
+# A bucket contains values of one sign and similar magnitude. Within the limits, neighbouring edges differ by 6.8 %.
 SMALLEST, LARGEST, PER_SIDE = 1e-6, 20.0, 256
 WIDTH = math.log(LARGEST / SMALLEST) / PER_SIDE
 BUCKETS = 2 * PER_SIDE + 1
 
-# What tokens are told apart by, each into four classes.
+# The three ways in which tokens are divided, each into four classes.
 KINDS = {"probability": PROBABILITIES, "age": AGES, "position": POSITIONS}
 CLASSES = 4
 
-# Of each part: tokens over the bounds by it, and tokens that were held against bounds.
+# After the histograms follow, for each part, the number of tokens that it carries over the bounds and the number of
+# tokens that were compared with bounds.
 HISTOGRAMS = len(PARTS) * len(KINDS) * CLASSES * BUCKETS
 SIZE = HISTOGRAMS + 2 * len(PARTS)
 
@@ -64,18 +65,17 @@ def anatomy_sums(
     equal_weights: bool,
     bypass: bool,
 ) -> Tensor:
-    """The histograms of a micro-batch's tokens, and how many each part would carry over the bounds by itself.
+    """The histograms of a micro-batch's tokens, and how many tokens each part would carry over the bounds by itself.
 
     Args:
-        method, shaping, inputs, decision: as for `loss.token_loss`.
-        rollout_log_prob: under the policy that sampled, (sequences, length), or None.
+        rollout_log_prob: log-probabilities under the policy that sampled, (sequences, length), or None.
         age: weight versions since each sequence was sampled, int64, (sequences,); None if unknown.
-        equal_weights: whether the current weights are those that computed the old log-probabilities, or, in bypass
-            mode, those that the rollout batch's training starts from.
+        equal_weights: whether the current weights computed the old log-probabilities or, in bypass mode, are those from
+            which the training on the rollout batch starts.
         bypass: whether the old log-probabilities are the rollout's.
 
     Returns:
-        (SIZE,), float64, whole numbers; additive over any split of the tokens.
+        Whole numbers, (SIZE,), float64; additive over any split of the tokens.
     """
     mask = inputs.mask if inputs.counted is None else inputs.mask & inputs.counted
     current, old = inputs.log_prob.detach().to(torch.float64), inputs.old_log_prob.to(torch.float64)
@@ -116,8 +116,8 @@ def anatomy_sums(
 
 
 def bucket_of(values: Tensor) -> Tensor:
-    """The bucket of each value: int64 in [0, BUCKETS), the middle one for magnitudes below SMALLEST."""
-    # A bucket is far wider than what float32 leaves out, and the logarithm is most of the work.
+    """The bucket of each value, int64 in [0, BUCKETS). Magnitudes below SMALLEST are in the middle one."""
+    # Float32 is exact enough, because buckets are wide, and it makes the logarithm, which is most of the work, faster.
     values = values.to(torch.float32)
     magnitude = values.abs().nan_to_num(0.0)
     steps = (magnitude.clamp(min=SMALLEST).log() - math.log(SMALLEST)) / WIDTH
@@ -126,7 +126,7 @@ def bucket_of(values: Tensor) -> Tensor:
 
 
 def quarter_of_response(mask: Tensor) -> Tensor:
-    """Which quarter of its response each token is in, by the mask's tokens: int64 in [0, 4), (sequences, length)."""
+    """The quarter of its response that each token of the mask is in: int64 in [0, 4), (sequences, length)."""
     before = mask.cumsum(-1) - 1
     length = mask.sum(-1, keepdim=True).clamp(min=1)
     return (before.clamp(min=0) * CLASSES // length).clamp(max=CLASSES - 1)
@@ -135,24 +135,24 @@ def quarter_of_response(mask: Tensor) -> Tensor:
 def bounds_on_ratio(
     method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor
 ) -> Bounds | None:
-    """The bounds on the token's ratio; None for a method that bounds something else, or nothing."""
+    """The bounds on the tokens' ratios; None for a method that bounds something else or nothing."""
     if type(method).bounded is not Method.bounded or not method.what_limits.acting:
         return None
     return method.bounds(tokens_in(method, shaping, inputs), decision)
 
 
 def carried_over(values: Tensor, members: Tensor, bounds: Bounds) -> Tensor:
-    """How many members' ratio would be outside the bounds if it were this part only, and how many members there are."""
+    """How many members' ratios would be outside the bounds with this part only, and how many members there are."""
     ratio = values.exp()
     outside = members & ((ratio > bounds.high) | (ratio < bounds.low))
     return torch.stack([outside.sum(dtype=torch.float64), members.sum(dtype=torch.float64)])
 
 
 def anatomy_metrics(sums: Tensor) -> dict[str, float]:
-    """The metrics of a rollout batch, by key; parts and classes without tokens are left out.
+    """The metrics of a rollout batch by key. Parts and classes without tokens are left out.
 
     Args:
-        sums: of all its updates and ranks, (SIZE,).
+        sums: the sums over all updates and ranks, (SIZE,).
     """
     sums = sums.to("cpu", torch.float64)
     counts = sums[:HISTOGRAMS].view(len(PARTS), len(KINDS), CLASSES, BUCKETS)
@@ -175,7 +175,7 @@ def _by_class(part: str, counts: Mapping[str, Tensor]) -> dict[str, float]:
     found = {}
     for kind, of_kind in counts.items():
         present = [index for index in range(CLASSES) if of_kind[index].sum() > 0]
-        # One class is the whole.
+        # A single class would repeat the part's own number.
         for index in present if len(present) > 1 else ():
             metric = ANATOMY_P99_IN[KINDS[kind][index]]
             found[metric.key.replace(ANY_NAME, part)] = quantile(of_kind[index], 0.99)
@@ -183,11 +183,11 @@ def _by_class(part: str, counts: Mapping[str, Tensor]) -> dict[str, float]:
 
 
 def quantile(counts: Tensor, share: float) -> float:
-    """The magnitude that a share of the values is at most, in nats, to half a bucket's width (3.4 %).
+    """The quantile of the values' magnitudes, in nats, exact to half a bucket's width (3.4 %).
 
     Args:
-        counts: (BUCKETS,), at least one.
-        share: in (0, 1].
+        counts: the buckets' counts, (BUCKETS,); at least one is above 0.
+        share: the share of the values that are at most as large, in (0, 1].
     """
     folded = counts[PER_SIDE:].clone()
     folded[1:] += counts[:PER_SIDE].flip(0)

@@ -1,4 +1,4 @@
-"""The distance between the bounds of two decisions, in one measure for every method."""
+"""The distance between the bounds of two decisions, measured in the same way for every method."""
 
 import math
 
@@ -9,16 +9,15 @@ from verl_clipx.base.method import Method
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.loss.loss import tokens_in
 
-# Probabilities at which bounds are compared.
+# The number of probabilities at which bounds are compared.
 PROBES = 64
 
 
 class Probes:
-    """Tokens at ratio 1 of every probability, each with a positive and with a negative advantage.
+    """Tokens at ratio 1 with probabilities from 0 to 1, each with a positive and with a negative advantage.
 
     Args:
-        method: decides on the bounds.
-        statistics: what the bounds that others are compared with are decided from, (statistics_size,), float64.
+        statistics: the statistics behind the first bounds, with which others are compared, (statistics_size,), float64.
     """
 
     def __init__(self, method: Method, statistics: Tensor):
@@ -35,24 +34,23 @@ class Probes:
         self._half = ((high - low) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
 
     def bounds(self, statistics: Tensor) -> Tensor:
-        """Lower and upper bound of every probe, (2, 2, PROBES), float64."""
+        """The lower and the upper bound of every probe, (2, 2, PROBES), float64."""
         decided = self._method.bounds(self._tokens, self._method.decide(statistics))
         return torch.stack([self._ones * bound for bound in decided])
 
     def apart(self, one: Tensor, other: Tensor) -> Tensor:
-        """How far bounds lie apart, over half the width of the first ones, (2, 2, PROBES); equal infinite ones by 0."""
+        """The distance of bounds relative to half the first ones' width, (2, 2, PROBES); 0 for equal infinite ones."""
         return torch.where(one == other, 0.0, (one - other).abs() / self._half)
 
 
 def bounds_difference(method: Method, first: Tensor, second: Tensor) -> float:
-    """Largest difference between the bounds that two statistics lead to, over half the width of the first ones.
+    """The largest difference between the bounds from two statistics, relative to half the width of the first ones.
 
     Args:
-        method: decides on the bounds.
         first, second: statistics, (statistics_size,), float64.
 
     Returns:
-        0 for equal bounds; for ACPO the relative difference of an epsilon.
+        0 for equal bounds; infinity if the difference is not finite. For ACPO it is the relative difference of epsilon.
     """
     probes = Probes(method, first)
     difference = float(probes.apart(probes.first, probes.bounds(second)).max())

@@ -1,4 +1,4 @@
-"""Functions of a micro-batch's tokens as one graph each, made by torch.compile before the first step."""
+"""Compiles functions of a micro-batch's tokens with torch.compile into one graph each, before the first step."""
 
 import logging
 import math
@@ -21,22 +21,22 @@ logger = logging.getLogger(__name__)
 
 TokenTensors = TypeVar("TokenTensors", bound=tuple)
 
-# Sizes that are no others': equal ones would become one symbol of the graph. The compiler chooses the tiles of sums
-# over a whole sequence by the example, so that on an accelerator it is as long as a real one.
+# Sizes that differ from each other and from all others, because equal sizes would become one symbol of the graph. The
+# compiler chooses the tiles of sums over a whole sequence by the example, so on an accelerator its length is realistic.
 EXAMPLE_SEQUENCES, EXAMPLE_LENGTH, EXAMPLE_LENGTH_ON_CPU = 37, 4099, 41
 
-# Numbers in the widest vector of a CPU, of float32 and so of float64 too.
+# The widest vector of a CPU holds this many float32 numbers; it is also a multiple of the width for float64.
 VECTOR = 16
 
 
 class Functions:
-    """Functions of a micro-batch's tokens, compiled or not; no gradient flows through them.
+    """Functions of a micro-batch's tokens, compiled or not. No gradient flows through them.
 
     Args:
-        name: whose they are, for the warning.
-        *first: the first arguments of each, which come before the tokens.
-        compiled: whether to compile; where the compiler is missing or fails, a warning says so once and all of them
-            stay as they are.
+        name: the method's name, for the warning.
+        *first: the first arguments of each function, which come before the tokens.
+        compiled: whether to compile. If the compiler is missing or fails, one warning says so, and all functions stay
+            uncompiled.
     """
 
     def __init__(self, name: str, *first: Any, compiled: bool):
@@ -44,13 +44,12 @@ class Functions:
         self._fused: dict[Callable[..., Any], Callable[..., Any]] = {}
 
     def call(self, function: Callable[..., Any], tokens: TokenTensors, *others: Any) -> Any:
-        """What the function returns of a micro-batch; compiled, of a padded one.
+        """Calls a function with a micro-batch. If it is compiled, the micro-batch, and so what it returns, is padded.
 
         Args:
             function: takes `first`, tokens, others.
-            tokens, others: its arguments.
         """
-        # Without gradient and autocast: both would be graphs of their own, and autocast would lose precision.
+        # Without gradient and autocast: each would need another graph, and autocast would lose precision.
         with torch.no_grad(), torch.autocast(tokens.mask.device.type, enabled=False):
             if self.compiled:
                 try:
@@ -64,11 +63,9 @@ class Functions:
 
 
 class TokenFunctions(Functions):
-    """`token_loss` and `token_statistics` of one configuration.
+    """`token_loss` and `token_statistics` for one configuration.
 
     Args:
-        method: the method.
-        shaping: advantage reweighting, or None.
         detailed: as for `token_loss`.
         compiled: as for `Functions`.
     """
@@ -113,10 +110,10 @@ class TokenFunctions(Functions):
 def token_loss_in_one(
     method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool
 ) -> tuple[Tensor, Tensor]:
-    """As `token_loss`, but value and weighted as one tensor, (sequences, 2, length), and sums.
+    """As `token_loss`, but value and weighted are one tensor, (sequences, 2, length), followed by the sums.
 
-    On a CPU the compiler then makes a single loop of it. Of two tensors it would make one over all tokens, into which
-    sums over each sequence don't fit: two loops more, and what all three share stored in between.
+    On a CPU the compiler then makes a single loop. With two tensors it would make a loop over all tokens, which cannot
+    include sums over each sequence. It would need two more loops and would store what all three share.
     """
     value, weighted, sums = token_loss(method, shaping, inputs, decision, detailed)
     return torch.stack((value, weighted), 1), sums
@@ -125,25 +122,25 @@ def token_loss_in_one(
 def token_loss_in_parts(
     method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, detailed: bool
 ) -> TokenLoss:
-    """As `token_loss`, of sequences padded to whole ones of `tokens.parts`.
+    """As `token_loss`, with sequences padded to whole `tokens.parts`; value and weighted stay padded.
 
-    Padded in the graph, where it is a condition of reading, no copy. Value and weighted stay padded.
+    The padding happens in the graph, where it becomes a condition when reading and not a copy.
     """
     return token_loss(method, shaping, in_parts(inputs), decision, detailed)
 
 
 def token_statistics_in_parts(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
-    """As `token_statistics`, likewise."""
+    """As `token_statistics`, with sequences padded to whole `tokens.parts`."""
     return token_statistics(method, shaping, in_parts(inputs))
 
 
 def observed_sums_in_parts(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, detailed: bool) -> Tensor:
-    """As `observed_sums`, likewise."""
+    """As `observed_sums`, with sequences padded to whole `tokens.parts`."""
     return observed_sums(in_parts(tokens), bounds, by_sequence, detailed)
 
 
 def in_parts(inputs: TokenTensors) -> TokenTensors:
-    """The inputs, their sequences padded to a multiple of `PART`."""
+    """The inputs with their sequences padded to a multiple of `PART`."""
     columns = inputs.mask.shape[1]
     missing = (columns + PART - 1) // PART * PART - columns
 
@@ -184,30 +181,43 @@ class ObservedFunctions(Functions):
             self.sums(tokens, bounds, by_sequence)
 
 
-# Those of a configuration are made once a process.
+# Each process creates the functions of a configuration only once.
 token_functions, observed_functions = cache(TokenFunctions), cache(ObservedFunctions)
 
 
-# The compiler stores what took it many operations or reads, once for each token. Statistics compute it again.
-OPTIONS = {token_statistics_in_parts: {"realize_opcount_threshold": 1000, "realize_reads_threshold": 100}}
+# By default the compiler stores, for each token, what is computed from many tensors or in many operations. With these
+# options it computes that again where it is needed: on an accelerator the statistics read the tokens once, and on a CPU
+# a loss is one loop.
+OPTIONS = {
+    token_statistics_in_parts: {"realize_reads_threshold": 100, "realize_opcount_threshold": 1000},
+    token_loss_in_one: {"realize_reads_threshold": 100},
+}
 
 
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compiles a copy of a function: the compiler counts graphs, and limits them, by the function's code."""
+    """Compiles a copy of a function, because the compiler counts and limits graphs by a function's code.
+
+    A method's parameters are constants of the graph. By default, the compiler would make a number that is not whole a
+    float64 input of the graph, and would compute every token in float64 with it.
+    """
+    from torch._dynamo import config
+
     code = function.__code__.replace(co_name=f"{function.__name__}_alone")
     copy = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__)
-    return torch.compile(copy, dynamic=True, fullgraph=True, options=OPTIONS.get(function))
+    compiled = torch.compile(copy, dynamic=True, fullgraph=True, options=OPTIONS.get(function))
+    return config.patch(specialize_float=True)(compiled)
 
 
 def alike(inputs: TokenTensors) -> TokenTensors:
-    """The same inputs in the one form that a graph is made for, whatever their strides, sizes or gradients.
+    """The inputs in the one form that a graph is made for, whatever their strides, sizes or gradients.
 
     Args:
         inputs: a micro-batch: `Inputs`, or another NamedTuple of such tensors with a mask and log_prob.
 
     Returns:
-        Detached, contiguous, of the compute dtype, padded: a size of 0 or 1 would be a graph of its own, and at the end
-        of a row that is no multiple of its vectors the CPU's code takes another exp, which differs in the last bit.
+        Detached, contiguous, padded inputs in the compute dtype. They are padded because a size of 0 or 1 would need
+        its own graph, and because at the end of a row that is not a multiple of its vectors, a CPU's code uses another
+        exp, which differs in the last bit.
     """
     rows, columns = inputs.mask.shape
     multiple = VECTOR if inputs.mask.device.type == "cpu" else 1
@@ -228,13 +238,13 @@ def alike(inputs: TokenTensors) -> TokenTensors:
 
 
 def example_size(device: torch.device | str) -> tuple[int, int]:
-    """The size of a micro-batch to compile with: sequences, length."""
+    """The numbers of sequences and of tokens per sequence in the micro-batch that functions are compiled with."""
     on_cpu = torch.device(device).type == "cpu"
     return EXAMPLE_SEQUENCES, EXAMPLE_LENGTH_ON_CPU if on_cpu else EXAMPLE_LENGTH
 
 
 def example_inputs(method: Method, device: torch.device | str, *, counted: bool, dtype: torch.dtype) -> Inputs:
-    """A micro-batch to compile with; arguments as for `TokenFunctions.prepare`."""
+    """The micro-batch that functions are compiled with; the arguments are those of `TokenFunctions.prepare`."""
     size = example_size(device)
     log_prob = torch.full(size, -1.0, dtype=dtype, device=device)
     mask = torch.ones(size, dtype=torch.bool, device=device)

@@ -1,4 +1,4 @@
-"""Runs a method on your own tensors, and checks the contract that every method keeps on your method."""
+"""Runs a method on your own tensors, and checks that your own method keeps the contract that every method keeps."""
 
 import inspect
 import re
@@ -23,14 +23,14 @@ from verl_clipx.modifiers import AdvantageReweighting
 
 
 class Evaluated(NamedTuple):
-    """A method's loss per token, with what it was made of.
+    """A method's loss per token, with everything that it was computed from.
 
     Args:
         loss: (sequences, length), differentiable with respect to log_prob.
-        weight: gradient weight F, (sequences, length).
-        bounds: clip bounds.
-        tokens: what they were computed from.
-        statistics: behind the bounds.
+        weight: the gradient weight F, (sequences, length).
+        bounds: the clip bounds.
+        tokens: the tokens that loss, weight and bounds were computed from.
+        statistics: the statistics behind the bounds, (statistics_size,), float64.
     """
 
     loss: Tensor
@@ -51,14 +51,14 @@ def evaluate(
     shaping: AdvantageReweighting | None = None,
     **optional: Tensor | None,
 ) -> Evaluated:
-    """A method's loss per token, to look at: uncompiled, and with everything that it is made of.
+    """A method's loss per token for inspection: uncompiled, and with everything that it was computed from.
 
     Args:
         method: a method with its parameters, for example `METHODS["acpo"](alpha=2.0)`.
-        log_prob: under the current policy, (sequences, length); the loss is differentiable with respect to it.
+        log_prob: log-probabilities under the current policy, (sequences, length); the loss is differentiable with
+            respect to them.
         old_log_prob, advantages, mask: (sequences, length).
-        statistics: behind the bounds; None: those of these tokens.
-        shaping: advantage reweighting, or None.
+        statistics: the statistics behind the bounds; None: those of these tokens.
         **optional: the other fields of `Inputs`.
     """
     inputs = Inputs(log_prob, old_log_prob, advantages, mask, **optional)
@@ -77,14 +77,14 @@ SEQUENCES, LENGTH = 6, 9
 
 
 def example(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
-    """Ragged sequences with ratios on both sides of any usual bound.
+    """Sequences of different lengths with ratios on both sides of any usual bound.
 
     Args:
-        dtype: of the log-probabilities and advantages.
-        seed: of the generator.
+        dtype: the dtype of the log-probabilities and advantages.
+        seed: the seed of the random numbers.
 
     Returns:
-        The fields of `Inputs` that a method may ask for; the last sequence is fully masked.
+        The fields of `Inputs` that a method may ask for. The last sequence has no token in the mask.
     """
     generator = torch.Generator().manual_seed(seed)
     old_log_prob = -torch.rand(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * 3
@@ -103,13 +103,13 @@ def example(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tens
 
 
 def inputs_of(method: Method, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Those of the tensors that a method's loss is called with."""
+    """The tensors that a method's loss is called with."""
     asked_for = ("log_prob", "old_log_prob", "advantages", "mask", *method.asks_for)
     return {name: tensors[name] for name in asked_for}
 
 
 def gradient(method: Method, tensors: dict[str, Tensor], statistics: Tensor | None = None) -> tuple[Evaluated, Tensor]:
-    """The loss per token, and the gradient of its sum with respect to log_prob; statistics as for `evaluate`."""
+    """The loss per token and the gradient of its sum with respect to log_prob; `statistics` is as for `evaluate`."""
     inputs = inputs_of(method, tensors)
     inputs["log_prob"] = inputs["log_prob"].clone().requires_grad_(True)
     result = evaluate(method, statistics=statistics, **inputs)
@@ -139,7 +139,7 @@ def gradient_is_weight_times_advantage(method: Method) -> None:
     t, inside = result.tokens, tensors["mask"]
     weighted, own = result.weight * t.advantages, method.gradient(t, result.weight)
     require(torch.equal(actual, torch.where(inside, -own, 0)), "the gradient differs from -F*A")
-    # One of the method's own may differ from it where A is 0.
+    # The method's own `gradient` may differ from F * A only where A is 0.
     apart = inside & (t.advantages != 0) & ~torch.isclose(own, weighted, rtol=1e-9, atol=1e-12)
     require(not bool(apart.any()), "what `gradient` returns differs from F*A where A is not 0")
 
@@ -157,12 +157,16 @@ def finite_for_every_finite_input(method: Method) -> None:
 
 
 def not_finite(method: Method, what: str, values: Tensor, wrong: Tensor, log_ratios: Tensor, t: Tokens) -> str:
-    """What to say of values that are not finite: the token whose log-ratio is nearest to 0 among them, and what to do.
+    """The message about values that are not finite: names the token with the log-ratio nearest to 0, and what to do.
 
     Args:
         what: the values' name.
-        values, wrong: (sequences, length); which of them are not finite.
-        log_ratios: of each position, before any clamp, (length,).
+        values: (sequences, length).
+        wrong: which values are not finite, bool, (sequences, length).
+        log_ratios: the log-ratio at each position, before any clamp, (length,).
+
+    Returns:
+        An empty text if all values are finite.
     """
     if not bool(wrong.any()):
         return ""
@@ -193,7 +197,7 @@ def nothing_outside_the_mask_is_read(method: Method) -> None:
 
 
 def with_junk(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The same tensors inside the mask, NaN and infinity outside it."""
+    """The same tensors with NaN and infinity outside the mask."""
     junk = {name: torch.where(tensors["mask"], tensors[name], value) for name, value in JUNK.items()}
     return {**tensors, **junk}
 
@@ -246,14 +250,14 @@ def not_finite_inside_the_mask_reaches_the_gradient(method: Method) -> None:
 
 
 class NotCompiled(Exception):
-    """Nothing was checked of the compiled loss."""
+    """The compiled loss was not checked."""
 
 
 def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None = None) -> None:
     """Compiled, as on an accelerator, NaN and infinity do the same inside the mask, and nothing outside it is read.
 
     Raises:
-        NotCompiled: the compiler is missing or fails, which the log has said.
+        NotCompiled: the compiler is missing or failed; the log says which.
     """
     functions = token_functions(method, shaping, compiled=True)
 
@@ -276,12 +280,12 @@ def compiled_it_is_the_same(method: Method, shaping: AdvantageReweighting | None
         require(bool(one.isfinite().all()), "compiled, a loss or a gradient is not finite")
 
 
-# The token that is spoiled; the mask holds it.
+# The token that is spoiled. It is inside the mask.
 SPOILED = (1, 2)
 
 
 def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The example with NaN or an infinity in one token of one input that the method uses, and what was put where."""
+    """The example with NaN or infinity in one token of one input, for each input that the method uses, with a label."""
     for name in ("log_prob", "old_log_prob", "advantages", *method.asks_for):
         for value in (float("nan"), float("inf"), -float("inf")):
             tensors = example(dtype)
@@ -291,7 +295,7 @@ def spoiled(method: Method, dtype: torch.dtype) -> Iterator[tuple[str, dict[str,
 
 
 def require_not_finite(case: str, loss: Tensor, gradients: Tensor) -> None:
-    """Raises AssertionError where the spoiled token's loss or gradient is finite."""
+    """Raises AssertionError if the spoiled token's loss or gradient is finite."""
     require(not bool(loss[SPOILED].isfinite()), f"{case}: the loss is finite")
     require(not bool(gradients[SPOILED].isfinite()), f"{case}: the gradient is finite")
 
@@ -365,7 +369,7 @@ def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
 
 
 def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tensor]) -> list[Tensor]:
-    """Both bounds that statistics lead to, as tensors."""
+    """The lower and the upper bound that statistics lead to, as tensors."""
     result = evaluate(method, statistics=statistics, **tensors)
     return [torch.as_tensor(bound, dtype=torch.float64) for bound in result.bounds]
 
@@ -398,7 +402,7 @@ def no_value_is_read_on_the_host(method: Method) -> None:
         said = str(error).partition("\n")[0].partition(". ")[0]
         if "meta" not in said.lower():
             raise
-        # With its traceback, which has the line of the loss.
+        # The traceback is kept, because it contains the line of the loss.
         advice = ON_THE_DEVICE if "expected device" in said else KEEP_TENSORS
         raise AssertionError(f"{advice} PyTorch said: {said}").with_traceback(error.__traceback__) from None
 
@@ -419,7 +423,7 @@ ON_THE_DEVICE = (
     "device=ratio.device."
 )
 
-# What stands outside the mask in `with_junk`.
+# What `with_junk` puts outside the mask.
 JUNK = {
     "old_log_prob": float("nan"),
     "log_prob": float("inf"),
@@ -446,19 +450,16 @@ CHECKS: tuple[Callable[[Method], None], ...] = (
     no_value_is_read_on_the_host,
 )
 
-# Those that compile the loss and its statistics, which takes seconds.
+# The checks that compile the loss and its statistics, which takes seconds.
 COMPILED_CHECKS: tuple[Callable[[Method], None], ...] = (compiled_it_is_the_same,)
 
 
 def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
-    """Runs the contract on a method.
-
-    Args:
-        method: the method with its parameters.
+    """Checks the contract on a method.
 
     Yields:
-        What was checked, and how it failed, with the file and line of the loss, or None. The compiled loss is checked
-        last, once the uncompiled one keeps everything, and only where there is a compiler.
+        What was checked, and how it failed with the file and line of the loss, or None. The compiled loss is checked
+        last, only if all other checks passed and there is a compiler.
     """
     kept = True
     for check in (*CHECKS, *COMPILED_CHECKS):
@@ -478,13 +479,13 @@ def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
 
 
 def place_of(method: Method, failure: Exception) -> str:
-    """The file and line of a loss, followed by a colon: the line that raised, or the first one of its definition.
+    """The file and line of a loss, followed by a colon; empty for a loss that no file defines.
 
-    Empty for a loss that no file defines.
+    The line is the one that raised or, if no line of the file did, the first line of the loss's definition.
     """
     kind = type(method)
     try:
-        # The function, where the class was made of a decorated one.
+        # This is the function if the class was made from a decorated function.
         defined = attrgetter(kind.__qualname__)(sys.modules[kind.__module__])
         file, (_, line) = inspect.getsourcefile(defined), inspect.getsourcelines(defined)
     except (AttributeError, KeyError, OSError, TypeError):
@@ -494,13 +495,14 @@ def place_of(method: Method, failure: Exception) -> str:
 
 
 def check_loss(loss: type[Method] | Callable[..., Any]) -> None:
-    """Runs the contract on a loss of your own, for a test of your own.
+    """Checks the contract on a loss of your own, for use in your tests.
 
     Args:
         loss: a subclass of `Method`, or a function decorated with `register_loss`.
 
     Raises:
-        AssertionError: names what is broken.
+        AssertionError: the loss breaks the contract; names each check that failed.
+        ValueError: `loss` is neither of the two, or it cannot be built.
     """
     failures = [f"{name} {failure}" for name, failure in check_method(method_of(loss)()) if failure]
     if failures:

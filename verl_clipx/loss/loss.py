@@ -1,4 +1,4 @@
-"""Tokens in; value, F * A and the metrics' sums out: pure functions of tensors, which `compiled.py` may fuse."""
+"""From tokens to the loss's value, F * A and the metrics' sums: pure functions of tensors, fused by `compiled.py`."""
 
 import math
 from typing import NamedTuple
@@ -18,8 +18,8 @@ class TokenLoss(NamedTuple):
 
     Args:
         value: what is logged as the loss, (sequences, length), 0 outside the mask.
-        weighted: F * A or, by `Method.gradient`, another one: minus the gradient of the loss with respect to log_prob,
-            (sequences, length), 0 outside it.
+        weighted: minus the gradient of the loss with respect to log_prob, (sequences, length), 0 outside the mask. It
+            is F * A, unless `Method.gradient` returns something else.
         sums: from `metrics.token_sums`.
     """
 
@@ -29,20 +29,14 @@ class TokenLoss(NamedTuple):
 
 
 def tokens_in(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tokens:
-    """The tokens of a micro-batch, their advantages shaped.
-
-    Args:
-        method: the method.
-        shaping: advantage reweighting, or None.
-        inputs: the micro-batch.
-    """
+    """The tokens of a micro-batch, with shaped advantages."""
     unasked = {name: None for name in OPTIONAL if name not in method.asks_for}
     t = tokens_of(inputs._replace(**unasked), method.log_ratio_clamp)
     return t if shaping is None else t._replace(advantages=shaping.advantages(t))
 
 
 def token_statistics(method: Method, shaping: AdvantageReweighting | None, inputs: Inputs) -> Tensor:
-    """The additive statistics behind a method's bounds: (statistics_size,), float64; arguments as for `tokens_in`."""
+    """The additive statistics behind a method's bounds, (statistics_size,), float64."""
     t = tokens_in(method, shaping, inputs)
     return method.statistics(t if inputs.counted is None else t._replace(mask=t.mask & inputs.counted))
 
@@ -53,13 +47,12 @@ def token_loss(
     """A method's loss per token.
 
     Args:
-        method, shaping, inputs: as for `tokens_in`.
         decision: what the method decided.
         detailed: as for `metrics.token_sums`.
 
     Returns:
-        In float32 or, for float64 inputs, in float64. A value inside the mask that is not finite makes the token's
-        value and gradient NaN, whatever the method does with it: verl then skips the step.
+        In float32 or, for float64 inputs, in float64. If an input inside the mask is not finite, the token's value and
+        gradient are NaN, whatever the method does with the input. verl then skips the step.
     """
     t = tokens_in(method, shaping, inputs)
     bounds = method.bounds(t, decision)
@@ -76,14 +69,13 @@ def token_loss(
 
 
 def finite(t: Tokens) -> Tensor:
-    """Which tokens are computed from finite numbers only: bool, (sequences, length)."""
+    """Which tokens have only finite inputs: bool, (sequences, length)."""
     total = t.log_prob - t.old_log_prob + t.advantages
     for name in OPTIONAL:
         asked_for = getattr(t, name)
         if asked_for is not None and asked_for.is_floating_point():
             total = total + asked_for
-    # A comparison, and NaN where it fails: arithmetic that leaves 0 of a finite number, as total * 0, is the constant 0
-    # to a compiler, NaN or not.
+    # A comparison, because a compiler takes arithmetic such as total * 0 for the constant 0, even if total is NaN.
     return total.abs() < math.inf
 
 
@@ -117,7 +109,7 @@ class _SummedLoss(torch.autograd.Function):
 
 
 def minus_product(weighted: Tensor, grad_output: Tensor, dtype: torch.dtype) -> Tensor:
-    """-weighted * grad_output in a dtype, what it cannot hold but is finite as its largest number."""
+    """-weighted * grad_output in a dtype. Finite numbers that it cannot hold become its largest number."""
     gradient = weighted * -grad_output
     largest = torch.finfo(dtype).max
     if largest < torch.finfo(gradient.dtype).max:
@@ -147,11 +139,11 @@ def per_token_loss(log_prob: Tensor, value: Tensor, weighted: Tensor) -> Tensor:
 
 
 def summed_loss(log_prob: Tensor, value: Tensor, weighted: Tensor, weight: Tensor | float) -> Tensor:
-    """As the sum of `per_token_loss`, its tokens weighted, in one pass forward and one backward.
+    """The weighted sum of `per_token_loss`, computed in one pass forward and one backward.
 
     Args:
         log_prob, value, weighted: as for `per_token_loss`.
-        weight: of every token: a number or 0-d; or of each sequence's, (sequences, 1).
+        weight: one weight for all tokens, a number or 0-d; or one for the tokens of each sequence, (sequences, 1).
 
     Returns:
         0-d.

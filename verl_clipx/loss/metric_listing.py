@@ -1,4 +1,4 @@
-"""Every metric that a run may log, as lists: for `clipx metrics`, docs/metrics.md and the charts of TensorBoard."""
+"""Lists of every metric that a run may log, for `clipx metrics`, docs/metrics.md and TensorBoard's charts."""
 
 from collections.abc import Iterable
 from typing import NamedTuple
@@ -8,7 +8,7 @@ from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.loss.observed import OBSERVED_METRICS
 from verl_clipx.methods import BUILT_IN, METHODS
 
-# The order of the document.
+# The order of the sections in docs/metrics.md.
 SECTIONS = (
     "Health",
     "What was clipped",
@@ -29,9 +29,9 @@ class Row(NamedTuple):
 
     Attributes:
         section: the heading above it.
-        keys: as verl logs them, without `actor/`.
-        meaning: in one line, with the method whose metric it is.
-        metric: one of them.
+        keys: the keys under which verl logs them, without `actor/`.
+        meaning: one line, beginning with the method's name if a method owns the metrics.
+        metric: one of the metrics.
     """
 
     section: str
@@ -41,11 +41,7 @@ class Row(NamedTuple):
 
 
 def every_metric(methods: Iterable[str]) -> list[tuple[str, Metric]]:
-    """Each metric that runs of some methods may log, with the name of the method that owns it, or "".
-
-    Args:
-        methods: their names.
-    """
+    """Each metric that runs with some methods may log, with the name of its method, empty for a shared metric."""
     own = [(name, metric) for name in methods for metric in METHODS[name].logs]
     return [("", metric) for metric in METRICS] + own
 
@@ -55,7 +51,7 @@ def rows_of(which: str) -> list[Row]:
 
     Args:
         which: "default" for what every run logs, "all" for what clipx.metrics=all adds to it, "observe" for what
-            +clipx=observe logs in another way.
+            +clipx=observe logs with another meaning.
     """
     if which == "observe":
         shared = {id(metric) for metric in METRICS}
@@ -66,10 +62,10 @@ def rows_of(which: str) -> list[Row]:
 
 
 def merged(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
-    """Neighbours with the same section and meaning as one row.
+    """Merges neighbours with the same section and meaning into one row.
 
     Args:
-        entries: a method's name, or "", and a metric.
+        entries: pairs of a method's name, or "", and a metric.
     """
     rows: list[Row] = []
     for method, metric in entries:
@@ -83,7 +79,7 @@ def merged(entries: Iterable[tuple[str, Metric]]) -> list[Row]:
 
 
 def markdown_table(which: str) -> str:
-    """A table of docs/metrics.md; argument as for `rows_of`."""
+    """A table of docs/metrics.md; `which` is as for `rows_of`."""
     lines, section = ["| key | meaning | unit |", "|---|---|---|"], ""
     for row in rows_of(which):
         if row.section != section:
@@ -95,14 +91,14 @@ def markdown_table(which: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """A cell's text: a bar would end the cell."""
+    """The text for a table's cell, which an unescaped bar would end."""
     return text.replace("|", r"\|")
 
 
 def tensorboard_charts() -> dict[str, list]:
-    """The charts of TensorBoard's tab Custom Scalars: title to kind and regular expressions of its keys.
+    """The charts of TensorBoard's tab Custom Scalars: from title to kind and regular expressions for the keys.
 
-    A loss of your own is in them as soon as its module is imported.
+    The metrics of a loss of your own are included once its module is imported.
     """
     charts: dict[str, list[str]] = {}
     for _, metric in every_metric(METHODS):

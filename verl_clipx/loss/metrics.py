@@ -1,4 +1,4 @@
-"""The metrics of a policy loss: sums over tokens, moved to the host in one transfer, and the metrics of these sums."""
+"""The metrics of a policy loss: sums over tokens, their single transfer to the host, and the metrics made of them."""
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,24 +15,25 @@ from verl_clipx.base.tokens import Tokens, number_in, parts
 
 TOKENS = "tokens"
 
-# A token's number: the sign of A times 1 below the bounds, 2 between them, 3 above; 0, where A is 0, is M too.
+# A token's region as a number: the sign of A, times 1 below the bounds, 2 between them, 3 above. 0, if A is 0, is in M.
 NUMBERS = {"LN": -1, "HP": 3, "LP": 1, "HN": -3, "M, A < 0": -2, "M, A > 0": 2}
 
-# In the place of that number, for tokens that don't count.
+# The number for tokens that do not count.
 OUTSIDE = 9.0
 
 
 @dataclass
 class Seen:
-    """The tokens of a micro-batch and what the loss does to them; the rest is computed once it is asked for.
+    """The tokens of a micro-batch and what the loss does to them. Everything else is computed when it is first needed.
 
     Args:
         t: the tokens.
-        bounded: what the bounds act on, (sequences, length).
-        bounds: clip bounds on it, broadcastable.
+        bounded: the values that the bounds act on, (sequences, length).
+        bounds: the clip bounds on these values, broadcastable.
         weighted: F * A, (sequences, length), 0 outside the mask.
         dual_clip: the dual clip, or None.
-        counted: bool, (sequences, length): the tokens that count.
+        counted: the tokens that count, bool, (sequences, length).
+        kept: what has been computed so far, by name.
     """
 
     t: Tokens
@@ -44,18 +45,18 @@ class Seen:
     kept: dict[str, Tensor] = field(default_factory=dict)
 
     def once(self, name: str, compute: Callable[[], Tensor]) -> Tensor:
-        """What was computed under a name; functools.cached_property takes a lock, which no compiler traces."""
+        """Computes a value once and keeps it. functools.cached_property has a lock, which the compiler cannot trace."""
         if name not in self.kept:
             self.kept[name] = compute()
         return self.kept[name]
 
     @property
     def region(self) -> Tensor:
-        """One of `NUMBERS`, 0, or `OUTSIDE` for tokens that don't count, (sequences, length)."""
+        """Each token's region: one of `NUMBERS`, 0, or `OUTSIDE` for tokens that do not count, (sequences, length)."""
         return self.once("region", self._region)
 
     def _region(self) -> Tensor:
-        # One number a token, since masks that several sums use would be stored, a byte at a time.
+        # One number per token, because masks that several sums use would each be stored, one byte per token.
         side = where(self.bounded > self.bounds.high, 3.0, where(self.bounded < self.bounds.low, 1.0, 2.0))
         return where(self.counted, self.t.advantages.sign() * side, OUTSIDE).to(self.t.ratio.dtype)
 
@@ -66,20 +67,20 @@ class Seen:
 
     @property
     def above_dual_clip(self) -> Tensor:
-        """Bool: the dual clip acts, (sequences, length); nowhere without one."""
+        """Where the dual clip acts, bool, (sequences, length); nowhere without a dual clip."""
         if self.dual_clip is None:
-            # No constant: a sum of zeros would be a launch of its own.
+            # Not a constant, because a sum of constant zeros would be another launch.
             return self.counted & (self.t.ratio < 0)
         return self.counted & (self.t.advantages < 0) & (self.t.ratio > self.dual_clip)
 
     @property
     def quartile(self) -> Tensor:
-        """Of the old policy's probability, counted from 0, or `OUTSIDE`, (sequences, length)."""
+        """The quarter of [0, 1] with the old policy's probability, from 0, or `OUTSIDE`, (sequences, length)."""
         return self.once("quartile", lambda: self._part(QUARTILES))
 
     @property
     def bin(self) -> Tensor:
-        """As `quartile`, of more parts."""
+        """As `quartile`, with `SPREAD_BINS` parts."""
         return self.once("bin", lambda: self._part(SPREAD_BINS))
 
     def _part(self, count: int) -> Tensor:
@@ -87,25 +88,25 @@ class Seen:
 
     @property
     def deviation(self) -> Tensor:
-        """r - 1, float64: in float32 the variance of a bin would be rounding where its tokens moved alike."""
+        """r - 1, float64. In float32, the variance in a bin would be only rounding if its tokens moved alike."""
         return self.once("deviation", lambda: self.t.ratio.to(torch.float64) - 1)
 
     @property
     def fourth_power(self) -> Tensor:
-        """(1 - p)^4, p the old policy's probability, float64."""
+        """(1 - p)^4, float64; p is the old policy's probability."""
         return self.once("fourth power", lambda: (-self.t.old_log_prob.to(torch.float64).expm1()) ** 4)
 
 
-# The values that are added up, or None to count, and the tokens of which.
+# The values to add up, or None to count tokens; and a mask of the tokens that take part.
 Summand = tuple[Tensor | None, Tensor]
 
 
 class TokenSum(NamedTuple):
-    """A sum over tokens that metrics are made of; additive over any split of the tokens.
+    """A sum over tokens from which metrics are made; additive over any split of the tokens.
 
     Args:
-        of: what is added up.
-        of_gradient: whether it is linear in |F * A| or F * A.
+        of: returns what is added up.
+        of_gradient: whether the sum is linear in |F * A| or F * A.
     """
 
     of: Callable[[Seen], Summand]
@@ -113,7 +114,7 @@ class TokenSum(NamedTuple):
 
 
 def in_region(number: int) -> TokenSum:
-    """The number of a region's tokens."""
+    """The number of tokens in a region."""
     return TokenSum(lambda seen: (None, seen.region == number))
 
 
@@ -128,7 +129,7 @@ def mass_in_quartile(part: int) -> TokenSum:
 
 
 def in_bin(part: int) -> dict[str, TokenSum]:
-    """The sums over a bin from which the spread of the ratio follows."""
+    """The sums over a bin of probability from which the spread of the ratio is computed."""
     return {
         f"count/bin_{part}": TokenSum(lambda seen: (None, seen.bin == part)),
         f"deviation/bin_{part}": TokenSum(lambda seen: (seen.deviation, seen.bin == part)),
@@ -137,7 +138,7 @@ def in_bin(part: int) -> dict[str, TokenSum]:
     }
 
 
-# First what needs neither the region nor the mass of a token: uncompiled, these are stored from then on.
+# Sums that need neither the region nor the mass of a token come first. Uncompiled, both are stored once computed.
 SUMS: dict[str, TokenSum] = {
     TOKENS: TokenSum(lambda seen: (None, seen.counted)),
     "dual_clipped": TokenSum(lambda seen: (None, seen.above_dual_clip)),
@@ -161,21 +162,20 @@ def sums_of(metric: Metric) -> tuple[str, ...]:
 
 
 def sum_names(metrics: Iterable[Metric]) -> tuple[str, ...]:
-    """The names of the sums that metrics are made of, in the order of `SUMS`; the number of tokens is the first."""
+    """The names of the sums that metrics are made of, in the order of `SUMS`, beginning with the number of tokens."""
     wanted = {TOKENS, *(name for metric in metrics for name in sums_of(metric))}
     return tuple(name for name in SUMS if name in wanted)
 
 
-# What `token_sums` adds up, in its order, by whether it is detailed.
+# The names of the sums that `token_sums` returns, in order, with and without the detailed ones.
 SUMMED = {
     detailed: sum_names(metric for metric in OF_TOKENS if detailed or not metric.detailed) for detailed in (False, True)
 }
 
-# The sums of which metrics are made once they are those of the whole mini-batch, by the keys under which verl adds
-# them up.
+# Sums from which metrics are made only once they cover the whole mini-batch, by the keys under which verl adds them up.
 SUM_KEYS = {f"clipx_sum/{name}": name for metric in OF_TOKENS if metric.over is Over.UPDATE for name in sums_of(metric)}
 
-# Keys of what is linear in |F * A|.
+# The keys of everything that is linear in |F * A| or F * A.
 OF_GRADIENT = frozenset(
     [metric.key for metric in OF_TOKENS if any(SUMS[name].of_gradient for name in sums_of(metric))]
     + [key for key, name in SUM_KEYS.items() if SUMS[name].of_gradient]
@@ -194,7 +194,6 @@ def token_sums(
     """Sums over tokens from which `token_metrics` makes the metrics.
 
     Args:
-        t: the tokens.
         bounded: what the bounds act on, (sequences, length).
         bounds: clip bounds on it, broadcastable.
         weighted: F * A, (sequences, length), 0 outside the mask.
@@ -210,9 +209,9 @@ def token_sums(
 
 
 def summed(values: Tensor | None, members: Tensor) -> Tensor:
-    """The sum over each part's members, or their number: (parts,).
+    """The sum over each part's members, or their number, (parts,).
 
-    A part in its own precision, the parts in float64: no copy of all tokens in float64.
+    Each part is summed in the values' precision and only the parts in float64, without a float64 copy of all tokens.
     """
     return number_in(members) if values is None else parts(where(members, values, 0.0)).sum(-1)
 
@@ -231,8 +230,8 @@ def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False, detailed: 
         detailed: as for `token_sums`.
 
     Returns:
-        From key to a number like those of `sums`: the metrics over tokens, the sums of `SUM_KEYS`, and `tokens`, their
-        number.
+        From key to a number of the same kind as in `sums`: the metrics over tokens, the sums of `SUM_KEYS`, and
+        `tokens`, the number of tokens.
     """
     found = named_sums(sums, detailed=detailed)
     if not dual_clipped:
@@ -241,7 +240,7 @@ def token_metrics(sums: Iterable[Any], *, dual_clipped: bool = False, detailed: 
 
 
 def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Any]) -> dict[str, Any]:
-    """The metrics over tokens whose sums are there: key to the sum over a micro-batch's tokens."""
+    """The metrics over tokens for which all sums are given: from key to the sum over a micro-batch's tokens."""
     return {
         metric.key: metric.of(*(sums[name] for name in sums_of(metric)))
         for metric in metrics
@@ -250,18 +249,18 @@ def means_of_tokens(metrics: Iterable[Metric], sums: Mapping[str, Any]) -> dict[
 
 
 def carried(sums: Mapping[str, Any]) -> dict[str, Any]:
-    """The sums that `with_ratios_of_sums` needs of the whole mini-batch, by their keys."""
+    """The sums that `with_ratios_of_sums` needs over the whole mini-batch, by their keys."""
     return {key: sums[name] for key, name in SUM_KEYS.items() if name in sums}
 
 
 def with_ratios_of_sums(metrics: dict[str, list[float]]) -> dict[str, list[float]]:
-    """Replaces sums by what they are for.
+    """Replaces the sums of `SUM_KEYS` by the metrics that are made of them.
 
     Args:
-        metrics: key to its value in each update: sums over the mini-batch's tokens, divided by their number.
+        metrics: from key to its value in each update: sums over the mini-batch's tokens, divided by their number.
 
     Returns:
-        The metrics without the sums of `SUM_KEYS`, with those that are made of them.
+        The metrics without these sums, and with the metrics made of them.
     """
     sums = {name: metrics[key] for key, name in SUM_KEYS.items() if key in metrics}
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}

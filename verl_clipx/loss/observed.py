@@ -1,4 +1,4 @@
-"""What any loss does to its tokens, seen by its gradient on log_prob: sums over tokens, and metrics of the sums."""
+"""What any loss does to its tokens, measured by its gradient on log_prob: sums over tokens, and metrics of these."""
 
 from operator import neg
 from typing import NamedTuple
@@ -12,10 +12,11 @@ from verl_clipx.base.shared_metrics import CLIPPED, MASS, NEGATIVE_M, OF_TOKENS,
 from verl_clipx.base.tokens import Inputs, Tokens, tokens_of
 from verl_clipx.loss.metrics import TOKENS, carried, means_of_tokens, named_sums, token_sums
 
-# As for the plugin's own losses by default.
+# The default of the plugin's own losses.
 LOG_RATIO_CLAMP = 20.0
 
-# After those of `token_sums`: numbers of tokens, and a gradient's mass that no F * A has.
+# The sums that follow those of `token_sums`: numbers of tokens, and the mass of the gradient where A is 0, which F * A
+# never has.
 OBSERVED_SUMS = ("without gradient", "without gradient, r < 1", "without gradient, r > 1", "mass, A = 0")
 
 WITHOUT_GRADIENT = "the same for tokens with a ratio below 1, and above 1; a token at a ratio of 1 is in neither"
@@ -24,7 +25,7 @@ IN_MIDDLE = (
     "table above: |F·A| divided by the number of all tokens"
 )
 
-# What means something else of a gradient than of F * A, or stands beside verl's own number.
+# Metrics that have another meaning for a gradient than for F * A, or that stand beside a number of verl's own.
 OF_GRADIENT_ALONE = (
     CLIPPED(
         "clip_fraction",
@@ -49,7 +50,7 @@ OF_GRADIENT_ALONE = (
     MASS("gradient_mass/M", IN_MIDDLE, sums=(NEGATIVE_M, POSITIVE_M, OBSERVED_SUMS[3]), chart="gradient mass"),
 )
 
-# Every metric of a loss that is observed.
+# Every metric of an observed loss.
 OBSERVED_METRICS = (
     *OF_GRADIENT_ALONE,
     *(
@@ -66,7 +67,7 @@ class ObservedTokens(NamedTuple):
     Args:
         log_prob, old_log_prob, advantages: (sequences, length).
         mask: bool, (sequences, length); values outside are never used.
-        gradient: of the policy term with respect to log_prob, (sequences, length).
+        gradient: the gradient of the policy term with respect to log_prob, (sequences, length).
     """
 
     log_prob: Tensor
@@ -80,15 +81,14 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, det
     """Sums over tokens from which `observed_metrics` makes the metrics.
 
     Args:
-        tokens: the tokens.
-        bounds: on the ratio, between the regions.
+        bounds: the bounds on the ratio that separate the regions.
         by_sequence: whether the loss clips by the sequence's mean log-ratio.
         detailed: as for `token_sums`.
 
     Returns:
-        Those of `token_sums`, -gradient in the place of F * A, then the numbers of tokens without a gradient though A
-        is not 0 (all, with a ratio below 1, above 1) and the gradient's mass where A is 0: float64; additive over any
-        split of the tokens.
+        The sums of `token_sums` with -gradient in the place of F * A; then the numbers of tokens that have no gradient
+        although A is not 0 (all, those with a ratio below 1, those above 1); then the gradient's mass where A is 0.
+        float64; additive over any split of the tokens.
     """
     t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
     gradient = where(t.mask, tokens.gradient.to(t.ratio.dtype), 0.0)
@@ -97,7 +97,7 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, det
         moved = t.sequence_mean(moved)
     clipped = t.mask & (t.advantages != 0) & (gradient == 0)
     counts = [members.sum(dtype=torch.float64) for members in (clipped, clipped & (moved < 0), clipped & (moved > 0))]
-    # Or no number: a sum that is none shows it.
+    # True also where A is NaN, so that the sum becomes NaN and shows it.
     no_sign = ~(t.advantages.abs() > 0)
     counts.append(where(no_sign, gradient.abs(), 0.0).sum(-1).sum(dtype=torch.float64))
     ratio = bounded_of(t, by_sequence)
@@ -105,7 +105,7 @@ def observed_sums(tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, det
 
 
 def bounded_of(t: Tokens, by_sequence: bool) -> Tensor:
-    """What the loss clips: each token's ratio or, by sequence, that of its sequence's mean log-ratio."""
+    """What the loss clips: each token's ratio or, by sequence, the exponential of the sequence's mean log-ratio."""
     return t.sequence_mean(t.log_prob - t.old_log_prob).exp() if by_sequence else t.ratio
 
 
@@ -117,7 +117,7 @@ def observed_metrics(sums: Tensor, detailed: bool = False) -> dict[str, Tensor]:
         detailed: as for `token_sums`.
 
     Returns:
-        Metric name to a 0-d float64 tensor. None has the name of one of verl's own, which stay as verl computes them.
+        From metric key to a 0-d float64 tensor. No key is one of verl's own, whose metrics stay as verl computes them.
     """
     of_tokens, own = sums.split([len(sums) - len(OBSERVED_SUMS), len(OBSERVED_SUMS)])
     found = named_sums(of_tokens, detailed=detailed) | dict(zip(OBSERVED_SUMS, own.unbind(), strict=True))

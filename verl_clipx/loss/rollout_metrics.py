@@ -1,7 +1,7 @@
 """Metrics of a whole rollout batch: what a mean over its updates would hide, and how old its samples are.
 
-Age is counted in weight versions: the rollout batches trained since the sample's last token was generated. Everything
-is a sum over tokens, so that it comes out exact over micro-batches and ranks.
+Age is counted in weight versions: the rollout batches trained since the sample's last token was generated. The metrics
+of age are made of sums over tokens, so they are exact over micro-batches and ranks.
 """
 
 from typing import Any
@@ -14,25 +14,24 @@ from verl_clipx.base.shared_metrics import AGE_FRACTION, AGE_IN_UPDATES, AGE_SPR
 
 MOMENTS = ("tokens", "log_ratio", "squared_log_ratio")
 
-# Sums over the tokens of each age, by the keys under which verl adds them up; no metric's key begins like these.
+# The keys under which verl adds up the sums over the tokens of each age. No metric's key begins in the same way.
 SUM_OF = {(moment, age): f"clipx_sum/staleness/{moment}/{age}" for moment in MOMENTS for age in AGES}
 VERSIONS_SUM = "clipx_sum/staleness/versions"
 SUM_KEYS = frozenset([VERSIONS_SUM, *SUM_OF.values()])
 
 
 def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -> dict[str, list[Any]]:
-    """Adds what a mean over updates would hide: the bounds that single updates used.
+    """Adds what a mean over updates would hide: the bounds of single updates.
 
-    verl averages a list over the updates, so each of these is one number.
+    verl averages a list over the updates, so each added metric is a list with one number.
 
     Args:
-        metrics: metric name to its value in each update.
-        method: the method, which says what to log of its own metrics.
-        each: whether to log them for each update.
+        metrics: from metric key to its value in each update.
+        method: the method, whose `over_updates` decides what is added about its own metrics.
+        each: whether to also add the method's metrics for each update.
 
     Returns:
-        The same metrics, with what the method's `over_updates` says and, where wanted, clipx/update_<number>/<name>,
-        numbered from 0.
+        The same metrics, with those of `over_updates` and, if `each`, clipx/update_<number>/<name>, numbered from 0.
     """
     empty = torch.zeros(method.statistics_size, dtype=torch.float64)
     own = {
@@ -54,10 +53,10 @@ def with_updates(metrics: dict[str, list[Any]], method: Method, *, each: bool) -
 
 
 def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, list[Any]]:
-    """The metrics of all passes together, and those of each pass under its own name.
+    """The metrics of all passes together, and those of each pass under the pass's name.
 
     Args:
-        passes: name of the pass (None: there is only one) to its metrics.
+        passes: from the name of each pass to its metrics. A single pass has the name None.
     """
     if len(passes) == 1:
         return next(iter(passes.values()))
@@ -71,16 +70,17 @@ def merged_passes(passes: dict[str | None, dict[str, list[Any]]]) -> dict[str, l
 
 
 def staleness_sums(age: Tensor, *, log_ratio: Tensor | None, mask: Tensor) -> dict[str, Tensor]:
-    """Sums over a micro-batch's tokens.
+    """Sums over a micro-batch's tokens from which `with_staleness` makes metrics.
 
     Args:
-        age: int64, (sequences,).
-        log_ratio: current over rollout log-probability, (sequences, length); None if the rollout returned none.
+        age: weight versions since each sequence was generated, int64, (sequences,).
+        log_ratio: log(current / rollout probability), (sequences, length); None if the rollout returned no
+            log-probabilities.
         mask: bool, (sequences, length).
 
     Returns:
-        0-d float64 tensors by the keys of `SUM_KEYS`: the sum of the tokens' ages, and of the tokens of each age their
-        number and the sums of log-ratios and squared log-ratios.
+        0-d float64 tensors by the keys of `SUM_KEYS`: the sum of the tokens' ages; and for each age the number of
+        tokens and, with log-ratios, the sums of these and of their squares.
     """
     tokens = mask.sum(1, dtype=torch.float64)
     rows = [tokens]
@@ -89,7 +89,7 @@ def staleness_sums(age: Tensor, *, log_ratio: Tensor | None, mask: Tensor) -> di
         rows += [moved.sum(1), moved.square().sum(1)]
     sums = {VERSIONS_SUM: (age * tokens).sum()}
     group = age.clamp(max=len(AGES) - 1)
-    # Without the rollout's log-probabilities the tokens alone.
+    # Without the rollout's log-probabilities, only the numbers of tokens are summed.
     for name, row in zip(MOMENTS, rows, strict=False):
         by_age = torch.zeros(len(AGES), dtype=torch.float64, device=mask.device).scatter_add(0, group, row)
         sums |= {SUM_OF[name, label]: by_age[index] for index, label in enumerate(AGES)}
@@ -102,17 +102,17 @@ def with_staleness(
     """Turns the sums of `staleness_sums` into metrics.
 
     Args:
-        metrics: metric name to its value in each update of a pass; sums over the mini-batch's tokens, divided by their
-            number.
-        updates_before: updates on this rollout batch before this pass.
-        updates: updates that each rollout batch gets.
+        metrics: from metric key to its value in each update of a pass; sums over the mini-batch's tokens are divided by
+            the number of tokens.
+        updates_before: the number of updates on this rollout batch before this pass.
+        updates: the number of updates that each rollout batch gets.
         moves: whether the run has had a sample of older weights.
-        detailed: whether to log more than the mean age.
+        detailed: whether to add more than the mean age.
 
     Returns:
-        The metrics without the sums; where the age moves, with the mean age, and detailed the age in updates and by age
-        the tokens' fraction and, where the sums are there, the log-ratio's standard deviation (0 where no token has
-        that age).
+        The metrics without the sums. If `moves`, they include the mean age. If also `detailed`, they include the age in
+        updates and, for each age, the fraction of tokens and, if its sums are given, the standard deviation of the
+        log-ratio (0 if no token has that age).
     """
     result = {key: values for key, values in metrics.items() if key not in SUM_KEYS}
     if VERSIONS_SUM not in metrics or not moves:

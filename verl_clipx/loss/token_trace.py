@@ -1,4 +1,4 @@
-"""What a loss does to each token, as numbers for traces: pure functions of tensors."""
+"""What a loss does to each token, as numbers for traces, by pure functions of tensors."""
 
 from typing import NamedTuple
 
@@ -13,15 +13,15 @@ from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 
 
 class TokenTrace(NamedTuple):
-    """What is traced of tokens, each (sequences, length); outside the mask the values mean nothing.
+    """What is traced of tokens. Each is (sequences, length); values outside the mask have no meaning.
 
     Args:
-        log_prob, old_log_prob: under the current and the old policy, in nats.
-        ratio: of the current to the old policy.
-        advantage: after shaping.
-        bounded: what the bounds act on.
+        log_prob, old_log_prob: log-probabilities under the current and the old policy, in nats.
+        ratio: current / old probability.
+        advantage: the advantage after shaping.
+        bounded: the values that the bounds act on.
         low, high: the bounds.
-        weight: gradient weight F: the gradient of the objective is F * advantage.
+        weight: the gradient weight F; the gradient of the objective is F * advantage.
     """
 
     log_prob: Tensor
@@ -40,9 +40,9 @@ def token_trace(
     """What a method does to each token.
 
     Args:
-        method, shaping, inputs: as for `loss.tokens_in`.
         decision: what the method decided.
-        factor: of verl's rollout correction and entropy selection on F, broadcastable to (sequences, length).
+        factor: the factor of verl's rollout correction and of entropy selection on F, broadcastable to (sequences,
+            length).
     """
     t = tokens_in(method, shaping, inputs)
     bounds = method.bounds(t, decision)
@@ -56,10 +56,10 @@ def observed_token_trace(
 
     Args:
         tokens, bounds, by_sequence: as for `observed.observed_sums`.
-        share: of each token's loss in the scalar loss, broadcastable to (sequences, length).
+        share: the factor of each token's loss in the scalar loss, broadcastable to (sequences, length).
 
     Returns:
-        With F = -gradient / (share * advantage), and 0 where the advantage is 0.
+        The trace with F = -gradient / (share * advantage), and F = 0 where the advantage is 0.
     """
     t = tokens_of(Inputs(*tokens[:4]), LOG_RATIO_CLAMP)
     weighted = -tokens.gradient.to(t.ratio.dtype) / share
@@ -67,6 +67,6 @@ def observed_token_trace(
 
 
 def _trace(t: Tokens, bounded: Tensor, bounds: Bounds, weight: Tensor) -> TokenTrace:
-    # Bounds may be numbers, and what a sequence is clipped by (sequences, 1).
+    # Bounds may be numbers, and values for whole sequences are (sequences, 1).
     each = (torch.zeros_like(t.ratio) + values for values in (bounded, *bounds, weight))
     return TokenTrace(t.log_prob, t.old_log_prob, t.ratio, t.advantages, *each)

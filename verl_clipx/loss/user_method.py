@@ -1,4 +1,4 @@
-"""A user's own loss: a class like the built-in ones or, if it is only a weight, one function and one decorator."""
+"""A user's own loss: a class like the built-in ones or, if it is only a weight, one decorated function."""
 
 import dataclasses
 import importlib
@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from verl_clipx.base.method import Limit, described, register
+from verl_clipx.base.method import described, register
 from verl_clipx.base.parameters import Allowed, boolean, number, only, optional, parameter
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods import Bounds, FixedBounds, Method
@@ -17,34 +17,31 @@ from verl_clipx.methods.bapo import Bapo
 
 GradientWeight = TypeVar("GradientWeight", bound=Callable[..., Any])
 
-# The reason why a function's own numbers have no narrower range.
+# Why the number parameters of a function have no narrower range.
 ANY_NUMBER = "any that float32 holds: only the function knows its range"
 
 BASES: dict[str, type[Method]] = {"fixed": FixedBounds, "acpo": Acpo, "bapo": Bapo}
 
-# Of a function without bounds. Only the function itself knows whether it clips.
-NO_BOUNDS = Limit("no bounds", "a limit inside the function")
-
-# Decorated function to its method, or to what is wrong with it.
+# From the name of a decorated function to its method, or to an error that says what is wrong with it.
 DECORATED: dict[str, type[Method] | ValueError] = {}
 
 
 def register_loss(
     name: str, *, bounds: str = "fixed", unconstrained_weight: bool = False
 ) -> Callable[[GradientWeight], GradientWeight]:
-    """Registers a gradient weight as a policy loss with everything the built-in ones have.
+    """Registers a gradient weight as a policy loss with everything that the built-in losses have.
 
-    The function gets the importance-sampling ratio, the advantages and the clip bounds, and returns F with
-    dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
-    parameters under the clipx node. Use it with `+clipx=custom clipx.function=package.module:name`. What is wrong with
-    it is said where it is used, so that one mistake in a module leaves the module's other losses alone.
+    The function may take the importance-sampling ratio, the advantages and the clip bounds, by these names, and returns
+    F with dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
+    parameters under the clipx node. Use it with `+clipx=custom clipx.function=package.module:name`. A mistake raises
+    an error only when the loss is used, so that the other losses of its module still work.
 
     Args:
         name: the loss is `clipx_<name>` in verl's registry.
         bounds: where the bounds come from: "fixed" (clip_low, clip_high), "acpo" or "bapo" (their parameters). A
             function with neither the argument `bounds` nor one of these parameters has no bounds.
-        unconstrained_weight: whether F may be 0 or less at ratio 1, or change with the size of the advantages; the
-            contract then asks neither.
+        unconstrained_weight: whether F may be 0 or less at ratio 1, or change with the size of the advantages. The
+            contract then checks neither.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -68,17 +65,16 @@ def method_class(
     """The method that a decorated function stands for.
 
     Args:
-        name: the method's name.
         gradient_weight: the user's function.
         bounds: key of `BASES`.
         unconstrained_weight: as for `register_loss`.
 
     Raises:
-        ValueError: `bounds` is unknown, or the function's signature does not fit.
+        ValueError: `bounds` is unknown, or the function's signature or a default does not fit.
     """
     if bounds not in BASES:
         raise ValueError(f"register_loss(bounds={bounds!r}): must be one of {', '.join(BASES)}.")
-    base, fields, own, limit = BASES[bounds], [], [], {}
+    base, fields, own = BASES[bounds], [], []
     inherited = {field.name: field.metadata for field in dataclasses.fields(base)}
     signature = inspect.signature(gradient_weight).parameters
     of_bounds = inherited.keys() - {field.name for field in dataclasses.fields(Method)}
@@ -88,7 +84,7 @@ def method_class(
                 f"register_loss({name!r}, bounds={bounds!r}): {described(gradient_weight)} has no argument bounds, so "
                 f"the bounds of {bounds} would be ignored. Add the argument, or remove bounds={bounds!r}."
             )
-        base, limit = Method, {"what_limits": property(lambda self: NO_BOUNDS)}
+        base = Method
     for key, given in signature.items():
         if key in ("ratio", "advantages", "bounds"):
             continue
@@ -98,7 +94,7 @@ def method_class(
                 "a default; only ratio, advantages and bounds come before the *."
             )
         own.append(key)
-        # A parameter that the bounds have too keeps its range there; the default is the function's.
+        # A parameter that the bounds have too keeps their range, with the function's default.
         known = inherited.get(key)
         allowed = allowed_like(given.default) if known is None else known["allowed"]
         meaning = f"of {described(gradient_weight)}" if known is None else known["meaning"]
@@ -117,7 +113,6 @@ def method_class(
         "gradient_weight": weight,
         "unconstrained_weight": unconstrained_weight,
         "loss_value": Method.loss_value,
-        **limit,
     }
     made = dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
     made.__module__ = gradient_weight.__module__
@@ -126,7 +121,11 @@ def method_class(
 
 
 def allowed_like(default: Any) -> Allowed:
-    """Values of the default's kind: a number for numbers, true/false for booleans, text for text."""
+    """Values of the default's kind: numbers, booleans or text; for None, a number or null.
+
+    Raises:
+        ValueError: the default is of another type.
+    """
     if isinstance(default, bool):
         return boolean()
     if isinstance(default, int | float):
@@ -145,7 +144,7 @@ def load_method(function: str) -> type[Method]:
         function: `package.module:name` of a class or of a decorated function; the module is imported.
 
     Raises:
-        ValueError: not of that form, not importable, not a method, or something is wrong with it.
+        ValueError: `function` is not of that form, cannot be imported, or is not a usable method.
     """
     module_name, separator, attribute = function.partition(":") if isinstance(function, str) else ("", "", "")
     if not separator or not module_name or not attribute:
@@ -164,7 +163,7 @@ def method_of(loaded: Any) -> type[Method]:
     """The method of a class or of a decorated function.
 
     Raises:
-        ValueError: it is neither, or something is wrong with it.
+        ValueError: `loaded` is neither, or it is not usable as a method.
     """
     method = loaded if isinstance(loaded, type) and issubclass(loaded, Method) else DECORATED.get(described(loaded))
     if method is None:
@@ -174,7 +173,7 @@ def method_of(loaded: Any) -> type[Method]:
         )
     if isinstance(method, ValueError):
         raise method
-    # Its own, not a parent's: a class without them would be announced as another method.
+    # These must be the class's own and not a parent's, or it would be announced as another method.
     if not vars(method).get("name") or "__dataclass_fields__" not in vars(method):
         raise ValueError(
             f"{described(method)}: write it as @dataclass(frozen=True, kw_only=True) "
@@ -186,9 +185,6 @@ def method_of(loaded: Any) -> type[Method]:
 
 def reject_unusable_fields(method: type[Method]) -> None:
     """Raises for a field that cannot be a parameter.
-
-    Args:
-        method: the class.
 
     Raises:
         ValueError: names the field, and what to do.

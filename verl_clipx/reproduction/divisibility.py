@@ -1,7 +1,7 @@
-"""Checks how a run's batches and models divide over its GPUs, by verl's own arithmetic.
+"""Checks how a run's batches and model divide over its GPUs, by verl's own arithmetic.
 
-verl checks some of this in the driver (`validate_config`, called here), some in its workers minutes after the launch,
-and some only when the first long response arrives. Here everything is checked before a GPU is requested.
+verl checks some of this in the driver (`validate_config`, which is called here), some in its workers minutes after the
+launch, and some only when the first long response arrives. Here everything is checked before a GPU is requested.
 """
 
 import contextlib
@@ -17,11 +17,12 @@ from verl_clipx.reproduction.models import ModelShape
 
 ACTOR = "actor_rollout_ref.actor"
 ROLLOUT = "actor_rollout_ref.rollout"
+REFERENCE = "actor_rollout_ref.ref"
 FSDP = ("fsdp", "fsdp2")
 
 
 class ConfigurationError(ValueError):
-    """A configuration that cannot run."""
+    """A configuration cannot run. The message names the key, its value, the problem and a fix."""
 
     def __init__(self, key: str, value: object, problem: str, fix: str):
         super().__init__(f"{key}={value}: {problem}. {fix}")
@@ -30,15 +31,15 @@ class ConfigurationError(ValueError):
 
 @dataclass(frozen=True)
 class Layout:
-    """A run's division over its GPUs.
+    """How a run is divided over its GPUs.
 
     Args:
-        gpus: training ranks, over all nodes.
+        gpus: training ranks on all nodes together.
         shards: ranks that share one copy of the parameters (FSDP).
         sequence_parallel: ranks that share each sequence (Ulysses).
-        data_parallel: groups of ranks that see different sequences.
-        replicas: copies of the model that generate.
-        gpus_per_replica: GPUs of each replica.
+        data_parallel: groups of ranks that train on different sequences.
+        replicas: rollout servers, each with a copy of the model.
+        gpus_per_replica: GPUs of each rollout server.
         rows: responses in a rollout batch.
         rows_per_rank: responses of a rollout batch on each data-parallel rank.
         mini_batch_rows: responses in an optimizer step.
@@ -63,10 +64,10 @@ class Layout:
 
 
 def layout_of(config: DictConfig, shape: ModelShape) -> Layout:
-    """Divides a run over its GPUs, as verl would.
+    """Divide a run over its GPUs, as verl would.
 
     Raises:
-        ConfigurationError: something does not divide; the message names the key, the value and a fix.
+        ConfigurationError: something does not divide, the estimator does not cover it, or verl rejects it.
     """
     _check_covered(config)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
@@ -146,7 +147,7 @@ def needs_reference(config: DictConfig) -> bool:
 
 
 def check_with_verl(config: DictConfig) -> None:
-    """Runs the checks that verl's driver runs before it starts Ray, including those of the clipx node.
+    """Run the checks that verl's driver runs before it starts Ray, including those of the clipx node.
 
     Raises:
         ConfigurationError: verl or the method's configuration rejects the run.
@@ -176,36 +177,26 @@ def check_with_verl(config: DictConfig) -> None:
 def _check_covered(config: DictConfig) -> None:
     from verl.trainer.ppo.utils import need_critic
 
-    actor, model = config.actor_rollout_ref.actor, config.actor_rollout_ref.model
-    mode = config.trainer.v1.trainer_mode
+    model, trainer = config.actor_rollout_ref.model, config.trainer
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         critic = need_critic(config)
-    for key, value, covered, fix in (
-        (f"{ACTOR}.strategy", actor.strategy, actor.strategy in FSDP, "Use fsdp or fsdp2."),
-        (
-            "actor_rollout_ref.model.lora_rank",
-            model.lora_rank,
-            not model.lora_rank and not (model.get("lora") or {}).get("rank"),
-            "Set it to 0.",
-        ),
-        (
-            "actor_rollout_ref.model.use_remove_padding",
-            model.use_remove_padding,
-            bool(model.use_remove_padding),
-            "Set it to True.",
-        ),
-        ("algorithm.adv_estimator", config.algorithm.adv_estimator, not critic, "Use an estimator without a critic."),
+    lora = model.lora_rank or (model.get("lora") or {}).get("rank")
+    colocated = not trainer.use_v1 or trainer.v1.trainer_mode in ("sync", "colocate_async")
+    for key, covered, fix in (
+        (f"{ACTOR}.strategy", config.actor_rollout_ref.actor.strategy in FSDP, "Use fsdp or fsdp2."),
+        ("actor_rollout_ref.model.lora_rank", not lora, "Set it to 0."),
+        ("actor_rollout_ref.model.use_remove_padding", model.use_remove_padding, "Set it to True."),
+        ("algorithm.adv_estimator", not critic, "Use an estimator without a critic."),
         (
             "trainer.v1.trainer_mode",
-            mode,
-            not config.trainer.use_v1 or mode in ("sync", "colocate_async"),
+            colocated,
             "It generates on separate GPUs. To plan the memory of its training, set "
             "trainer.v1.trainer_mode=colocate_async.",
         ),
     ):
         if not covered:
-            raise ConfigurationError(key, value, "not covered by the estimator", fix)
+            raise ConfigurationError(key, OmegaConf.select(config, key), "not covered by the estimator", fix)
 
 
 def _check_sequence_parallel(sequence_parallel: int, gpus: int, shape: ModelShape) -> None:
@@ -260,31 +251,29 @@ def _check_micro_batches(config: DictConfig, layout: Layout) -> None:
             f"must equal {ACTOR}.use_dynamic_bsz={actor.use_dynamic_bsz}",
             "Set only the actor's; the other follows it.",
         )
-    reference = (("actor_rollout_ref.ref.log_prob", ref, "log_prob"),) if needs_reference(config) else ()
-    for prefix, node, name in (
-        (f"{ACTOR}.ppo", actor, "ppo"),
-        (f"{ROLLOUT}.log_prob", rollout, "log_prob"),
-        *reference,
-    ):
-        dynamic = actor.use_dynamic_bsz if name == "ppo" else node.log_prob_use_dynamic_bsz
+    passes = [
+        (f"{ACTOR}.ppo", actor.use_dynamic_bsz, layout.mini_batch_rows_per_rank),
+        (f"{ROLLOUT}.log_prob", rollout.log_prob_use_dynamic_bsz, layout.rows_per_rank),
+    ]
+    if needs_reference(config):
+        passes.append((f"{REFERENCE}.log_prob", ref.log_prob_use_dynamic_bsz, layout.rows_per_rank))
+    for prefix, dynamic, rows in passes:
+        key = f"{prefix}_max_token_len_per_gpu" if dynamic else f"{prefix}_micro_batch_size_per_gpu"
+        value = OmegaConf.select(config, key)
         if dynamic:
-            tokens = node[f"{name}_max_token_len_per_gpu"]
-            if tokens * layout.sequence_parallel < layout.longest:
+            if value * layout.sequence_parallel < layout.longest:
                 raise ConfigurationError(
-                    f"{prefix}_max_token_len_per_gpu",
-                    tokens,
+                    key,
+                    value,
                     f"times {layout.sequence_parallel} GPUs that share a sequence is less than the longest sequence, "
                     f"data.max_prompt_length + data.max_response_length = {layout.longest}: verl stops when one comes",
                     f"Set at least {math.ceil(layout.longest / layout.sequence_parallel)}, or share sequences over "
                     f"more GPUs ({ACTOR}.ulysses_sequence_parallel_size); +hardware/response=64k does both.",
                 )
-            continue
-        rows = layout.mini_batch_rows_per_rank if name == "ppo" else layout.rows_per_rank
-        size = node[f"{name}_micro_batch_size_per_gpu"]
-        if size is None or rows % size:
+        elif value is None or rows % value:
             raise ConfigurationError(
-                f"{prefix}_micro_batch_size_per_gpu",
-                size,
+                key,
+                value,
                 f"does not divide the {rows} responses of a data-parallel rank",
                 f"Choose a divisor of {rows}, or {ACTOR}.use_dynamic_bsz=True.",
             )

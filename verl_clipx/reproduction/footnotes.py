@@ -1,6 +1,5 @@
-"""A table's footnotes: those derived from its fields and presets, and those written by hand in its definition."""
+"""Collects a table's footnotes, both derived from its fields and presets and written by hand in its definition."""
 
-import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -25,7 +24,7 @@ LONGEST_VALUE = 24
 
 @dataclass(frozen=True)
 class Footnote:
-    """A text and the headings that carry its mark; without headings it is about the whole table."""
+    """A text and the headings that have its mark. Without headings it is about the whole table."""
 
     text: str
     rows: tuple[str, ...] = ()
@@ -48,20 +47,20 @@ def marks() -> Iterator[str]:
 
 
 def by_hand(table: Table) -> Iterator[Footnote]:
-    """Footnotes that no field implies."""
+    """Yield the footnotes that the definition states."""
     for name, text in table.footnotes.items():
         rows, columns = ([part.name for part in parts if name in part.notes] for parts in (table.rows, table.columns))
         yield Footnote(text, tuple(rows), tuple(columns))
 
 
 def never_measured(table: Table) -> Iterator[Footnote]:
-    """`quoted`."""
+    """Say why quoted rows are not measured."""
     for reason, rows in _grouped((row.quoted, row.name) for row in table.rows if row.quoted):
         yield Footnote(f"Not measured: {reason}.", rows=rows)
 
 
 def before_training(table: Table) -> Iterator[Footnote]:
-    """Rows that are not trained, where one model stands in the columns of several regimes."""
+    """Mark untrained rows in which one model fills the columns of several regimes."""
     rows = []
     for row in table.rows:
         sources = [table.source_of(row, column) for column in table.columns if table.expected(row, column) is not None]
@@ -73,13 +72,13 @@ def before_training(table: Table) -> Iterator[Footnote]:
 
 
 def other_options(table: Table) -> Iterator[Footnote]:
-    """A row's `evaluation_options`."""
+    """State the options with which a row is evaluated differently."""
     for options, rows in _grouped((row.evaluation_options, row.name) for row in table.rows if row.evaluation_options):
         yield Footnote(f"Evaluated with `{options}`, so that the prompt is the same as in the trained rows.", rows=rows)
 
 
 def bounds_from_a_run(table: Table) -> Iterator[Footnote]:
-    """`measured_bounds`."""
+    """Say on which run a row's clip bounds are measured."""
     for row in table.rows:
         runs = [f"`{preset}`" for key, preset in row.measured_bounds.items() if key != "group"]
         if runs:
@@ -88,7 +87,7 @@ def bounds_from_a_run(table: Table) -> Iterator[Footnote]:
 
 
 def best_validation(table: Table) -> Iterator[Footnote]:
-    """`validation`."""
+    """Mark columns that show the best validation."""
     columns = [column.name for column in table.columns if VALIDATION in column.measure]
     if columns:
         text = (
@@ -99,18 +98,18 @@ def best_validation(table: Table) -> Iterator[Footnote]:
 
 
 def questions(table: Table) -> Iterator[Footnote]:
-    """A benchmark's `origin`, where it is not the paper."""
+    """Say where a benchmark's questions come from, if not from the paper."""
     for name, settings in table.benchmarks.items():
         if "origin" not in settings:
             continue
         kind, text = split_origin(settings["origin"])
-        columns = [column.name for column in table.columns if name in _benchmarks(table, column)]
+        columns = [column.name for column in table.columns if _uses(table, column, name)]
         if kind != "paper":
             yield Footnote(f"Questions{_chosen(kind)}: {text}.", columns=tuple(columns))
 
 
 def estimator(table: Table) -> Iterator[Footnote]:
-    """`best@k`."""
+    """Explain best@k."""
     columns = [column.name for column in table.columns if _draws_with_replacement(table, column)]
     if columns:
         kind, text = split_origin(table.origins["estimator"])
@@ -119,7 +118,7 @@ def estimator(table: Table) -> Iterator[Footnote]:
 
 
 def twice_the_steps(table: Table) -> Iterator[Footnote]:
-    """Presets with Lopti's two passes."""
+    """Mark presets with Lopti's two passes."""
     rows = [
         row.name
         for row in table.rows
@@ -132,7 +131,7 @@ def twice_the_steps(table: Table) -> Iterator[Footnote]:
 
 
 def moving_average(table: Table) -> Iterator[Footnote]:
-    """`smooth`."""
+    """State the weight of a moving average."""
     smooth = ((column.measure["smooth"], column.name) for column in table.columns if "smooth" in column.measure)
     for weight, columns in _grouped(smooth):
         yield Footnote(
@@ -141,13 +140,13 @@ def moving_average(table: Table) -> Iterator[Footnote]:
 
 
 def last_numbers(table: Table) -> Iterator[Footnote]:
-    """`curve`."""
+    """Say that a figure's table shows the last numbers of its curves."""
     if any(CURVE in column.measure for column in table.columns):
         yield Footnote(f"The curves' last numbers; `clipx table render {table.name} --format svg` draws the curves.")
 
 
 def evaluation(table: Table) -> Iterator[Footnote]:
-    """`origins` of what the evaluation does, where they are not the paper."""
+    """List the evaluation's settings that do not come from the paper."""
     for kind, whose in (("script", "The authors' release"), ("choice", "This project's choice")):
         origins = [(split_origin(table.origins[key]), key) for key in EVALUATED if key in table.origins]
         reasons = _grouped((text, _setting(table, key)) for (found, text), key in origins if found == kind)
@@ -157,12 +156,13 @@ def evaluation(table: Table) -> Iterator[Footnote]:
 
 
 def choices_of_presets(table: Table) -> Iterator[Footnote]:
-    """Training values that paper and release leave open: `[choice]` in the paper's presets."""
+    """List the training values that neither paper nor release determines: `[choice]` in the presets."""
     values: dict[str, dict[str, None]] = defaultdict(dict)
     for source, _ in table.sources():
         for origin in _origins(source.preset):
             if origin.kind == "choice" and _is_the_papers_own(origin):
-                values[origin.key] |= dict.fromkeys(_short(origin))
+                value = "null" if origin.value is None else str(origin.value)
+                values[origin.key] |= {value: None} if len(value) <= LONGEST_VALUE else {}
     parts = [f"`{key}`{' ' * bool(found)}{' or '.join(sorted(found))}" for key, found in values.items()]
     if parts:
         yield Footnote(f"Training. This project's choice: {_listed(parts)}; `clipx recipe show` says why.")
@@ -183,7 +183,7 @@ CAUSES = (
     evaluation,
     choices_of_presets,
 )
-"""In the order of the marks."""
+"""Functions that yield footnotes, in the order of their marks."""
 
 
 def _chosen(kind: str) -> str:
@@ -209,28 +209,22 @@ def _setting(table: Table, key: str) -> str:
     return key.replace("_", "-") + (f" {values.pop()}" if len(values) == 1 else "")
 
 
-def _short(origin: Origin) -> list[str]:
-    """Return a value, unless it is too long to be repeated."""
-    value = "null" if origin.value is None else str(origin.value)
-    return [value] if len(value) <= LONGEST_VALUE else []
-
-
 def _has_two_passes(preset: str) -> bool:
     return lopti_passes(values_of(preset)) == 2
 
 
-def _benchmarks(table: Table, column: Column) -> set[str]:
-    names = {name for row in table.rows for name in table.benchmarks_of(row, column)}
-    return names | {column.measure.get(VALIDATION)}
+def _uses(table: Table, column: Column, benchmark: str) -> bool:
+    evaluated = any(benchmark in table.benchmarks_of(row, column) for row in table.rows)
+    return evaluated or column.measure.get(VALIDATION) == benchmark
 
 
 def _draws_with_replacement(table: Table, column: Column) -> bool:
     measures = [table.measure_of(row, column) for row in table.rows]
-    return any(BENCHMARK in how and re.match("best@", how["metric"]) for how in measures)
+    return any(BENCHMARK in how and how["metric"].startswith("best@") for how in measures)
 
 
 def _grouped(pairs: Iterable[tuple]) -> Iterator[tuple]:
-    """Group pairs by their first element, in order: yields it and a tuple of the second elements."""
+    """Group pairs by their first element. Yields each of these, in order, with a tuple of its second elements."""
     groups = defaultdict(list)
     for key, value in pairs:
         groups[key].append(value)

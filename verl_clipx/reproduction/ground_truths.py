@@ -1,4 +1,4 @@
-"""Checks whether a run's reward can use the ground truths of its data, before anything is trained on them."""
+"""Checks whether a run's reward can use the ground truths of its data, before a training starts."""
 
 from collections.abc import Iterator
 from importlib import import_module
@@ -12,9 +12,9 @@ PACKAGE = "pkg://"
 
 
 def check_ground_truths(config: DictConfig) -> None:
-    """Refuse data whose ground truths no answer could match: every reward would be that of a wrong answer.
+    """Refuse data with a ground truth that no answer could match, so that every response would count as wrong.
 
-    Checks the data files that exist on this machine, if the module of the configured reward has `check_ground_truth`.
+    This checks the data files that exist on this machine, if the configured reward's module has `check_ground_truth`.
 
     Raises:
         ValueError: a ground truth is unusable; the message names the file, the row and the fault.

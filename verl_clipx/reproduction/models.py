@@ -1,4 +1,4 @@
-"""Shapes of the language models that the papers train, and what follows from a shape."""
+"""Shapes of the language models that the papers train, and numbers that follow from a shape."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -7,7 +7,7 @@ from typing import Any
 
 from verl_clipx.common.files import read_json_object
 
-# Other families have other layers, so that their size would come out wrong.
+# Other families have other layers, so their sizes would be wrong.
 FAMILIES = ("qwen2", "llama")
 
 
@@ -64,7 +64,7 @@ class ModelShape:
 
     @property
     def matmul_parameters(self) -> int:
-        """Parameters that each token is multiplied with: all but the input embedding, which is looked up."""
+        """Parameters by which each token is multiplied: all but a separate input embedding, which is looked up."""
         return self.parameters - (0 if self.tie_word_embeddings else self.embedding_parameters)
 
     @property
@@ -73,7 +73,11 @@ class ModelShape:
         return 2 * 2 * self.num_hidden_layers * self.key_value_size
 
     def forward_flops(self, length: int) -> float:
-        """Floating-point operations of a forward pass over one sequence, causal attention counted by half."""
+        """Return the floating-point operations of a forward pass over one sequence; causal attention counts half.
+
+        Args:
+            length: tokens in the sequence.
+        """
         attention = 2 * self.num_hidden_layers * self.attention_size * length**2
         return 2.0 * self.matmul_parameters * length + attention
 
@@ -90,7 +94,7 @@ QWEN_14B = _qwen2(5120, 13824, 48, 40, 8, 152064, tied=False)
 QWEN_32B = _qwen2(5120, 27648, 64, 40, 8, 152064, tied=False)
 LLAMA_3B = ModelShape(3072, 8192, 28, 24, 8, 128, 128256, tie_word_embeddings=True, attention_bias=False)
 
-# By the last part of a path or hub name, in lower case.
+# The last part of a path or of an id on the hub, in lower case.
 _NAMES = {
     QWEN_1_5B: "qwen2.5-1.5b qwen2.5-1.5b-instruct qwen2.5-math-1.5b",
     QWEN_1_5B_UNTIED: "deepseek-r1-distill-qwen-1.5b",
@@ -107,10 +111,10 @@ KNOWN_SHAPES = {name: shape for shape, names in _NAMES.items() for name in names
 
 
 def shape_of(model: str) -> ModelShape:
-    """The shape of a model, from its folder's config.json or by its name; nothing is downloaded.
+    """Return a model's shape from the config.json in its folder, or by its name. Nothing is downloaded.
 
     Raises:
-        ValueError: says which names are known, and that a folder would do.
+        ValueError: the shape is unknown, or the family is not supported; the message says which names are known.
     """
     config = Path(model).expanduser() / "config.json"
     if config.is_file():
@@ -125,7 +129,7 @@ def shape_of(model: str) -> ModelShape:
 
 
 def shape_from_config(config: Mapping[str, Any]) -> ModelShape:
-    """The shape that a Hugging Face config.json states.
+    """Return the shape in a Hugging Face config.json.
 
     Raises:
         ValueError: the family is not a dense Qwen2 or Llama.

@@ -1,7 +1,7 @@
-"""Where each value of a preset comes from: the comment above it in the file or table that sets it last."""
+"""Finds where each value of a preset comes from, by the comment above it in the file or table that sets it last."""
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -11,7 +11,7 @@ import yaml
 from omegaconf import OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.reproduction.rows import SELF, Setting, entry_at, settings_of, table_file
+from verl_clipx.reproduction.rows import SELF, Entry, entry_at, settings_of, table_file
 
 LABELS = {
     "paper": "the paper",
@@ -28,13 +28,14 @@ _GLOBAL = "# @package _global_"
 
 @dataclass(frozen=True)
 class Origin:
-    """Where one value comes from.
+    """Where a value comes from.
 
     Args:
         key: path of the value, such as data.train_batch_size.
-        value: the value as the file has it, interpolations unresolved; None for values that no file of the preset sets.
-        kind: a key of LABELS, or None for a value of a recipe's file whose comment has no label.
-        file: the file or table that sets it, from the configs folder on; empty for verl's own.
+        value: the value as written, with interpolations unresolved.
+        kind: a key of LABELS; None for a value of a recipe's file whose comment has no label.
+        comment: the comment above the value, without its label.
+        file: the file or table that sets it, relative to the configs folder.
     """
 
     key: str
@@ -45,14 +46,14 @@ class Origin:
 
 
 def read_origins(name: str) -> dict[str, Origin]:
-    """Reads what a preset sets, in the order in which Hydra merges its parts.
+    """Read what a preset sets, in the order in which Hydra merges its parts.
 
     Returns:
-        By key path, the origin of the value that wins. Values of verl's own configuration are not among them.
+        The origin of the value that wins, by key. Values of verl's own configuration are not included.
 
     Raises:
         FileNotFoundError: a part that the preset names does not exist.
-        ValueError: a file has a defaults list or a package that this reader does not know.
+        ValueError: a file has a defaults list or a package that this reader does not support.
     """
     found: dict[str, Origin] = {}
     for origin in _merged(f"recipe/{name}"):
@@ -61,7 +62,7 @@ def read_origins(name: str) -> dict[str, Origin]:
 
 
 def is_wiring(origin: Origin) -> bool:
-    """Whether a value of a method's group trains nothing: a class, what is read off another key, a fact to be named."""
+    """Return whether a value does not affect training: a class, a copy of another key, or a fact for display only."""
     if origin.key.endswith((".paper_loss_agg_mode", ".run.taken")):
         return True
     is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
@@ -69,47 +70,39 @@ def is_wiring(origin: Origin) -> bool:
 
 
 def overridden(origin: Origin) -> Origin:
-    """Returns the origin of a value that the command line or another group set after the preset."""
+    """Return the origin of a value that the command line or another group has overridden."""
     return replace(origin, kind="override", comment=f"the preset: {origin.value} ({origin.comment})")
 
 
 def groups_of(name: str) -> list[str]:
-    """Lists the groups of configs/clipx that a preset chooses, the method first.
+    """Return the groups of configs/clipx that a preset chooses, such as ["clipx=grpo", "clipx/update=lopti"].
 
-    Returns:
-        Such as ["clipx=grpo", "clipx/update=lopti"].
+    The method comes first.
     """
     return [
         f"{group.removeprefix('/')}={option}"
-        for entry in _read(f"recipe/{name}").defaults
+        for entry in _read(f"recipe/{name}")[0].defaults
         if isinstance(entry, dict)
         for group, option in entry.items()
     ]
 
 
 def title_of(name: str) -> str:
-    """Returns the first line of the comment above a preset: the table's row that it trains."""
-    return _read(f"recipe/{name}").head
-
-
-@dataclass(frozen=True)
-class _Part:
-    head: str
-    defaults: tuple[Any, ...]
-    leaves: tuple[Origin, ...]
+    """Return the first line of the comment above a preset, which names the table's row that it fills."""
+    return _read(f"recipe/{name}")[0].title
 
 
 def _merged(path: str) -> Iterator[Origin]:
-    part = _read(path)
+    part, file = _read(path)
     for entry in part.defaults:
         if entry == SELF:
-            yield from part.leaves
+            yield from (Origin(one.key, one.value, *_label(one.comment, file), file) for one in part.settings)
         else:
             yield from _merged(_path_of(entry, path))
 
 
 def _path_of(entry: Any, path: str) -> str:
-    """What an entry of the defaults list of `path` names."""
+    """Return the path of what an entry in the defaults list of `path` names."""
     if isinstance(entry, dict) and len(entry) == 1:
         ((group, option),) = entry.items()
         entry = f"{group}/{option}"
@@ -119,15 +112,16 @@ def _path_of(entry: Any, path: str) -> str:
 
 
 @lru_cache(maxsize=1024)
-def _read(path: str) -> _Part:
+def _read(path: str) -> tuple[Entry, str]:
+    """Return a part of a preset, and the file or table that contains it, relative to the configs folder."""
     entry = entry_at(path)
-    if entry is None:
-        return _read_file(f"{path}.yaml")
-    file = table_file(path.split("/")[1])
-    return _Part(entry.title, entry.defaults, _leaves(entry.settings, file))
+    if entry is not None:
+        return entry, table_file(path.split("/")[1])
+    file = f"{path}.yaml"
+    return _read_file(file), file
 
 
-def _read_file(file: str) -> _Part:
+def _read_file(file: str) -> Entry:
     path = configs_folder() / file
     if not path.is_file():
         raise FileNotFoundError(f"{file} is not in {configs_folder()}.")
@@ -140,11 +134,7 @@ def _read_file(file: str) -> _Part:
         raise ValueError(f"{file}: defaults needs {SELF}, so that the order of values is clear.")
     root = yaml.compose("\n".join(lines), Loader=yaml.SafeLoader)
     head = lines[1].removeprefix("#").strip() if len(lines) > 1 else ""
-    return _Part(head, defaults, _leaves(settings_of(root, values, lines) if values else (), file))
-
-
-def _leaves(settings: Iterable[Setting], file: str) -> tuple[Origin, ...]:
-    return tuple(Origin(one.key, one.value, *_label(one.comment, file), file) for one in settings)
+    return Entry(head, defaults, tuple(settings_of(root, values, lines)) if values else ())
 
 
 def _label(comment: str, file: str) -> tuple[str | None, str]:

@@ -1,4 +1,4 @@
-"""A table as text, before it gets a format."""
+"""The texts of a table, before a format is applied."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ MINUS = "\u2212"
 
 @dataclass(frozen=True)
 class Cell:
-    """What is printed in a cell: nothing where there is nothing."""
+    """The texts of a cell; empty if there is no number."""
 
     expected: str
     measured: str
@@ -15,26 +15,31 @@ class Cell:
 
 @dataclass(frozen=True)
 class Page:
-    """A table as text, before it gets a format."""
+    """The texts of a table."""
 
     title: str
     head: list[tuple[str, tuple[str, ...]]]
-    """Headings with the marks of their footnotes."""
+    """Headings of the columns, with the marks of their footnotes."""
 
     rows: list[tuple[str, tuple[str, ...], list[Cell]]]
-    """Heading, marks, cells."""
+    """For each row its heading, the marks of its footnotes, and its cells."""
 
     below: list[str]
-    """Lines under the table."""
+    """Lines below the table."""
 
     footnotes: list[tuple[str, str]]
-    """Mark and text."""
+    """Mark and text of each footnote."""
 
 
 def printed(value: float | None, digits: int, sign: str = "-") -> str:
-    """A number as it is printed, nothing for None; with `sign` "+" a plus before what is positive."""
+    """Return a number as it is printed, or "" for None.
+
+    Args:
+        digits: digits after the decimal point.
+        sign: "+" puts a plus sign before positive numbers.
+    """
     if value is None:
         return ""
-    # Without a sign for what rounds to zero.
+    # Adding 0 removes the sign of a number that rounds to zero.
     value = round(value, digits) + 0.0
     return f"{value:{sign}.{digits}f}".replace("-", MINUS)

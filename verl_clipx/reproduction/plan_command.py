@@ -1,4 +1,4 @@
-"""`clipx recipe plan`: what a run takes on given machines, or why it cannot run there."""
+"""The command `clipx recipe plan`: what a run takes on given machines, or why it cannot run there."""
 
 import os
 from dataclasses import fields, replace
@@ -34,7 +34,7 @@ def plan(
     ] = None,
 ) -> None:
     """Estimate memory, tokens, updates and GPU-hours of a run. Exit code 1 if it cannot fit or does not divide."""
-    # verl warns of a missing accelerator, which planning does not need. It reads this when it is first imported.
+    # Keeps verl from warning of a missing accelerator, which planning does not need. verl reads it when it is imported.
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

@@ -1,32 +1,28 @@
-"""The run presets, the rows of configs/recipe: which there are, what each is about, and composing one as verl's main
-would."""
+"""Composes the run presets, which are the rows of configs/recipe, as verl's main would."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
-from pathlib import PurePosixPath
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.reproduction.origins import groups_of, read_origins, title_of
+from verl_clipx.reproduction.origins import read_origins
 from verl_clipx.reproduction.rows import preset_names
 
 PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
-"""Folders of configs/recipe that hold the papers' runs."""
+"""Folders of configs/recipe with the papers' runs."""
 
 
 def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
-    """Composes a preset onto verl's own ppo_trainer configuration, as its main would; starts nothing.
+    """Compose a preset onto verl's own ppo_trainer configuration, as its main would. Nothing is started.
 
-    Groups among the overrides, such as +hardware=a100x8, are merged before the preset, so that where both set a key
-    the preset's value stays. Values among them, such as clipx.alpha=2, win over everything.
+    Groups among the overrides, such as +hardware=a100x8, are merged before the preset: if both set a key, the preset's
+    value wins. Values among the overrides, such as clipx.alpha=2, win over everything.
 
     Returns:
         verl's whole configuration, interpolations unresolved.
 
     Raises:
-        ValueError: there is no such preset; the message names the nearest ones.
+        ValueError: there is no such preset; the message names similar ones.
         hydra.errors.HydraException: an override does not fit; the message is Hydra's.
     """
     from hydra import compose, initialize_config_module
@@ -42,10 +38,10 @@ def compose_preset(name: str, overrides: Sequence[str] = ()) -> DictConfig:
 
 
 def check_method(config: DictConfig) -> None:
-    """Refuses parameters of the method that a launch would refuse. Bounds that are left open are not looked at.
+    """Refuse parameters of the method that a launch would refuse. A method with open bounds is not checked.
 
     Raises:
-        ValueError: names key, value and what is allowed.
+        ValueError: a parameter is wrong; the message names the key, the value and what is allowed.
     """
     from hydra.errors import InstantiationException
     from hydra.utils import instantiate
@@ -60,60 +56,20 @@ def check_method(config: DictConfig) -> None:
 
 
 def updates_per_rollout(config: DictConfig) -> int:
-    """Optimizer steps of a rollout batch: its mini-batches, times passes over it, times two with Lopti."""
+    """Return the optimizer steps per rollout batch: mini-batches times epochs, and twice that under Lopti."""
     actor = config.actor_rollout_ref.actor
     mini_batches = -(-config.data.train_batch_size // actor.ppo_mini_batch_size)
     return mini_batches * (actor.get("ppo_epochs") or 1) * lopti_passes(config)
 
 
 def lopti_passes(config: DictConfig) -> int:
-    """Passes over a rollout batch: 2 with Lopti, 1 without it or with its first pass alone."""
+    """Return Lopti's passes over a rollout batch: 2, or 1 without Lopti or with only one of its passes."""
     return 2 if OmegaConf.select(config, "clipx.update.order") in ("low_first", "high_first") else 1
 
 
-@dataclass(frozen=True)
-class Summary:
-    """A preset in one line.
-
-    Args:
-        model: last part of the model's name; empty if the preset leaves it to verl.
-        data: training set, as `clipx data list` calls it; empty if the preset leaves it to verl.
-        updates: optimizer steps that a rollout batch gets; None if the preset leaves them to verl.
-    """
-
-    name: str
-    groups: tuple[str, ...]
-    model: str
-    data: str
-    updates: int | None
-    row: str
-
-
 def values_of(name: str) -> DictConfig:
-    """What a preset's own parts set, without verl's defaults, interpolations unresolved."""
+    """Return the values that a preset's own parts set, without verl's defaults and with interpolations unresolved."""
     values = OmegaConf.create()
     for origin in read_origins(name).values():
         OmegaConf.update(values, origin.key, origin.value, force_add=True)
     return values
-
-
-def summary_of(name: str) -> Summary:
-    """A preset's summary from its own parts, without verl."""
-    values = values_of(name)
-    complete = all(
-        OmegaConf.select(values, key) is not None
-        for key in ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
-    )
-    return Summary(
-        name,
-        tuple(groups_of(name)),
-        PurePosixPath(_text(values, "actor_rollout_ref.model.path")).name,
-        PurePosixPath(_text(values, "data.train_files")).parent.name,
-        updates_per_rollout(values) if complete else None,
-        title_of(name),
-    )
-
-
-def _text(values: DictConfig, key: str) -> str:
-    value: Any = OmegaConf.select(values, key)
-    return value if isinstance(value, str) else ""

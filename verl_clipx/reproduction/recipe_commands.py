@@ -1,5 +1,6 @@
 """The command `clipx recipe`: list the run presets, show what one sets and why, plan a run."""
 
+from pathlib import PurePosixPath
 from typing import Annotated, Any
 
 import typer
@@ -24,18 +25,38 @@ def list_presets(
     ] = "",
 ) -> None:
     """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
-    from verl_clipx.reproduction.presets import preset_names, summary_of
+    from verl_clipx.reproduction.presets import preset_names
 
     names = [name for name in preset_names() if part in name]
     if not names:
         fail(f"no preset has {part!r} in its name; `clipx recipe list` names them all")
-    rows = []
-    for one in map(summary_of, names):
-        updates = "" if one.updates is None else str(one.updates)
-        method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in one.groups)
-        rows.append(list(map(escape, (one.name, method, one.model, one.data, updates, one.row))))
     headings = ("name", "method", "model", "data", "updates", "row")
-    print_list(console, "presets: +recipe=<name>", headings, rows)
+    print_list(console, "presets: +recipe=<name>", headings, [list(map(escape, summary_of(name))) for name in names])
+
+
+def summary_of(name: str) -> tuple[str, ...]:
+    """Return a preset's row in the list, without composing verl's configuration.
+
+    Returns:
+        Name, method, model, data set, optimizer steps for each rollout batch, and the table's row that it trains. What
+        the preset leaves to verl is empty.
+    """
+    from omegaconf import OmegaConf
+
+    from verl_clipx.reproduction.origins import groups_of, title_of
+    from verl_clipx.reproduction.presets import updates_per_rollout, values_of
+
+    values = values_of(name)
+
+    def path(key: str) -> PurePosixPath:
+        value = OmegaConf.select(values, key)
+        return PurePosixPath(value if isinstance(value, str) else "")
+
+    method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in groups_of(name))
+    model, data = path("actor_rollout_ref.model.path").name, path("data.train_files").parent.name
+    batches = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
+    has_both = all(OmegaConf.select(values, key) is not None for key in batches)
+    return name, method, model, data, str(updates_per_rollout(values)) if has_both else "", title_of(name)
 
 
 @recipe_app.command()

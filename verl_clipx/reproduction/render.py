@@ -1,4 +1,4 @@
-"""A table with its expected and measured numbers as Markdown, HTML or LaTeX."""
+"""Writes a table with its expected and measured numbers as Markdown, HTML or LaTeX."""
 
 import html
 import re
@@ -14,21 +14,22 @@ from verl_clipx.reproduction.significance import significance_page
 from verl_clipx.reproduction.tables_definition import Column, Row, Table
 
 NOT_INSTALLED = "not installed"
-"""What an evaluation writes for the version of a package that is not there."""
+"""What an evaluation records as the version of a package that is missing."""
 
 
 def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
     """Write a table.
 
     Args:
-        results: from `collect`, or None for the expected numbers alone.
+        results: from `collect`; None for only the expected numbers.
+        markup: a key of `FORMATS`.
 
     Returns:
-        The text; cells without a run have no measured number. Below it, where methods were compared with a baseline, a
-        table of their differences.
+        The text. Cells without a run have no measured number. If methods were compared with a baseline, a table of
+        their differences follows.
 
     Raises:
-        ValueError: the format is unknown, or the results are of another table.
+        ValueError: the format is unknown, or the results belong to another table.
     """
     if markup not in FORMATS:
         raise ValueError(f"--format {markup}: must be one of {', '.join(FORMATS)}")
@@ -38,13 +39,17 @@ def render(table: Table, results: Mapping[str, Any] | None, markup: str) -> str:
 
 
 def refuse_another_table(table: Table, results: Mapping[str, Any] | None) -> None:
-    """Raises ValueError if results are not of this table."""
+    """Refuse results of another table.
+
+    Raises:
+        ValueError: the results belong to another table.
+    """
     if results is not None and results["table"] != table.name:
         raise ValueError(f"the results belong to table {results['table']}, not to {table.name}. Collect them again")
 
 
 def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
-    """A table as text, before it gets a format."""
+    """Return the texts of a table, before a format is applied."""
     cells = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     per_cell = len({len(cell["seeds"]) for cell in cells.values() if cell.get("interval") and cell["seeds"]}) > 1
 
@@ -55,8 +60,7 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
         return tuple(mark for note, mark in marked.items() if name in getattr(note, where))
 
     def row_of(row: Row) -> list[Cell]:
-        found = [cells.get((row.name, column.name), {}) for column in table.columns]
-        return [_cell(table, row, column, cell, per_cell) for column, cell in zip(table.columns, found, strict=True)]
+        return [_cell(table, row, one, cells.get((row.name, one.name), {}), per_cell) for one in table.columns]
 
     return Page(
         title=table.title,
@@ -68,7 +72,11 @@ def build_page(table: Table, results: Mapping[str, Any] | None) -> Page:
 
 
 def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, Any]]:
-    """Every cell that has a number, for JSON: row, column, the expected number, and what was measured, or None."""
+    """Return every cell with a number as JSON values: row, column, expected, and what was measured, or None.
+
+    Raises:
+        ValueError: the results belong to another table.
+    """
     refuse_another_table(table, results)
     measured = {(cell["row"], cell["column"]): cell for cell in results["cells"]} if results else {}
     found = []
@@ -81,8 +89,7 @@ def cells_of(table: Table, results: Mapping[str, Any] | None) -> list[dict[str, 
 
 
 def _cell(table: Table, row: Row, column: Column, cell: Mapping[str, Any], per_cell: bool) -> Cell:
-    digits = table.digits if column.digits is None else column.digits
-    expected = table.expected(row, column)
+    digits, expected = table.digits_of(column), table.expected(row, column)
     if "mean" not in cell:
         return Cell(printed(expected, digits), "")
     measured = printed(cell["mean"], digits)
@@ -106,8 +113,7 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
     ]
     lines = [f"{table.source}. {table.metric[0].upper()}{table.metric[1:]} ({unit})."]
     measured = [cell for cell in cells if "mean" in cell]
-    has_expected = any(row.expected for row in table.rows)
-    if has_expected:
+    if any(row.expected for row in table.rows):
         lines.append(
             "Each cell: the paper's number; below it the measured one with its 95 % interval and the difference."
             if measured
@@ -115,8 +121,7 @@ def _below(table: Table, results: Mapping[str, Any] | None, cells: list[Mapping[
         )
     elif not measured:
         lines.append("Nothing has been measured.")
-    kinds = [cell["interval"] for cell in measured]
-    counts = Counter((len(cell["seeds"]), kind) for cell, kind in zip(measured, kinds, strict=True) if kind)
+    counts = Counter((len(cell["seeds"]), cell["interval"]) for cell in measured if cell["interval"])
     for (seeds, kind), number in sorted(counts.items()):
         how = {"questions": "Student's, over questions", "seeds": f"Student's, over {_seeds(seeds)}"}.get(
             kind, f"Clopper and Pearson's, exact, of the share of {_seeds(seeds)} that collapsed"
@@ -147,7 +152,7 @@ def _origin(results: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-# Words in back quotes, which Markdown sets as code.
+# Text in back quotes, which Markdown sets as code.
 _CODE = re.compile("`([^`]+)`")
 
 _LATEX_ESCAPES = {
@@ -159,7 +164,7 @@ _LATEX_ESCAPES = {
     "\u2026": r"\dots{}",
 }
 
-# How a text is written in each format; templates/table.<format> has the table around it.
+# Writes a text in each format; templates/table.<format> writes the table around it.
 FORMATS: dict[str, Callable[[str], str]] = {
     "markdown": lambda text: text.replace("|", "\\|"),
     "html": lambda text: _CODE.sub(r"<code>\1</code>", html.escape(text)),

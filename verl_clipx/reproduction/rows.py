@@ -1,6 +1,7 @@
-"""The tables of runs, configs/recipe/<paper>/rows.yaml: what a row, and a part that lies in the table, sets.
+"""Reads the tables of runs, configs/recipe/<paper>/rows.yaml: the values that their rows and parts set.
 
-Every Hydra application may import this through the plugin's configuration source, so it knows only YAML and OmegaConf.
+Any Hydra application may import this module through the plugin's configuration source, so it uses only YAML and
+OmegaConf.
 """
 
 from collections.abc import Iterator, Mapping
@@ -16,23 +17,23 @@ from verl_clipx.common.configs_folder import configs_folder
 
 SELF = "_self_"
 TABLE = "rows.yaml"
-"""What the table of a paper is called in its folder."""
+"""File name of a paper's table in its folder."""
 
 # The sections of a table.
 _EVERY_ROW, _PARTS, _ROWS = "every_row", "parts", "rows"
-# Stands for the row's name, in every_row.
+# In every_row, this stands for the row's name.
 _NAME = "<name>"
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One value with the comment above it."""
+    """A value with the comment above it."""
 
     key: str
     """Path of the value, such as data.train_batch_size."""
 
     value: Any
-    """As the file has it, interpolations unresolved."""
+    """The value as written, with interpolations unresolved."""
 
     comment: str
     """The comment lines directly above it, as one text."""
@@ -40,13 +41,13 @@ class Setting:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row, or a part that lies in a table: what a YAML file of Hydra's could say."""
+    """A row, or a part in a table. It says what a YAML file of Hydra could say."""
 
     title: str
-    """The first line of the comment above it; a row's is the table's row that it trains."""
+    """The first line of the comment above it. For a row, it names the table's row that the run fills."""
 
     defaults: tuple[str | dict[str, str], ...]
-    """The parts that it consists of, as a Hydra defaults list, its own values last."""
+    """Its parts as a Hydra defaults list, in which its own values come last."""
 
     settings: tuple[Setting, ...]
     """Its own values."""
@@ -54,7 +55,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class Rows:
-    """A paper's table of runs."""
+    """The table of a paper's runs."""
 
     rows: Mapping[str, Entry]
     """By name, such as countdown_3b_acpo_near."""
@@ -64,38 +65,38 @@ class Rows:
 
 
 def papers() -> list[str]:
-    """Lists the folders of configs/recipe that have a table of runs, in alphabetical order."""
+    """Return the folders of configs/recipe with a table of runs, in alphabetical order."""
     return sorted(path.parent.name for path in (configs_folder() / "recipe").glob(f"*/{TABLE}"))
 
 
 def preset_names() -> list[str]:
-    """Lists the presets, the rows of all papers, such as acpo/countdown_3b_acpo_near, in alphabetical order."""
+    """Return the presets, which are the rows of all papers, in alphabetical order."""
     return sorted(f"{paper}/{name}" for paper in papers() for name in read_rows(paper).rows)
 
 
 def table_file(paper: str) -> str:
-    """Returns a paper's table, from the configs folder on."""
+    """Return the path of a paper's table, relative to the configs folder."""
     return f"recipe/{paper}/{TABLE}"
 
 
 def read_rows(paper: str) -> Rows:
-    """Reads a paper's table of runs.
+    """Read the table of a paper's runs.
 
     Raises:
         FileNotFoundError: the folder has no table.
-        ValueError: the table has an entry that is none; the message names file and entry.
+        ValueError: an entry of the table has a wrong form; the message names file and entry.
     """
     return _read(configs_folder() / table_file(paper), paper)
 
 
 def entry_at(path: str) -> Entry | None:
-    """Looks up what Hydra calls by a path.
+    """Return the row or the part that Hydra calls by a path, or None if no table contains it.
 
     Args:
         path: such as recipe/acpo/countdown_3b_acpo_near or recipe/acpo/method/dapo.
 
-    Returns:
-        The row or the part; None if no table has it.
+    Raises:
+        ValueError: see `read_rows`.
     """
     group, _, rest = path.partition("/")
     paper, _, name = rest.partition("/")
@@ -108,10 +109,14 @@ def entry_at(path: str) -> Entry | None:
 def settings_of(
     node: yaml.MappingNode, values: Mapping[str, Any], lines: list[str], prefix: str = ""
 ) -> Iterator[Setting]:
-    """The values of a part of a YAML file, each with the comment above it.
+    """Yield the values of a part of a YAML file, each with the comment above it.
 
     Args:
-        values: the same as Hydra's loader reads it; plain YAML would take 1e-6 for text. Other keys are left out.
+        node: the part, as parsed by YAML.
+        values: the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text. Keys that are not in it
+            are left out.
+        lines: all lines of the file.
+        prefix: what comes before the keys, such as "data.".
     """
     for key, value in node.value:
         if key.value not in values:
@@ -124,7 +129,7 @@ def settings_of(
 
 
 def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
-    """The comment lines directly above a key, without their marks."""
+    """Return the comment lines directly above a key, without their marks."""
     first = number = key.start_mark.line
     while first > 0 and lines[first - 1].lstrip().startswith("#"):
         first -= 1
@@ -187,7 +192,7 @@ def _read(path: Path, paper: str) -> Rows:
 
 
 def _default(part: str, paper: str) -> str | dict[str, str]:
-    """An entry of Hydra's defaults list for clipx=acpo, task/countdown_3b or /recipe/common/no_dual_clip."""
+    """Return the entry in Hydra's defaults list for a part, such as clipx=acpo or task/countdown_3b."""
     group, is_group, option = part.partition("=")
     if is_group:
         return {f"/{group}": option}

@@ -1,4 +1,4 @@
-"""What a training run left behind: its configuration, its metrics, its evaluations; or of a kept run its log."""
+"""Reads what a training run has left behind: configuration, metrics and evaluations, or a kept run's log."""
 
 import gzip
 import json
@@ -23,7 +23,7 @@ from verl_clipx.common.files import (
 from verl_clipx.common.secrets import redacted
 from verl_clipx.reproduction.config_hash import significant_values
 
-# What a table needs of an evaluation's results.
+# The parts of an evaluation's results that a table needs.
 RESULTS = {
     "config": {
         "model": str,
@@ -41,18 +41,18 @@ RESULTS = {
 
 @dataclass(frozen=True)
 class RunFolder:
-    """The files of a run; every recipe makes them alike."""
+    """The files of a run, which are the same for every recipe."""
 
     path: Path
 
     @property
     def is_trained(self) -> bool:
-        """Whether a training was started in it."""
+        """Whether a training was started in the folder."""
         return (self.path / ".hydra" / "config.yaml").exists()
 
     @cached_property
     def config(self) -> DictConfig:
-        """The configuration as Hydra composed it, not resolved."""
+        """The configuration as Hydra composed it, unresolved."""
         path = self.path / ".hydra" / "config.yaml"
         if not path.exists():
             raise FileNotFoundError(f"{path}: does not exist. Start the run with hydra.run.dir={self.path}")
@@ -60,55 +60,52 @@ class RunFolder:
 
     @cached_property
     def values(self) -> dict[str, Any]:
-        """The values that make the run what it is; see `significant_values`."""
+        """The values that define the run; see `significant_values`."""
         return redacted(significant_values(self.config))
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """By step, what verl's file logger wrote.
-
-        Lines that a killed process left unfinished are left out.
-        """
+        """What verl's file logger wrote, by step; empty if it wrote nothing. See `metrics_of`."""
         path = self.path / "metrics.jsonl"
         return metrics_of(read_bytes(path).splitlines() if path.exists() else [])
 
     @property
     def last_step(self) -> int:
-        """The last step that was logged, 0 if there is none."""
+        """The last step that was logged; 0 if there is none."""
         return max(self.metrics, default=0)
 
     @property
     def last_checkpoint(self) -> int | None:
-        """The step of the last complete checkpoint, None if there is none."""
+        """The step of the last complete checkpoint; None if there is none."""
         tracker = self.path / "checkpoints" / "latest_checkpointed_iteration.txt"
         return read_whole_number(tracker) if tracker.exists() else None
 
     @property
     def total_steps(self) -> int | None:
-        """The steps that the run was asked to make, None where that follows from its data."""
+        """The number of steps that was requested; None if it follows from the data."""
         return self.config.trainer.total_training_steps
 
     @property
     def seed(self) -> int | None:
-        """The seed of the training; None if the configuration gives none."""
+        """The seed of the training; None if the configuration has none."""
         return self.config.data.get("seed")
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What `clipx table plan --run` wrote down: commit, versions, seconds; empty for other runs."""
+        """What `clipx table plan --run` recorded: commit, versions, seconds. Empty for other runs."""
         path = self.path / "run.json"
         return read_json_object(path) if path.exists() else {}
 
     def evaluation(self, benchmark: str) -> dict[str, Any] | None:
-        """The results of `clipx eval run` on a benchmark; None if there are none."""
+        """Return the results of `clipx eval run` on a benchmark; None if there are none."""
         path = self.path / "evaluation" / benchmark / "results.json"
         return read_json_object(path, RESULTS) if path.exists() else None
 
     def scores(self, benchmark: str) -> pandas.DataFrame:
-        """What the reward said of each response of an evaluation, all checkpoints together.
+        """Return the parts of the reward for each response of an evaluation, over all checkpoints.
 
         Raises:
-            ValueError: they cannot be read, or are not there.
+            ValueError: there are no scores, or they cannot be read.
         """
         folder = self.path / "evaluation" / benchmark
         paths = sorted(folder.glob(f"*/{benchmark}/scores.parquet"))
@@ -118,7 +115,7 @@ class RunFolder:
 
 
 KEPT = ".jsonl.gz"
-"""How the name of a kept run ends."""
+"""Ending of a kept run's file name."""
 
 DIGITS = 6
 """Significant digits of a kept run's metrics."""
@@ -126,13 +123,13 @@ DIGITS = 6
 
 @dataclass(frozen=True)
 class KeptRun:
-    """A run that has ended, in one compressed file: what it was, and of each step the metrics that tables need."""
+    """A finished run in one compressed file: what it was, and the metrics of each step that tables need."""
 
     path: Path
 
     @cached_property
     def lines(self) -> list[bytes]:
-        """The record, then a line a step."""
+        """The record, and then a line for each step."""
         try:
             lines = gzip.decompress(read_bytes(self.path)).splitlines()
         except (OSError, EOFError) as error:
@@ -143,20 +140,22 @@ class KeptRun:
 
     @cached_property
     def record(self) -> dict[str, Any]:
-        """What it was: seed, config_hash, steps, started_from, policy, trained_on, commit, versions, seconds."""
+        """What the run was: seed, config_hash, steps, started_from, policy, trained_on, commit, versions, seconds."""
         return parse_json(self.lines[0], str(self.path))
 
     @cached_property
     def metrics(self) -> dict[int, dict[str, float]]:
-        """By step, the metrics that were kept."""
+        """The metrics that were kept, by step."""
         return metrics_of(self.lines[1:])
 
 
 def keep_run(path: Path, record: Mapping[str, Any], metrics: Mapping[int, Mapping[str, float]]) -> None:
-    """Write a kept run; it appears whole or not at all.
+    """Write a kept run atomically.
 
     Args:
-        path: its name ends in `KEPT`.
+        path: a file whose name ends with `KEPT`.
+        record: see `KeptRun.record`.
+        metrics: the metrics to keep, by step.
     """
     steps = [
         {"step": step, "data": {key: float(f"{value:.{DIGITS}g}") for key, value in data.items()}}
@@ -168,7 +167,7 @@ def keep_run(path: Path, record: Mapping[str, Any], metrics: Mapping[int, Mappin
 
 
 def metrics_of(lines: Iterable[bytes]) -> dict[int, dict[str, float]]:
-    """By step, what verl's file logger wrote; lines that a killed process left unfinished are left out."""
+    """Return what verl's file logger wrote, by step. Lines that a killed process left incomplete are skipped."""
     steps: dict[int, dict[str, float]] = {}
     for line in lines:
         try:
@@ -180,21 +179,21 @@ def metrics_of(lines: Iterable[bytes]) -> dict[int, dict[str, float]]:
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:
-    """Where the recipes put a run.
+    """Return the folder in which the recipes put a run.
 
     Args:
-        source: the preset, or what `Table.folder_of` says.
+        source: the preset, or the result of `Table.folder_of`.
     """
     return runs / f"{source}-seed{seed}"
 
 
 def kept_path(runs: Path, preset: str, seed: int) -> Path:
-    """Where `clipx table fill` keeps a run."""
+    """Return the file in which `clipx table fill` keeps a run."""
     return runs / f"{preset}-seed{seed}{KEPT}"
 
 
 def find_runs(runs: Path, source: str) -> list[Path]:
-    """A preset's runs, folders and kept ones, in the order of their seeds' numbers."""
+    """Return a preset's runs, both folders and kept ones, in the order of their seeds."""
     folder, name = (runs / source).parent, (runs / source).name
     seeds = {path: path.name.removeprefix(f"{name}-seed").removesuffix(KEPT) for path in folder.glob(f"{name}-seed*")}
     return sorted((path for path, seed in seeds.items() if seed.isdecimal()), key=lambda path: int(seeds[path]))

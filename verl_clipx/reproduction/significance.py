@@ -1,4 +1,4 @@
-"""Whether a table's methods differ from its baseline, over seeds and questions, corrected for their number."""
+"""Compares a table's methods with its baseline, over seeds and questions, and corrects for the number of methods."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,13 +19,13 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.reproduction.measures import Value
 from verl_clipx.reproduction.page import Cell, Page, printed
-from verl_clipx.reproduction.tables_definition import Row, Table
+from verl_clipx.reproduction.tables_definition import Column, Row, Table
 
 WHICH = ("row", "baseline", "column")
-"""What a written comparison has beside its own fields."""
+"""Keys of a written comparison that are not fields of `Comparison`."""
 
 CellKey = tuple[str, str]
-"""Row's and column's name."""
+"""Names of the row and the column."""
 
 
 def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -> list[dict[str, Any]]:
@@ -35,7 +35,7 @@ def compare_rows(table: Table, by_seed: Mapping[CellKey, Mapping[int, Value]]) -
         by_seed: each cell's numbers by training seed, in the table's unit.
 
     Returns:
-        JSON values: row, baseline, column, and the fields of `Comparison`, the baseline first.
+        JSON values: row, baseline, column, and the fields of `Comparison`, in which the baseline comes first.
     """
     found = []
     for row in table.rows:
@@ -63,16 +63,16 @@ def _compare(base: list[Value], ours: list[Value]) -> Comparison:
 
 
 def _stacked(side: list[Value]) -> dict[str, np.ndarray] | None:
-    """By benchmark ``[seeds, questions]``; None if a number has no questions."""
+    """Return arrays ``[seeds, questions]`` by benchmark; None if a number has no questions."""
     if any(value.by_question is None for value in side):
         return None
     return {name: np.stack([value.by_question[name] for value in side]) for name in side[0].by_question}
 
 
 def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
-    """The differences from the baseline, with Holm's p-values; None where nothing was compared.
+    """Return the differences from the baseline with p-values after Holm's correction; None if nothing was compared.
 
-    The family of a correction is the methods of a column that have one baseline.
+    Each column's methods with the same baseline are corrected together.
     """
     found = _corrected(results.get("comparisons", []))
     if not found:
@@ -80,19 +80,18 @@ def significance_page(table: Table, results: Mapping[str, Any]) -> Page | None:
     columns = [column for column in table.columns if any(key[1] == column.name for key in found)]
     rows = [row for row in table.rows if any(key[0] == row.name for key in found)]
 
-    def text(row: Row, name: str, digits: int) -> Cell:
-        one = found.get((row.name, name))
+    def text(row: Row, column: Column) -> Cell:
+        one = found.get((row.name, column.name))
         if one is None:
             return Cell("", "")
-        difference = _difference(one, digits)
-        # What a format prints in bold is what is significant here.
+        difference = _difference(one, table.digits_of(column))
+        # The formats print measured numbers in bold, which here marks significant differences.
         return Cell(difference, "") if one.verdict in (None, ALIKE) else Cell("", difference)
 
-    digits = {column.name: table.digits if column.digits is None else column.digits for column in columns}
     return Page(
         title=f"{table.title}: differences from the baseline",
         head=[(column.name, ()) for column in columns],
-        rows=[(row.name, (), [text(row, column.name, digits[column.name]) for column in columns]) for row in rows],
+        rows=[(row.name, (), [text(row, column) for column in columns]) for row in rows],
         below=_below(found.values(), (one["baseline"] for one in results["comparisons"])),
         footnotes=[],
     )

@@ -1,4 +1,4 @@
-"""`clipx table list|plan|collect|render`: the papers' tables, from run folders to filled cells."""
+"""The commands `clipx table list|plan|collect|render`, which turn runs into the papers' tables."""
 
 import os
 from pathlib import Path
@@ -29,7 +29,7 @@ Runs = Annotated[
 DEFAULT_RUNS = Path("runs")
 
 CURVE_FORMATS = ("svg", "png", "csv")
-"""Of `render`: a figure's curves."""
+"""Formats in which `render` writes a figure's curves."""
 
 
 @table_app.command("list")
@@ -88,7 +88,7 @@ def plan(
         nodes=nodes or table.nodes,
         evaluation_options=evaluation_options,
     )
-    # The presets' files are looked for there.
+    # The presets look for their data files there.
     os.environ["CLIPX_DATA"] = str(places.data)
     with failing():
         jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
@@ -106,7 +106,7 @@ def plan(
 
 
 def _say(text: str) -> None:
-    # As it is: these lines are for a shell.
+    # Without markup or line breaks, because these lines are for a shell.
     console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 
@@ -122,12 +122,10 @@ def _cost(table: "Table", places, waiting: list["Job"]) -> str:
         hours = (before + len(trainings) * table.seconds_per_run) / 3600
         each = f"{table.seconds_per_run} s each with evaluation"
         return f"{len(trainings)} trainings, about {hours:.1f} h: {before} s of preparation, then {each}."
-    try:
-        from verl_clipx.reproduction.cost.assumptions import GPUS
-        from verl_clipx.reproduction.cost.estimate import estimate
-        from verl_clipx.reproduction.presets import compose_preset
-    except ImportError:
-        return f"{len(trainings)} trainings; no estimate."
+    from verl_clipx.reproduction.cost.assumptions import GPUS
+    from verl_clipx.reproduction.cost.estimate import estimate
+    from verl_clipx.reproduction.presets import compose_preset
+
     gpu = GPUS.get(places.hardware.split("x")[0])
     if gpu is None:
         return f"{len(trainings)} trainings; no estimate for +hardware={places.hardware}."
@@ -194,7 +192,7 @@ def collect(
     table = _load(name)
     if not runs.is_dir():
         fail(f"--runs {runs}: there is no such folder. Give the one that `clipx table plan` trained in")
-    # The runs' validation files are looked for there.
+    # The runs look for their validation files there.
     os.environ.setdefault("CLIPX_DATA", table.data)
     out = out or default_results(runs, name)
     with failing():
@@ -248,12 +246,13 @@ def render(
     if results and not results.exists():
         fail(f"--results {results}: there is no such file. Make it with `clipx table collect {name}`")
     with failing():
-        found = read_json_object(path, {"definition": str}) if path.exists() else None
-        if found is not None and found["definition"] != hash_of_definition(table):
-            raise ValueError(
-                f"{path}: the table's definition has changed since then. Run `clipx table collect {name}` again"
-            )
-        if found is not None:
+        found = None
+        if path.exists():
+            found = read_json_object(path, {"definition": str})
+            if found["definition"] != hash_of_definition(table):
+                raise ValueError(
+                    f"{path}: the table's definition has changed since then. Run `clipx table collect {name}` again"
+                )
             check_shape(path, found, RESULTS)
         if as_json:
             if out is not None or markup != "markdown":
@@ -261,7 +260,11 @@ def render(
             print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
             return
         if markup in CURVE_FORMATS:
-            content = _curves(table, found, markup, path)
+            if found is None:
+                raise ValueError(f"--format {markup}: {path} does not exist. Run `clipx table collect {name}` first")
+            from verl_clipx.reproduction.curves import write_curves
+
+            content = write_curves(table, found, markup)
         else:
             content = render_table(table, found, markup).encode()
         if out is not None:
@@ -273,16 +276,8 @@ def render(
             typer.echo(content, nl=False)
 
 
-def _curves(table: "Table", results: dict | None, markup: str, path: Path) -> bytes:
-    from verl_clipx.reproduction.curves import write_curves
-
-    if results is None:
-        raise ValueError(f"--format {markup}: {path} does not exist. Run `clipx table collect {table.name}` first")
-    return write_curves(table, results, markup)
-
-
 def default_results(runs: Path, name: str) -> Path:
-    """Where `collect` writes and `render` reads."""
+    """Return the file that `collect` writes and `render` reads."""
     return runs / "tables" / f"{name}.json"
 
 

@@ -1,4 +1,4 @@
-"""The commands that fill a table, and running them."""
+"""Plans the commands that fill a table, and runs them."""
 
 import contextlib
 import os
@@ -31,8 +31,10 @@ class Job:
 
     Args:
         kind: PREPARE, TRAIN or EVALUATE.
+        label: what it makes, for display.
         command: a line for bash.
-        folder: where its log goes; of a training, the run's folder.
+        folder: where its log goes; for a training, the run's folder.
+        done: whether its result already exists.
     """
 
     kind: str
@@ -44,11 +46,11 @@ class Job:
 
 @dataclass(frozen=True)
 class Places:
-    """Where things are, as the commands name them."""
+    """Folders and machines that the commands name."""
 
     runs: Path
     data: Path
-    """With `{data}` in definitions."""
+    """Folder of the data sets, which is `{data}` in definitions."""
 
     hardware: str
     nodes: int
@@ -57,15 +59,15 @@ class Places:
 
 
 def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple[str, ...] = ()) -> list[Job]:
-    """The commands that fill a table: data, then for each seed and preset the training and its evaluations.
+    """Return the commands that fill a table: first the data, then the training and evaluations of each seed and preset.
 
-    Seeds come outermost, so that a table that is only half done has all rows of the first seeds.
+    Seeds are the outer loop, so that a half-finished table has all rows of the first seeds.
 
     Args:
         rows: names of the rows to fill; empty for all.
 
     Raises:
-        FileNotFoundError: the recipes are not there, because this is no checkout.
+        FileNotFoundError: the recipes do not exist, because this is not a checkout.
         ValueError: there is no such row.
     """
     sources = list(table.sources(rows))
@@ -92,7 +94,7 @@ def plan_table(table: Table, places: Places, seeds: tuple[int, ...], rows: tuple
 def _run(table: Table, places: Places, source: Source, cells: list[tuple[Row, Column]], seed: int) -> list[Job]:
     run = RunFolder(run_path(places.runs, source.preset, seed))
     evaluations = _evaluations(table, places, cells, str(run.path / "checkpoints"), run.path)
-    # Checkpoints may have been removed after the evaluations.
+    # The checkpoints may have been removed after the evaluations.
     trained = is_trained(run) or (bool(evaluations) and all(job.done for job in evaluations))
     train = Job(
         TRAIN,
@@ -101,12 +103,12 @@ def _run(table: Table, places: Places, source: Source, cells: list[tuple[Row, Co
         run.path,
         trained,
     )
-    # Evaluations of an earlier training would be refused; `clipx eval run` itself says so.
+    # Evaluations of an earlier training do not count; `clipx eval run` itself will refuse them.
     return [train, *(job if trained else replace(job, done=False) for job in evaluations)]
 
 
 def is_trained(run: RunFolder) -> bool:
-    """Whether a run has made all its steps, as far as its configuration or its data can tell how many they are."""
+    """Return whether a run has made all its steps. If their number cannot be determined, it has not."""
     if not run.is_trained or not run.metrics:
         return False
     total = run.total_steps
@@ -126,13 +128,14 @@ def _bounds(places: Places, cells: list[tuple[Row, Column]], seed: int) -> tuple
 
 
 def training_command(places: Places, preset: str, seed: int, run: Path, bounds: tuple[str, Path] | None = None) -> str:
-    """The line that trains: the recipes' own `launch`, with the preset's name.
+    """Return the line that trains, which calls the recipes' own `launch` with the preset's name.
 
     Args:
-        bounds: a method group and the metrics that `clipx bounds` measures its open clip bounds on.
+        run: the run's folder.
+        bounds: a method group, and the metrics from which `clipx bounds` measures its open clip bounds.
 
     Raises:
-        FileNotFoundError: the recipes are not there.
+        FileNotFoundError: the recipes do not exist.
     """
     recipes = configs_folder().parent / "recipes" / "common.sh"
     if not recipes.is_file():
@@ -184,27 +187,27 @@ def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], 
 
 
 def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
-    """Run a command of a plan, its output in `<kind>.log` in its folder.
+    """Run a command of a plan. Its output goes to `<kind>.log` in its folder.
 
-    A training runs under `clipx watch`, which ends all its processes whatever way it ends, and leaves run.json with
-    the commit, the versions and the seconds that it took.
+    A training runs under `clipx watch`, which ends all processes of the training, however it ends. A training that
+    succeeds leaves run.json with the commit, the versions and the seconds that it took.
 
     Args:
-        on_step: called with the last step of a training and the number of its steps, if known, whenever it has logged.
+        on_step: called whenever a training has logged, with its last step and its number of steps, if known.
 
     Returns:
-        The exit code; 130 after an interrupt. Where this process is killed, the command gets a SIGTERM.
+        The exit code; 130 after an interrupt. If this process is killed, the command gets a SIGTERM.
     """
     job.folder.mkdir(parents=True, exist_ok=True)
     # `clipx` and `python` in the commands are this environment's.
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
     command = ["bash", "-c", job.command]
     if job.kind == TRAIN:
-        # The number of steps is for its own display, which nobody sees.
+        # Its own display needs the number of steps, but nobody sees it.
         command = ["clipx", "watch", str(job.folder), "--steps", "1", "--", *command]
     started = time.time()
     with (job.folder / f"{job.kind}.log").open("ab") as log, _interruptible():
-        # A session of its own: the terminal's Ctrl-C must not reach it a second time while it cleans up.
+        # It gets its own session, so that the terminal's Ctrl-C does not reach it a second time while it cleans up.
         process = subprocess.Popen(
             command,
             env=environment,
@@ -215,9 +218,11 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
             preexec_fn=partial(end_with_parent, os.getpid()),
         )
         try:
-            # What an earlier start left is not this one's.
+            # Metrics from before the start belong to an earlier one.
             last_look = started
-            while not _ended(process):
+            while process.poll() is None:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    process.wait(SECONDS_BETWEEN_LOOKS)
                 run, written = RunFolder(job.folder), _written(job.folder / "metrics.jsonl")
                 if job.kind == TRAIN and run.is_trained and written > last_look:
                     last_look = written
@@ -234,12 +239,15 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
 
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """SIGINT, which a background job of a shell ignores, SIGTERM and a terminal's SIGHUP raise KeyboardInterrupt."""
+    """Let SIGINT, SIGTERM and a terminal's SIGHUP raise KeyboardInterrupt, also in a shell's background job.
+
+    A shell lets its background jobs ignore SIGINT.
+    """
 
     def interrupt(*_: object) -> NoReturn:
         raise KeyboardInterrupt
 
-    # Under nohup it starts out ignored.
+    # Under nohup, SIGHUP is ignored from the start and must stay so.
     hang_up = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
     previous = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM, *hang_up)}
     try:
@@ -249,14 +257,6 @@ def _interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _ended(process: subprocess.Popen) -> bool:
-    try:
-        process.wait(SECONDS_BETWEEN_LOOKS)
-    except subprocess.TimeoutExpired:
-        return False
-    return True
-
-
 def _written(path: Path) -> float:
-    """When a file was last written, 0 if it is not there."""
+    """Return when a file was last written, or 0 if it does not exist."""
     return path.stat().st_mtime if path.is_file() else 0

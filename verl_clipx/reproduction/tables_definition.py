@@ -1,4 +1,4 @@
-"""What a table of a paper is: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
+"""Defines a table of a paper: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,23 +13,23 @@ from verl_clipx.common.suggestions import did_you_mean
 
 UNITS = ("percent", "fraction", "seconds", "number", "logged")
 
-# Ways to get a number, by the key that marks each.
+# Ways to get a number, by the key of a measure that selects each.
 BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "curve"
 MEAN_OF, GAIN_OF = "mean_of", "gain_of"
 COLLAPSE = "collapse"
-"""Whether the metric that it names, logged in training, collapsed: 1 or 0 a seed, whose mean is the share that did."""
+"""Whether the training metric that it names collapsed: 1 or 0 for each seed, whose mean is the share that did."""
 
 LEVEL, AVERAGE = "level", "average"
-"""Of the metric that they name, logged in training, the mean of the last tenth of the steps, and of all of them."""
+"""The mean of the training metric that they name, over the last tenth of the steps and over all of them."""
 
 CORRELATION = "correlation"
-"""With `benchmark`: in the place of a metric's mean how it goes with the score, pearson or spearman."""
+"""With `benchmark`: the correlation of a metric with the score instead of its mean, "pearson" or "spearman"."""
 
 READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE, LEVEL, AVERAGE)
 FROM_COLUMNS = (MEAN_OF, GAIN_OF)
 
 EVALUATED = ("checkpoint", "samples", "temperature", "top_p", "max_tokens", "grader")
-"""What an evaluation's number depends on, beside the questions."""
+"""What an evaluation's number depends on, apart from the questions."""
 
 _ORIGIN = re.compile(r"\[(paper|script|choice)\] (.+)")
 
@@ -39,10 +39,11 @@ class Column:
     """A column.
 
     Args:
-        measure: how its numbers come about; a cell's measure has the column's keys and the row's.
-        run: which of a row's presets or models the column is of; None where a row has one.
-        preset: what trains every row of the column, where the rows are no runs.
-        digits: digits after the decimal point, None for the table's.
+        measure: how its numbers are obtained. A cell's measure has the keys of its column and of its row.
+        run: which of a row's presets or models the column shows; None if rows have only one.
+        preset: the preset that trains every row of the column, if the rows are not runs.
+        digits: digits after the decimal point; None for the table's.
+        notes: names of its footnotes.
     """
 
     name: str
@@ -58,18 +59,19 @@ class Row:
     """A row. It names a preset or presets, or a model or models, or `minus`, or why it is only `quoted`.
 
     Args:
-        preset: what trains it.
-        presets: the same by the columns' `run`; cells of other columns do not exist.
-        model: a model that is evaluated without training: an id of the hub or a folder.
-        models: the same by the columns' `run`.
-        minus: two rows: this one is the first minus the second.
-        baseline: the row that `gain_of` and the table of differences compare with; for the latter the table's where it
-            is None.
+        preset: the preset that trains it.
+        presets: presets by the columns' `run`; other columns have no cell in this row.
+        model: a model that is evaluated without training, as an id on the hub or a folder.
+        models: such models by the columns' `run`.
+        minus: two rows, of which this row is the first minus the second.
+        quoted: why the row is only quoted from the paper and never measured.
+        baseline: the row with which `gain_of` and the table of differences compare; None for the table's in the latter.
         measure: see `Column.measure`.
-        measured_bounds: where the preset leaves clip bounds open: `group`, the method group, and by the columns' `run`
-            the preset whose run of the same seed `clipx bounds` measures them on.
+        measured_bounds: if the preset leaves clip bounds open, `group`, the method group, and by the columns' `run` the
+            preset on whose run of the same seed `clipx bounds` measures them.
         evaluation_options: more options of `clipx eval run` for this row.
-        expected: the paper's numbers by column, None where it has none; empty: it has none at all.
+        expected: the paper's numbers by column, None where it has none; empty if it has none at all.
+        notes: names of its footnotes.
     """
 
     name: str
@@ -100,25 +102,27 @@ class Table:
     """A table.
 
     Args:
-        unit: one of `UNITS`; what is measured as a fraction is multiplied by 100 for percent. Curves have it as logged.
+        unit: one of `UNITS`. For "percent", measured fractions are multiplied by 100; curves are "logged".
         hardware: `+hardware` group of the training commands.
+        nodes: number of nodes of the training commands.
+        seeds: training seeds.
         data: folder of the data sets, unless `clipx table plan --data` names another.
-        seconds_per_run: wall-clock time of a run with its evaluation, where a CPU can make it.
-        in_one_process: whether `clipx table fill` makes its runs, not the recipes.
-        prepare: `makes`: a file below the data folder; `command`: what makes it; `seconds`, beside `seconds_per_run`.
-        benchmarks: by name: `file` below the data folder, its number of `questions`, the options of `clipx eval run`,
-            their `origin`, unless the paper names the questions, and `cluster`, the field of extra_info that questions
-            of one source share.
-        origins: where the evaluation's settings come from, by `EVALUATED`, and the `estimator` where it is best@k:
-            [paper], [script] or [choice], and why.
+        seconds_per_run: wall-clock time of a run with its evaluation, if a CPU can do it.
+        in_one_process: whether `clipx table fill` makes its runs, instead of the recipes.
+        prepare: what to prepare: `makes`, a file below the data folder; `command`, which makes it; and, in tables with
+            `seconds_per_run`, how many `seconds` that takes.
+        benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx eval
+            run`; their `origin`, unless the paper names the questions; and `cluster`, the field of extra_info that
+            questions of one source share.
+        origins: where each of the evaluation's settings in `EVALUATED` comes from: [paper], [script] or [choice], and
+            why. Also that of the `estimator` if it is best@k.
         evaluation_options: more options of every `clipx eval run`.
-        baseline: the row that the table of differences compares all others with, but for those that name one
-            themselves.
-        footnotes: by name, what no other field says (footnotes.py has the rest); without a row or column, about the
-            whole table.
+        baseline: the row with which the table of differences compares all rows that do not name another.
+        footnotes: by name, footnotes that no other field implies (footnotes.py derives the rest). One that no row or
+            column names is about the whole table.
 
     Raises:
-        ValueError: a part does not fit the others; names the table and the part.
+        ValueError: a part does not fit the others; the message names the table and the part.
     """
 
     name: str
@@ -216,32 +220,36 @@ class Table:
         return {column.name: column for column in self.columns}
 
     def row(self, name: str) -> Row:
-        """The row of that name."""
+        """Return the row of that name."""
         return self._row_names[name]
 
     def column(self, name: str) -> Column:
-        """The column of that name."""
+        """Return the column of that name."""
         return self._column_names[name]
 
     def baseline_of(self, row: Row) -> str | None:
-        """The row that a row's differences are from; None where there is none, or it is the baseline itself."""
+        """Return the name of the row with which a row is compared; None if there is none or the row is the baseline."""
         name = row.baseline or self.baseline
         return None if name == row.name else name
 
+    def digits_of(self, column: Column) -> int:
+        """Return the digits after the decimal point of a column's numbers."""
+        return self.digits if column.digits is None else column.digits
+
     def expected(self, row: Row, column: Column) -> float | None:
-        """The paper's number."""
+        """Return the paper's number for a cell, or None."""
         return row.expected[self.columns.index(column)] if row.expected else None
 
     def measure_of(self, row: Row, column: Column) -> dict[str, Any]:
-        """How a cell's number comes about."""
+        """Return how a cell's number is obtained."""
         return {**column.measure, **row.measure}
 
     def is_collapse(self, row: Row, column: Column) -> bool:
-        """Whether a cell is the share of trainings that collapsed."""
+        """Return whether a cell is the share of trainings that collapsed."""
         return COLLAPSE in self.measure_of(row, column)
 
     def is_curve(self, column: Column) -> bool:
-        """Whether a column is a panel of a figure: a metric over training steps."""
+        """Return whether a column is a panel of a figure, that is, a metric over training steps."""
         return CURVE in column.measure
 
     @property
@@ -255,7 +263,7 @@ class Table:
         return self.unit == "logged"
 
     def benchmarks_of(self, row: Row, column: Column) -> list[str]:
-        """The benchmarks that a cell needs an evaluation on; a model's validation is an evaluation too."""
+        """Return the benchmarks on which a cell needs an evaluation; for a model, a validation is an evaluation too."""
         measure = self.measure_of(row, column)
         if VALIDATION in measure:
             return [measure[VALIDATION]] if row.model or row.models else []
@@ -263,7 +271,7 @@ class Table:
         return [named] if isinstance(named, str) else list(named)
 
     def source_of(self, row: Row, column: Column) -> Source | None:
-        """What a cell's number is read from; None where there is no such run: a quoted row, a difference, a mean."""
+        """Return what a cell's number is read from; None for a quoted row, a difference or a mean."""
         measure = self.measure_of(row, column)
         if any(kind in measure for kind in FROM_COLUMNS):
             return None
@@ -272,7 +280,7 @@ class Table:
         return Source(preset, model) if preset or model else None
 
     def is_measurable(self, row: Row, column: Column) -> bool:
-        """Whether some run could fill the cell."""
+        """Return whether some run could fill the cell."""
         measure = self.measure_of(row, column)
         if row.quoted:
             return False
@@ -286,17 +294,17 @@ class Table:
         return self.source_of(row, column) is not None
 
     def folder_of(self, source: Source) -> str:
-        """Where the source's runs lie below the folder of runs; a preset's are shared by all tables."""
+        """Return the path of a source's runs below the folder of all runs. All tables share a preset's runs."""
         if source.preset:
             return source.preset
         slug = source.model.removeprefix("{data}/").strip("/").replace("/", "--")
         return f"models/{self.name}/{slug}"
 
     def sources(self, rows: Sequence[str] = ()) -> Iterator[tuple[Source, list[tuple[Row, Column]]]]:
-        """Each preset or model with the cells that are read from it, in the table's order.
+        """Yield each preset or model with the cells that are read from it, in the table's order.
 
         Args:
-            rows: names of the rows that are wanted, from --row; empty for all.
+            rows: names of the wanted rows, from --row; empty for all.
 
         Raises:
             ValueError: there is no such row.
@@ -315,18 +323,18 @@ class Table:
 
 
 def split_origin(text: str) -> tuple[str, str]:
-    """The label of an origin, paper, script or choice, and what it says."""
+    """Return the label of an origin ("paper", "script" or "choice") and its text."""
     found = _ORIGIN.fullmatch(text)
     return found[1], found[2]
 
 
 def columns_used(measure: Mapping[str, Any]) -> list[str]:
-    """The columns of the same row that a measure combines."""
+    """Return the columns of the same row that a measure combines."""
     return [*measure.get(MEAN_OF, []), *filter(None, [measure.get(GAIN_OF)])]
 
 
 def table_names() -> list[str]:
-    """The names of all tables."""
+    """Return the names of all tables."""
     folder = files("verl_clipx.reproduction").joinpath("tables")
     return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
 
@@ -345,7 +353,11 @@ def load_table(name: str) -> Table:
 
 
 def build_table(name: str, entries: Mapping[str, Any]) -> Table:
-    """Build a table from the content of its file."""
+    """Build a table from the content of its file.
+
+    Raises:
+        ValueError: the definition is wrong; the message names the table.
+    """
     entries = dict(entries)
     common = entries.pop("evaluation", {})
     entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}

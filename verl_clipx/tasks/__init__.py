@@ -1,1 +1,1 @@
-"""Data sets, prompts and rewards, a folder a task."""
+"""Data sets, prompts and rewards, with a folder for each task."""

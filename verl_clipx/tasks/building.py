@@ -1,7 +1,7 @@
-"""From a data set's definition to one Parquet file a split: deduplicated, counted, hashed, each file whole or absent.
+"""Builds a data set from its definition: one Parquet file per split, deduplicated and hashed, written atomically.
 
-Every file carries how it was made in its own metadata, so that it can be recognised as finished without a second file
-that could disagree with it.
+Every file records in its own metadata how it was built. It can therefore be recognised as finished without a second
+file, which might contradict it.
 """
 
 import hashlib
@@ -31,10 +31,11 @@ _COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
 
 @dataclass(frozen=True)
 class BuildRequest:
-    """What decides a split's content.
+    """Everything that determines a split's content.
 
     Args:
         source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
+        limit: largest number of rows; None for all.
     """
 
     dataset: str
@@ -50,9 +51,11 @@ class SplitRecord:
     """A finished split.
 
     Args:
-        duplicates: rows left out because an earlier one has the same prompt but for case, spaces and Unicode form.
-        conflicts: duplicates among them whose ground truth differs from that of the row kept.
-        sha256: hash of the rows, see `row_line`; it does not depend on Parquet's version or layout.
+        rows: number of rows that were kept.
+        duplicates: number of rows that were left out because an earlier one has the same prompt, apart from case, white
+            space and Unicode form.
+        conflicts: number of these duplicates whose ground truth differs from that of the row that was kept.
+        sha256: hash of the rows (see `row_line`), independent of Parquet's version and layout.
     """
 
     request: BuildRequest
@@ -76,19 +79,21 @@ def build_split(
     """Write one split to `<folder>/<split>.parquet`, unless the same request was finished there before.
 
     Args:
-        folder: where to write, created if missing; an interrupted build is started anew.
-        prompt: one of the definition's templates, None for its default.
-        source: the local copy, None for the hub or a generator.
-        limit: most rows to keep, 1 to `files.MAX_TABLE_ROWS`, None for all.
-        on_row: called with the number of rows kept, after each.
+        folder: where to write; created if missing. An interrupted build starts from the beginning.
+        split: one of the definition's splits.
+        prompt: one of the definition's templates; None for its default.
+        source: the local copy; None for the hub or a generator.
+        limit: largest number of rows to keep, 1 to `files.MAX_TABLE_ROWS`; None for all.
+        options: keyword arguments of the definition's `rows`.
+        on_row: called after each row with the number of rows kept so far.
 
     Returns:
-        The finished split's record; it is also in the file (`read_record`).
+        The finished split's record, which is also in the file (`read_record`).
 
     Raises:
-        FileExistsError: if the file is there but was made by another request or by another program.
-        FileNotFoundError: if the source is missing.
-        ValueError: if an argument is unknown or out of range, a row lacks a column, or no row is left; the message
+        FileExistsError: the file exists, but another request or another program made it.
+        FileNotFoundError: the source is missing.
+        ValueError: an argument is unknown or out of range, a row lacks a column, or there are no rows; the message
             names it.
     """
     prompt = prompt or definition.prompts[0]
@@ -129,7 +134,7 @@ def read_record(path: Path) -> SplitRecord | None:
         content = parse_json((pq.read_metadata(path).metadata or {})[METADATA_KEY], str(path))
         return SplitRecord(**(content | {"request": BuildRequest(**content["request"])}))
     except (OSError, ValueError, KeyError, TypeError):
-        # pyarrow's own errors are ValueErrors: a file without a footer, or none of Parquet's.
+        # pyarrow raises its own kinds of ValueError for a file that is incomplete or not in Parquet format.
         return None
 
 
@@ -140,25 +145,25 @@ def finished_splits(definition: DatasetDefinition, folder: Path) -> tuple[SplitR
 
 
 def normalise_prompt(prompt: Iterable[dict[str, str]]) -> str:
-    """Return a prompt's text for comparing: NFKC, lower case, every run of white space one blank."""
+    """Return a prompt's text for comparison: in NFKC and lower case, with single blanks as white space."""
     text = "\n".join(f"{message['role']}\0{message['content']}" for message in prompt)
     return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
 
 
 def row_line(row: Row) -> bytes:
-    """Return a row as one line of canonical JSON (sorted keys, no blanks, UTF-8), line end included.
+    """Return a row as one line of canonical JSON (sorted keys, no blanks, UTF-8), including the line end.
 
     A split's hash is the SHA-256 of these lines, in order.
 
     Raises:
-        ValueError, TypeError: if the row holds something that JSON does not, such as NaN.
+        ValueError, TypeError: the row contains something that JSON cannot represent, such as NaN.
     """
     text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     return text.encode("utf-8", errors="surrogatepass") + b"\n"
 
 
 def _remove_leftovers(folder: Path, split: str) -> None:
-    # A killed build could not remove its own files; a running one's are left alone.
+    # A killed build could not remove its own partial files. Those of a running build stay.
     for path in folder.glob(f".{split}.*"):
         process = path.name.removesuffix(".partial").rpartition(".")[2]
         if process.isdecimal() and not psutil.pid_exists(int(process)):
@@ -172,7 +177,8 @@ class _Counts:
 
 
 def _unique(rows: Iterable[Row], counts: _Counts) -> Iterator[Row]:
-    truths: dict[bytes, bytes] = {}  # prompt -> ground truth, as digests: 57,000 long prompts need not be kept
+    # Ground truths by prompt, as digests, so that 57,000 long prompts need not be kept.
+    truths: dict[bytes, bytes] = {}
     for row in rows:
         key = _digest(normalise_prompt(row["prompt"]).encode("utf-8", errors="surrogatepass"))
         truth = _digest(row_line({"ground_truth": row["reward_model"]["ground_truth"]}))
@@ -191,7 +197,7 @@ def _digest(data: bytes) -> bytes:
 def _table(
     rows: Iterable[Row], counts: _Counts, definition: DatasetDefinition, on_row: Callable[[int], None]
 ) -> pa.Table:
-    # Arrow's columns take a part of the memory of Python's rows. Optional fields of one chunk are null in the others.
+    # Arrow's columns take much less memory than Python's rows. A field that a chunk lacks is null in it.
     chunks: list[pa.Table] = []
     iterator = iter(rows)
     try:
@@ -233,17 +239,17 @@ def _check(definition: DatasetDefinition, split: str, prompt: str, limit: int | 
 
 
 def _is_of(value: Any, hint: Any) -> bool:
-    """Return whether a value read from JSON is of an option's type: a plain one, a union, or a sequence of such."""
+    """Return whether a value from JSON has an option's type: a plain type, a union, or a sequence of such types."""
     if get_origin(hint) in (Union, UnionType):
         return any(_is_of(value, one) for one in get_args(hint))
     if get_origin(hint) is Sequence:
         return isinstance(value, list) and all(_is_of(item, get_args(hint)[0]) for item in value)
-    # True is an integer to Python, and no number of puzzles.
+    # To Python, True is an integer, but it is no number of puzzles.
     return hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool)))
 
 
 def option_names(definition: DatasetDefinition) -> tuple[str, ...]:
-    """Return the names of the options that a data set's `rows` takes."""
+    """Return the names of the options that a data set's `rows` accepts."""
     parameters = inspect.signature(definition.rows).parameters.values()
     return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("split", "prompt"))
 
@@ -257,7 +263,7 @@ def _describe_source(definition: DatasetDefinition, source: Path | None) -> str:
 
 
 def _fingerprint(source: Path) -> str:
-    # Of a folder the names and sizes: thousands of files would take longer to hash than to read.
+    # For a folder, only names and sizes are hashed: hashing the content of thousands of files would take too long.
     if source.is_file():
         return hash_of_file(source)
     files = sorted(path for path in source.rglob("*") if path.is_file())

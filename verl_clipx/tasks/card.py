@@ -1,4 +1,4 @@
-"""The card that lies beside a built data set: README.md for people, card.json for programs."""
+"""Writes the card of a built data set: README.md for people, card.json for programs."""
 
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -18,10 +18,11 @@ PLAIN_TEXT_HINT = (
 
 @dataclass(frozen=True)
 class DataCard:
-    """What one should know before using a folder of built splits.
+    """What users should know about a folder of built splits.
 
     Args:
-        overlaps: reports by "<split> / <evaluation file>"; empty if none was asked for.
+        splits: records of all finished splits in the folder.
+        overlaps: reports by "<split> / <evaluation file>"; empty if none was requested.
     """
 
     definition: DatasetDefinition
@@ -30,18 +31,18 @@ class DataCard:
 
 
 def write_card(folder: Path, card: DataCard) -> None:
-    """Write README.md and card.json into the folder; each appears whole or not at all."""
+    """Write README.md and card.json into the folder, each of them atomically."""
     write_json(folder / "card.json", card_content(card))
     write_text(folder / "README.md", card_markdown(card))
 
 
 def is_plain_text(prompt: str) -> bool:
-    """Return whether a template's prompts are meant without chat marks."""
+    """Return whether a template's prompts must stay without chat markers."""
     return prompt in TEMPLATES and TEMPLATES[prompt].plain_text
 
 
 def card_content(card: DataCard) -> dict[str, Any]:
-    """Return the card as JSON holds it."""
+    """Return the card as JSON values."""
     shown = ("name", "task", "kind", "summary", "hub", "license")
     return {
         **{key: getattr(card.definition, key) for key in shown},

@@ -11,7 +11,7 @@ TASKS = ("countdown", "hitab", "knights_and_knaves", "math", "reasoning_gym", "r
 
 @lru_cache(maxsize=1)
 def definitions() -> dict[str, DatasetDefinition]:
-    """Return every data set by its name, in the order of `TASKS`."""
+    """Return all data sets by name, in the order of `TASKS`."""
     of_tasks = (import_module(f"verl_clipx.tasks.{task}.dataset").DATASETS for task in TASKS)
     return {one.name: one for sets in of_tasks for one in sets}
 
@@ -20,7 +20,7 @@ def definition_named(name: str) -> DatasetDefinition:
     """Return the data set of that name.
 
     Raises:
-        ValueError: if there is none; the message lists those there are.
+        ValueError: there is none; the message lists the names of all.
     """
     try:
         return definitions()[name]

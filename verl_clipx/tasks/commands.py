@@ -1,4 +1,4 @@
-"""The command `clipx data`: list the data sets, build one, look into a file."""
+"""The command `clipx data`: list the data sets, build one, show a file."""
 
 import json
 import warnings
@@ -25,7 +25,7 @@ MAX_SHOWN = 2000
 
 @app.command("list")
 def list_datasets(name: Annotated[str | None, typer.Argument(help="A data set, to show its details.")] = None) -> None:
-    """List the data sets that can be built, or say all about one."""
+    """List the data sets that can be built, or show the details of one."""
     from verl_clipx.tasks.building import option_names
     from verl_clipx.tasks.catalog import definition_named, definitions
 
@@ -102,7 +102,7 @@ def build(
                     progress.update(task, completed=1, total=1)
         write_card(out, DataCard(definition, finished_splits(definition, out), overlaps))
     except (ValueError, OSError) as error:
-        # The hub's client raises many kinds of OSError; what helps is the same. Wrong arguments are ValueErrors.
+        # The hub's client raises many kinds of OSError, and one advice fits all. Wrong arguments raise ValueError.
         reached_out = source is None and isinstance(error, OSError) and not isinstance(error, FileExistsError)
         from_hub = reached_out and name in definitions() and definitions()[name].hub
         advice = f"\nIf the hub ({from_hub}) cannot be reached, give a local copy with --from PATH" if from_hub else ""
@@ -173,7 +173,7 @@ def _progress() -> Progress:
 
 
 def _file_label(file: Path) -> str:
-    # Built files are all called test.parquet; the folder says which.
+    # Many built files are called test.parquet, so the label names the folder too.
     return f"{file.resolve().parent.name}/{file.name}"
 
 

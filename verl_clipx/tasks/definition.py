@@ -1,4 +1,4 @@
-"""What a task says about each of its data sets; the command `clipx data` reads nothing else."""
+"""How a task describes each of its data sets. The command `clipx data` reads only these descriptions."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ Row = dict[str, Any]
 """One row of verl's Parquet schema: data_source, prompt, ability, reward_model, extra_info."""
 
 RowBuilder = Callable[..., Iterator[Row]]
-"""`rows(source: Path | None, *, split: str, prompt: str, **options)`: source None means the hub."""
+"""`rows(source: Path | None, *, split: str, prompt: str, **options)`; without a source, from the hub or generated."""
 
 
 @dataclass(frozen=True)
@@ -19,12 +19,13 @@ class DatasetDefinition:
         name: what `clipx data build` calls it, unique over all tasks.
         task: the task's folder name; its reward scores the rows.
         kind: whether rows are for training or for measuring.
-        hub: repository id on the Hugging Face hub, or None if the rows are generated or only a local copy can be read.
+        hub: repository id on the Hugging Face hub; None if the rows are generated, or only a local copy can be read.
         license: licence of the source as its owners state it, or "not stated".
         prompts: names of the prompt templates that fit, the default first.
-        splits: names of the splits that `rows` takes, in the order in which they are built.
-        repeats: whether problems that stand in it several times were drawn so on purpose, and stay.
-        generated: whether its problems are made here and from nothing else, so that no local copy is taken.
+        rows: yields the rows of a split.
+        splits: names of the splits that `rows` accepts, in the order in which they are built.
+        repeats: whether the source repeats problems on purpose, so that duplicates stay.
+        generated: whether its problems are always generated, so that a local copy is refused.
 
     Raises:
         ValueError: if `kind` is unknown, or there is no prompt or no split; the message names the data set.

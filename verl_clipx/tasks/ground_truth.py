@@ -1,6 +1,6 @@
-"""Ground truths that are more than one text, as text: then the files of all tasks have one schema.
+"""Stores ground truths that are fields or a list as text, so that the files of all tasks have the same schema.
 
-verl joins the files of `data.train_files` with Hugging Face datasets, which refuses a column that holds text in one
+verl joins the files of `data.train_files` with Hugging Face datasets, which rejects a column that contains text in one
 file and fields or a list in another.
 """
 
@@ -14,13 +14,14 @@ def encode_ground_truth(truth: Any) -> str:
 
 
 def decode_ground_truth(ground_truth: Any) -> Any:
-    """Return what `encode_ground_truth` was given; never raises.
+    """Return the value that `encode_ground_truth` was given; never raises.
 
     Args:
-        ground_truth: a row's. Fields and lists as such, which other builders' files hold, are returned as they are.
+        ground_truth: a row's ground truth. Files from other builders may contain fields or a list; these are returned
+            as they are.
 
     Returns:
-        The decoded value; a text that is not JSON as it is.
+        The decoded value. A text that is not JSON is returned as it is.
     """
     if not isinstance(ground_truth, str):
         return ground_truth

@@ -1,4 +1,4 @@
-"""How much of an evaluation set a training set already holds: shared word n-grams of the problems.
+"""Finds how much of an evaluation set is already in a training set, by the word n-grams that problems share.
 
 The report is a warning, not a verdict: a shared 13-gram can be a common phrase, and a reworded problem shares none.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 from verl_clipx.common.files import parquet_file
 from verl_clipx.tasks.templates import Messages, problem_text
 
-# GPT-3's contamination analysis (Brown et al. 2020, appendix C) and most since use 13 words.
+# GPT-3's contamination analysis (Brown et al. 2020, appendix C) and most later ones use 13 words.
 NGRAM_SIZE = 13
 
 MAX_EXAMPLES = 5
@@ -22,7 +22,7 @@ _WORD = re.compile(r"\w+")
 
 @dataclass(frozen=True)
 class OverlapExample:
-    """One pair of problems that share words."""
+    """A pair of problems that share an n-gram."""
 
     train_row: int
     """Row of the training set, from 0."""
@@ -39,10 +39,11 @@ class OverlapReport:
     """What two sets share.
 
     Args:
-        ngram_size: words an n-gram; a problem with fewer words is compared whole.
-        train_rows_touched: training rows that share something with some evaluation row.
-        evaluation_rows_touched: evaluation rows that share something with some training row.
-        examples: the first pairs found, one an evaluation row, at most `MAX_EXAMPLES`.
+        ngram_size: words in an n-gram; a problem with fewer words is compared as a whole.
+        train_rows, evaluation_rows: number of rows in each set.
+        train_rows_touched: number of training rows that share an n-gram with some evaluation row.
+        evaluation_rows_touched: number of evaluation rows that share an n-gram with some training row.
+        examples: the first pairs that were found, at most `MAX_EXAMPLES` and one per evaluation row.
     """
 
     ngram_size: int
@@ -54,11 +55,11 @@ class OverlapReport:
 
 
 def word_ngrams(text: str, size: int = NGRAM_SIZE) -> list[str]:
-    """Return the text's word n-grams in lower case, punctuation dropped; a shorter text as a whole.
+    """Return a text's word n-grams, in lower case and without punctuation.
 
     Returns:
-        The n-grams in order, each with blanks between its words; one that holds every word if there are fewer than
-        `size`; none if there is no word.
+        The n-grams in order, each with blanks between its words. If the text has fewer than `size` words, all of them
+        form one n-gram; without any word, there is none.
     """
     words = _WORD.findall(text.casefold())
     if len(words) < size:
@@ -70,9 +71,9 @@ def find_overlap(train: Iterable[str], evaluation: Iterable[str], size: int = NG
     """Compare the problems of a training set with those of an evaluation set.
 
     Args:
-        train: one text a training row; read once, nothing of it is kept.
-        evaluation: one text an evaluation row; its n-grams are held in memory.
-        size: words an n-gram, at least 1.
+        train: a text per training row; read once and not kept.
+        evaluation: a text per evaluation row; its n-grams are kept in memory.
+        size: words in an n-gram, at least 1.
     """
     owners: dict[str, list[int]] = defaultdict(list)
     evaluation_rows = 0
@@ -100,7 +101,11 @@ def find_overlap(train: Iterable[str], evaluation: Iterable[str], size: int = NG
 
 
 def compare_files(train: Path, evaluation: Path) -> OverlapReport:
-    """Compare two Parquet files in verl's schema; the words of known prompt templates are left out."""
+    """Compare two Parquet files in verl's schema. The text of known prompt templates does not count.
+
+    Raises:
+        FileNotFoundError, ValueError: see `problems`.
+    """
     return find_overlap(problems(train), problems(evaluation))
 
 
@@ -108,8 +113,8 @@ def problems(path: Path) -> Iterator[str]:
     """Yield the problem text of each row of a Parquet file in verl's schema.
 
     Raises:
-        FileNotFoundError: if the file is missing.
-        ValueError: if it is not a Parquet file, or has no column `prompt`.
+        FileNotFoundError: the file is missing.
+        ValueError: it is not a Parquet file, or has no column `prompt`.
     """
     if not path.exists():
         raise FileNotFoundError(f"{path} does not exist; give a Parquet file that `clipx data build` wrote")
@@ -124,5 +129,5 @@ def problems(path: Path) -> Iterator[str]:
 
 
 def _problem(prompt: Messages | str) -> str:
-    # verl also takes a plain string; sets that other tools made may hold one.
+    # verl also accepts a plain string, which data sets from other tools may contain.
     return prompt if isinstance(prompt, str) else problem_text(prompt)

@@ -1,6 +1,6 @@
-"""Command line: `python -m verl_clipx.tasks.prompt_length MODEL FILE …` prints how long the longest prompt is.
+"""Command line: `python -m verl_clipx.tasks.prompt_length MODEL FILE …` prints the length of the longest prompt.
 
-verl pads every prompt to `data.max_prompt_length`: with this number nothing is padded beyond the longest one.
+verl pads every prompt to `data.max_prompt_length`. With this number, no prompt is padded beyond the longest one.
 """
 
 from pathlib import Path
@@ -13,13 +13,14 @@ from verl_clipx.common.files import read_table
 
 
 def longest_prompt(model: str, files: list[Path]) -> int:
-    """Return the length of the longest prompt of some files, in tokens, with the model's chat template around it.
+    """Return the length of the longest prompt in some files, in tokens, under the model's chat template.
 
     Args:
-        model: a folder or a name on the hub; only its tokenizer is read.
+        model: a folder, or an id on the hub; only its tokenizer is read.
+        files: Parquet files in verl's schema.
 
     Raises:
-        OSError: the tokenizer or a file is not there.
+        OSError: the tokenizer or a file does not exist.
         ValueError: a file is not in verl's schema, or the tokenizer has no chat template.
     """
     tokenizer = AutoTokenizer.from_pretrained(model)

@@ -16,8 +16,9 @@ def read_records(source: Path | None, *, hub: str, hub_split: str, hub_config: s
 
     Args:
         source: a local copy (see `local_records`), or None for the hub.
-        hub_split: split to load from the hub; a local copy is read whole.
-        hub_config: configuration of the hub's repository, if it has several.
+        hub: repository id on the Hugging Face hub.
+        hub_split: split to load from the hub; a local copy is read completely.
+        hub_config: which of the repository's configurations to load, if it has several.
     """
     if source is not None:
         yield from local_records(source)
@@ -31,12 +32,13 @@ def local_records(source: Path) -> Iterator[Record]:
     """Yield the records of a local copy, in file order.
 
     Args:
-        source: a .parquet, .jsonl or .json file (an array of objects), or a folder of such files, read in the order
-            of their names, folders within it included.
+        source: a .parquet, .jsonl or .json file (an array of objects), or a folder of such files. A folder is searched
+            with its subfolders, and its files are read in the order of their paths.
 
     Raises:
-        FileNotFoundError: if there is no such file, or the folder holds none of that kind.
-        ValueError: if a file cannot be read as what its name says; the message names the file and the line.
+        FileNotFoundError: the source does not exist, or is a folder without such a file.
+        ValueError: a file does not have the format that its name says; the message names the file and, where there are
+            lines, the line.
     """
     for path in _files(source):
         if path.suffix == ".parquet":
@@ -48,10 +50,10 @@ def local_records(source: Path) -> Iterator[Record]:
 
 
 def read_jsonl(path: Path) -> Iterator[Record]:
-    """Yield the objects of a file with one JSON object a line; empty lines are passed over.
+    """Yield the objects of a file with one JSON object per line; empty lines are skipped.
 
     Raises:
-        ValueError: if a line is not a JSON object; the message names the file and the line.
+        ValueError: a line is not a JSON object; the message names the file and the line.
     """
     for number, line in enumerate(read_lines(path), 1):
         if line.strip():

@@ -1,4 +1,4 @@
-"""Training and test problems of generated data sets: a problem's split follows from the problem alone."""
+"""Splits generated problems into training and test: a problem's split depends only on the problem."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -10,18 +10,18 @@ SPLITS: tuple[Split, ...] = ("train", "test")
 TEST_SHARE = 0.1
 
 MAX_FRUITLESS_DRAWS = 20_000
-"""Draws without a new problem after which there are no more, or they are that rare."""
+"""After this many draws in a row without a new problem, the search ends: there are no more, or they are too rare."""
 
 Problem = TypeVar("Problem")
 
 
 def split_of_key(key: object) -> Split:
-    """Return the split of the problems with a key: a hash of it puts a tenth into "test".
+    """Return the split of a problem: a hash of its key puts a tenth of all problems into "test".
 
-    No two runs, seeds or stages can put one problem in both.
+    Whatever the run or the seed, a problem is therefore never in both splits.
 
     Args:
-        key: what makes two problems the same; of values whose `repr` is the same in every process.
+        key: equal for problems that count as the same. Its `repr` must be the same in every process.
     """
     digest = hashlib.sha256(repr(key).encode()).digest()
     return "test" if int.from_bytes(digest[:8], "big") < TEST_SHARE * 2**64 else "train"
@@ -33,11 +33,11 @@ def draw_distinct(
     """Draw problems of one split until there are enough.
 
     Args:
-        draws: without end; None for one that came to nothing.
-        key: what makes two problems the same, see `split_of_key`.
+        draws: an endless iterator; None stands for a draw that failed.
+        key: returns a problem's key, see `split_of_key`.
 
     Returns:
-        `count` problems, no two with the same key; fewer if `MAX_FRUITLESS_DRAWS` in a row bring no further one.
+        `count` problems, all with different keys; fewer if `MAX_FRUITLESS_DRAWS` draws in a row yield no new one.
     """
     found: dict[Any, Problem] = {}
     fruitless = 0

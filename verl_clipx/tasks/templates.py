@@ -1,8 +1,8 @@
 """Prompt templates of the papers, by name; templates.yaml has their wording.
 
-A template turns named fields into chat messages. Base models were trained in the papers on plain text without chat
-marks; for such a template (`plain_text`) give verl
-`actor_rollout_ref.model.custom_chat_template` the value of PLAIN_TEXT_CHAT_TEMPLATE, so that the tokenizer adds none.
+A template turns named fields into chat messages. The papers trained base models on plain text without chat markers. For
+such a template (`plain_text`), set verl's `actor_rollout_ref.model.custom_chat_template` to PLAIN_TEXT_CHAT_TEMPLATE,
+so that the tokenizer adds no markers.
 """
 
 import re
@@ -19,7 +19,7 @@ Messages = list[dict[str, str]]
 PLAIN_TEXT_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
 """Jinja chat template that writes the messages as they are."""
 
-# "3 4 = 7" fits too many texts to be taken for a template's, and a bare text fits all.
+# Too many texts look like "3 4 = 7" to conclude that the template made them, and every text fits a bare field.
 _FITTING_ALL = ("countdown_compact", "reversal_compact")
 
 _FIELD = re.compile(r"\{([a-z]+)\}")
@@ -27,7 +27,7 @@ _FIELD = re.compile(r"\{([a-z]+)\}")
 
 @dataclass(frozen=True)
 class PromptTemplate:
-    """One way to put a problem to a policy; templates.yaml says what the fields are."""
+    """One way to pose a problem to a policy; templates.yaml explains the attributes."""
 
     name: str
     messages: tuple[tuple[str, str], ...]
@@ -44,10 +44,10 @@ class PromptTemplate:
         """Return the chat messages with the fields filled in.
 
         Args:
-            **fields: one value a field; `str` of it is inserted, and braces in it are left alone.
+            **fields: a value for each field. It is inserted as `str`, and braces in it are not fields.
 
         Raises:
-            ValueError: if a field is missing or unknown; the message names the template and its fields.
+            ValueError: a field is missing or unknown; the message names the template and its fields.
         """
         if set(fields) != set(self.fields):
             raise ValueError(f"template {self.name!r} takes the fields {list(self.fields)}, not {sorted(fields)}")
@@ -58,7 +58,7 @@ class PromptTemplate:
 
     @cached_property
     def _patterns(self) -> tuple[tuple[str, re.Pattern[str]], ...]:
-        # Odd parts of the split are field names. A field that appears again must repeat what it held.
+        # Odd parts of the split are field names. A field that appears again must have the same value.
         patterns, seen = [], set()
         for role, text in self.messages:
             pattern = ""
@@ -107,7 +107,7 @@ def template_named(name: str) -> PromptTemplate:
     """Return the template of that name.
 
     Raises:
-        ValueError: if there is none; the message lists those there are.
+        ValueError: there is none; the message lists the names of all.
     """
     try:
         return TEMPLATES[name]
@@ -116,11 +116,13 @@ def template_named(name: str) -> PromptTemplate:
 
 
 def problem_text(messages: Sequence[dict[str, str]]) -> str:
-    """Return what is particular to a prompt: the fields of the template that made it, without the template's words.
+    """Return what is specific to a prompt: the fields of the template that made it, without the template's own text.
+
+    If several templates could have made the prompt, the one with the longest text of its own counts.
 
     Returns:
-        The fields, one a line, again without the words of a template that made them; the contents of all messages if
-        no template made these. Where several could have, the one with the most text of its own did.
+        The fields, one per line. A field that another template made is reduced in the same way. If no template made the
+        messages, the contents of all of them.
     """
     for template in sorted(TEMPLATES.values(), key=lambda template: -template._literal_length):
         if template.name not in _FITTING_ALL and (fields := template.match(messages)) is not None:

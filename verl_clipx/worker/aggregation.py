@@ -1,4 +1,4 @@
-"""verl's agg_loss of a loss whose gradient is known: for verl's own modes a weight a sequence, without a matrix."""
+"""verl's agg_loss for a loss with a known gradient. verl's own modes need only a weight per sequence, and no matrix."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ from verl_clipx.loss.loss import per_token_loss, summed_loss
 def aggregated(
     log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any
 ) -> Tensor:
-    """What verl's agg_loss makes of `per_token_loss`.
+    """The result of verl's agg_loss applied to `per_token_loss`.
 
     Args:
         log_prob, value, weighted: as for `per_token_loss`; value and weighted are 0 outside the mask.
         mask: the tokens that are averaged over, bool, (sequences, length).
-        mode: loss_agg_mode; one that is not known here is left to verl.
+        mode: loss_agg_mode; modes that are not implemented here are left to verl.
         **normalisers: dp_size, batch_num_tokens, global_batch_size, loss_scale_factor, as for agg_loss.
 
     Returns:
@@ -41,16 +41,16 @@ def sequence_weight(
     loss_scale_factor: int | None = None,
     **others: Any,
 ) -> Tensor | float | None:
-    """The factor that a token's loss has in agg_loss: of every token, or of each sequence's, (sequences, 1).
+    """The factor of a token's loss in agg_loss: one for all tokens, or one for each sequence, (sequences, 1).
 
     Args:
         mask, mode: as for `aggregated`.
         dtype: of the loss.
         dp_size, batch_num_tokens, global_batch_size, loss_scale_factor: as for agg_loss.
-        **others: what a later verl adds.
+        **others: arguments that a later verl adds.
 
     Returns:
-        None where agg_loss has to be asked: another mode or argument, or what it refuses.
+        The factor; None if agg_loss itself must be called, because of another mode or argument, or one that it refuses.
     """
     number = batch_num_tokens if mode == "token-mean" else global_batch_size
     if others or (number is None and dp_size > 1 and mode != "token-sum"):
@@ -67,5 +67,5 @@ def sequence_weight(
     weight = dp_size / ((count > 0).sum(dtype=dtype) if number is None else number)
     if mode == "seq-mean-token-sum-norm":
         weight = weight / (mask.shape[-1] if loss_scale_factor is None else loss_scale_factor)
-    # verl's own small number, that no sequence divides by 0, in the dtype that it adds it in.
+    # verl adds the same small number, in the same dtype, so that an empty sequence does not divide by 0.
     return weight / (count + 1e-8).to(dtype) if mode == "seq-mean-token-mean" else weight

@@ -16,36 +16,35 @@ class AnatomySums:
     """The sums of `loss.anatomy` over one rank's share of a rollout batch.
 
     Args:
-        run: says whose weights computed the old log-probabilities.
+        run: the facts that tell which weights computed the old log-probabilities.
         all_reduce: sums a float64 vector over the data-parallel ranks.
         device: where the tokens are.
     """
 
     def __init__(self, run: RunFacts, all_reduce: Callable[[Tensor], Tensor], device: torch.device | str):
         self._bypass = bool(run.bypass)
-        # Without bypass the weights before the first update are the old ones where the trainer has them recomputed;
-        # a rollout batch that comes in parts has its later ones from weights that the earlier ones moved.
+        # Outside bypass mode, the weights before the first update are the old policy's if the trainer recomputes the
+        # old log-probabilities. If a rollout batch comes in parts, updates on earlier parts have moved the weights.
         self._starts_equal = (run.old_policy_starts_the_update or self._bypass) and run.batches_a_step == 1
         self._all_reduce, self._device = all_reduce, device
         self._sums: Tensor | None = None
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Has the step's micro-batches added, and says whether its weights are those of the old log-probabilities.
+        """Has the step's micro-batches added, and sets whether its weights computed the old log-probabilities.
 
-        In bypass mode they are those of the tokens of age 0.
+        In bypass mode this is true only of tokens of age 0.
         """
         step.anatomy, step.equal_weights = self, self._starts_equal and batch.at_start
 
     def end_update(self, step: OptimizerStep) -> None:
-        """Nothing is left to do: its micro-batches were added."""
+        """Does nothing: the micro-batches have been added."""
 
     def add(self, settings: Settings, inputs: Inputs, decision: Tensor, known: MicroBatch) -> None:
-        """Adds a micro-batch's tokens; nothing waits for the accelerator.
+        """Adds a micro-batch's tokens without waiting for the accelerator.
 
         Args:
-            settings: the clipx node.
             inputs, decision: as the loss got them.
-            known: of the micro-batch.
+            known: what is known of the micro-batch.
         """
         with torch.no_grad():
             found = anatomy_sums(
@@ -61,7 +60,7 @@ class AnatomySums:
             self._sums = found if self._sums is None else self._sums + found
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """The metrics of the rollout batch, by key; every rank must call it."""
+        """The metrics of the rollout batch by key. Every rank must call this."""
         own = torch.zeros(SIZE, dtype=torch.float64, device=self._device) if self._sums is None else self._sums
         self._sums = None
         return {key: [value] for key, value in anatomy_metrics(self._all_reduce(own)).items()}

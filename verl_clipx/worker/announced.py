@@ -1,6 +1,6 @@
-"""What a run announces of its loss, by the formulas themselves: F, F * A and the gradient on log_prob."""
+"""What a run announces about its loss, computed directly by the formulas: F, F * A and the gradient on log_prob."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.support import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
@@ -24,15 +24,14 @@ class Call(NamedTuple):
 
 
 def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """F and F * A of each token as announced, by the formulas themselves: (sequences, response length), 0 outside.
+    """F and F * A of each token as announced, computed directly by the formulas.
 
     Args:
-        settings: the clipx node.
-        run: what is announced of the run.
         call: what verl's loss function gets.
 
     Returns:
-        F, F * A, and the tokens that are not rejected, bool.
+        F and F * A, both 0 outside the third, which is the mask of the tokens that are not rejected, bool. Each is
+        (sequences, response length).
     """
     known, data = call.micro_batch, call.data
     mask = left_in_bypass_mode(run, call, padded(data["response_mask"]).bool())
@@ -53,11 +52,9 @@ def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Ten
 
 
 def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
-    """The gradient that the policy's term must have on log_prob: (sequences, response length).
+    """The gradient that the policy's term must have on log_prob, (sequences, response length).
 
     Args:
-        settings: the clipx node.
-        run: what is announced of the run.
         call: what verl's loss function gets.
     """
     from verl.trainer.ppo.core_algos import agg_loss
@@ -88,12 +85,11 @@ def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
 
 
 def left_in_bypass_mode(run: RunFacts, call: Call, mask: Tensor) -> Tensor:
-    """The tokens that verl's own bypass loss would leave, by verl's own code: bool, (sequences, response length).
+    """The tokens that verl's own bypass loss would keep, by verl's own code: bool, (sequences, response length).
 
     Args:
-        run: what is announced of the run.
         call: what verl's loss function gets.
-        mask: bool, of all of them.
+        mask: all tokens of the responses, bool.
     """
     if not run.options.get(BYPASS) or run.options.get(ROLLOUT_RS) is None:
         return mask
@@ -102,12 +98,12 @@ def left_in_bypass_mode(run: RunFacts, call: Call, mask: Tensor) -> Tensor:
 
 
 def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
-    """The tokens that verl's rejection leaves: bool, (sequences, response length).
+    """The tokens that verl's rejection keeps: bool, (sequences, response length).
 
     Args:
-        options: of the run.
+        options: the run's keys of `support.READ` with their values.
         mask: bool, (sequences, response length).
-        log_ratio: to the rollout policy, likewise.
+        log_ratio: relative to the rollout policy, (sequences, response length).
     """
     from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
 
@@ -115,3 +111,29 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
         return mask
     names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
     return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
+
+
+def missing_corrections(options: Mapping[str, Any], data: Any) -> Iterator[str]:
+    """The corrections that verl's trainer should have made in decoupled mode and has not, each in words.
+
+    Args:
+        options: the run's keys of `support.READ` with their values.
+        data: verl's micro-batch.
+    """
+    if options.get(BYPASS):
+        return
+    if options.get(ROLLOUT_IS) is not None and "rollout_is_weights" not in data:
+        yield f"the samples came without the weights of {ROLLOUT_IS}={options[ROLLOUT_IS]}"
+    if options.get(ROLLOUT_RS) is None or not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
+        return
+    whole, mask = (padded(data[key]).bool() for key in ("loss_mask", "response_mask"))
+    if whole.shape != mask.shape:
+        return
+    # A jagged tensor that does not know its longest row is padded to the length of all rows together.
+    width = mask.shape[1]
+    old, rollout = (padded(data[key])[:, :width] for key in ("old_log_probs", "rollout_log_probs"))
+    # If the trainer rejects in both masks, a sequence's divergence can be computed only from the tokens that are left.
+    several = len(str(options[ROLLOUT_RS]).split(",")) > 1
+    wrong = int((mask & ~left_by_verl(options, whole, old - rollout)).sum())
+    if wrong and not (several and torch.equal(whole, mask)):
+        yield f"{wrong} tokens that {ROLLOUT_RS}={options[ROLLOUT_RS]} rejects came as if it did not"

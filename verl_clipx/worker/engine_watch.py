@@ -1,17 +1,17 @@
-"""What verl's engine does without reporting it: a gradient's norm, and which weights gave log-probabilities."""
+"""Observes what verl's engine does not report: a gradient's norm, and which weights computed log-probabilities."""
 
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-# Elements of a parameter that its part of a fingerprint is made of: an update moves some of them.
+# How many elements of a parameter make its part of a fingerprint. An update moves at least some of them.
 FINGERPRINT_ELEMENTS = 4096
 BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def fingerprint(modules: Any) -> torch.Tensor:
-    """A number for each trained parameter's values on this rank, which other values would hardly have: int64.
+    """A checksum of each trained parameter's values on this rank, int64, (parameters,).
 
     Args:
         modules: the engine's model, or a list of its parts, with its weights loaded.
@@ -28,15 +28,15 @@ def fingerprint(modules: Any) -> torch.Tensor:
 
 
 class EngineWatch:
-    """Looks on at one engine's optimizer steps and passes without gradient.
+    """Observes one engine's optimizer steps and passes without gradient.
 
     Args:
-        engine: verl's engine; the watch wraps its optimizer_step and infer_batch.
-        wanted: whether the weights behind the log-probabilities of the pass that just ended will be asked for.
+        engine: verl's engine; its optimizer_step and infer_batch are wrapped.
+        wanted: returns whether the fingerprint of the pass that just ended will be needed.
 
     Attributes:
-        gradient_norm: of the latest optimizer step, on every rank; None before it.
-        weights_of_log_probs: fingerprint of the weights of the latest such pass; None without one.
+        gradient_norm: the norm of the latest optimizer step's gradient, on every rank; None before the first step.
+        weights_of_log_probs: the fingerprint of the weights in the latest pass without gradient, or None.
     """
 
     def __init__(self, engine: Any, wanted: Callable[[], bool]):
@@ -46,14 +46,14 @@ class EngineWatch:
         step, infer = engine.optimizer_step, engine.infer_batch
 
         def optimizer_step(*args, **kwargs):
-            # The norm reaches the metrics only on ranks with outputs; every rank has to know whether it was taken.
+            # Metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
             norm = step(*args, **kwargs)
             self.gradient_norm = None if norm is None else float(norm)
             return norm
 
         def infer_batch(*args, **kwargs):
             output = infer(*args, **kwargs)
-            # Here, because around it verl may have offloaded the weights.
+            # Taken here, because outside this call verl may have offloaded the weights.
             if wanted():
                 self.weights_of_log_probs = fingerprint(engine.module)
             return output
@@ -61,7 +61,7 @@ class EngineWatch:
         engine.optimizer_step, engine.infer_batch = optimizer_step, infer_batch
 
     def weights_moved(self) -> torch.Tensor | None:
-        """Whether the weights are others than those that gave the log-probabilities, 0-d bool; None if not known."""
+        """Whether the weights differ from those that computed the log-probabilities, 0-d bool; None if unknown."""
         if self.weights_of_log_probs is None:
             return None
         return (fingerprint(self._engine.module) != self.weights_of_log_probs).any()

@@ -1,7 +1,7 @@
 """The extra pass, without gradient, that sees the whole mini-batch before its update.
 
-It runs through verl's own engine on a copy of the mini-batch, in evaluation mode as for old_log_probs, so that dynamic
-batch sizes, sequence parallelism, packing and fused kernels are those of the training pass.
+It runs through verl's own engine on a copy of the mini-batch, in evaluation mode as for old_log_probs. Dynamic batch
+sizes, sequence parallelism, packing and fused kernels are therefore those of the training pass.
 """
 
 import math
@@ -20,11 +20,11 @@ from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_stat
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.planner import MiniBatchStatistics
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import Rejection, remaining
+from verl_clipx.worker.rejection import NOTHING_REJECTED, Rejection
 from verl_clipx.worker.sampling import GROUP, GROUPS, Sample, by_group
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
-# Of verl's engine.
+# The key of verl's engine for its number of pipeline stages.
 PIPELINE = "pipeline_model_parallel_size"
 
 
@@ -36,19 +36,21 @@ def extra_pass(
     *,
     cut: dict[str, Any],
     device: str,
-    rejection: Rejection | None = None,
+    rejection: Rejection = NOTHING_REJECTED,
 ) -> MiniBatchStatistics:
-    """Statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
+    """Computes the statistics of this rank's mini-batch under the current weights; changes neither data nor engine.
 
     Args:
-        settings: the clipx node.
         engine: verl's engine.
         data: this rank's mini-batch.
-        step: the optimizer step to come; the tokens of its pass alone count in the statistics behind the bounds. Where
-            it has a sample, only its sequences are passed, and their statistics are summed by group.
-        cut: how the engine cuts a mini-batch into micro-batches, where the data does not say so.
+        step: the next optimizer step. Only the tokens of its pass count in the statistics behind the bounds. If it has
+            a sample, only the sample's sequences are passed, and their statistics are summed by group.
+        cut: how the engine cuts a mini-batch into micro-batches, for the keys that the data lack.
         device: where the statistics are summed.
-        rejection: what the loss will reject, which counts nowhere; None: nothing.
+        rejection: what the loss will reject; rejected tokens do not count.
+
+    Raises:
+        ValueError: the method needs a field that the mini-batch lacks.
     """
     method = settings.method
     over_mini_batch = settings.select is not None and settings.select.over == "mini_batch"
@@ -60,11 +62,9 @@ def extra_pass(
 
     def loss_function(model_output: Any, data: Any, dp_group: Any = None) -> tuple[torch.Tensor, dict[str, Any]]:
         whole = padded(data["response_mask"]).bool()
-        log_prob, old_log_prob = (
-            response_part(model_output["log_probs"], data, whole.shape[1]),
-            padded(data["old_log_probs"]),
-        )
-        mask = remaining(rejection, whole, log_prob=log_prob, old_log_prob=old_log_prob)
+        log_prob = response_part(model_output["log_probs"], data, whole.shape[1])
+        old_log_prob = padded(data["old_log_probs"])
+        mask = rejection.remaining(whole, log_prob, old_log_prob)
         known = micro_batch_of(settings, data, step)
         if needs_entropy:
             known.entropy = response_part(model_output["entropy"], data, mask.shape[1])
@@ -107,15 +107,17 @@ def of_each_sequence(functions: TokenFunctions, inputs: Inputs) -> Tensor:
 
 
 def sampled(data: Any, sample: Sample) -> Any:
-    """The sample's sequences of a mini-batch, each with its group, such that the engine can cut them.
+    """The sample's part of a mini-batch, with each sequence's group, in a size that the engine can cut.
 
     Args:
-        data: verl's mini-batch, which says how it is cut; it gets the groups where the sample is all of it.
+        data: verl's mini-batch, which says how it is cut. It is changed: it may get another micro-batch size and, if
+            the sample takes all sequences, the groups.
         sample: from `sampling.drawn`.
     """
     rows, group = sample.rows, sample.group
     if not tu.get(data, key="use_dynamic_bsz", default=True):
-        # verl cuts only what micro-batches of one size divide: as few as before, and what is missing passes uncounted.
+        # verl needs micro-batches of equal size. Their number stays the smallest possible; sequences that fill the last
+        # one up are repeated and belong to no group, so that they do not count.
         count = math.ceil(len(rows) / tu.get(data, key="micro_batch_size_per_gpu"))
         size = math.ceil(len(rows) / count)
         missing = count * size - len(rows)
@@ -128,10 +130,9 @@ def sampled(data: Any, sample: Sample) -> Any:
 
 
 def refuse_sample_of_stages(settings: Settings, engine_config: Any) -> None:
-    """Raises if pipeline stages would have to agree on a sample that only the last one can choose.
+    """Raises if pipeline stages would have to agree on a sample that only the last stage can choose.
 
     Args:
-        settings: the clipx node.
         engine_config: verl's configuration of the actor's engine.
 
     Raises:
@@ -146,7 +147,7 @@ def refuse_sample_of_stages(settings: Settings, engine_config: Any) -> None:
 
 
 def refuse_attention_on_a_slice(engine: Any) -> None:
-    """Raises if sequence parallelism runs on an attention that does not know of it.
+    """Raises if ranks share sequences and the model's attention does not support it.
 
     Args:
         engine: verl's engine, with its model.
@@ -156,7 +157,7 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
     """
     size = getattr(engine, "ulysses_sequence_parallel_size", 1)
     if getattr(getattr(engine, "engine_config", None), "strategy", None) == "fsdp_turbo":
-        # It cuts sequences by a patch of the model of its own, under which the attention is eager by name.
+        # This engine cuts sequences by its own patch of the model, under which the attention is called eager.
         return
     for model in engine.module if isinstance(engine.module, list | tuple) else [engine.module]:
         config = getattr(model, "config", None)
@@ -171,7 +172,7 @@ def refuse_attention_on_a_slice(engine: Any) -> None:
 
 
 def refuse_dropout(modules: Any) -> None:
-    """Raises if a model has dropout: the extra pass's ratios would not be those of the training pass.
+    """Raises if a model has dropout, with which the extra pass would see other ratios than the training pass.
 
     Args:
         modules: the engine's model, or a list of its parts.

@@ -1,7 +1,7 @@
-"""Converts between verl's two layouts, padded responses and the model's output, and makes Lopti's passes in them.
+"""Converts between verl's two layouts, padded responses and the model's output, and restricts both to Lopti's passes.
 
 The model's output for a response token stands one position to the token's left. verl's `no_padding_2_padding` cuts it
-out in a loop over sequences that waits for the accelerator in each; nothing here waits.
+out in a loop that waits for the accelerator once per sequence. Nothing here waits for it.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,7 @@ def padded(values: Tensor) -> Tensor:
 
 
 def lengths(data: Any) -> tuple[Tensor, Tensor]:
-    """Numbers of prompt and of response tokens of each sequence, int64 (sequences,).
+    """The numbers of prompt tokens and of response tokens of each sequence, int64, (sequences,) each.
 
     Args:
         data: verl's micro-batch: prompts and responses jagged, or padded with an attention mask.
@@ -34,7 +34,7 @@ def lengths(data: Any) -> tuple[Tensor, Tensor]:
 
 
 def in_model_layout(chosen: Tensor, data: Any, total: int) -> Tensor:
-    """Where chosen response tokens stand in the model's output.
+    """The positions of chosen response tokens in the model's output.
 
     Args:
         chosen: bool, (sequences, response length).
@@ -54,7 +54,7 @@ def in_model_layout(chosen: Tensor, data: Any, total: int) -> Tensor:
 
 
 def response_part(output: Tensor, data: Any, width: int) -> Tensor:
-    """The response tokens' values in the model's output, padded with 0; no gradient flows through.
+    """The model's output for the response tokens, padded with 0 and detached.
 
     Args:
         output: the model's output for every token of prompts and responses: jagged, or (total,).
@@ -73,7 +73,7 @@ def response_part(output: Tensor, data: Any, width: int) -> Tensor:
 
 
 def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
-    """The model's output, with what `other` makes of it where it is not kept: `kept` is bool, (total,)."""
+    """The model's output, replaced by `other` of it at the positions that are not kept; `kept` is bool, (total,)."""
     values = torch.where(kept, flat(output), other(flat(output)))
     return torch.nested.nested_tensor_from_jagged(values, offsets=output.offsets()) if output.is_nested else values
 
@@ -88,9 +88,9 @@ class TokenPass:
     """One pass over the rollout batch.
 
     Args:
-        name: low or high, the group of tokens that is updated.
+        name: the group of tokens that is updated, "low" or "high".
         eta: the threshold on the old policy's probability.
-        equal: whether a probability equal to eta is low.
+        equal: whether a probability equal to eta counts as low.
     """
 
     name: str
@@ -109,17 +109,17 @@ class TokenPass:
 
 
 def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
-    """A micro-batch in which only some tokens have advantages, gradients, entropy and a distance to the reference.
+    """A micro-batch in which only some tokens have an advantage, gradient, entropy and distance to the reference.
 
     The response mask stays, so that every aggregation keeps its normaliser.
 
     Args:
         model_output: verl's model output: log_probs and possibly entropy, over prompts and responses.
         data: verl's micro-batch.
-        tokens: bool, (sequences, response length): those that keep everything.
+        tokens: the tokens that keep all of these, bool, (sequences, response length).
 
     Returns:
-        Model output and micro-batch; the given ones are not changed.
+        New model output and micro-batch; the given ones are not changed.
     """
     output = dict(model_output.items())
     log_probs = output["log_probs"]

@@ -4,7 +4,6 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from verl.utils.metric import AggregationType, Metric
 
 from verl_clipx.base.method import NODE
@@ -26,8 +25,8 @@ def with_exact_metrics(
 ) -> tuple[Any, dict[str, Any]]:
     """verl's loss, with metrics whose aggregate over micro-batches and ranks is exact over the optimizer mini-batch.
 
-    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks, so a local sum is multiplied by
-    the number of ranks and divided by the number of tokens of the whole mini-batch (of Lopti's pass in it).
+    verl sums a SUM metric over micro-batches and averages it over data-parallel ranks. Therefore a local sum is
+    multiplied by the number of ranks and divided by the number of tokens that count in the whole mini-batch.
 
     Args:
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
@@ -37,7 +36,7 @@ def with_exact_metrics(
     with in_micro_batch(micro_batch):
         loss, metrics = loss_fn(model_output=model_output, data=data, dp_group=dp_group)
     step, dp_size = micro_batch.step, data["dp_size"]
-    # Looked into only now: a micro-batch whose loss is finite is not to wait for the accelerator again.
+    # Checked only if the loss is not finite, because the check waits for the accelerator.
     if not math.isfinite(micro_batch.loss):
         found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
         step.not_finite = together(step.not_finite, found)
@@ -53,19 +52,20 @@ def with_exact_metrics(
     return loss, metrics
 
 
-# Keys of what is divided by the number of the tokens that count.
+# The keys of the metrics that are divided by the number of tokens that count.
 MEANS = frozenset(
     [*(metric.key for metric in (*OF_TOKENS, SELECTED) if metric.over is Over.TOKENS), *SUM_KEYS]
 ) | frozenset(rollout_metrics.SUM_KEYS)
 
 
 def over_remaining(metrics: dict[str, Any]) -> None:
-    """Makes means over all tokens of a mini-batch means over those that the loss has not rejected, in place.
+    """Turns means over all tokens of a mini-batch into means over the tokens that the loss did not reject, in place.
 
-    How many these are is known only after the update's last micro-batch.
+    The number of rejected tokens is known only after the update's last micro-batch.
 
     Args:
-        metrics: of an update, from verl's train_batch: a `Metric` or, from each data-parallel rank, a list of them.
+        metrics: an update's metrics from verl's train_batch; each is a `Metric`, or a list with one per data-parallel
+            rank.
     """
     if REJECTED.key not in metrics:
         return
@@ -76,15 +76,12 @@ def over_remaining(metrics: dict[str, Any]) -> None:
 
 
 def ranks_of(metric: Metric | list[Metric]) -> list[Metric]:
-    """A metric of each data-parallel rank, of which there may be one."""
+    """A metric as a list over the data-parallel ranks, even if there is only one rank."""
     return metric if isinstance(metric, list) else [metric]
 
 
 def step_without_worker(settings: Settings) -> OptimizerStep:
-    """The optimizer step of a loss call outside train_batch, where nothing was decided beforehand.
-
-    Args:
-        settings: the clipx node.
+    """The optimizer step for a loss call outside train_batch, for which nothing was decided beforehand.
 
     Raises:
         RuntimeError: the settings need what train_batch decides.
@@ -99,8 +96,8 @@ def step_without_worker(settings: Settings) -> OptimizerStep:
     if needing:
         raise RuntimeError(
             f"{', '.join(needing)} under the method {settings.method.name} needs the mini-batch before its update, "
-            "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train by "
-            f"train_mini_batch or train_batch, or use a method with fixed bounds (+{NODE}=grpo) without it."
+            "but this worker calls the loss outside TrainingWorker.train_batch, as verl's Tinker worker does. Train "
+            f"with train_mini_batch or train_batch, or use only a method with fixed bounds (+{NODE}=grpo)."
         )
     return OptimizerStep(of_rollout_batch=False)
 
@@ -112,18 +109,16 @@ def with_micro_batch(
     tracer: Tracer | None = None,
     receipt: Receipt | None = None,
 ) -> Callable[..., Any]:
-    """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics come out exact.
+    """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
+
+    The returned function raises RuntimeError where `step_without_worker` or `Receipt.before` does.
 
     Args:
-        loss_fn: as for `with_exact_metrics`; under distillation also (student_logits, data, ...) -> a dictionary of
-            tensors, which passes through.
-        settings: the clipx node.
-        current_step: the optimizer step under way, or None outside one.
-        tracer: takes what is traced, or None.
+        loss_fn: as for `with_exact_metrics`. Under distillation verl also calls it as (student_logits, data, ...) -> a
+            dictionary of tensors; such calls pass through.
+        current_step: returns the current optimizer step, or None outside one.
+        tracer: traces responses, or None.
         receipt: compares the first updates with what is announced, or None.
-
-    Raises:
-        RuntimeError: when called outside an optimizer step that the settings need.
     """
 
     def wrapped(model_output: Any = None, data: Any = None, dp_group: Any = None, **of_logits: Any) -> Any:
@@ -131,7 +126,8 @@ def with_micro_batch(
             return loss_fn(data=data, **of_logits)
         if isinstance(settings, Observe):
             step = current_step() or OptimizerStep(of_rollout_batch=False)
-            micro_batch = MicroBatch(step, traced=traced(tracer, model_output, data))
+            rows = None if tracer is None else tracer.rows(data, model_output)
+            micro_batch = MicroBatch(step, traced=rows)
             return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
         step, expected = current_step() or step_without_worker(settings), None
         if receipt is not None and receipt.open and step.of_rollout_batch:
@@ -149,32 +145,21 @@ def with_micro_batch(
 def call_of(
     settings: Settings, step: OptimizerStep, model_output: Any, data: Any, tracer: Tracer | None = None
 ) -> Call:
-    """What verl's loss function gets of a micro-batch, and what the policy loss knows of it besides.
+    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
 
     Args:
-        settings: the clipx node.
-        step: the optimizer step that it belongs to.
+        step: the optimizer step that the micro-batch belongs to.
         model_output, data: from verl's engine.
-        tracer: takes what is traced, or None.
+        tracer: traces responses, or None.
     """
     micro_batch = micro_batch_of(settings, data, step)
     if settings.needs_entropy:
         width = padded(data["response_mask"]).shape[1]
         micro_batch.entropy = response_part(model_output["entropy"], data, width)
-    micro_batch.traced = traced(tracer, model_output, data, micro_batch.entropy)
+    if tracer is not None:
+        micro_batch.traced = tracer.rows(data, model_output, micro_batch.entropy)
     if settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}
     if step.token_pass is not None:
         model_output, data = restricted(model_output, data, micro_batch.counted)
     return Call(micro_batch, model_output, data)
-
-
-def traced(tracer: Tracer | None, model_output: Any, data: Any, entropy: torch.Tensor | None = None) -> Any:
-    """The traced rows of a micro-batch, for `MicroBatch`.
-
-    Args:
-        tracer: of this worker, or None.
-        model_output, data: the loss function's arguments.
-        entropy: (sequences, response length), where it is at hand.
-    """
-    return None if tracer is None else tracer.rows(data, model_output, entropy)

@@ -1,4 +1,4 @@
-"""Which of verl's fields in a mini-batch are not finite, which makes verl skip the update."""
+"""Finds the fields of verl's mini-batch that are not finite, which make verl skip the update."""
 
 import logging
 from typing import Any, NamedTuple
@@ -9,7 +9,7 @@ from verl_clipx.worker.layout import padded, response_part
 
 logger = logging.getLogger(__name__)
 
-# Of verl's mini-batch, causes before what is computed from them; what each is to a reader who doesn't know the name.
+# The fields of verl's mini-batch, causes before what is computed from them, each with an explanation for the log.
 REWARDS = ("rm_scores", "token_level_scores", "token_level_rewards")
 FIELDS = {
     **dict.fromkeys(REWARDS, "rewards"),
@@ -23,16 +23,17 @@ FIELDS = {
     "entropy": "entropies of the current policy",
 }
 
-# Those that a model computes.
+# The fields that a model computes.
 OF_LOG_PROBS = ("old_log_probs", "rollout_log_probs", "ref_log_prob", "log_probs", "entropy")
 
 
 class NotFinite(NamedTuple):
-    """How much of a field is not finite.
+    """How much of a field is not finite in this rank's part of the mini-batch.
 
     Args:
-        tokens, sequences: how many, of this rank's part of the mini-batch.
-        prompt: uid of the first sequence's prompt; None if the data name none.
+        tokens: the number of tokens.
+        sequences: the number of sequences with such tokens.
+        prompt: the uid of the first such sequence's prompt; None if the data contain no uid.
     """
 
     tokens: int
@@ -41,11 +42,11 @@ class NotFinite(NamedTuple):
 
 
 def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | None = None) -> dict[str, NotFinite]:
-    """What of a mini-batch or micro-batch is not finite, by the keys of `FIELDS`; waits for the accelerator.
+    """What is not finite in a mini-batch or micro-batch, by the keys of `FIELDS`. Waits for the accelerator.
 
     Args:
-        data: verl's mini-batch or micro-batch. Rewards are looked at in every token, since verl sums them all; the
-            rest within response_mask.
+        data: verl's mini-batch or micro-batch. Rewards are checked in every token, because verl sums all of them; other
+            fields only within response_mask.
         log_probs: the model's output, in verl's layout, or None.
         entropy: (sequences, response length), or None.
     """
@@ -67,7 +68,7 @@ def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | 
 
 
 class NotFiniteLog:
-    """Says in a rank's log what was not finite in an update, each field once.
+    """Warns in a rank's log of what was not finite in an update, once for each field.
 
     Args:
         rank: of this process.
@@ -78,12 +79,12 @@ class NotFiniteLog:
         self._named: set[str] = set()
 
     def say(self, found: dict[str, NotFinite], *, taken: bool, norm: float | None) -> None:
-        """Warns of what has not been named yet.
+        """Warns of the fields that no earlier warning named.
 
         Args:
-            found: of this rank's part of the mini-batch.
+            found: what is not finite in this rank's part of the mini-batch.
             taken: whether verl took the update.
-            norm: of its gradient.
+            norm: the norm of the update's gradient.
         """
         if new := found.keys() - self._named:
             self._named |= new
@@ -94,20 +95,16 @@ class NotFiniteLog:
 
 
 def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
-    """What two micro-batches of one mini-batch have that is not finite; the first one's prompts come first."""
+    """What is not finite in two micro-batches of one mini-batch, of which the first comes earlier."""
     both = dict(first)
     for name, more in second.items():
-        before = both.get(name)
-        both[name] = (
-            more
-            if before is None
-            else NotFinite(before.tokens + more.tokens, before.sequences + more.sequences, before.prompt)
-        )
+        before = both.get(name, NotFinite(0, 0, more.prompt))
+        both[name] = NotFinite(before.tokens + more.tokens, before.sequences + more.sequences, before.prompt)
     return {name: both[name] for name in FIELDS if name in both}
 
 
 def described(found: dict[str, NotFinite]) -> str:
-    """In words, for the log."""
+    """What is not finite, in words for the log."""
     return "; ".join(
         f"{name} ({FIELDS[name]}) in {counted(of.tokens, 'token')} of {counted(of.sequences, 'sequence')}"
         + ("" if of.prompt is None else f", first of the prompt with uid {of.prompt}")
@@ -116,11 +113,11 @@ def described(found: dict[str, NotFinite]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number and its noun, as in 2 tokens."""
+    """A number with its noun, for example "1 token" or "2 tokens"."""
     return f"{number} {noun}" + "s" * (number != 1)
 
 
-# Among the names of fields, the gradient of a mini-batch in which nothing else is not finite.
+# Stands among the fields' names for a gradient that is not finite although every field is.
 GRADIENT = "gradient"
 NOT_FINITE = (
     "clipx: verl %s an update whose gradient's norm is %s. Not finite in rank %s's part of its mini-batch: %s. Each is "

@@ -1,7 +1,7 @@
-"""+clipx=observe: verl's own policy loss, unchanged, and what it does to each token, seen by its gradient on log_prob.
+"""+clipx=observe: leaves verl's own policy loss unchanged and measures its effect on each token by its gradient.
 
-verl adds the KL and entropy terms to what the policy loss returns, so the gradient of only the policy term can be
-taken only inside: the loss's entry in verl's registry is wrapped. No other module relies on this.
+verl adds the KL and entropy terms to what the policy loss returns. The gradient of the policy term by itself exists
+only inside that function, so its entry in verl's registry is wrapped. No other module relies on this.
 """
 
 import functools
@@ -16,13 +16,13 @@ from verl_clipx.loss.metrics import OF_GRADIENT, to_host
 from verl_clipx.loss.observed import ObservedTokens, observed_metrics
 from verl_clipx.worker.step import current_micro_batch
 
-# Losses whose clip decides over a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the
-# sequence's, but verl clamps each token's own log-ratio. tests/worker/test_observe.py tells them apart by experiment.
+# Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but
+# verl clamps each token's own log-ratio. tests/worker/test_observe.py tells the two kinds apart by experiment.
 SEQUENCE_LEVEL = frozenset({"gspo"})
 
 
 def observe_registered(loss_mode: str) -> None:
-    """Wraps a loss of verl's registry, once: in a micro-batch of a run with +clipx=observe it leaves its sums there.
+    """Wraps a loss in verl's registry with `observed`, unless it is wrapped already.
 
     Args:
         loss_mode: the loss's name in the registry.
@@ -38,10 +38,12 @@ def observe_registered(loss_mode: str) -> None:
 
 
 def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
-    """A policy loss that returns what it always did, to the last bit, and leaves sums in the current micro-batch.
+    """A policy loss that returns the same numbers to the last bit and, under +clipx=observe, leaves sums for metrics.
+
+    The sums are left in the current micro-batch.
 
     Args:
-        function: verl's PolicyLossFn, called by keywords.
+        function: verl's PolicyLossFn, called with keyword arguments.
         by_sequence: as for `observed_sums`.
     """
 
@@ -51,8 +53,8 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
         micro_batch, config = current_micro_batch(), named.get("config")
         node = getattr(getattr(config, "policy_loss", None), "clipx", None)
         if micro_batch is not None and isinstance(node, Observe) and loss.requires_grad:
-            # log_prob itself: an alias of it would group the gradient's terms in another way, which rounds otherwise.
-            # The graph behind log_prob is not entered.
+            # The gradient of log_prob itself: that of an alias would add up its terms in another order and round
+            # differently. The graph behind log_prob is not traversed.
             with torch.autocast(loss.device.type, enabled=False):
                 (gradient,) = torch.autograd.grad(loss, named["log_prob"], retain_graph=True, materialize_grads=True)
             tokens = ObservedTokens(
@@ -66,7 +68,7 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
                 micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
             sums, own = to_host(observed_metrics(found, node.detailed), {"loss": loss.detach()})
             micro_batch.loss = own["loss"]
-            # In units of |F*A|: under token-mean each token's weight in the loss is ranks / tokens of the mini-batch.
+            # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.
             shared = config.global_batch_info
             unit = max(shared["batch_num_tokens"], 1) / shared["dp_size"]
             micro_batch.sums |= {key: value * unit if key in OF_GRADIENT else value for key, value in sums.items()}
@@ -77,7 +79,7 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
 
 
 def shares_of(mask: Tensor, loss_agg_mode: str, config: Any) -> Tensor:
-    """The share of each token's loss in the scalar loss, (sequences, length).
+    """The factor of each token's loss in the scalar loss, (sequences, length).
 
     Args:
         mask: bool, (sequences, length).

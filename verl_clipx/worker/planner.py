@@ -1,4 +1,4 @@
-"""Decides, before each optimizer step, which statistics its bounds come from, and what the next steps remember.
+"""Decides before each optimizer step which statistics its bounds come from, and keeps what later steps need.
 
 Everything that ranks have to agree on goes through one all-reduce per optimizer step.
 """
@@ -17,26 +17,17 @@ from verl_clipx.loss.bounds import bounds_difference
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rejection import Rejection
-from verl_clipx.worker.sampling import (
-    GROUPS,
-    LEAST,
-    Sample,
-    drawn,
-    error_of_parts,
-    next_share,
-    standard_errors,
-    without_end,
-)
+from verl_clipx.worker.rejection import NOTHING_REJECTED, Rejection
+from verl_clipx.worker.sampling import GROUPS, LEAST, Sample, drawn, estimate
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import OptimizerStep, micro_batch_of
 
 logger = logging.getLogger(__name__)
 
-# A larger difference between the bounds at ratio 1 and those of the training pass ends the closed form: in float32, and
-# where the engine computes in half precision. There rounding moved them by up to 0.59 (docs/scopes.md), and ratios that
-# spread by 0.09, for which ACPO's epsilon is 0.47 and not 0.2, move them by 1.35. An alarm costs a forward pass an
-# update, silence wrong bounds.
+# If the bounds at ratio 1 differ from those of the training pass by more than this, the closed form is no longer used.
+# The first number is for float32, the second for engines that compute in half precision. In half precision, rounding
+# moved the bounds by up to 0.59 (docs/scopes.md). Ratios with a standard deviation of 0.09, for which ACPO's epsilon is
+# 0.47 and not 0.2, move them by 1.35. A false alarm costs one forward pass per update; a missed one gives wrong bounds.
 TOLERATED_DIFFERENCE, TOLERATED_IN_HALF = 1e-2, 0.9
 
 
@@ -44,9 +35,10 @@ class MiniBatchStatistics(NamedTuple):
     """What the extra pass over this rank's mini-batch found.
 
     Args:
-        statistics: behind the bounds, (statistics_size,), float64; of a sample by group, (GROUPS, statistics_size).
+        statistics: what the bounds are decided from, (statistics_size,), float64. If only a sample was passed, they are
+            split by group: (GROUPS, statistics_size).
         entropies: histogram of the tokens' entropies, float64; empty unless selection is over the mini-batch.
-        selected: number of the tokens that a selection in each sequence keeps, float64, (1,).
+        selected: how many tokens a selection within each sequence keeps, float64, (1,).
     """
 
     statistics: Tensor
@@ -58,13 +50,12 @@ class StepPlanner:
     """Plans the optimizer steps of one training worker.
 
     Args:
-        settings: the clipx node.
-        extra_pass: runs it, without gradient, over a mini-batch.
+        extra_pass: runs the extra pass, without gradient, over a mini-batch.
         all_reduce: sums a float64 vector over the data-parallel ranks.
-        rejects: whether verl's trainer takes tokens out of response_mask, which its own count keeps.
-        rejection: what the loss rejects by the current weights, in bypass mode; None: nothing.
+        rejects: whether verl's trainer removes tokens from response_mask that verl's own token count still includes.
+        rejection: what the loss rejects by the current weights, in bypass mode.
         tolerated: from `tolerated_difference`.
-        rank, ranks: data-parallel.
+        rank, ranks: the data-parallel rank and the number of ranks.
     """
 
     def __init__(
@@ -74,7 +65,7 @@ class StepPlanner:
         extra_pass: Callable[[Any, OptimizerStep], MiniBatchStatistics],
         all_reduce: Callable[[Tensor], Tensor],
         rejects: bool = False,
-        rejection: Rejection | None = None,
+        rejection: Rejection = NOTHING_REJECTED,
         tolerated: float = TOLERATED_DIFFERENCE,
         rank: int = 0,
         ranks: int = 1,
@@ -84,20 +75,22 @@ class StepPlanner:
         self.rank, self.ranks = rank, ranks
         self.method = settings.method
         self.state = ControllerState()
-        # Whether no first update has been found yet whose ratio was taken for 1 and was not.
+        # False as soon as one first update was assumed to start at ratio 1 and did not.
         self.ratio_starts_at_one = True
-        # Whether this rank's latest closed form was found wrong; the other ranks hear of it with the next numbers.
+        # Whether this rank found its latest closed form wrong. The next all-reduce tells the other ranks.
         self._alarmed = False
         self._extra_pass = extra_pass
         self._all_reduce = all_reduce
-        # Of scope=lagged: this rank's part of the latest statistics; summed over ranks with the next step's numbers.
+        # scope=lagged: the latest update's position and this rank's part of its statistics. The next step's all-reduce
+        # sums it over the ranks.
         self._pending: tuple[str, Tensor] | None = None
-        # Of the latest sample: what its bounds were decided from, and this rank's part of what is exact.
+        # Of the latest sample: the estimate that its bounds were decided from, and this rank's part of the exact
+        # statistics that the training pass found.
         self._sampled: tuple[Tensor, Tensor] | None = None
 
     @property
     def uses_closed_form(self) -> bool:
-        """Whether statistics at ratio 1 may stand in for those of an extra pass."""
+        """Whether statistics computed at ratio 1 may replace those of an extra pass."""
         # Without a forward pass the current policy's entropy is unknown.
         without_entropy = "entropy" not in self.method.asks_for and not self.settings.selects_over_mini_batch
         return (
@@ -109,17 +102,17 @@ class StepPlanner:
 
     @property
     def counts_selected(self) -> bool:
-        """Whether it takes an extra pass to know how many tokens a selection in each sequence keeps."""
+        """Whether only an extra pass can tell how many tokens a selection within each sequence keeps."""
         select = self.settings.select
-        return select is not None and select.over == "sequence" and self.rejection is not None
+        return select is not None and select.over == "sequence" and bool(self.rejection.criteria)
 
     @property
     def needs_extra_pass(self) -> bool:
-        """Whether some optimizer steps need the extra pass, without gradient."""
+        """Whether some optimizer steps need the extra pass."""
         return self.settings.needs_extra_pass or self.counts_selected
 
     def passes(self, data: Any) -> list[TokenPass | None]:
-        """The passes over a rollout batch: Lopti's two, or one over all tokens.
+        """The passes over a rollout batch: those of Lopti, or a single one over all tokens, which is None.
 
         Args:
             data: this rank's share of the rollout batch.
@@ -140,13 +133,15 @@ class StepPlanner:
 
         Args:
             data: this rank's mini-batch.
-            position: of the update within its rollout batch.
-            token_pass: Lopti's pass, or None.
-            weights_moved: whether this rank's weights are others than those that computed old_log_probs, 0-d; None if
-                they are for certain, or this is not known. All ranks pass None, or none does.
+            position: names the update within its rollout batch.
+            weights_moved: whether this rank's weights differ from those that computed old_log_probs, 0-d bool; None if
+                they certainly differ, or if this is unknown. Either all ranks pass None or none does.
 
         Returns:
             The step, with everything that its micro-batches need.
+
+        Raises:
+            ValueError: the method needs a field that the mini-batch lacks.
         """
         step = OptimizerStep(position, token_pass)
         closed_form = self.uses_closed_form and weights_moved is not None
@@ -166,8 +161,8 @@ class StepPlanner:
             step.error_before = bounds_difference(self.method, self._sampled[0], totals["exact"])
             self._sampled = None
         if closed_form and (float(totals["differing"]) == 0 or float(totals["moved"]) > 0):
-            # The rollout's log-probabilities stand in for the old policy's, or those of other weights do. One such
-            # update stands for the run: to look again each time would mean to reduce twice.
+            # The old log-probabilities are the rollout's, or other weights computed them. One such update decides for
+            # the rest of the run, because checking each time would take a second all-reduce.
             self.ratio_starts_at_one = False
             step.assumed = None
             del totals["statistics"]
@@ -177,7 +172,7 @@ class StepPlanner:
         return step
 
     def _counts(self, data: Any, token_pass: TokenPass | None) -> dict[str, Tensor]:
-        """This rank's numbers of tokens that verl does not count as the loss does."""
+        """This rank's numbers of tokens, where verl's own count is not the one that the loss uses."""
         select, parts = self.settings.select, {}
         if token_pass is not None:
             parts["counted"] = token_pass.tokens(data).sum(dtype=torch.float64)[None]
@@ -188,14 +183,14 @@ class StepPlanner:
         return parts
 
     def _behind_bounds(self, data: Any, step: OptimizerStep, *, closed_form: bool) -> dict[str, Tensor]:
-        """This rank's part of what has to be known before the update: statistics, entropies."""
+        """This rank's part of what must be known before the update: statistics, entropies, selected tokens."""
         settings, parts = self.settings, {}
         no_history = settings.adaptive and settings.scope == "lagged" and not self._remembers(step.position)
-        entropy_known = "entropy" not in self.method.asks_for
-        if closed_form or (no_history and entropy_known):
+        at_ratio_one = closed_form or (no_history and "entropy" not in self.method.asks_for)
+        if at_ratio_one:
             parts["statistics"], step.decided_from = self._at_ratio_one(data, step), DecidedFrom.RATIO_ONE
-        wanted = settings.adaptive and settings.scope == "mini_batch"
-        by_extra_pass = (wanted and not closed_form) or (no_history and not entropy_known)
+        wanted = no_history or (settings.adaptive and settings.scope == "mini_batch")
+        by_extra_pass = wanted and not at_ratio_one
         if settings.selects_over_mini_batch or by_extra_pass or self.counts_selected:
             if by_extra_pass:
                 step.sample = self._sample(data, step)
@@ -209,45 +204,26 @@ class StepPlanner:
         return parts
 
     def _sample(self, data: Any, step: OptimizerStep) -> Sample | None:
-        """What the extra pass takes of this rank's sequences, by the latest update at the same position."""
+        """The sequences of this rank that the extra pass takes; the latest update at the same position decides."""
         sequences = data["response_mask"].shape[0]
         if not self.settings.precision or sequences * self.ranks < LEAST:
             return None
-        # The number of tokens that a selection keeps is no estimate.
+        # The number of selected tokens must be exact, so that no sequence may be left out.
         share = 1.0 if self.counts_selected else self.state.shares.get(step.position, 1.0)
         seed = f"{self.state.step}/{step.position}"
         return drawn(sequences, share, rank=self.rank, ranks=self.ranks, seed=seed)
 
     @staticmethod
     def _statistics(found: MiniBatchStatistics, step: OptimizerStep) -> dict[str, Tensor]:
-        """This rank's statistics from an extra pass; of a sample by group, with the numbers of sequences."""
+        """This rank's statistics from an extra pass; for a sample, by group and with the numbers of sequences."""
         step.decided_from = DecidedFrom.MINI_BATCH if step.sample is None else DecidedFrom.SAMPLE
         if step.sample is None:
             return {"statistics": found.statistics}
         numbers = [float(len(step.sample.rows)), float(step.sample.sequences)]
         return {"groups": found.statistics.flatten(), "numbers": torch.tensor(numbers, dtype=torch.float64)}
 
-    def _estimate(self, step: OptimizerStep, groups: Tensor, numbers: Tensor) -> Tensor:
-        """The mini-batch's statistics from those of a sample, whose error and successor it determines, too.
-
-        Args:
-            step: is told them.
-            groups: over all ranks, (GROUPS * statistics_size,).
-            numbers: of sequences in the sample and in the mini-batch, over all ranks.
-        """
-        # On the host, where some thousand operations on few numbers take less time.
-        on_host = groups.view(GROUPS, -1).cpu()
-        sampled, sequences = numbers.tolist()
-        scale = sequences / sampled
-        error = float(standard_errors(self.method, on_host, scale=scale).max())
-        step.passed = sampled / sequences
-        step.predicted_error = without_end(error, step.passed)
-        largest = max(error, error_of_parts(self.method, on_host, scale=scale))
-        step.next_share = next_share(largest, sampled=sampled, sequences=sequences, precision=self.settings.precision)
-        return groups.view(GROUPS, -1).sum(0) * scale
-
     def _decide(self, step: OptimizerStep, totals: dict[str, Tensor]) -> None:
-        """Fills in the step what follows from the sums over all ranks."""
+        """Fills in what the sums over all ranks determine of the step."""
         if "counted" in totals:
             step.counted_tokens = float(totals["counted"])
         if "selected" in totals:
@@ -257,9 +233,16 @@ class StepPlanner:
         lagged = self.settings.adaptive and self.settings.scope == "lagged"
         step.statistics = totals.get("statistics")
         if "groups" in totals:
-            step.statistics = self._estimate(step, totals["groups"], totals["numbers"])
+            sampled, sequences = totals["numbers"].tolist()
+            step.statistics, step.passed, step.predicted_error, step.next_share = estimate(
+                self.method,
+                totals["groups"].view(GROUPS, -1),
+                sampled=sampled,
+                sequences=sequences,
+                precision=self.settings.precision,
+            )
         elif self.settings.precision:
-            # Either none of it, or all.
+            # The extra pass took either no sequence or all of them.
             step.passed, step.predicted_error = (0.0, None) if step.assumed is not None else (1.0, 0.0)
         if step.statistics is None and lagged:
             step.statistics, step.decided_from = self.state.statistics[step.position], DecidedFrom.LAGGED
@@ -268,15 +251,14 @@ class StepPlanner:
         step.collect = lagged or step.assumed is not None or step.estimated
 
     def finish(self, step: OptimizerStep, *, taken: bool) -> dict[str, float]:
-        """Remembers a step's statistics.
+        """Ends a step and keeps its statistics.
 
         Args:
-            step: the step.
-            taken: whether the optimizer took it: verl skips a step whose gradient is not finite.
+            taken: whether the optimizer took the step; verl skips a step whose gradient is not finite.
 
         Returns:
-            By key, how far the bounds at ratio 1 were from those of the training pass, by this rank's tokens, where
-            they were used, and what is logged of a sample.
+            Metrics by key: if the bounds at ratio 1 were used, how far they were from those of the training pass on
+            this rank's tokens; if a sample was used, its size and errors.
         """
         found = {SAMPLED: step.passed, PREDICTED_ERROR: step.predicted_error, REAL_ERROR: step.error_before}
         logged = {metric.key: value for metric, value in found.items() if value is not None}
@@ -297,11 +279,11 @@ class StepPlanner:
         return logged
 
     def restore(self, state: ControllerState) -> None:
-        """Goes on from a checkpoint's state; what waits for the next step belongs to the weights before it."""
+        """Continues from a checkpoint's state. What waits for the next step is dropped: it belongs to other weights."""
         self.state, self._pending, self._sampled = state, None, None
 
     def flush(self) -> None:
-        """Sums what waits for the next step over the ranks now; every rank must call it."""
+        """Sums the statistics that wait for the next step over the ranks now. Every rank must call this."""
         if self._pending is not None:
             self._remember(self._all_reduce(self._pending[1]))
 
@@ -309,15 +291,9 @@ class StepPlanner:
         return position in self.state.statistics or (self._pending is not None and self._pending[0] == position)
 
     def _remember(self, total: Tensor | None) -> None:
-        if total is None:
-            return
-        position = self._pending[0]
-        past = self.state.statistics.get(position)
-        share = self.settings.lagged_average
-        if past is not None and share > 0:
-            total = share * past.to(total.device) + (1 - share) * total
-        self.state.statistics[position] = total
-        self._pending = None
+        if total is not None:
+            self.state.remember(self._pending[0], total, average=self.settings.lagged_average)
+            self._pending = None
 
     def _at_ratio_one(self, data: Any, step: OptimizerStep) -> Tensor:
         old = padded(data["old_log_probs"])
@@ -343,7 +319,7 @@ def tolerated_difference(engine: Any) -> float:
     """How far bounds at ratio 1 may be from those of the training pass before they count as wrong.
 
     Args:
-        engine: verl's configuration of the actor's engine, which computes in bfloat16 unless it says otherwise.
+        engine: verl's configuration of the actor's engine, which computes in bfloat16 by default.
     """
     precision = getattr(engine, "mixed_precision", None)
     dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
@@ -351,7 +327,7 @@ def tolerated_difference(engine: Any) -> float:
 
 
 def differing_log_probs(data: Any) -> Tensor:
-    """Number of tokens whose old log-probability is not the rollout's, 0-d float64; 1 if the rollout returned none."""
+    """How many tokens' old log-probability differs from the rollout's, 0-d float64; 1 if the rollout returned none."""
     old = padded(data["old_log_probs"])
     if "rollout_log_probs" not in data:
         return torch.ones((), dtype=torch.float64, device=old.device)
@@ -360,7 +336,7 @@ def differing_log_probs(data: Any) -> Tensor:
 
 
 RATIO_NOT_ONE = (
-    "clipx: the first update of a rollout batch was assumed to start at ratio 1, but its bounds differ by %.3g of "
-    "their width. Either old_log_probs do not come from these weights, or they were computed with another kernel or "
-    "precision. From now on every update has an extra pass."
+    "clipx: the first update of a rollout batch was assumed to start at ratio 1, but its bounds differ by %.3g "
+    "times half their width. Either old_log_probs do not come from these weights, or they were computed with another "
+    "kernel or precision. From now on every update has an extra pass."
 )

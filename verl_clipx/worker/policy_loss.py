@@ -1,4 +1,4 @@
-"""The function that verl calls: tensors of one micro-batch in, scalar loss and metrics out."""
+"""The function that verl calls: it gets the tensors of one micro-batch and returns the scalar loss and metrics."""
 
 import inspect
 import math
@@ -18,40 +18,45 @@ from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.worker.aggregation import aggregated
-from verl_clipx.worker.rejection import rejection_of, remaining
+from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import Kept, MicroBatch, OptimizerStep, current_micro_batch
 
 
-def settings_for(registered: str, actor: Any) -> Settings:
-    """The settings for a call from verl.
+def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
+    """The settings of a call of the loss.
 
     Args:
         registered: the method's name without prefix, or "custom".
-        actor: verl's ActorConfig.
+        config: verl's ActorConfig.
+        loss_agg_mode: one of verl's aggregation modes.
 
     Raises:
-        ValueError: the loss mode and the clipx node name different methods, or "custom" has no node.
+        ValueError: there is no config; the loss mode and the clipx node name different methods; "custom" has no node;
+            or `seq-mean-token-sum-norm` has no loss_scale_factor.
     """
-    node = actor.policy_loss.get("clipx", None) if hasattr(actor, "policy_loss") else None
+    if config is None:
+        raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
+    refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None))
+    node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
         if other := another_loss(f"clipx_{registered}", node):
             raise ValueError(other)
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
-    return settings_without_group(registered, actor)
+    return settings_without_group(registered, config)
 
 
 def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:
-    """What a method's formulas get of a micro-batch.
+    """The inputs of a method's formulas for one micro-batch.
 
     Args:
-        settings: which method.
-        known: of the micro-batch, besides the tensors.
-        **tensors: log_prob, old_log_prob, advantages, mask.
+        settings: the clipx node, with the method.
+        known: what is known of the micro-batch besides the tensors.
+        **tensors: log_prob, old_log_prob, advantages, mask, each (sequences, response length).
 
     Raises:
-        ValueError: the method needs what is not there.
+        ValueError: the method needs a field that is missing; says how to provide it.
     """
     optional = {name: getattr(known, name) for name in settings.method.asks_for}
     for name, tensor in optional.items():
@@ -78,30 +83,30 @@ def policy_loss(
     """verl's PolicyLossFn for every method of the plugin.
 
     Args:
-        registered: which method, without prefix; bound when the function is registered.
+        registered: the method's name without prefix; bound when the function is registered.
         old_log_prob, log_prob, advantages: (sequences, response length), padded.
         response_mask: bool or 0/1, (sequences, response length).
         loss_agg_mode: one of verl's aggregation modes.
         config: verl's ActorConfig.
-        rollout_is_weights: (sequences, response length), or None.
-        rollout_log_prob, entropy, group: as in `MicroBatch`, outside a worker.
+        rollout_is_weights: verl's weights of rollout correction, (sequences, response length), or None.
+        rollout_log_prob, entropy, group: as in `MicroBatch`; used only outside a training worker.
 
     Returns:
-        The scalar loss, and the metrics as floats. Inside a training worker of the plugin the metrics are left in the
+        The scalar loss, and the metrics as floats. Inside a training worker of the plugin, the metrics are left in the
         current micro-batch instead, because only the worker can make them exact over the mini-batch.
 
     Raises:
-        ValueError: no config; the method needs what is not given; Lopti outside a worker; or `seq-mean-token-sum-norm`
-            without loss_scale_factor, which verl would replace by the padded length of the micro-batch.
-        RuntimeError: verl calls it in a worker that is not the plugin's.
+        ValueError: as `settings_for`; the method or the selection needs a field that is missing; or Lopti is used
+            outside a worker.
+        RuntimeError: verl calls this in a worker that is not the plugin's.
     """
-    settings = checked_settings(registered, config, loss_agg_mode)
+    settings = settings_for(registered, config, loss_agg_mode)
     micro_batch = current_micro_batch()
     if micro_batch is None:
         refuse_outside_worker(settings, sys._getframe(1))
     known = micro_batch or MicroBatch(rollout_log_prob=rollout_log_prob, entropy=entropy, group=group)
     whole = response_mask.bool()
-    mask = remaining(rejection_of(config.policy_loss), whole, log_prob=log_prob, old_log_prob=old_log_prob)
+    mask = rejection_of(config.policy_loss).remaining(whole, log_prob, old_log_prob)
     inputs = inputs_of(settings, known, log_prob=log_prob, old_log_prob=old_log_prob, advantages=advantages, mask=mask)
     functions = settings.functions(mask.device)
 
@@ -110,7 +115,7 @@ def policy_loss(
     factor = None
     if rollout_is_weights is not None:
         factor = torch.where(mask, rollout_is_weights.detach().to(value.dtype), 0.0)
-        # NaN, since the loss's gradient would make a finite number of infinity in half precision.
+        # NaN, because in half precision the loss's gradient would turn infinity into a finite number.
         value, weighted = (torch.where(factor.isfinite(), of * factor, math.nan) for of in (value, weighted))
     selected = None
     if settings.select is not None:
@@ -124,7 +129,7 @@ def policy_loss(
     if known.kept is not None:
         known.kept.append(kept_of(inputs, known, factor, selected, weighted))
 
-    # For verl's aggregation: the tokens that it averages over, and their number over the mini-batch.
+    # For verl's aggregation: the tokens that it averages over, and how many there are in the mini-batch.
     averaged = mask
     normalisers = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
     if selected is not None and settings.select.normaliser == "selected":
@@ -160,9 +165,9 @@ def kept_of(
 
     Args:
         inputs, known: of the micro-batch.
-        factor: of rollout correction on F, (sequences, length), or None.
-        selected: by entropy selection, bool, (sequences, length), or None.
-        weighted: F * A with both, (sequences, length).
+        factor: the factor of rollout correction on F, (sequences, length), or None.
+        selected: the tokens that entropy selection keeps, bool, (sequences, length), or None.
+        weighted: F * A with the correction and the selection applied, (sequences, length).
     """
     if selected is not None:
         factor = selected.to(weighted.dtype) if factor is None else factor * selected
@@ -170,27 +175,15 @@ def kept_of(
     return Kept(inputs._replace(log_prob=inputs.log_prob.detach(), **given), factor, weighted)
 
 
-def checked_settings(registered: str, config: Any, loss_agg_mode: str) -> Settings:
-    """The settings of a call, as `settings_for`.
-
-    Raises:
-        ValueError: as `policy_loss`, of the configuration.
-    """
-    if config is None:
-        raise ValueError(f"clipx_{registered} needs verl's ActorConfig: pass config=.")
-    refuse_padded_length(loss_agg_mode, config.get("loss_scale_factor", None))
-    return settings_for(registered, config)
-
-
 def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
-    """Raises where a call outside the plugin's worker would lack what only that worker gives.
+    """Raises if a call outside the plugin's worker needs what only that worker provides.
 
     Args:
-        settings: the clipx node.
-        caller: who called the loss.
+        caller: the frame that called the loss.
 
     Raises:
-        RuntimeError, ValueError: as `policy_loss`.
+        RuntimeError: verl's ppo_loss is the caller.
+        ValueError: the settings have Lopti.
     """
     if called_by_verl(caller):
         raise RuntimeError(
@@ -199,18 +192,15 @@ def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:
             "worker from verl.workers.engine_workers.TrainingWorker and have its set_loss_fn call super().set_loss_fn."
         )
     if settings.update is not None:
-        raise ValueError(
-            f"{NODE}.update: Lopti's passes exist only in the plugin's training worker. Leave it out here."
-        )
+        raise ValueError(f"{NODE}.update: Lopti's passes exist only in the plugin's training worker. Remove it here.")
 
 
 def decided(method: Method, functions: TokenFunctions, inputs: Inputs, step: OptimizerStep) -> tuple[Tensor, Tensor]:
-    """The statistics behind a micro-batch's bounds, and what the method decides from them; keeps its own for the step.
+    """The statistics that a micro-batch's bounds come from, and what the method decides from them.
 
     Args:
         method, functions: of the run.
-        inputs: the micro-batch.
-        step: the optimizer step that it belongs to.
+        step: the optimizer step that it belongs to; if it collects, the micro-batch's own statistics are added to it.
     """
     statistics = step.statistics
     if step.collect or statistics is None:
@@ -223,16 +213,16 @@ def decided(method: Method, functions: TokenFunctions, inputs: Inputs, step: Opt
 def with_selection(
     settings: Settings, known: MicroBatch, mask: Tensor, value: Tensor, weighted: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Entropy selection: which tokens it keeps, and their loss, each (sequences, response length).
+    """Applies entropy selection to a micro-batch's loss. All tensors are (sequences, response length).
 
     Args:
         settings: the clipx node, with a selection.
-        known: of the micro-batch.
+        known: what is known of the micro-batch.
         mask: bool.
-        value, weighted: of the loss, per token.
+        value, weighted: the loss of each token and its F * A.
 
     Returns:
-        The selected tokens, bool; value and F * A, 0 elsewhere, NaN where the entropy is not finite.
+        The selected tokens, bool; value and F * A, 0 for all other tokens and NaN where the entropy is not finite.
 
     Raises:
         ValueError: the entropy is not given.
@@ -241,20 +231,20 @@ def with_selection(
         raise ValueError(f"{NODE}.select needs entropy: {REMEDIES['entropy']}.")
     entropy_known = torch.where(mask, known.entropy.detach(), 0.0).isfinite()
     value, weighted = (torch.where(entropy_known, of, math.nan) for of in (value, weighted))
-    # A token that is not finite stays, whatever its entropy: left out, it would not make verl skip the step.
+    # A token whose loss is not finite is always kept. Without it, verl would not skip the step.
     selected = settings.select.selected(known.entropy, mask, known.step.entropy_bucket) | value.isnan()
     return selected, torch.where(selected, value, 0.0), torch.where(selected, weighted, 0.0)
 
 
 def more_sums(settings: Settings, known: MicroBatch, inputs: Inputs, selected: Tensor | None) -> dict[str, Tensor]:
-    """Metrics that are sums over a micro-batch's tokens, besides the loss's, by name: 0-d float64 tensors.
+    """The sums over a micro-batch's tokens that are not the loss's own, by metric name: 0-d float64 tensors.
 
     Args:
         settings, known, inputs: of the micro-batch.
         selected: bool, (sequences, response length); None without selection.
     """
     metrics: dict[str, Tensor] = {}
-    # In a sequence it is the ratio but for rounding.
+    # Within each sequence, the share of selected tokens is the configured one up to rounding: a detail.
     if selected is not None and (settings.detailed or settings.selects_over_mini_batch):
         metrics[SELECTED.key] = number_of(selected, known.counted)
     if known.age is not None:
@@ -266,31 +256,29 @@ def more_sums(settings: Settings, known: MicroBatch, inputs: Inputs, selected: T
 
 
 def number_of(tokens: Tensor, counted: Tensor | None) -> Tensor:
-    """How many of the tokens count, 0-d float64: both bool, (sequences, response length); None: all count."""
+    """How many of the tokens count, 0-d float64. Both are bool, (sequences, response length); None: all count."""
     return (tokens if counted is None else tokens & counted).sum(dtype=torch.float64)
 
 
 def decision_to_log(
     settings: Settings, step: OptimizerStep, statistics: Tensor, decision: Tensor
 ) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """The metrics of a decision by name: those that are values, and those that add up over micro-batches.
+    """The metrics of a decision by key: first the values, then the counts that add up over micro-batches.
 
     Args:
-        settings: the clipx node.
-        step: the optimizer step.
         statistics, decision: from `decided`.
     """
     values, counts = {}, {}
     for metric, members in declared(settings.method, settings.method.metrics(statistics, decision)):
         if settings.detailed or not metric.detailed:
-            # Where each micro-batch decides for itself, its counts are a part of the mini-batch's.
+            # If each micro-batch decides for itself, its counts are a part of the mini-batch's.
             group = counts if metric.adds_up and step.statistics is None else values
             group |= {f"clipx/{name}": tensor for name, tensor in members.items()}
     return values, counts
 
 
 def called_by_verl(caller: FrameType) -> bool:
-    """Whether a frame is verl's ppo_loss, as against a call of the loss alone."""
+    """Whether a frame is verl's ppo_loss, and not a direct call of the loss."""
     from verl.workers.utils.losses import ppo_loss
 
     return caller.f_code is inspect.unwrap(ppo_loss).__code__

@@ -1,4 +1,4 @@
-"""A micro-batch on which any two losses differ, and the comparison of two gradients."""
+"""Makes a micro-batch on which any two losses differ, and compares gradients."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -10,24 +10,25 @@ from torch import Tensor
 
 from verl_clipx.worker.layout import flat, padded, response_part
 
-# Ratios of the probe. In the order of the tokens both signs of A come at each, and neighbours are far apart.
+# The range of the probe's ratios. STEPS values in it are spread over the tokens in strides, so that neighbours are far
+# apart and every value occurs with both signs of A.
 RATIOS = (0.3, 4.0)
 STEPS, STRIDE = 31, 12
 
-# Of the probes under rejection, which neighbouring sequences take in turn: how far the log-ratios are from 0, as a
-# factor, and whether their mean over the sequence is 0. Any of verl's criteria finds some too far and some not.
+# The probes, which neighbouring sequences take in turn if the run rejects tokens: a factor on the log-ratios, and
+# whether their mean over the sequence is moved to 0. Each of verl's criteria then rejects some tokens and keeps others.
 PROBES = ((1.0, False), (1.0, True), (0.1, True), (0.003, True))
 
-# By how much of the largest gradient two may differ, in units of what log_prob's dtype resolves.
+# How far two gradients may differ, relative to the largest element, by the dtype of log_prob.
 RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 
 
 class Difference(NamedTuple):
-    """Two gradients compared.
+    """The result of comparing two gradients.
 
     Args:
-        largest: difference between two of their elements, over the largest element of the expected one.
-        allowed: how large it may be.
+        largest: the largest difference of two elements, relative to the largest element of the expected gradient.
+        allowed: how large this difference may be.
         tokens: how many elements were compared.
     """
 
@@ -37,11 +38,11 @@ class Difference(NamedTuple):
 
 
 def probed(model_output: Any, data: Any, probes: Sequence[tuple[float, bool]] = PROBES[:1]) -> Any:
-    """A micro-batch with the receipt's old log-probabilities and advantages; the given one is not changed.
+    """A copy of a micro-batch with old log-probabilities and advantages that the receipt makes up.
 
     Args:
-        model_output, data: verl's loss function's arguments.
-        probes: of `PROBES`, which the sequences take in turn.
+        model_output, data: the arguments of verl's loss function.
+        probes: those of `PROBES` that the sequences take in turn.
     """
     mask = padded(data["response_mask"]).bool()
     number = mask.flatten().cumsum(0).view(mask.shape) - 1
@@ -61,7 +62,7 @@ def probed(model_output: Any, data: Any, probes: Sequence[tuple[float, bool]] = 
 
 
 def leaf_of(model_output: Any) -> tuple[dict[str, Any], Tensor]:
-    """The model's output without its graph, and the log-probabilities in it as a leaf, (tokens,)."""
+    """The model's output without its graph, and its log-probabilities as a new leaf, (tokens,)."""
     output = {key: value.detach() if isinstance(value, Tensor) else value for key, value in model_output.items()}
     log_probs = output["log_probs"]
     leaf = flat(log_probs).clone().requires_grad_()
@@ -72,7 +73,7 @@ def leaf_of(model_output: Any) -> tuple[dict[str, Any], Tensor]:
 
 @contextmanager
 def no_policy_loss() -> Iterator[None]:
-    """Has each of the plugin's registered losses return nothing for the duration of the block."""
+    """Makes each of the plugin's registered losses return 0 for the duration of the block."""
     from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
 
     ours = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name.startswith("clipx_")}
@@ -84,14 +85,14 @@ def no_policy_loss() -> Iterator[None]:
 
 
 def difference(found: Tensor, expected: Tensor) -> Difference | None:
-    """How far a gradient is from the expected one; None where there is nothing to compare.
+    """How far a gradient is from the expected one; None if they are empty, all 0, or not finite.
 
     Args:
-        found, expected: of the same shape.
+        found, expected: two tensors of the same shape.
     """
     largest = float(expected.abs().max()) if expected.numel() else 0.0
     apart = float((found.to(expected.dtype) - expected).abs().max()) if expected.numel() else 0.0
-    # An update that is not finite says nothing, and verl skips it.
+    # An update that is not finite cannot be compared, and verl skips it.
     if not (math.isfinite(largest) and math.isfinite(apart)) or largest == apart == 0.0:
         return None
     return Difference(apart / largest if largest else math.inf, RESOLVED[found.dtype], expected.numel())

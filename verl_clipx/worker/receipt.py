@@ -1,11 +1,12 @@
-"""The receipt: what a run's loss does to log_prob, compared with what its line announces, before the first update.
+"""The receipt: compares what a run's loss does to log_prob with what the run's line announces, in the first updates.
 
-At the first update every ratio is 1, where nearly every method has F = 1 and any two losses look alike. So verl's own
-loss function is called on the first micro-batch with old log-probabilities and advantages of the receipt's own, once as
-it is and once with the registered loss replaced by nothing: the difference of the gradients is the policy's term,
-whatever verl adds to it, and must be F * A as announced. Then the gradient of the real backward pass must be that of
-the whole loss, the statistics behind bounds from the extra pass must be over the tokens that are trained on, and the
-updates of the first rollout batch as many as announced. Later updates pay nothing.
+At the first update every ratio is 1, where nearly every method has F = 1 and any two losses look alike. Therefore
+verl's own loss function is called on the first micro-batch with old log-probabilities and advantages that the receipt
+makes up: once as it is, and once with the registered loss replaced by one that returns 0. The difference of the two
+gradients is the policy's term, whatever else verl adds, and it must be F * A as announced. Three more things must hold:
+the gradient of the real backward pass is that of the whole loss; the statistics from the extra pass are those of the
+tokens that are trained on; and the first rollout batch gets as many updates as announced. Later rollout batches cost
+nothing.
 """
 
 import dataclasses
@@ -21,8 +22,14 @@ from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS
-from verl_clipx.worker.announced import Call, announced_gradient, announced_weight, left_by_verl, left_in_bypass_mode
+from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
+from verl_clipx.worker.announced import (
+    Call,
+    announced_gradient,
+    announced_weight,
+    left_in_bypass_mode,
+    missing_corrections,
+)
 from verl_clipx.worker.layout import flat, padded, response_part
 from verl_clipx.worker.probe import PROBES, RATIOS, Difference, difference, leaf_of, no_policy_loss, probed
 from verl_clipx.worker.rollout_gap import compared_with_rollout, gap_to_rollout
@@ -30,11 +37,12 @@ from verl_clipx.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
 
 logger = logging.getLogger(__name__)
 
-# A token's F is away from 1 by more than this where its gradient tells methods apart; and the share of such tokens.
+# A token tells methods apart if its F differs from 1 by more than the first number. A micro-batch of a later update is
+# compared only if at least the second number's share of its tokens do.
 APART, SHARE_APART = 0.05, 0.01
 
-# By how much the sum of the statistics' absolute values may differ between the extra pass and the training pass: less
-# than a micro-batch, more than what two passes' rounding moves.
+# The sum of the statistics' absolute values may differ by this share between the extra pass and the training pass: less
+# than a missing micro-batch changes it, and more than rounding does.
 SAME_TOKENS = 0.01
 
 
@@ -42,16 +50,14 @@ class Receipt:
     """Compares what one rank's first updates do with what the run announces.
 
     Args:
-        settings: the clipx node.
-        run: what is announced of the run.
         loss_fn: verl's loss function (model_output, data, dp_group) -> (loss, metrics).
-        called: (step, model_output, data) -> the arguments that it gets in training.
+        called: (step, model_output, data) -> the arguments that the loss function gets in training.
         all_reduce: sums a float64 vector over the data-parallel ranks.
-        rank: of this process; 0 prints the receipt.
-        stops: whether a difference stops the run, or only warns.
+        rank: of this process; rank 0 prints the receipt.
+        stops: whether a difference stops the run; if not, it is only logged as a warning.
 
     Attributes:
-        open: whether the receipt still looks at updates; those after it pay nothing.
+        open: whether the receipt still compares updates. Once it is closed, updates cost nothing.
     """
 
     def __init__(
@@ -70,19 +76,19 @@ class Receipt:
         self._settings, self._run, self._stops = settings, run, stops
         self._loss_fn, self._called = loss_fn, called
         self._announced: Difference | None = None
-        # How many tokens verl would reject there.
+        # How many of the compared tokens verl would reject.
         self._rejected = 0
         self._backward: list[Difference] = []
-        # What the line says of the rollout's log-probabilities.
+        # What the printed line says about the rollout's log-probabilities.
         self._gap: str | None = None
-        # Of the update under way: its number, and whether a backward pass of it is awaited.
+        # The number of the current update, and whether its backward pass is still to come.
         self._update, self._awaited = 0, False
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """An optimizer step is planned; where an extra pass found its statistics, the training pass adds up its own.
+        """Called when an optimizer step is planned. After an extra pass, the training pass adds up its own statistics.
 
         Raises:
-            RuntimeError: bounds of the mini-batch are announced and none were decided, and the receipt stops runs.
+            RuntimeError: bounds over the mini-batch are announced but none were decided, and the receipt stops runs.
         """
         if not self.open:
             return
@@ -91,21 +97,22 @@ class Receipt:
         step.collect |= self._by_extra_pass(step)
 
     def before(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Tensor | None:
-        """Looks at a micro-batch before its loss is computed.
+        """Compares a micro-batch before its loss is computed.
 
         Args:
-            step: the optimizer step.
             model_output, data, dp_group: the loss function's arguments.
 
         Returns:
-            The gradient on the model's log-probabilities that the backward pass must have, over what reaches the loss,
-            (tokens,); None where this micro-batch is not followed.
+            The gradient on the model's log-probabilities that the backward pass must have per unit of the gradient that
+            reaches the loss, (tokens,); None if this micro-batch's backward pass is not compared.
 
         Raises:
-            RuntimeError: the policy's term is not the announced one, and `stops`.
+            RuntimeError: the policy's term is not the announced one, or verl's trainer has left out a correction, and
+                the receipt stops runs.
         """
         if self._announced is None:
-            self._hold_corrections(data)
+            for wrong in missing_corrections(self._run.options, data):
+                self._wrong(wrong)
             self._announced = self._compare_with_announced(step, model_output, data, dp_group)
         if self._gap is None:
             self._gap = compared_with_rollout(gap_to_rollout(model_output, data))
@@ -117,11 +124,9 @@ class Receipt:
         return self._gradient(step, model_output, data, dp_group)
 
     def follow(self, loss: Tensor, log_probs: Tensor, expected: Tensor) -> None:
-        """Compares a real backward pass once it happens.
+        """Compares the real backward pass when it happens; the hook raises as `before` does.
 
         Args:
-            loss: what the loss function returns.
-            log_probs: the model's output that the loss is computed from.
             expected: from `before`.
         """
         incoming: list[Tensor] = []
@@ -141,17 +146,17 @@ class Receipt:
         hook = log_probs.register_hook(compare)
 
     def end_update(self, step: OptimizerStep) -> None:
-        """An optimizer step ends; every rank must call it.
+        """Called when an optimizer step ends, by every rank.
 
         Raises:
-            RuntimeError: its loss had no backward pass to the model's log-probabilities, or its bounds are those of
-                other tokens, and the receipt stops runs.
+            RuntimeError: the loss had no backward pass to the model's log-probabilities, or the bounds come from other
+                tokens than those that were trained on, and the receipt stops runs.
         """
         if not self.open:
             return
         if self._by_extra_pass(step) and step.collected is not None:
             trained, decided = (float(part.abs().sum()) for part in (self._all_reduce(step.collected), step.statistics))
-            # Statistics that are not finite are those of an update that verl skips.
+            # Statistics that are not finite pass: verl skips their update.
             if abs(trained - decided) > SAME_TOKENS * trained:
                 self._wrong(
                     f"the statistics behind the bounds sum to {decided:g} in absolute value, those of the tokens that "
@@ -163,14 +168,14 @@ class Receipt:
         self._update += 1
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """The first rollout batch ends, and with it the receipt, which rank 0 prints.
+        """Called when a rollout batch ends. The first one closes the receipt, which rank 0 prints.
 
         Returns:
-            By key, the largest difference, of the largest gradient; NaN where nothing could be compared. Nothing after
-            the first rollout batch.
+            By key, the largest difference relative to the largest gradient, or NaN if nothing could be compared. Empty
+            after the first rollout batch.
 
         Raises:
-            RuntimeError: another number of updates than announced, and the receipt stops runs.
+            RuntimeError: the number of updates is not the announced one, and the receipt stops runs.
         """
         if not self.open:
             return {}
@@ -205,27 +210,6 @@ class Receipt:
         adaptive = self._settings.adaptive and self._settings.scope == "mini_batch"
         return adaptive and step.statistics is not None and step.assumed is None
 
-    def _hold_corrections(self, data: Any) -> None:
-        """Raises if verl's trainer has left out what it corrects in decoupled mode, and the receipt stops runs."""
-        options = self._run.options
-        if options.get(BYPASS):
-            return
-        if options.get(ROLLOUT_IS) is not None and "rollout_is_weights" not in data:
-            self._wrong(f"the samples came without the weights of {ROLLOUT_IS}={options[ROLLOUT_IS]}")
-        if options.get(ROLLOUT_RS) is None or not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
-            return
-        whole, mask = (padded(data[key]).bool() for key in ("loss_mask", "response_mask"))
-        if whole.shape != mask.shape:
-            return
-        # A jagged tensor that doesn't know its longest row is padded to the length of all rows together.
-        width = mask.shape[1]
-        old, rollout = (padded(data[key])[:, :width] for key in ("old_log_probs", "rollout_log_probs"))
-        # Where the trainer rejects in both masks, a sequence's divergence is that of the tokens that are left.
-        several = len(str(options[ROLLOUT_RS]).split(",")) > 1
-        wrong = int((mask & ~left_by_verl(options, whole, old - rollout)).sum())
-        if wrong and not (several and torch.equal(whole, mask)):
-            self._wrong(f"{wrong} tokens that {ROLLOUT_RS}={options[ROLLOUT_RS]} rejects came as if it did not")
-
     def _compare_with_announced(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Any:
         rejects = self._run.options.get(BYPASS) and self._run.options.get(ROLLOUT_RS) is not None
         found = []
@@ -245,7 +229,7 @@ class Receipt:
             besides = self._gradient(step, model_output, probe, dp_group)
         call = self._called(aside(step), leaf_of(model_output)[0], probe)
         expected = announced_gradient(self._settings, self._run, call)
-        # With the mask: a token without gradient by its place in the model's output is not one more that agrees.
+        # Only tokens in the mask are compared, so that padding does not count as tokens that agree.
         mask = padded(probe["response_mask"]).bool()
         self._rejected += int((mask & ~left_in_bypass_mode(self._run, call, mask)).sum())
         return difference(response_part(whole - besides, probe, expected.shape[1])[mask], expected[mask])
@@ -281,5 +265,5 @@ class Receipt:
 
 
 def aside(step: OptimizerStep) -> OptimizerStep:
-    """An optimizer step like this one, to which a call leaves nothing behind."""
+    """A copy of an optimizer step for calls that must not change it."""
     return dataclasses.replace(step, collect=False, not_finite={})

@@ -4,7 +4,7 @@ import functools
 from types import ModuleType
 from typing import Any
 
-from verl_clipx.base.method import WHEN_REGISTERED, described
+from verl_clipx.base.method import described
 from verl_clipx.methods import METHODS
 
 
@@ -15,19 +15,10 @@ def register_losses(core_algos: ModuleType) -> None:
         core_algos: the module verl.trainer.ppo.core_algos.
 
     Raises:
-        RuntimeError: a name belongs to somebody else's function; the message names both.
+        RuntimeError: a name belongs to a function of another package; the message names both.
     """
     for name in (*METHODS, "custom"):
         register_loss(core_algos, name)
-
-
-def follow_methods(core_algos: ModuleType) -> None:
-    """Registers each method that a user's module adds from now on, as `register_losses` does those that exist.
-
-    Args:
-        core_algos: the module verl.trainer.ppo.core_algos.
-    """
-    WHEN_REGISTERED.append(functools.partial(register_loss, core_algos))
 
 
 def register_loss(core_algos: ModuleType, name: str) -> None:
@@ -35,10 +26,10 @@ def register_loss(core_algos: ModuleType, name: str) -> None:
 
     Args:
         core_algos: the module verl.trainer.ppo.core_algos.
-        name: of the method.
+        name: the method's name, without prefix.
 
     Raises:
-        RuntimeError: as for `register_losses`.
+        RuntimeError: as `register_losses`.
     """
     from verl_clipx.worker.policy_loss import policy_loss
 
@@ -53,23 +44,23 @@ def register_loss(core_algos: ModuleType, name: str) -> None:
 
 
 def is_ours(function: Any) -> bool:
-    """Whether a registered function is the plugin's, from this or an earlier import of it."""
+    """Whether a registered function is the plugin's, from this import of the plugin or an earlier one."""
     return getattr(target_of(function), "__module__", "") == "verl_clipx.worker.policy_loss"
 
 
 def target_of(function: Any) -> Any:
-    """What a partial calls; another function itself."""
+    """The function that a partial calls; any other function itself."""
     return function.func if isinstance(function, functools.partial) else function
 
 
 def install_worker(engine_workers: ModuleType) -> None:
-    """Puts the plugin's training worker in the place of verl's TrainingWorker, for whoever imports it from now on.
+    """Replaces verl's TrainingWorker by the plugin's, for every module that imports it from now on.
 
     Args:
         engine_workers: the module verl.workers.engine_workers.
 
     Raises:
-        RuntimeError: somebody else replaced the worker class already; the message names both.
+        RuntimeError: another package has replaced the worker class already; the message names both.
     """
     from verl_clipx.worker.training_worker import ClipxTraining
 
@@ -81,13 +72,13 @@ def install_worker(engine_workers: ModuleType) -> None:
             f"ActorRolloutRefWorker.actor_worker_cls is already {described(current)}; verl_clipx cannot install "
             f"{described(ClipxTraining)}."
         )
-    # Under the name that it takes over, so that Ray sends it by that name.
+    # Under verl's name, by which Ray refers to the class when it sends it to workers.
     names = {"__module__": engine_workers.__name__, "__qualname__": "TrainingWorker", "__doc__": ClipxTraining.__doc__}
     replace_worker(engine_workers, type("TrainingWorker", (ClipxTraining, current), names))
 
 
 def replace_worker(engine_workers: ModuleType, worker: type) -> None:
-    """Rebinds every name that verl's module has for its TrainingWorker.
+    """Rebinds every name under which verl's module holds its TrainingWorker.
 
     Args:
         engine_workers: the module verl.workers.engine_workers.

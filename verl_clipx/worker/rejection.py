@@ -1,7 +1,8 @@
-"""Rejection in bypass mode: the tokens that verl's rollout_rs keeps, by the current policy's ratio to the sampler.
+"""Rejection in bypass mode: removes the tokens that verl's rollout_rs rejects by the current policy's ratio.
 
-In decoupled mode verl's trainer takes them out of response_mask before the worker gets it; in bypass mode only verl's
-own bypass loss would, whose function waits for the accelerator a dozen times for its metrics. Here nothing waits.
+The ratio is relative to the policy that sampled. In decoupled mode verl's trainer removes the tokens from response_mask
+before the worker gets it. In bypass mode only verl's own bypass loss would reject, with a function that waits for the
+accelerator a dozen times for its metrics. Here nothing waits.
 """
 
 import functools
@@ -14,19 +15,19 @@ from torch import Tensor
 
 from verl_clipx.driver.support import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
 
-# As verl: beyond it a log-ratio says nothing more.
+# verl clamps log-ratios to plus or minus this.
 LARGEST_LOG_RATIO = 20.0
 
-# The estimators of a token's divergence, of the log-ratio.
+# The estimators of a token's divergence, as functions of its log-ratio.
 ESTIMATORS = {
     "k1": lambda log_ratio: -log_ratio,
     "k2": lambda log_ratio: 0.5 * log_ratio**2,
     "k3": lambda log_ratio: log_ratio.exp() - 1.0 - log_ratio,
 }
-# What is made of those of a sequence's tokens, by the first part of a criterion's name: (sequences, 1).
+# How a sequence's divergence follows from those of its tokens, by the first part of a criterion's name: (sequences, 1).
 OVER_SEQUENCE = {
     "seq_sum": lambda values, mask: values.where(mask, 0.0).sum(-1, keepdim=True),
-    # As verl, whose mean of no tokens is 0.
+    # As in verl, the mean of no tokens is 0.
     "seq_mean": lambda values, mask: (
         values.where(mask, 0.0).sum(-1, keepdim=True) / (mask.sum(-1, keepdim=True) + 1e-8)
     ),
@@ -36,12 +37,12 @@ OVER_SEQUENCE = {
 
 @dataclass(frozen=True)
 class Criterion:
-    """One of verl's: a token stays while its divergence, or its sequence's, is within limits.
+    """One of verl's criteria: a token stays if its divergence, or its sequence's, is within limits.
 
     Args:
-        level: token, or a key of `OVER_SEQUENCE`.
+        level: "token", or a key of `OVER_SEQUENCE`.
         estimator: a key of `ESTIMATORS`.
-        low, high: the limits, which stay.
+        low, high: the smallest and the largest divergence that stays.
     """
 
     level: str
@@ -50,7 +51,12 @@ class Criterion:
     high: float
 
     def rejects(self, log_ratio: Tensor, mask: Tensor) -> Tensor:
-        """Bool, broadcastable to (sequences, length); arguments as for `Rejection.remaining`, clamped."""
+        """Which tokens are rejected: bool, broadcastable to (sequences, length).
+
+        Args:
+            log_ratio: clamped, (sequences, length).
+            mask: bool, (sequences, length).
+        """
         divergence = ESTIMATORS[self.estimator](log_ratio)
         if self.level != "token":
             divergence = OVER_SEQUENCE[self.level](divergence, mask)
@@ -61,17 +67,19 @@ class Criterion:
 class Rejection:
     """What a run rejects in bypass mode: a token stays if no criterion rejects it."""
 
-    criteria: tuple[Criterion, ...]
+    criteria: tuple[Criterion, ...] = ()
 
     def remaining(self, mask: Tensor, log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-        """The tokens that stay: bool, (sequences, length).
+        """The tokens that stay: bool, (sequences, length); the mask itself where nothing is rejected.
 
         Args:
             mask: bool, (sequences, length).
-            log_prob, old_log_prob: of the current policy and of the sampler, (sequences, length); no gradient flows.
+            log_prob, old_log_prob: under the current policy and the one that sampled, (sequences, length); detached.
         """
+        if not self.criteria:
+            return mask
         log_ratio = log_prob.detach() - old_log_prob
-        # A token that is not finite stays, wherever its sequence lies: left out, it would not make verl skip the step.
+        # A token whose log-ratio is not finite always stays. Without it, verl would not skip the step.
         finite, clamped = log_ratio.isfinite(), log_ratio.clamp(-LARGEST_LOG_RATIO, LARGEST_LOG_RATIO)
         rejected = torch.zeros_like(mask)
         for criterion in self.criteria:
@@ -79,31 +87,29 @@ class Rejection:
         return mask & ~(rejected & finite)
 
 
-def remaining(rejection: Rejection | None, mask: Tensor, *, log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
-    """As `Rejection.remaining`; the whole mask where nothing is rejected."""
-    return mask if rejection is None else rejection.remaining(mask, log_prob, old_log_prob)
+NOTHING_REJECTED = Rejection()
 
 
-def rejection_of(policy_loss: Any) -> Rejection | None:
-    """What the loss of a run has to reject; None where it rejects nothing, or verl's trainer has already.
+def rejection_of(policy_loss: Any) -> Rejection:
+    """What the loss of a run has to reject: nothing outside bypass mode, where verl's trainer has done it already.
 
     Args:
         policy_loss: verl's policy-loss node.
     """
     options = getattr(getattr(policy_loss, "run", None), "options", {})
     if not options.get(BYPASS) or options.get(ROLLOUT_RS) is None:
-        return None
+        return NOTHING_REJECTED
     return parsed(str(options[ROLLOUT_RS]), str(options.get(WITH_ROLLOUT_RS[0])))
 
 
 @functools.cache
 def parsed(names: str, thresholds: str) -> Rejection:
-    """verl's way to write criteria, which the driver has had verl check.
+    """Parses criteria as verl writes them; the driver has already had verl check them.
 
     Args:
-        names: of criteria, separated by commas, such as "seq_mean_k1,token_k3".
-        thresholds: one for all or one each: the highest divergence; of k1 lowest and highest ratio, "0.5_2", or the
-            highest, whose inverse is the lowest.
+        names: criteria, separated by commas, such as "seq_mean_k1,token_k3".
+        thresholds: one for all criteria, or one for each, separated by commas: the highest divergence. For k1 it is the
+            lowest and the highest ratio, as in "0.5_2", or only the highest, whose inverse is then the lowest.
     """
     criteria = list(dict.fromkeys(name.strip() for name in names.split(",") if name.strip()))
     given = [threshold.strip() for threshold in thresholds.split(",") if threshold.strip()]
@@ -113,7 +119,7 @@ def parsed(names: str, thresholds: str) -> Rejection:
 
 
 def criterion(name: str, threshold: str) -> Criterion:
-    """One criterion with its threshold, as for `parsed`."""
+    """One criterion, from its name and its threshold as for `parsed`."""
     level, _, estimator = name.rpartition("_")
     if estimator != "k1":
         return Criterion(level, estimator, -math.inf, float(threshold))

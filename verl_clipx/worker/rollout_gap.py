@@ -1,4 +1,4 @@
-"""How far the actor's log-probabilities are from the rollout's on tokens of the same weights."""
+"""How far the actor's log-probabilities are from the rollout's on tokens that were sampled with the same weights."""
 
 import logging
 from typing import Any
@@ -8,23 +8,23 @@ from verl_clipx.worker.rows import AGE
 
 logger = logging.getLogger(__name__)
 
-# A mean gap between the actor's and the rollout's log-probabilities above this, in nats, is named in a warning.
-# Measured on a random model of 2 layers, 24 November 2026: Ulysses under sdpa, on 2 ranks and without its refusal, was
-# 0.18 apart from 1 rank (16 sequences of up to 18 tokens, half of which are right all the same), bfloat16 0.014 from
-# float32 (16 of 100).
+# A mean gap between the actor's and the rollout's log-probabilities above this, in nats, causes a warning. Measured on
+# a random model of 2 layers on 24 November 2026: Ulysses with sdpa on 2 ranks, with its refusal switched off, differed
+# by 0.18 from 1 rank (16 sequences of up to 18 tokens; half of the tokens were still right), and bfloat16 differed by
+# 0.014 from float32 (16 sequences of 100 tokens).
 GAP = 0.1
 
 
 def gap_to_rollout(model_output: Any, data: Any) -> tuple[float, int] | None:
-    """How far the model is from the rollout on tokens that the weights before the first update have sampled.
+    """How far the model is from the rollout on tokens that the weights before the first update sampled.
 
     Args:
-        model_output, data: verl's loss function's arguments in a run's first update; the model's own log-probabilities
-            count, since bypass mode has the rollout's in the place of the old policy's.
+        model_output, data: the arguments of verl's loss function in a run's first update. The model's own
+            log-probabilities are compared, because in bypass mode the old policy's are the rollout's.
 
     Returns:
-        The mean distance in nats and the number of such tokens, all where no sequence's age is known; None if the
-        rollout returned no log-probabilities.
+        The mean absolute difference in nats and the number of such tokens; all tokens if the sequences' ages are
+        unknown. None if the rollout returned no log-probabilities.
     """
     if "rollout_log_probs" not in data:
         return None
@@ -37,7 +37,7 @@ def gap_to_rollout(model_output: Any, data: Any) -> tuple[float, int] | None:
 
 
 def compared_with_rollout(found: tuple[float, int] | None) -> str:
-    """What the line says of the rollout's log-probabilities; warns where they are far from the actor's.
+    """What the receipt says about the rollout's log-probabilities. Warns if they are far from the actor's.
 
     Args:
         found: from `gap_to_rollout`.
@@ -53,6 +53,6 @@ def compared_with_rollout(found: tuple[float, int] | None) -> str:
 
 
 WIDE_GAP = (
-    "clipx: actor and rollout give the same tokens log-probabilities that differ by %.2g nats on average of %d, though "
-    "of the same weights: their precision, temperature or attention is not the same."
+    "clipx: with the same weights, actor and rollout give log-probabilities that differ by %.2g nats on average over "
+    "%d tokens: their precision, temperature or attention is not the same."
 )

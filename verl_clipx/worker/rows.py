@@ -1,4 +1,4 @@
-"""What verl's data say about each sequence: the prompt that it answers, and the age of the policy that generated it."""
+"""Reads from verl's data which prompt each sequence answers, and how old the policy was that generated it."""
 
 from hashlib import blake2b
 from typing import Any
@@ -8,7 +8,7 @@ from torch import Tensor
 
 from verl_clipx.worker.layout import padded
 
-# Where the worker keeps the samples' ages in verl's mini-batch, so that they are cut into micro-batches with it.
+# The field of verl's mini-batch in which the worker keeps the samples' ages, so that they are cut together with it.
 AGE = "clipx_age"
 
 
@@ -24,11 +24,11 @@ def prompt_groups(data: Any) -> Tensor:
 
 
 def ages(data: Any, version: int) -> Tensor | None:
-    """The age of each sequence in weight versions; None where the rollout does not say what generated it.
+    """The age of each sequence in weight versions; None if the rollout does not say which version generated it.
 
     Args:
         data: verl's mini-batch.
-        version: the version that the training of the running rollout batch starts from.
+        version: the weight version from which the training on the current rollout batch starts.
 
     Returns:
         int64, (sequences,), at least 0.

@@ -1,7 +1,7 @@
-"""Methods in the shadow: what each would do to the update that another method has just made.
+"""Methods in the shadow: what each of them would have done to the update that another method has just made.
 
-They are computed from the log-probabilities of the training pass, after an update's last micro-batch, so that their
-statistics are of the whole mini-batch, without a further pass of the model.
+They are computed from the log-probabilities of the training pass, after an update's last micro-batch. Their statistics
+are therefore those of the whole mini-batch, without a further pass through the model.
 """
 
 from collections.abc import Callable
@@ -19,7 +19,7 @@ from verl_clipx.loss.metrics import SUMMED, TOKENS, named_sums, to_host, token_m
 from verl_clipx.loss.rollout_metrics import with_updates
 from verl_clipx.worker.step import Kept, OptimizerStep, RolloutBatch
 
-# Sums over tokens of the products of F * A in the shadow and of the run's.
+# Sums over tokens: of the product of the shadow method's F * A and the run's, and of the squares of each.
 PRODUCTS = ("both", "shadow", "run")
 
 
@@ -27,10 +27,11 @@ class ShadowLosses:
     """The methods in the shadow of one training worker.
 
     Args:
-        settings: the clipx node, with a shadow; its shaping, rollout correction and entropy selection go around each.
+        settings: the clipx node, with a shadow. The run's shaping, rollout correction and entropy selection apply to
+            each method in the shadow too.
         device: where the tokens are.
-        all_reduce: sums a float64 vector over the data-parallel ranks; called once an update if a method adapts, and
-            once a rollout batch.
+        all_reduce: sums a float64 vector over the data-parallel ranks. It is called once per rollout batch and, if a
+            method's bounds adapt, once per update.
     """
 
     def __init__(self, settings: Settings, device: torch.device | str, all_reduce: Callable[[Tensor], Tensor]):
@@ -42,16 +43,16 @@ class ShadowLosses:
         }
         for functions in self._functions.values():
             functions.prepare(device, counted=settings.update is not None)
-        # Of each update so far: this rank's sums, all methods' one after the other, and by method what it decided.
+        # For each update so far: this rank's sums of all methods in one vector, and what each method decided.
         self._sums: list[Tensor] = []
         self._decided: list[dict[str, dict[str, Tensor]]] = []
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Has the step keep what each of its micro-batches gave the loss."""
+        """Has the step keep the inputs of each micro-batch's loss."""
         step.kept = []
 
     def end_update(self, step: OptimizerStep) -> None:
-        """An update has seen its last micro-batch; every rank must call it."""
+        """Computes the methods' losses of an update after its last micro-batch. Every rank must call this."""
         kept = step.kept
         sizes = [functions.method.statistics_size for functions in self._functions.values()]
         statistics = torch.zeros(sum(sizes), dtype=torch.float64, device=self._device)
@@ -71,7 +72,7 @@ class ShadowLosses:
         self._decided.append(decided)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """The metrics of its updates, a value an update, by key; every rank must call it."""
+        """The metrics by key, with one value for each update. Every rank must call this."""
         sums, decided = self._sums, self._decided
         self._sums, self._decided = [], []
         if not sums:
@@ -99,7 +100,7 @@ class ShadowLosses:
         return {f"clipx/{name}": value for members in shown for name, value in members.items()}
 
     def _of_update(self, method: Method, totals: Tensor) -> dict[str, float]:
-        """An update's means over its tokens, and its sums of products, each over all ranks."""
+        """A method's means over an update's tokens, and its sums of products, each over all ranks."""
         sums, products = totals.split([len(SUMMED[self._detailed]), len(PRODUCTS)])
         dual_clipped = getattr(method, "dual_clip", None) is not None
         of_tokens, of_products = to_host(
@@ -107,12 +108,12 @@ class ShadowLosses:
         )
         found = token_metrics(of_tokens.values(), dual_clipped=dual_clipped, detailed=self._detailed)
         count = max(found.pop(TOKENS), 1.0)
-        # What verl's own keys say of the run is not theirs to say.
+        # verl's own keys describe the run, not the methods in the shadow.
         return {key: value / count for key, value in found.items() if key.startswith("clipx/")} | of_products
 
     @staticmethod
     def _with_products(metrics: dict[str, list[float]]) -> dict[str, list[float]]:
-        """Puts cosine and norm ratio in the place of the sums that they are made of."""
+        """Replaces the sums of products by the cosine and the norm ratio."""
         rest = {key: values for key, values in metrics.items() if key not in PRODUCTS}
         products = list(zip(*(metrics[name] for name in PRODUCTS), strict=True))
         cosine = [both / (mine * run) ** 0.5 if mine * run > 0 else 0.0 for both, mine, run in products]
@@ -121,15 +122,15 @@ class ShadowLosses:
 
 
 def suffix(name: str) -> str:
-    """A metric's name after that of the method in the shadow."""
+    """The part of a metric's name that follows the name of the method in the shadow."""
     return name.partition(f"{ANY_NAME}/")[2]
 
 
 def asked_for(method: Method, kept: Kept) -> Inputs:
-    """The inputs that a method's graph is made for: those that it asks for and no other.
+    """The inputs for a method's compiled loss, with exactly the optional fields that the method asks for.
 
     Raises:
-        ValueError: the batch has not what it needs.
+        ValueError: the batch lacks one of these fields.
     """
     optional = {name: getattr(kept.inputs, name) if name in method.asks_for else None for name in OPTIONAL}
     for name in method.asks_for:

@@ -1,4 +1,4 @@
-"""The updates that verl skips because their gradient is not finite: how many, and what was not finite where."""
+"""Counts the updates that verl skips because their gradient is not finite, and reports what was not finite."""
 
 import math
 from collections.abc import Callable
@@ -14,11 +14,11 @@ from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
 
 class SkippedUpdates:
-    """Counts them over a rollout batch, and names in the log what of this rank's mini-batch is not finite.
+    """Counts skipped updates over a rollout batch, and logs what was not finite in this rank's mini-batches.
 
     Args:
         engine: verl's engine.
-        watch: knows the gradient's norm.
+        watch: has the gradient's norm.
         rank: of this process, for the log.
         all_reduce: sums a float64 vector over the data-parallel ranks.
     """
@@ -28,18 +28,17 @@ class SkippedUpdates:
         self._log = NotFiniteLog(rank)
 
     def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> bool:
-        """Returns whether verl took the update that is ending.
+        """Counts the update that ends if verl skipped it, and returns whether verl took it.
 
         Args:
-            step: the optimizer step.
-            batch: the rollout batch that it belongs to, which counts it; None outside one.
+            batch: the rollout batch in which a skipped update is counted; None outside one.
             data: this rank's mini-batch.
         """
         norm = self._watch.gradient_norm
         taken = norm is None or math.isfinite(norm)
         found = step.not_finite
         if not taken and not found and self._engine.is_mp_src_rank_with_outputs():
-            # Not the policy's loss: perhaps verl's KL term.
+            # The policy's loss was finite, but another term, such as verl's KL loss, may not be.
             found = not_finite_in(data)
         self._log.say(found, taken=taken, norm=norm)
         if batch is not None and not taken:
@@ -48,10 +47,10 @@ class SkippedUpdates:
         return taken
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """The number of its updates that verl skipped, and of those what was not finite and where, by key."""
+        """Metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""
         logged = {SKIPPED_UPDATES.key: [float(batch.skipped)]}
         if batch.skipped:
-            # The gradient's norm is that of all ranks, so that all of them are here.
+            # All ranks reach this line, because the gradient's norm is the same on all of them.
             of_ranks = torch.zeros(self._engine.get_data_parallel_size() + 1, dtype=torch.float64)
             of_ranks[self._engine.get_data_parallel_rank()] = float(bool(batch.not_finite))
             of_log_probs = [batch.not_finite[name].sequences for name in OF_LOG_PROBS if name in batch.not_finite]

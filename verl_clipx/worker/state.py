@@ -19,16 +19,15 @@ logger = logging.getLogger(__name__)
 FILE = "clipx_state.json"
 FORMAT = 2
 
-# Formats that are read. 1 named the class of the bounds, and of the parameters only those.
+# The formats that can be read. Format 1 named the class of the bounds, and only the parameters of the bounds.
 READABLE = (1, 2)
 
-
-# Of the statistics of one update. Files before it was written down lack it.
+# The key for the length of an update's statistics. Older files lack it.
 SIZE = "statistics_size"
 
 
 class UnusableState(Exception):
-    """The state file is missing, cut short or somebody else's; the message says which and where."""
+    """The state file is missing, damaged or belongs to another run's parameters; the message says which and where."""
 
 
 @dataclass
@@ -36,38 +35,50 @@ class ControllerState:
     """What lasts from one optimizer step to the next.
 
     Args:
-        step: optimizer steps that were taken (skipped ones don't count).
-        statistics: under `scope=lagged`, position of an update within its rollout batch to the statistics of its latest
-            taken step (or their exponential average), float64.
-        shares: under clipx.precision, position to the share of the sequences that its next extra pass takes.
+        step: the number of optimizer steps that were taken; skipped steps do not count.
+        statistics: under `scope=lagged`, from an update's position within its rollout batch to the statistics of the
+            latest step taken there, or their exponential average, float64.
+        shares: under clipx.precision, from a position to the share of the sequences that its next extra pass takes.
     """
 
     step: int = 0
     statistics: dict[str, Tensor] = field(default_factory=dict)
     shares: dict[str, float] = field(default_factory=dict)
 
+    def remember(self, position: str, statistics: Tensor, *, average: float) -> None:
+        """Keeps the statistics of an update that was taken.
+
+        Args:
+            position: the update's position within its rollout batch.
+            statistics: over all ranks, (statistics_size,), float64.
+            average: the weight of the earlier statistics in an exponential average, in [0, 1).
+        """
+        past = self.statistics.get(position)
+        if past is not None and average > 0:
+            statistics = average * past.to(statistics.device) + (1 - average) * statistics
+        self.statistics[position] = statistics
+
 
 def description(method: Method) -> dict[str, Any]:
-    """What a state belongs to: a state of other parameters does not fit."""
+    """What a state belongs to: a method and its parameters. A state with another description is not used."""
     return {"method": method.name, SIZE: method.statistics_size, **method.parameters}
 
 
 def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]) -> Path:
-    """Writes the state, whole or not at all.
+    """Writes the state, either completely or not at all.
 
     Args:
-        folder: the actor's checkpoint folder; made if missing.
-        state: the state.
+        folder: the actor's checkpoint folder; it is created if it is missing.
         belongs_to: from `description`.
 
     Returns:
-        The file.
+        The path of the file.
     """
     content = {
         "format": FORMAT,
         "belongs_to": belongs_to,
         "step": state.step,
-        # Python prints the shortest text that reads back as the same float64.
+        # Python writes the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
     }
     if state.shares:
@@ -82,10 +93,10 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
 
     Args:
         folder: the actor's checkpoint folder.
-        belongs_to: from `description`, of the run that resumes.
+        belongs_to: the `description` of the run that resumes.
 
     Raises:
-        UnusableState: the file is missing, cut short, of another format or size, or belongs to other parameters.
+        UnusableState: the file is missing, damaged, of another format or size, or belongs to other parameters.
     """
     path = folder / FILE
     try:
@@ -94,26 +105,28 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
     except FileNotFoundError:
         raise UnusableState(f"{path} does not exist: the checkpoint was not written by a run of this plugin") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise UnusableState(f"{path} is cut short or not a state of this plugin ({error})") from error
+        raise _damaged(path, str(error)) from error
     if form not in READABLE:
         raise UnusableState(f"{path} has format {form!r}, this version reads {' and '.join(map(str, READABLE))}")
     _check_owner(path, form, owner, belongs_to)
     if type(step) is not int or step < 0:
-        raise UnusableState(f"{path} is cut short or not a state of this plugin (step {step!r})")
+        raise _damaged(path, f"step {step!r}")
     if not isinstance(statistics, dict):
-        raise UnusableState(f"{path} is cut short or not a state of this plugin (statistics {statistics!s:.60})")
+        raise _damaged(path, f"statistics {statistics!s:.60}")
     size, shares = belongs_to[SIZE], content.get("shares", {})
     if not (isinstance(shares, dict) and all(_is_finite(share) and 0 < share <= 1 for share in shares.values())):
-        raise UnusableState(f"{path} is cut short or not a state of this plugin (shares {shares!s:.60})")
+        raise _damaged(path, f"shares {shares!s:.60}")
     return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()}, shares)
 
 
 def state_rank(engine: Any, device: Any) -> int:
-    """The rank that writes the state and reads it: of the last pipeline stage, since the others see no tokens.
+    """The rank that writes and reads the state. It is in the last pipeline stage, because the others see no tokens.
+
+    Every rank must call this.
 
     Args:
         engine: verl's engine.
-        device: where numbers are reduced over the ranks, all of which must call this.
+        device: the device of the all-reduce.
     """
     own = engine.is_mp_src_rank_with_outputs() and engine.get_data_parallel_rank() == 0
     rank = torch.tensor(torch.distributed.get_rank() if own else -1, device=device)
@@ -126,12 +139,11 @@ def restored_state(folder: Path, settings: Settings, source: int, device: Any) -
 
     Args:
         folder: the actor's checkpoint folder.
-        settings: the clipx node.
         source: from `state_rank`.
-        device: of the statistics.
+        device: where the statistics go.
 
     Raises:
-        RuntimeError: it is unusable, and the bounds need one.
+        RuntimeError: the state is unusable, the bounds need one, and clipx.missing_state is not "fresh".
     """
     found: list[Any] = [None]
     if torch.distributed.get_rank() == source:
@@ -150,6 +162,10 @@ def restored_state(folder: Path, settings: Settings, source: int, device: Any) -
     raise RuntimeError(f"{state}. To start the bounds afresh, set clipx.missing_state=fresh.")
 
 
+def _damaged(path: Path, what: str) -> UnusableState:
+    return UnusableState(f"{path} is cut short or not a state of this plugin ({what})")
+
+
 def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) -> None:
     theirs = owner if isinstance(owner, dict) else {}
     if form == 1:
@@ -164,13 +180,10 @@ def _check_owner(path: Path, form: int, owner: Any, belongs_to: dict[str, Any]) 
 
 def _vector(path: Path, position: str, values: Any, size: int) -> Tensor:
     if not (isinstance(values, list) and len(values) == size and all(map(_is_finite, values))):
-        raise UnusableState(
-            f"{path} is cut short or not a state of this plugin (statistics of {position} must be {size} finite "
-            f"numbers, not {values!s:.60})"
-        )
+        raise _damaged(path, f"statistics of {position} must be {size} finite numbers, not {values!s:.60}")
     return torch.tensor(values, dtype=torch.float64)
 
 
 def _is_finite(value: Any) -> bool:
-    # A whole number beyond every float is none either.
+    # A whole number too large for a float does not count as finite.
     return type(value) in (int, float) and -sys.float_info.max <= value <= sys.float_info.max

@@ -24,11 +24,11 @@ if TYPE_CHECKING:
 
 
 class Kept(NamedTuple):
-    """What of a micro-batch is kept until its update has seen the last one.
+    """What is kept of a micro-batch until its update has seen the last one.
 
     Args:
-        inputs: with every optional field that is at hand; detached.
-        factor: of rollout correction and entropy selection on F, (sequences, length), or None.
+        inputs: detached, with every optional field that is available.
+        factor: the factor of rollout correction and entropy selection on F, (sequences, length), or None.
         weighted: F * A of the loss that trains, (sequences, length).
     """
 
@@ -42,30 +42,31 @@ class OptimizerStep:
     """One optimizer step of the worker.
 
     Args:
-        position: names the update within the rollout batch: the statistics of `scope=lagged` belong to a position.
+        position: names the update within the rollout batch; `scope=lagged` keeps statistics for each position.
         token_pass: Lopti's pass, or None.
         statistics: what the bounds are decided from, (statistics_size,), float64; None: each micro-batch's own.
-        decision: what the method decided from them; None: decide from each micro-batch's own.
-        decided_from: the tokens that the statistics are of.
-        counted_tokens: tokens of the pass in the mini-batch over all ranks; None where they are all that verl counts.
-        selected_tokens: selected tokens in the mini-batch over all ranks, 0-d; None without entropy selection.
-        entropy_bucket: where entropy selection over the mini-batch ends, 0-d; None without it.
+        decision: what the method decided from the statistics; None: each micro-batch decides from its own.
+        decided_from: the tokens that the statistics were computed from.
+        counted_tokens: the number of tokens that count in the mini-batch, over all ranks; None if it is verl's number.
+        selected_tokens: the number of selected tokens in the mini-batch, over all ranks, 0-d; None without selection.
+        entropy_bucket: the bucket at which entropy selection over the mini-batch ends, 0-d; None without it.
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
         collect: whether the training pass adds up its own statistics although others are given.
         collected: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
-        assumed: this rank's statistics under the assumption that the ratio is 1, where they were used.
-        sample: the sequences of this rank that the extra pass takes; None: all, and nothing is said of an error.
-        passed: share of the mini-batch's sequences that the extra pass took; None without clipx.precision.
-        predicted_error: standard error of the bounds, over half their width; None without an extra pass.
-        next_share: share of the sequences that the next update at the position takes; None where none is chosen.
-        error_before: how far the bounds of the update before, if they were of a sample, turned out to be from the exact
-            ones, over half their width.
-        of_rollout_batch: whether it is one of a rollout batch's, whose end makes metrics of sums over each mini-batch.
-        not_finite: by name, what of this rank's mini-batch is not finite, as far as it is known.
-        kept: what methods in the shadow need of each micro-batch of the update so far; None: there are none.
-        equal_weights: whether it is a rollout batch's first update, whose weights computed the old log-probabilities
-            or, in bypass mode, would have.
-        anatomy: adds up where the ratio comes from; None: nothing does.
+        assumed: this rank's statistics computed at ratio 1, if the bounds come from those; otherwise None.
+        sample: this rank's sequences for the extra pass; None: it takes all, and no error is estimated.
+        passed: the share of the mini-batch's sequences that the extra pass took; None without clipx.precision.
+        predicted_error: the bounds' standard error relative to half their width; None without an extra pass.
+        next_share: the share of the sequences that the next update at this position takes; None if none was chosen.
+        error_before: if the previous update used a sample: how far its bounds were from the exact ones, relative to
+            half their width.
+        of_rollout_batch: whether the update belongs to a rollout batch, at whose end sums over each mini-batch become
+            metrics.
+        not_finite: by field, what is known not to be finite in this rank's mini-batch.
+        kept: what methods in the shadow need of each micro-batch so far; None if there are no such methods.
+        equal_weights: whether this is a rollout batch's first update and its weights computed the old log-probabilities
+            or, in bypass mode, are the ones that would compute them.
+        anatomy: adds up where the ratio comes from, or None.
     """
 
     position: str = ""
@@ -93,21 +94,21 @@ class OptimizerStep:
 
     @property
     def estimated(self) -> bool:
-        """Whether the extra pass took a part of the mini-batch only."""
+        """Whether the extra pass took only a part of the mini-batch."""
         return self.sample is not None and self.passed < 1
 
 
 @dataclass
 class RolloutBatch:
-    """A rollout batch that a worker trains on: made with it, dropped with it.
+    """How far a worker has come with the rollout batch that it trains on.
 
     Args:
-        token_pass: Lopti's pass that is under way, or None.
-        last_pass: whether no pass comes after it.
-        update: which update of the pass is next.
-        updates_before_pass: how many updates earlier passes made.
+        token_pass: Lopti's current pass, or None.
+        last_pass: whether no other pass follows.
+        update: the number of the pass's next update, from 0.
+        updates_before_pass: how many updates the earlier passes made.
         skipped: how many updates verl has skipped.
-        not_finite: of those, by name what was not finite in this rank's mini-batches.
+        not_finite: by field, what was not finite in this rank's mini-batches of the skipped updates.
     """
 
     token_pass: TokenPass | None = None
@@ -118,41 +119,40 @@ class RolloutBatch:
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
 
     def begin(self, token_pass: TokenPass | None, *, last: bool) -> None:
-        """The next pass over its tokens begins.
+        """Begins the next pass over the rollout batch.
 
         Args:
-            token_pass: Lopti's, or None.
-            last: whether no other comes after it.
+            last: whether no other pass follows.
         """
         self.updates_before_pass += self.update
         self.token_pass, self.last_pass, self.update = token_pass, last, 0
 
     @property
     def position(self) -> str:
-        """Names the next update within the rollout batch."""
+        """The name of the next update within the rollout batch."""
         return ("" if self.token_pass is None else f"{self.token_pass.name}/") + f"update_{self.update}"
 
     @property
     def at_start(self) -> bool:
-        """Whether no update was made yet."""
+        """Whether no update has been made yet."""
         return self.update == 0 and self.updates_before_pass == 0
 
 
-# Where a worker gets no rollout batch: each of its updates is the first.
+# Used if a worker gets no rollout batch: each of its updates then counts as the first.
 FIRST = RolloutBatch()
 
 
 class UpdateObserver(Protocol):
-    """Looks on at every update of a rollout batch; every rank calls each method."""
+    """Observes every update of a rollout batch. Every rank calls each method."""
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """An optimizer step is planned, and says from now on what its micro-batches have to keep."""
+        """Called when an optimizer step is planned; may set what its micro-batches have to keep."""
 
     def end_update(self, step: OptimizerStep) -> None:
-        """It has seen its last micro-batch."""
+        """Called after the optimizer step's last micro-batch."""
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
-        """Its updates are made; returns the metrics of them, by key."""
+        """Called after the last update; returns the rollout batch's metrics by key."""
 
 
 @dataclass
@@ -167,13 +167,13 @@ class MicroBatch:
         group: int64, (sequences,): equal numbers for the responses to one prompt; None if nothing needs it.
         age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
-        traced: its rows that are traced, which the loss adds to; None without any.
-        kept: where the loss adds what methods in the shadow need; None without any.
-        anatomy: as in its step; None in a call that is not of training.
-        sums: filled by the loss: metric name to a sum over this micro-batch's tokens.
-        values: filled by the loss: metric name to a value that is not a sum over tokens.
-        counts: filled by the loss: metric name to a number of this micro-batch, which adds up over the mini-batch.
-        loss: filled by the loss: its own value.
+        traced: the traced rows, to which the loss adds; None if there are none.
+        kept: where the loss adds what methods in the shadow need; None if there are no such methods.
+        anatomy: as in the step; None in a call that does not train.
+        sums: filled by the loss: from metric key to a sum over this micro-batch's tokens.
+        values: filled by the loss: from metric key to a value that is not a sum over tokens.
+        counts: filled by the loss: from metric key to a number that adds up over the mini-batch's micro-batches.
+        loss: filled by the loss: its value.
     """
 
     step: OptimizerStep = field(default_factory=OptimizerStep)
@@ -210,10 +210,9 @@ def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
 
 
 def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroBatch:
-    """What verl's data say of a mini-batch or micro-batch beyond verl's own arguments to a loss.
+    """What verl's data contain of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
     Args:
-        settings: the clipx node.
         data: verl's mini-batch or micro-batch.
         step: the optimizer step that it belongs to.
     """

@@ -1,4 +1,4 @@
-"""A thread that writes traces, so that training never waits for a disk and a disk's fault never stops a run."""
+"""A thread that writes traces, so that training never waits for the disk and a disk error never stops a run."""
 
 import atexit
 import logging
@@ -8,19 +8,19 @@ from collections.abc import Callable
 
 logger = logging.getLogger(__name__)
 
-# Bytes that jobs which wait or are being done hold in the host's memory; a job beyond them is dropped.
+# The bytes that unfinished jobs may hold in the host's memory. A job beyond this is dropped.
 CAPACITY = 1 << 30
-# Seconds that a checkpoint, the end of a run and that of a process wait for the disk, at most.
+# The most seconds that a checkpoint, the end of a run or the end of a process waits for the disk.
 PATIENCE = 10.0
 
 
 class TraceWriter:
-    """Does jobs in their order in a thread of its own.
+    """Does jobs in order in its own thread.
 
-    A job for which there is no room is dropped, and after one that failed no other is taken; a warning says so once.
+    A job for which there is no room is dropped. After a job has failed, no other is accepted. A warning says so once.
 
     Args:
-        capacity: bytes that jobs may hold together; a larger job is taken where no other holds any.
+        capacity: the bytes that jobs may hold together. A larger job is accepted only if no other holds any.
     """
 
     def __init__(self, capacity: int = CAPACITY):
@@ -32,11 +32,10 @@ class TraceWriter:
         atexit.register(self.close)
 
     def put(self, job: Callable[[], object], size: int = 0) -> None:
-        """Hands over a job and never waits.
+        """Adds a job without waiting.
 
         Args:
-            job: what to do.
-            size: bytes that it holds until it is done.
+            size: the bytes that the job holds until it is done.
         """
         if self.failed:
             return
@@ -51,17 +50,20 @@ class TraceWriter:
         self.dropped += 1
 
     def flush(self, seconds: float = PATIENCE) -> bool:
-        """Waits until the jobs so far are done, but no longer than some seconds.
+        """Waits until all jobs so far are done, but at most for a time.
+
+        Args:
+            seconds: the longest time to wait.
 
         Returns:
-            Whether they are.
+            Whether the jobs are done.
         """
         done = threading.Event()
         self._jobs.put((done.set, 0))
         return done.wait(seconds)
 
     def close(self) -> None:
-        """As `flush`, and says how many jobs were dropped."""
+        """Flushes, and warns how many jobs were dropped."""
         self.flush()
         if self.dropped:
             logger.warning(DROPPED, self.dropped)
@@ -76,15 +78,15 @@ class TraceWriter:
                 if not self.failed:
                     logger.warning(FAILED, type(error).__name__, error)
                 self.failed = True
-            # What it holds is free once nothing names it.
+            # Without this name, the job's memory is freed.
             del job
             with self._lock:
                 self._held -= size
 
 
 FULL = (
-    "clipx.trace: the disk is slower than the training: %.0f MB are waiting to be written. Further updates are not "
-    "traced."
+    "clipx.trace: the disk is slower than the training: %.0f MB are waiting to be written. Updates are not traced "
+    "until there is room again."
 )
 DROPPED = "clipx.trace: %d updates were not traced, because the disk was slower than the training."
-FAILED = "clipx.trace: nothing more is traced by this process, and the training goes on: %s: %s"
+FAILED = "clipx.trace: this process stops tracing, and the training goes on: %s: %s"

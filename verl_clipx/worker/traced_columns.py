@@ -1,4 +1,4 @@
-"""Traced responses and the numbers of their tokens as the columns of a shard; runs in the writer's thread."""
+"""Turns traced responses and the numbers of their tokens into the columns of a shard, in the writer's thread."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -14,18 +14,18 @@ from verl_clipx.base.shared_metrics import REGIONS
 
 @dataclass(frozen=True)
 class Response:
-    """A traced response as the host knows it.
+    """What the host knows of a traced response.
 
     Args:
         prompt: the prompt's hash.
-        prompt_ids: its tokens, int64, (length of the prompt,).
-        sample: number among the responses to the prompt in this step.
-        score: its reward, or None.
-        age: weight versions since it was sampled, or None.
-        token_ids: int64, (length,).
+        prompt_ids: the prompt's tokens, int64, (length of the prompt,).
+        sample: the response's number among the responses to the prompt in this step.
+        score: the reward, or None.
+        age: weight versions since the response was sampled, or None.
+        token_ids: the response's tokens, int64, (length,).
         mask: the tokens that the loss counts, bool, (length,).
-        rollout_log_prob: under the policy that sampled, (length,), or None.
-        group: number of verl's group of responses, or None.
+        rollout_log_prob: log-probabilities under the policy that sampled, (length,), or None.
+        group: the number of verl's group of responses, or None.
     """
 
     prompt: str
@@ -40,10 +40,10 @@ class Response:
 
 
 class HostCopy:
-    """A tensor on its way to the host: the thread that makes it does not wait, the one that reads it does.
+    """A tensor on its way to the host. Creating it does not wait for the copy; reading it does.
 
     Args:
-        values: nothing else may write to it.
+        values: the tensor, which nothing else may write to.
     """
 
     def __init__(self, values: Tensor):
@@ -56,11 +56,11 @@ class HostCopy:
 
     @property
     def size(self) -> int:
-        """Bytes on the host."""
+        """The number of bytes on the host."""
         return self._values.nbytes
 
     def numpy(self) -> numpy.ndarray:
-        """The values, as soon as they are there."""
+        """The values; waits until they have arrived."""
         if self._arrived is not None:
             self._arrived.synchronize()
         return self._values.numpy()
@@ -71,11 +71,11 @@ class Part:
     """The traced rows of one micro-batch.
 
     Args:
-        responses: a response a row.
-        names: of the columns.
+        responses: the response of each row.
+        names: the names of the columns.
         values: float32, (rows, columns, response length).
-        micro_batch: its number within the update, from 0.
-        decision: what the method decided for it, float64; None: there is no method.
+        micro_batch: the micro-batch's number within the update, from 0.
+        decision: what the method decided for the micro-batch, float64; None if there is no method.
     """
 
     responses: list[Response]
@@ -86,10 +86,10 @@ class Part:
 
 
 class TokenTexts:
-    """Texts of tokens, each decoded once.
+    """The texts of tokens, each decoded once.
 
     Args:
-        tokenizer: transformers'; None: a text is the token's number.
+        tokenizer: a tokenizer of transformers; None: a token's text is its number.
     """
 
     def __init__(self, tokenizer: Any):
@@ -97,7 +97,7 @@ class TokenTexts:
         self._known: dict[int, str] = {}
 
     def of(self, token: int) -> str:
-        """The text of a token within a text, so with its space in front."""
+        """A token's text as within a longer text, so including a leading space."""
         if token not in self._known:
             self._known[token] = self._decoded(token)
         return self._known[token]
@@ -109,29 +109,30 @@ class TokenTexts:
     def _decoded(self, token: int) -> str:
         if self._tokenizer is None:
             return f"[{token}]"
-        # At the beginning of a text some tokenizers leave out a space.
+        # Some tokenizers leave out a space at the beginning of a text.
         return self.whole([token, token])[len(self.whole([token])) :]
 
 
-# Columns that are true or false.
+# Columns with the values true and false.
 FLAGS = frozenset({"selected", "counted", "rejected"})
 
 
 def decisions_of(parts: list[Part]) -> dict[int, list[float]]:
-    """What the method decided for each micro-batch, by its number; parts without a method are left out."""
+    """What the method decided for each micro-batch, by the micro-batch's number. Parts without a method are skipped."""
     return {part.micro_batch: part.decision.numpy().tolist() for part in parts if part.decision is not None}
 
 
 def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
-    """The columns of `traces.SCHEMA`, without those that follow from the shard.
+    """The columns of `traces.SCHEMA`, except for those that follow from the shard.
 
     Args:
-        parts: at least one, all with the same names.
-        texts: of the policy's tokens.
+        parts: at least one part; all have the same columns.
+        texts: the texts of the policy's tokens.
     """
     responses = [response for part in parts for response in part.responses]
     masks = [response.mask.numpy() for response in responses]
-    numbers = [rows[:, : mask.size][:, mask] for rows, mask in zip(_rows(parts), masks, strict=True)]
+    rows = (row for part in parts for row in part.values.numpy())
+    numbers = [row[:, : mask.size][:, mask] for row, mask in zip(rows, masks, strict=True)]
     lengths = [mask.sum() for mask in masks]
     columns: dict[str, Any] = dict(zip(parts[0].names, numpy.concatenate(numbers, axis=1), strict=True))
 
@@ -160,13 +161,9 @@ def columns_of(parts: list[Part], texts: TokenTexts) -> dict[str, Any]:
     return columns
 
 
-def _rows(parts: list[Part]) -> list[numpy.ndarray]:
-    return [row for part in parts for row in part.values.numpy()]
-
-
 def regions(bounded: numpy.ndarray, low: numpy.ndarray, high: numpy.ndarray, advantage: numpy.ndarray) -> numpy.ndarray:
-    """DGPO's region of each token, as `metrics.token_sums` counts them; the arguments are columns of the trace."""
+    """DGPO's region of each token, by the rules of `metrics.token_sums`. The arguments are columns of a trace."""
     above, below, positive, negative = bounded > high, bounded < low, advantage > 0, advantage < 0
-    # Above wins where bounds cross.
+    # If the bounds cross, above wins.
     outer = [below & ~above & negative, above & positive, below & ~above & positive, above & negative]
     return numpy.select(outer, REGIONS[:-1], REGIONS[-1])

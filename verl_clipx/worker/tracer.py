@@ -1,11 +1,12 @@
-"""Takes what the loss knows about traced responses, on the training thread, and passes it to the writer.
+"""Collects what the loss knows about traced responses, in the training thread, and passes it to the writer.
 
-Which rows are traced is known on the host beforehand, and their numbers come to it without waiting.
+The host knows beforehand which rows are traced, and their values are copied to it without waiting.
 """
 
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
@@ -28,50 +29,46 @@ from verl_clipx.worker.rows import ages, prompt_groups
 from verl_clipx.worker.trace_writer import TraceWriter
 from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of, decisions_of
 
-# Where the worker keeps the number of a row's response in verl's mini-batch; NONE for one that is not traced.
+# The field of verl's mini-batch in which the worker keeps the number of each row's response. NONE: it is not traced.
 ROW, NONE = "clipx_traced_row", -1
 
-# A value a token of the response; the reward stands in one of the last two.
+# Fields with one value for each token of the response. One of the last two contains the reward.
 RESPONSE_FIELDS = ("responses", "response_mask", "rollout_log_probs", "rm_scores", "token_level_scores")
 
 
 def prompt_name(prompt: Tensor) -> str:
-    """The hash that names a prompt in every run: hexadecimal, of its tokens, int64, (length,)."""
+    """A hash of the prompt's tokens, which names the prompt in every run: hexadecimal; `prompt` is int64, (length,)."""
     return blake2b(prompt.numpy().tobytes(), digest_size=8).hexdigest()
 
 
 def is_chosen(prompt: str, trace: Trace) -> bool:
-    """Whether a prompt is traced; the same on every rank and in every run.
+    """Whether a prompt is traced. The answer is the same on every rank and in every run.
 
     Args:
         prompt: from `prompt_name`.
-        trace: with the seed and the fraction.
+        trace: the node with the seed and the fraction.
     """
     digest = blake2b(prompt.encode(), digest_size=8, key=trace.seed.to_bytes(8, "big")).digest()
     return int.from_bytes(digest, "big") < trace.fraction * 2**64
 
 
+@dataclass
 class TracedRows:
-    """The traced rows of a micro-batch; the loss adds what it knows of them.
+    """The traced rows of a micro-batch, to which the loss adds what it knows.
 
     Args:
-        places: their places in the micro-batch.
-        responses: a response a place.
-        parts: where what is added goes.
-        entropy: of the current policy, (sequences of the micro-batch, response length), or None.
-        micro_batch: its number within the update, from 0.
+        places: the rows' positions in the micro-batch.
+        responses: the response in each of these rows.
+        parts: the list that receives what is added.
+        entropy: the current policy's entropy, (sequences of the micro-batch, response length), or None.
+        micro_batch: the micro-batch's number within the update, from 0.
     """
 
-    def __init__(
-        self,
-        places: list[int],
-        responses: list[Response],
-        parts: list[Part],
-        entropy: Tensor | None,
-        micro_batch: int = 0,
-    ):
-        self.places, self.responses, self.parts, self.entropy = places, responses, parts, entropy
-        self.micro_batch = micro_batch
+    places: list[int]
+    responses: list[Response]
+    parts: list[Part]
+    entropy: Tensor | None
+    micro_batch: int = 0
 
     def of_method(
         self,
@@ -82,15 +79,15 @@ class TracedRows:
         selected: Tensor | None,
         whole: Tensor,
     ) -> None:
-        """Adds what a method of the plugin does.
+        """Adds what a method of the plugin does to the rows' tokens.
 
         Args:
-            settings: the clipx node.
-            inputs: the micro-batch.
             decision: what the method decided.
-            factor: of verl's rollout correction on F, (sequences, length), or None.
-            selected: what entropy selection kept and bypass mode did not reject, bool, (sequences, length), or None.
-            whole: the mask, with what bypass mode rejected, which is traced as if it stayed, but for its weight of 0.
+            factor: the factor of verl's rollout correction on F, (sequences, length), or None.
+            selected: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length), or
+                None if these are all tokens.
+            whole: the mask including the tokens that bypass mode rejects. Rejected tokens are traced as if they had
+                been kept, except that their weight is 0.
         """
         with without_gradient(inputs.mask):
             of_rows = torch.ones((), device=inputs.mask.device) if factor is None else self._rows(factor)
@@ -113,11 +110,11 @@ class TracedRows:
             self.add(trace, kept, decision)
 
     def of_gradient(self, tokens: ObservedTokens, bounds: Bounds, by_sequence: bool, share: Tensor) -> None:
-        """Adds what a loss of verl's does.
+        """Adds what one of verl's losses does to the rows' tokens.
 
         Args:
             tokens, bounds, by_sequence: as for `observed.observed_sums`.
-            share: of each token's loss in the scalar loss, (sequences, length).
+            share: the factor of each token's loss in the scalar loss, (sequences, length).
         """
         with without_gradient(tokens.mask):
             rows = ObservedTokens(*map(self._rows, tokens))
@@ -125,29 +122,29 @@ class TracedRows:
             self.add(trace, {"unshaped_advantage": trace.advantage})
 
     def _rows(self, values: Tensor) -> Tensor:
-        # An index tensor would have to be copied to the accelerator.
+        # Not with an index tensor, which would have to be copied to the accelerator.
         return torch.stack([values[place] for place in self.places])
 
     def add(self, trace: TokenTrace, others: dict[str, Tensor], decision: Tensor | None = None) -> None:
-        """Adds what is known of the rows' tokens.
+        """Adds the columns of the rows' tokens.
 
         Args:
-            trace: (rows, response length) each.
-            others: further columns, likewise.
+            trace: columns, each (rows, response length).
+            others: further columns of the same shape.
             decision: what the method decided, float64; None without a method.
         """
         if self.entropy is not None:
             others["entropy"] = self._rows(self.entropy)
         columns = {**trace._asdict(), **others}
         values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
-        # A copy: the planner's own tensor is not held here, and on a CPU `HostCopy` would be that tensor itself.
+        # Cloned, so that the planner's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
         decided = None if decision is None else HostCopy(decision.detach().clone())
         self.parts.append(Part(self.responses, tuple(columns), HostCopy(values), self.micro_batch, decided))
 
 
 @contextmanager
 def without_gradient(tokens: Tensor) -> Iterator[None]:
-    """As `compiled.Functions.call` computes: without gradient and autocast."""
+    """Switches gradient and autocast off, as `compiled.Functions.call` does."""
     with torch.no_grad(), torch.autocast(tokens.device.type, enabled=False):
         yield
 
@@ -156,14 +153,14 @@ class Tracer:
     """Traces the rollout batches of one data-parallel rank.
 
     Args:
-        trace: what to trace.
-        rank, ranks: the data-parallel rank and their number.
-        tokenizer: of the policy, or None.
-        batches_a_step: rollout batches that verl logs as one step.
-        last: the number of the run's last rollout batch, if known.
+        trace: what to trace, and where to.
+        rank, ranks: the data-parallel rank and the number of ranks.
+        tokenizer: the policy's tokenizer, or None.
+        batches_a_step: how many rollout batches verl logs as one step.
+        last: the number of the run's last rollout batch, or None if unknown.
 
     Raises:
-        ValueError: there is no folder.
+        ValueError: `trace` has no folder.
     """
 
     def __init__(
@@ -190,17 +187,17 @@ class Tracer:
 
     @contextmanager
     def rollout_batch(self, data: Any, before: int) -> Iterator[None]:
-        """Traces the updates on a rollout batch. The first one's step and later ones are written anew.
+        """Traces the updates on a rollout batch. The first call removes shards of its step and of later ones.
 
         Args:
             data: this rank's share, on the host; gets a field that says which rows are traced.
-            before: rollout batches that verl counts before this one.
+            before: how many rollout batches verl counted before this one.
         """
         self._step = before // self.batches_a_step + 1
         if not self._goes_on:
             self.writer.put(partial(self._remove, self._step))
             self._goes_on = True
-        # What an update left that did not end is not the next one's.
+        # Drops what an update that did not end has left.
         self._parts, self._micro_batch = [], 0
         if before % self.batches_a_step == 0:
             self._update = 0
@@ -212,13 +209,14 @@ class Tracer:
             # Ray ends a worker without its exit handlers, and nothing is left to train.
             self.writer.close()
 
-    def rows(self, data: Any, model_output: Any, entropy: Tensor | None) -> TracedRows | None:
-        """The traced rows of a micro-batch; None without any.
+    def rows(self, data: Any, model_output: Any, entropy: Tensor | None = None) -> TracedRows | None:
+        """The traced rows of a micro-batch; None if there are none.
 
         Args:
             data: verl's micro-batch.
-            model_output: the model's output for it.
-            entropy: the current policy's, (sequences, response length), where it is at hand.
+            model_output: the model's output for the micro-batch.
+            entropy: the current policy's entropy, (sequences, response length); None: taken from the model's output
+                if it is there.
         """
         if ROW not in data:
             return None
@@ -233,10 +231,10 @@ class Tracer:
         return TracedRows(places, responses, self._parts, entropy, micro_batch)
 
     def end_update(self, decided_from: DecidedFrom = DecidedFrom.MICRO_BATCH) -> None:
-        """Hands what the update's micro-batches added to the writer.
+        """Passes what the update's micro-batches added to the writer.
 
         Args:
-            decided_from: the tokens behind its bounds.
+            decided_from: the tokens that the update's bounds were decided from.
         """
         parts, self._parts, self._micro_batch = self._parts, [], 0
         shard = Shard(self._step, self._update, self.rank)
@@ -251,20 +249,19 @@ class Tracer:
 
     def _remove(self, step: int) -> None:
         def is_old(shard: Shard) -> bool:
-            # Of ranks that this run does not have, rank 0 takes care.
+            # Rank 0 also removes the shards of ranks that this run does not have.
             return shard.step >= step and (shard.rank == self.rank or (self.rank == 0 and shard.rank >= self.ranks))
 
         remove_shards(self.folder, [shard for shard in shards_in(self.folder) if is_old(shard)])
 
 
 def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int) -> tuple[list[Response], list[int]]:
-    """The traced responses of a rollout batch, and for each of its rows the number of its response, or NONE.
+    """The traced responses of a rollout batch, and for each row the number of its response, or NONE.
 
     Args:
         data: verl's rollout batch, jagged or padded with an attention mask.
-        trace: what to trace.
         rank, ranks: as for `Tracer`.
-        version: of the weights that its training starts from.
+        version: the version of the weights from which the training on the batch starts.
     """
     known = {key: list(data[key].cpu().unbind()) for key in RESPONSE_FIELDS if key in data}
     scores = known.get("rm_scores", known.get("token_level_scores"))
@@ -272,7 +269,7 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
     responses, rows, seen = [], [], Counter()
     for place, prompt in enumerate(prompts_in(data)):
         name, mask = prompt_name(prompt), known["response_mask"][place].bool()
-        # verl fills a batch up with rows without tokens.
+        # verl may fill up a batch with rows that have no tokens.
         if not is_chosen(name, trace) or not mask.any():
             rows.append(NONE)
             continue
@@ -281,7 +278,7 @@ def responses_in(data: Any, trace: Trace, rank: int, ranks: int, *, version: int
             Response(
                 name,
                 prompt,
-                # Where verl gives no number, one that no other rank gives.
+                # If verl gives no number, one is chosen that no other rank uses.
                 sample=_plain(data["session_id"][place]) if "session_id" in data else rank + ranks * seen[name],
                 score=None if scores is None else float(scores[place].sum()),
                 age=None if age is None else int(age[place]),
@@ -305,5 +302,5 @@ def prompts_in(data: Any) -> list[Tensor]:
 
 
 def _plain(number: Any) -> int:
-    """A number out of verl's fields that are no tensors."""
+    """A number from one of verl's fields that are not tensors."""
     return int(getattr(number, "data", number))

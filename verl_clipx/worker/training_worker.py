@@ -1,4 +1,4 @@
-"""verl's training worker with the plugin's view of every mini-batch and micro-batch.
+"""verl's training worker, extended by what the plugin does for every mini-batch and micro-batch.
 
 Without a clipx node in its configuration it behaves exactly like verl's.
 """
@@ -54,7 +54,7 @@ def clipx_node(loss_fn: Any) -> Settings | Observe | None:
     """The clipx configuration inside verl's loss function; None if the run has none.
 
     Args:
-        loss_fn: what verl's ActorRolloutRefWorker gives to `set_loss_fn`: a partial with the ActorConfig as `config`.
+        loss_fn: what verl's ActorRolloutRefWorker passes to `set_loss_fn`: a partial with the ActorConfig as `config`.
     """
     config = loss_fn.keywords.get("config") if isinstance(loss_fn, partial) else None
     policy_loss = getattr(config, "policy_loss", None)
@@ -63,33 +63,39 @@ def clipx_node(loss_fn: Any) -> Settings | Observe | None:
 
 
 class ClipxTraining:
-    """What a TrainingWorker of verl gains when the run has a clipx node; to be mixed in before it."""
+    """Mixin that stands before verl's TrainingWorker and adds to it what a run with a clipx node needs."""
 
-    # None without a clipx node, and the planner also under +clipx=observe, whose steps are verl's own.
+    # None without a clipx node. The planner is also None under +clipx=observe, where the steps are verl's own.
     watch: EngineWatch | None = None
     skipped: SkippedUpdates | None = None
     planner: StepPlanner | None = None
-    # None where the run does not ask for them.
+    # None unless the run asks for them.
     tracer: Tracer | None = None
     receipt: Receipt | None = None
     anatomy: AnatomySums | None = None
     shadow: ShadowLosses | None = None
-    # The rollout batch under way, and the optimizer step.
+    # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
-    # Rollout batches that verl counts so far, and after how many of them the rollout gets new weights.
+    # How many rollout batches verl has counted so far, and after how many of them the rollout gets new weights.
     rollouts: int = 0
     parameter_sync_step: int = 1
-    # Whether the pass without gradient that is under way computes the reference's log-probabilities.
+    # Whether the current pass without gradient computes the reference's log-probabilities.
     for_reference: bool = False
-    # Whether the run has had a sample of older weights; where it can't, the age of samples is a constant.
+    # Whether the run has had a sample of older weights. Until then, the age of every sample is 0 and is not logged.
     stale: bool = False
     # Whether verl's trainer rejects tokens before the worker gets them.
     rejects: bool = False
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def set_loss_fn(self, loss_fn):
-        """Installs verl's loss function, wrapped if the run has a clipx node."""
+        """Installs verl's loss function, wrapped if the run has a clipx node.
+
+        Raises:
+            RuntimeError: ranks share sequences, and the model's attention does not support it.
+            ValueError: the model has dropout, which the extra pass would leave out; pipeline stages would have to share
+                a sample; the trace has no folder; or verl's registry lacks the loss to observe.
+        """
         settings = clipx_node(loss_fn)
         if settings is None:
             super().set_loss_fn(loss_fn)
@@ -98,11 +104,11 @@ class ClipxTraining:
         config, device = loss_fn.keywords["config"], get_device_id()
         run, functions = config.policy_loss.run, settings.functions(device)
         self.rejects = run.options.get(ROLLOUT_RS) is not None and not run.options.get(BYPASS)
-        # verl trains the critic alone in the steps before this one, and counts them.
+        # verl counts the steps before critic_warmup too, in which it trains only the critic.
         self.parameter_sync_step = run.batches_a_step
         self.rollouts = max(self.rollouts, (run.critic_warmup - 1) * run.batches_a_step)
         if self.rank == 0:
-            # Not logged: verl's workers show warnings alone.
+            # Printed and not logged, because verl's workers show only warnings.
             print(announcement(config.policy_loss), flush=True)
         if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
             self.tracer = self._tracer(settings.trace, run, config.optim.total_training_steps)
@@ -121,7 +127,7 @@ class ClipxTraining:
         super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer, self.receipt))
 
     def _plan_with(self, settings: Settings, loss_fn: partial) -> None:
-        """Makes what decides the bounds of each update, and what looks on at the updates."""
+        """Creates the planner, and the observers that the settings ask for."""
         policy_loss, device = loss_fn.keywords["config"].policy_loss, get_device_id()
         refuse_sample_of_stages(settings, self.engine_config)
         self.planner = StepPlanner(
@@ -149,7 +155,7 @@ class ClipxTraining:
 
     @property
     def observers(self) -> list[UpdateObserver]:
-        """What looks on at every update of a rollout batch."""
+        """Everything that observes each update of a rollout batch."""
         return [one for one in (self.receipt, self.anatomy, self.shadow) if one is not None]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
@@ -160,7 +166,7 @@ class ClipxTraining:
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
-        """verl's loop over the mini-batches of a rollout batch; with Lopti, once for each group of tokens."""
+        """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each group of tokens."""
         if self.watch is None:
             return super().train_mini_batch(data)
         self.batch = RolloutBatch()
@@ -179,7 +185,7 @@ class ClipxTraining:
             for index, token_pass in enumerate(token_passes):
                 last = index == len(token_passes) - 1
                 self.batch.begin(token_pass, last=last)
-                # verl takes keys out of what it is given.
+                # verl removes keys from the data that it is given.
                 output = super().train_mini_batch(data if last else data.copy())
                 if output is not None:
                     metrics[None if token_pass is None else token_pass.name] = self._finished(
@@ -194,12 +200,16 @@ class ClipxTraining:
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_batch(self, data):
-        """verl's optimizer step, with the bounds decided beforehand."""
+        """verl's optimizer step, with the bounds decided beforehand.
+
+        Raises:
+            RuntimeError: Lopti in a worker that calls only train_batch; or the receipt found a difference and stops.
+        """
         if self.watch is None:
             return super().train_batch(data)
         self.watch.gradient_norm = None
         self.step = step = self._observed_step(data) if self.planner is None else self._planned_step(data)
-        observers = [] if self.planner is None or self.batch is None else self.observers
+        observers = [] if self.batch is None else self.observers
         try:
             for observer in observers:
                 observer.begin_update(step, self.batch)
@@ -221,7 +231,7 @@ class ClipxTraining:
         return output
 
     def _planned_step(self, data: Any) -> OptimizerStep:
-        """The optimizer step to come; says in verl's data what its micro-batches need besides."""
+        """Plans the next optimizer step, and adds to verl's data what its micro-batches need."""
         batch, settings = self.batch or FIRST, self.planner.settings
         if batch.token_pass is None and settings.update is not None:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
@@ -249,11 +259,11 @@ class ClipxTraining:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
-        """verl's checkpoint, and beside it the state of the bounds."""
+        """Saves verl's checkpoint and, in the same folder, the state of the bounds."""
         try:
             result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         except Exception:
-            # torch says of a full disk "unexpected pos 4540608 vs 4540496".
+            # torch's own message for a full disk is "unexpected pos 4540608 vs 4540496".
             folder = next(one for one in (Path(local_path), *Path(local_path).parents) if one.exists())
             logger.error(UNSAVED, local_path, shutil.disk_usage(folder).free / 1e6)
             raise
@@ -267,8 +277,12 @@ class ClipxTraining:
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def load_checkpoint(self, local_path, hdfs_path=None, del_local_after_load=False):
-        """verl's checkpoint, and the state of the bounds, read by the rank that wrote it and sent to the others."""
-        # verl's folder says how many rollout batches its weights were trained on.
+        """Loads verl's checkpoint and the state of the bounds, which one rank reads and sends to the others.
+
+        Raises:
+            RuntimeError: the bounds need a state, and the checkpoint has none that is usable.
+        """
+        # The name of verl's folder says how many steps its weights were trained for.
         step = checkpoint_step(local_path)
         if self.planner is not None and local_path is not None:
             rank = state_rank(self.engine, get_device_id())
@@ -287,7 +301,7 @@ class ClipxTraining:
         )
 
     def _finished(self, metrics: dict[str, list[Any]], *, updates: int) -> dict[str, list[Any]]:
-        """Of a pass, the metrics that take the sums over its mini-batches, or the values of all its updates."""
+        """The metrics of a pass, with those added that need whole mini-batches or all of the pass's updates."""
         metrics = with_ratios_of_sums(metrics)
         if self.planner is None:
             return metrics
@@ -300,7 +314,7 @@ class ClipxTraining:
         )
 
     def _extra_pass(self, data: Any, step: OptimizerStep) -> MiniBatchStatistics:
-        # As verl's train_batch sets them.
+        # The keys that verl's train_batch sets.
         keys = ("use_dynamic_bsz", "max_token_len_per_gpu", "micro_batch_size_per_gpu", "use_fused_kernels")
         cut = {key: getattr(self.engine_config, key) for key in keys}
         cut["use_remove_padding"] = self.model_config.get("use_remove_padding", False)
@@ -319,7 +333,7 @@ class ClipxTraining:
         if self.batch is None or not self.batch.at_start or not self.planner.uses_closed_form:
             return None
         if getattr(self.engine_config, PIPELINE, 1) > 1:
-            # Only the last stage would notice a closed form that is wrong, and no stage makes an extra pass by itself.
+            # Only the last stage would notice a wrong closed form, and no stage can make an extra pass by itself.
             return None
         return self.watch.weights_moved()
 
@@ -328,11 +342,11 @@ class ClipxTraining:
 
 
 LOPTI_WITHOUT_PASSES = (
-    f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls only train_batch. Train by "
-    "train_mini_batch, or leave it out."
+    f"+{NODE}/update=lopti needs both passes of train_mini_batch, but this worker calls only train_batch. Train with "
+    f"train_mini_batch, or remove +{NODE}/update=lopti."
 )
 UNSAVED = (
-    "clipx: verl could not save %s, whose disk has %.0f MB left. If it is full, make room and start the run again: "
-    "it resumes from the checkpoint before."
+    "clipx: verl could not save %s; its disk has %.0f MB left. If the disk is full, free some space and start the run "
+    "again: it resumes from the previous checkpoint."
 )
 COMPILED = "clipx: compiling the loss and its statistics before the first step."

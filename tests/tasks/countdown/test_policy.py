@@ -4,7 +4,6 @@ Not covered: the reward that the default fit reaches; a run of the quick start s
 """
 
 import pytest
-import torch
 import typer
 from typer.testing import CliRunner
 
@@ -13,13 +12,7 @@ from verl_clipx.tasks.countdown.generator import generate_problems
 from verl_clipx.tasks.countdown.policy import build_examples, main
 from verl_clipx.tasks.countdown.reward import compute_score
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture

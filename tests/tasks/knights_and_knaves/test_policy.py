@@ -6,7 +6,6 @@ Not covered: the accuracy that the default fit reaches; docs/tasks/knights_and_k
 import re
 
 import pytest
-import torch
 import typer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
@@ -27,13 +26,7 @@ SMALL = WarmStartConfig(
     steps=3, batch_size=4, model=ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=64)
 )
 
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
+pytestmark = pytest.mark.usefixtures("one_thread")
 
 
 @pytest.fixture(scope="module")

@@ -45,7 +45,7 @@ def test_sizes_can_be_chosen_and_nothing_leaks_silently(tmp_path):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"solution": [False, False, True]}, "is not the only one of"),
+        ({"solution": [False, False, True]}, "is not the only solution of"),
         ({"statements": "(('xor', 1),)"}, "has an unknown form"),
         ({"statements": "__import__('os')"}, "malformed node"),
         ({"statements": "(" * 5000}, "at most 4096 are read"),

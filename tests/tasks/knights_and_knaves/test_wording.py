@@ -56,25 +56,25 @@ def test_a_released_statement_may_be_deeper(statement, compact):
 
 def test_puzzle_in_english_has_the_published_frame():
     (puzzle,) = generate_puzzles(3, 1, 0, "train", OPERATORS)
-    worded = word_puzzle(puzzle, random.Random(5))
-    first, second, third = worded.names
+    problem, names = word_puzzle(puzzle, random.Random(5))
+    first, second, third = names
     opening = (
         "A very special island is inhabited only by knights and knaves. Knights always tell the truth, and knaves "
         f"always lie. You meet 3 inhabitants: {first}, {second}, and {third}. "
     )
-    assert worded.problem.startswith(opening)
-    assert worded.problem.endswith(" So who is a knight and who is a knave?")
-    said = worded.problem.removeprefix(opening)
+    assert problem.startswith(opening)
+    assert problem.endswith(" So who is a knight and who is a knave?")
+    said = problem.removeprefix(opening)
     for statement in puzzle.statements:
-        assert word_statement(statement, worded.names) in said
+        assert word_statement(statement, names) in said
 
 
 def test_each_person_speaks_once_in_order():
     statements = tuple(("knight", person) for person in range(7))
-    worded = word_puzzle(Puzzle(statements, (True,) * 7), random.Random(1))
-    said = worded.problem.split("inhabitants: ")[1].split(". ", 1)[1]
+    problem, names = word_puzzle(Puzzle(statements, (True,) * 7), random.Random(1))
+    said = problem.split("inhabitants: ")[1].split(". ", 1)[1]
     # "X is a knight" names X, and so does the saying around it.
-    assert re.findall("|".join(worded.names), said) == [name for name in worded.names for _ in range(2)]
+    assert re.findall("|".join(names), said) == [name for name in names for _ in range(2)]
 
 
 def test_names_and_sayings_are_distinct_and_whole():

@@ -12,6 +12,8 @@ from verl_clipx.tasks.tiny_policy.sampling import sample_responses
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, encode, fit, warm_start
 
+pytestmark = pytest.mark.usefixtures("one_thread")
+
 SMALL = ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=32)
 CONFIG = WarmStartConfig(steps=3, batch_size=4, model=SMALL)
 
@@ -21,15 +23,6 @@ def ask(text):
 
 
 EXAMPLES = [Example(ask(f"{n} 2"), f"<answer>{n}+2</answer>") for n in range(1, 8)]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    # A second thread makes tensors this small slower, and much slower on a busy machine.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")

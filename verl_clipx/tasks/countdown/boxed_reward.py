@@ -16,15 +16,16 @@ __all__ = ["check_ground_truth", "compute_score"]
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    r"""Score one response by the expression in the last \boxed{…} after its thinking; never raises, holds no state.
+    r"""Score one response by the expression in the last \boxed{…} after its thinking; never raises and has no state.
 
     The rule is that of ACPO's boxed variant: LaTeX operators such as \times do not count.
 
     Args:
-        ground_truth: `{"numbers": integers, "target": number}`, as JSON or as such; anything else scores 0.
+        ground_truth: a mapping `{"numbers": integers, "target": number}`, or its JSON; with anything else no answer is
+            right.
 
     Returns:
-        `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last box holds an arithmetic expression.
+        `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last box contains an arithmetic expression.
     """
     answer = last_boxed(final_part(solution_str), MAX_ANSWER_LENGTH) if isinstance(solution_str, str) else None
     return score_expression(None if answer is None else parse_expression(answer), ground_truth)

@@ -1,4 +1,4 @@
-"""What a Countdown problem may look like."""
+"""The difficulty of generated Countdown problems."""
 
 from dataclasses import dataclass
 
@@ -9,20 +9,20 @@ OPERATORS = "+-*/"
 class CountdownConfig:
     """Difficulty of the generated problems.
 
-    The default is what a policy of about a million parameters learns in minutes; the papers' problems have 3 or 4
+    A policy of about a million parameters learns the default problems in minutes. The papers' problems have 3 or 4
     numbers up to 99 and all four operators.
 
     Args:
-        min_numbers: fewest numbers in a problem, 2 to 6.
-        max_numbers: most numbers in a problem, `min_numbers` to 6.
+        min_numbers: smallest count of numbers in a problem, 2 to 6.
+        max_numbers: largest count of numbers in a problem, `min_numbers` to 6.
         min_value: smallest number, at least 1.
         max_value: largest number, `min_value` to 1000.
         min_target: smallest target, at least 0.
         max_target: largest target, `min_target` to 100000.
-        operators: operators that solutions are built from: distinct characters of "+-*/"; answers may use all four.
+        operators: operators from which solutions are built, as distinct characters of "+-*/". Answers may use all four.
 
     Raises:
-        ValueError: if a value is of the wrong type or outside its range; the message names the key.
+        ValueError: a value is of the wrong type or outside its range; the message names the key.
     """
 
     min_numbers: int = 3

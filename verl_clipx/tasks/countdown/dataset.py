@@ -1,4 +1,4 @@
-"""Countdown problems in verl's Parquet format: generated ones, and the public set that the papers train on."""
+"""Countdown problems as rows in verl's schema: generated ones, and the public set that the papers train on."""
 
 from collections.abc import Iterator, Sequence
 from itertools import islice
@@ -15,7 +15,7 @@ from verl_clipx.tasks.splits import SPLITS, Split
 
 DATA_SOURCE = "countdown"
 BOXED_DATA_SOURCE = "countdown_boxed"
-"""Rows whose prompt asks for a box; another reward reads the answer there."""
+"""Data source of rows whose prompt asks for a box. Another reward reads their answers."""
 
 PUBLIC_HUB = "Jiayi-Pan/Countdown-Tasks-3to4"
 
@@ -24,7 +24,8 @@ def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], p
     """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read.
 
     Args:
-        extra_info: what to keep beside it, at least `index` and `split`.
+        extra_info: what else the row says about the problem, at least `index` and `split`.
+        prompt: name of the prompt template.
     """
     truth = encode_ground_truth({"numbers": list(map(int, numbers)), "target": target})
     return {
@@ -37,7 +38,7 @@ def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], p
 
 
 def build_rows(problems: Sequence[Problem], split: Split, prompt: str = PROMPTS[0]) -> list[Row]:
-    """Return one row a generated problem."""
+    """Return one row per generated problem."""
     about = [{"index": index, "split": split, "solution": one.solution} for index, one in enumerate(problems)]
     return [build_row(one.numbers, one.target, own, prompt) for one, own in zip(problems, about, strict=True)]
 
@@ -60,8 +61,11 @@ def generated_rows(
     """Yield generated problems, solvable by construction; the two splits share none.
 
     Args:
-        size: number of problems; 4096 for training and 256 for testing by default.
+        size: number of problems; None for 4096 ("train") or 256 ("test").
         min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators: see `CountdownConfig`.
+
+    Raises:
+        ValueError: an option is out of range, or there are too few such problems.
     """
     config = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
     count = size if size is not None else DEFAULT_SIZES[split]
@@ -76,14 +80,14 @@ def public_rows(
 ) -> Iterator[Row]:
     """Yield problems of the public set of 3 or 4 numbers up to 99.
 
-    The set has one list; the papers (ACPO, after TinyZero) take its first `train_size` problems for training and the
-    next `test_size` for testing.
+    The set is one list. As in TinyZero and ACPO, its first `train_size` problems are for training and the next
+    `test_size` for testing.
 
     Args:
         source: a local copy with the fields `target` and `nums`, or None for the hub.
 
     Raises:
-        ValueError: if the set is too short for the split, or a record is not a problem; the message names it.
+        ValueError: the set is too short for the split, or a record is not a problem; the message names it.
     """
     first, count = (0, train_size) if split == "train" else (train_size, test_size)
     records = read_records(source, hub=PUBLIC_HUB, hub_split="train")

@@ -1,7 +1,7 @@
-"""Seeded Countdown problems that are solvable by construction.
+"""Generates Countdown problems from a seed; all of them are solvable by construction.
 
-A problem is a multiset of numbers and a target; the generator draws an expression first and reads the target off it,
-so that every problem comes with one solution. As in the game, intermediate results are whole and never negative.
+A problem is a multiset of numbers and a target. The generator first draws an expression, whose value is the target, so
+every problem comes with a solution. As in the game, intermediate results are whole numbers and never negative.
 """
 
 import random
@@ -19,7 +19,7 @@ class Problem:
     """One Countdown problem.
 
     Attributes:
-        solution: one expression that uses each number once and equals the target.
+        solution: an expression that uses each number once and equals the target.
     """
 
     numbers: tuple[int, ...]
@@ -28,7 +28,7 @@ class Problem:
 
     @property
     def key(self) -> tuple[tuple[int, ...], int]:
-        """What makes two problems the same: the sorted numbers and the target."""
+        """The sorted numbers and the target, which are equal for problems that count as the same."""
         return tuple(sorted(self.numbers)), self.target
 
 
@@ -36,17 +36,18 @@ class Problem:
 class _Term:
     value: int
     text: str
-    operator: str  # the outermost operator, "" for a number
+    operator: str
+    """The outermost operator; "" for a number."""
 
 
 def generate_problems(config: CountdownConfig, count: int, seed: int, split: Split) -> list[Problem]:
     """Draw distinct problems of one split.
 
     Args:
-        seed: same seed, same problems; the first `n` of a longer list are the list of length `n`.
+        seed: determines the problems. A shorter list is the beginning of a longer one.
 
     Raises:
-        ValueError: if `count` is negative, or the configuration holds fewer problems, or they are that rare.
+        ValueError: `count` is negative, or there are too few problems with this configuration.
     """
     if count < 0:
         raise ValueError(f"count={count!r} is negative; ask for 0 problems or more")
@@ -59,7 +60,7 @@ def generate_problems(config: CountdownConfig, count: int, seed: int, split: Spl
 
 
 def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> str:
-    """What a refusal says of a configuration that holds no problem, or fewer than were asked for."""
+    """Say that a configuration allows no problem, or fewer than requested, and how to change it."""
     more = (
         "raise max_target, lower min_target, allow other numbers (min_numbers, max_numbers, min_value, max_value) "
         "or more operators"
@@ -72,11 +73,11 @@ def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> s
 
 
 def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random) -> str:
-    """Return a random expression that leaves out one of a problem's numbers, which no reward accepts.
+    """Return a random expression without one of the problem's numbers, which the reward counts as wrong.
 
     Args:
         problem: a problem with at least two numbers.
-        operators: what to combine the numbers by; at least one of +, - and *, or the search may not end.
+        operators: operators that combine the numbers. Without +, - or *, the search may not end.
     """
     numbers = list(problem.numbers)
     while True:
@@ -123,7 +124,7 @@ def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
         return None
     level = _PRECEDENCE[operator]
     left_text = f"({left.text})" if _PRECEDENCE[left.operator] < level else left.text
-    # Only after - and / does an operator of the same level on the right need parentheses.
+    # On the right of - and /, an operator of the same precedence needs parentheses too.
     right_level = _PRECEDENCE[right.operator]
     needs_parentheses = right_level < level or (right_level == level and operator in "-/")
     right_text = f"({right.text})" if needs_parentheses else right.text

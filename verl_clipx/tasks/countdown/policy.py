@@ -23,10 +23,13 @@ HABIT_STEPS = 60
 def fit_policy(
     problems: Sequence[Problem], operators: str, mistakes: float, config: WarmStartConfig, cache: Path, num_threads: int
 ) -> Path:
-    """Fit the tiny policy to demonstrations, in the end to some that leave out a number; see `skill_and_habit`.
+    """Fit the tiny policy to demonstrations, of which some leave out a number in the end; see `skill_and_habit`.
 
     Args:
-        operators: what the mistakes combine the numbers by.
+        operators: operators in the wrong demonstrations.
+
+    Raises:
+        ValueError: there are no problems, or `mistakes` is not a share.
     """
 
     def examples(share: float) -> list[Example]:
@@ -36,12 +39,12 @@ def fit_policy(
 
 
 def build_examples(problems: Sequence[Problem], operators: str, mistakes: float, seed: int) -> list[Example]:
-    """Return one demonstration a problem, some of them wrong.
+    """Return one demonstration per problem, some of them wrong.
 
     Args:
-        operators: what the mistakes combine the numbers by.
+        operators: operators in the wrong demonstrations.
         mistakes: share of demonstrations that leave out a number, 0 to 1.
-        seed: seed of which ones and of the expressions.
+        seed: decides which demonstrations are wrong, and their expressions.
     """
     rng = random.Random(f"mistakes-{seed}")
     responses = [

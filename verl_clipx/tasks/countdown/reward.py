@@ -1,10 +1,10 @@
 """Rule reward of Countdown: 1 if the last `<answer>` uses each number exactly once and equals the target, else 0.
 
-An `<answer>` inside the thinking is none.
+An `<answer>` inside the thinking does not count.
 
-verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports little
-more than the standard library. The text comes from a policy under training: nothing in it may raise, run, or cost more
-than a scan.
+verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports little more
+than the standard library. Responses come from a policy under training: they must never raise an error, be executed, or
+cost more than a scan.
 """
 
 import ast
@@ -20,18 +20,18 @@ from typing import Any
 from verl_clipx.common.responses import tagged_answer
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 
-# Expressions of six numbers take about 30 characters. The cap bounds the parser's depth and the integers' size.
+# Expressions of six numbers have about 30 characters. The limit bounds the parser's depth and the integers' size.
 MAX_ANSWER_LENGTH = 256
 
 # ACPO's Countdown reward accepts a difference up to this.
 TOLERANCE = Fraction(1, 100_000)
 
-# Python's parser would also take other digits, names, strings, comments and line ends: it never sees them.
+# Python's parser would also accept other digits, names, strings, comments and line ends, so it never sees these.
 _ARITHMETIC = re.compile(r"[0-9+\-*/() ]+")
 _BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.Div: operator.truediv}
 _UNARY = {ast.UAdd: operator.pos, ast.USub: operator.neg}
-# verl scores in threads. Before Python 3.12 two of them that build syntax trees share one recursion counter, and where
-# a garbage collection lets the other go on in between, `ast.parse` raises SystemError (CPython issue 106905).
+# verl scores in threads. Before Python 3.12, threads that build syntax trees share one recursion counter. If garbage
+# collection lets another thread run meanwhile, `ast.parse` raises SystemError (CPython issue 106905).
 _PARSING = threading.Lock()
 
 
@@ -44,7 +44,8 @@ def compute_score(
     parentheses count; other operators do not.
 
     Args:
-        ground_truth: `{"numbers": integers, "target": number}`, as JSON or as such; anything else scores 0.
+        ground_truth: a mapping `{"numbers": integers, "target": number}`, or its JSON; with anything else no answer is
+            right.
 
     Returns:
         `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last answer is an arithmetic expression.
@@ -53,7 +54,7 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
+    """See `verl_clipx.tasks.reward.check_ground_truth`; the data source makes no difference."""
     decoded = decode_ground_truth(ground_truth)
     try:
         numbers, target = list(decoded["numbers"]), decoded["target"]
@@ -62,12 +63,12 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     if not numbers or not all(isinstance(one, Integral) for one in numbers) or not isinstance(target, Rational | float):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): Countdown needs "
-            '{"numbers": integers, "target": number}, as JSON or as such'
+            '{"numbers": integers, "target": number}, as a mapping or as JSON'
         )
 
 
 def score_expression(expression: ast.expr | None, ground_truth: Any) -> dict[str, float]:
-    """Return the parts of the reward of one parsed answer, None for no answer; see `compute_score`."""
+    """Return the parts of the reward for a parsed answer, or for None if there is none; see `compute_score`."""
     correct = expression is not None and _is_solution(expression, ground_truth)
     return {"score": float(correct), "acc": float(correct), "format": float(expression is not None)}
 
@@ -120,7 +121,7 @@ def _is_solution(expression: ast.expr, ground_truth: Any) -> bool:
         return False
     used = Counter(node.value for node in ast.walk(expression) if isinstance(node, ast.Constant))
     try:
-        # Parquet gives a list or an array. Of another length it cannot match, whatever it holds.
+        # Parquet gives a list or an array. If its length differs, it cannot match, whatever it contains.
         if len(numbers) != used.total() or used != Counter(numbers):
             return False
         return abs(_evaluate(expression) - Fraction(target)) <= TOLERANCE

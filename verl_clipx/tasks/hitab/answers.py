@@ -1,9 +1,9 @@
-r"""When two answers to a question about a table are the same: numbers, percentages, currencies, text, lists.
+r"""Compares answers to questions about tables: numbers, percentages, currencies, text, lists.
 
-The release's own measure (qa/table/utils.py) compares numbers within 1e-5 and normalised text, lists in order. This
-one also reads what language models write (LaTeX, units, percent signs) and takes lists in any order. It stays strict
-where leniency pays a policy for vagueness: signs count, magnitudes such as "million" are not converted and no units,
-and a rounded number counts only for an answer that was computed.
+The release's own measure (qa/table/utils.py) compares numbers within 1e-5, normalised text, and lists in order. This
+one also reads what language models write (LaTeX, units, percent signs) and accepts lists in any order. It stays strict
+where leniency would reward vagueness: signs count, neither units nor magnitudes such as "million" are converted, and a
+rounded number is accepted only if the right answer was computed.
 """
 
 import re
@@ -13,19 +13,19 @@ from dataclasses import dataclass, replace
 from decimal import Decimal
 
 MAX_ANSWER_LENGTH = 2000
-"""Longest answer looked at; the longest list of the release has ten entries."""
+"""Longest answer that is compared, in characters. The longest list of the release has ten entries."""
 
 MAX_NUMBER_LENGTH = 60
-"""Longest number with its unit."""
+"""Longest number with its unit, in characters."""
 
 TOLERANCE = Decimal("1e-5")
-"""Absolute difference up to which two numbers are equal, as in the release."""
+"""Largest absolute difference of two equal numbers, as in the release."""
 
 MIN_ROUNDED_DIGITS = 3
-"""Fewest significant digits of a rounded number."""
+"""Smallest number of significant digits in a rounded number."""
 
 LIST_SEPARATOR = "|"
-"""What the prompt (template table_question) asks for between several answers."""
+"""What separates several answers, according to the prompt (template table_question)."""
 
 _LIST_SEPARATORS = (re.compile(r"\|"), re.compile(r";"), re.compile(r"\n"), re.compile(r",\s*and\s|,\s|\sand\s"))
 
@@ -33,7 +33,7 @@ _WRAPPER = re.compile(r"\\(?:text|textbf|textit|textrm|mathrm|mathbf|mbox|boxed)
 _THIN_SPACE = re.compile(r"\\[,!;:]")
 _DIGIT_GROUP = re.compile(r"(?<=[0-9])\{,\}(?=[0-9])")
 _ESCAPED = re.compile(r"\\([%$&#_ {}])")
-# Their plain form would join a number: 5² is not 52, ⑤② neither.
+# The plain form of these characters would change a number: neither 5² nor ⑤② is 52.
 _KEPT = ("<super>", "<sub>", "<circle>")
 _DASHES = re.compile("[‐‑‒–—−]")
 _SINGLE_QUOTES = re.compile("[‘’´`]")
@@ -56,9 +56,9 @@ class Number:
 
     Args:
         value: its value; a percent sign does not change it.
-        decimals: digits after the point.
-        digits: significant digits written, 0 for a zero.
-        unit: what follows it, without percent; empty if nothing does.
+        decimals: number of digits after the point.
+        digits: number of significant digits as written; 0 for a zero.
+        unit: the text after it, without a percent sign; empty if there is none.
         percent: whether a percent sign, or the word, follows.
     """
 
@@ -70,12 +70,12 @@ class Number:
 
 
 def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, rounding: bool = False) -> bool:
-    """Return whether a response's answer gives exactly the expected answers, in any order.
+    """Return whether an answer gives exactly the expected answers, in any order.
 
     Args:
-        ratio: whether the expected numbers may be shares of 1 that a response may give in percent.
-        rounding: whether the expected numbers were computed, so that a number rounded to some decimals is right if
-            it has at least `MIN_ROUNDED_DIGITS` significant digits.
+        ratio: whether the expected numbers may be shares of 1, which an answer may give in percent.
+        rounding: whether the expected numbers were computed. If so, a rounded number with decimals and at least
+            `MIN_ROUNDED_DIGITS` significant digits is right.
 
     Returns:
         False for an answer longer than `MAX_ANSWER_LENGTH`, or without expected answers.
@@ -98,7 +98,7 @@ def answers_match(answer: str, expected: Sequence[str], *, ratio: bool = False, 
 
 
 def clean_latex(text: str) -> str:
-    r"""Return a text without what LaTeX adds: \text{…}, escapes, thin spaces, `1{,}000`, dollar signs around it."""
+    r"""Return a text without LaTeX: \text{…}, escapes, thin spaces, the braces of `1{,}000`, dollar signs around it."""
     text = _DIGIT_GROUP.sub(",", _THIN_SPACE.sub("", text.strip()))
     for _ in range(3):
         text = _WRAPPER.sub(r"\1", text)
@@ -109,8 +109,11 @@ def clean_latex(text: str) -> str:
 
 
 def normalise_text(text: str) -> str:
-    """Return a text for comparing: no accents, plain quotes and dashes, lower case, single blanks, no outer quotes or
-    final dot. Full-width digits are digits, raised, lowered and circled ones are not."""
+    """Return a text for comparison.
+
+    The result has no accents, plain quotes and dashes, lower case, single blanks, and no outer quotes or final full
+    stop. Full-width digits become digits; superscript, subscript and circled ones do not.
+    """
     if not text.isascii():
         plain = "".join(map(_plain, text))
         text = "".join(character for character in plain if unicodedata.category(character) != "Mn")
@@ -127,10 +130,13 @@ def _plain(character: str) -> str:
 
 
 def parse_number(text: str) -> Number | None:
-    """Return the number that a normalised text is, with currency in front and a unit behind, or None.
+    """Read a number, perhaps with a currency before it and a unit after it.
 
     Args:
-        text: what `normalise_text` returned; longer than `MAX_NUMBER_LENGTH` it is no number.
+        text: from `normalise_text`.
+
+    Returns:
+        The number; None if the text is anything else or longer than `MAX_NUMBER_LENGTH`.
     """
     if len(text) > MAX_NUMBER_LENGTH:
         return None
@@ -159,8 +165,8 @@ def _equal(given: str, wanted: str, *, ratio: bool, rounding: bool) -> bool:
         return False
     if bool(_MAGNITUDE.search(number.unit)) != bool(_MAGNITUDE.search(gold.unit)):
         return False
-    # Beside a share, which is at most 1, 0.5% can only be 0.005. What is larger is a multiple, or stands in the table
-    # in percent.
+    # If the right answer is a share, which is at most 1, 0.5% can only mean 0.005. A larger number is a multiple, or
+    # the table states it in percent.
     is_share = ratio and abs(gold.value) <= 1 and not gold.percent
     if not (is_share and number.percent) and _numbers_equal(number, gold.value, rounding):
         return True
@@ -178,7 +184,7 @@ def _numbers_equal(number: Number, gold: Decimal, rounding: bool) -> bool:
 
 
 def _can_pair(parts: Sequence[str], expected: Sequence[str], equal: Callable[[str, str], bool]) -> bool:
-    # Greedy pairing could spend the only partner of a rounded number on an exact one: augment instead (Kuhn).
+    # Greedy pairing could give the only partner of a rounded number to an exact one, so paths are augmented (Kuhn).
     candidates = [[column for column, wanted in enumerate(expected) if equal(part, wanted)] for part in parts]
     owner: dict[int, int] = {}
 

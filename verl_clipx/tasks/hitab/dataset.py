@@ -1,4 +1,4 @@
-"""HiTab's question answering samples in verl's Parquet schema, from a local copy of the public release."""
+"""HiTab's question answering samples as rows in verl's schema, from a local copy of the public release."""
 
 import random
 import re
@@ -30,28 +30,35 @@ def release_rows(source: Path | None, *, split: str, prompt: str, order: int | N
     """Yield the questions of one split of the release, each with its table.
 
     Args:
-        source: the release's repository, or its folder data/: `<split>_samples.jsonl`, and the tables in
-            `tables.zip` or unpacked in `tables/raw/`.
-        order: seed of a random order, for a limit to draw from the whole split; None for the release's order.
+        source: the release's repository, or its folder data/, which contains `<split>_samples.jsonl` and the tables in
+            `tables.zip` or, unpacked, in `tables/raw/`.
+        order: seed of a random order, so that a limit draws from the whole split; None for the release's order.
 
     Raises:
-        FileNotFoundError: if a file is missing, or no source is given: the release is on no hub.
-        ValueError: if a sample or table is not as in the release; the message names it.
+        FileNotFoundError: a file is missing, or no source is given, since the release is not on the hub.
+        ValueError: a sample or a table differs from the release's format; the message names it.
     """
     yield from _rows(source, f"{split}_samples.jsonl", split, prompt, order)
 
 
 def checked_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:
-    """Yield the test questions as corrected by the release's authors in October 2025; see `release_rows`."""
+    """Yield the test questions that the release's authors corrected in October 2025; see `release_rows`."""
     yield from _rows(source, "test_samples_qualitycheck.jsonl", split, prompt)
 
 
 def build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt: str) -> Row:
-    """Return the row of one sample."""
+    """Return the row of one sample.
+
+    Args:
+        sample: an entry of the release's file.
+        table: its table as text.
+        index: position in the release's file.
+        prompt: name of the prompt template.
+    """
     aggregation = sample["aggregation"]
     truth = {
         "answers": [_answer_text(answer) for answer in sample["answer"]],
-        # The release stores "how many percent" as 0.876 where it divided, and as 87.6 where the table says so.
+        # For "how many percent", the release stores 0.876 if it divided, and 87.6 if the table says so.
         "ratio": "div" in aggregation and bool(_SHARE.search(sample["question"])),
         "rounding": bool({"div", "average"} & set(aggregation)),
     }
@@ -71,7 +78,7 @@ def build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt
 
 
 def problem(table: str, question: str) -> str:
-    """Return what a template's field `problem` holds: the table, the question, how to write several answers."""
+    """Return the text of a template's field `problem`: the table, the question, and how to write several answers."""
     (message,) = template_named("table_question").render(table=table, question=question.strip())
     return message["content"]
 
@@ -93,7 +100,7 @@ def _rows(source: Path | None, file: str, split: str, prompt: str, order: int | 
         where = f"{samples.name}, sample {index}"
         _check(sample, where)
         if not isinstance(sample["question"], str):
-            # One of the corrected test samples has its former answer there.
+            # In one of the corrected test samples, the question is its former answer.
             warnings.warn(
                 f"{where}: question={sample['question']!r} is not text, so the sample is left out", stacklevel=2
             )

@@ -1,7 +1,7 @@
 r"""Rule reward of HiTab: 1 if the last \boxed{…} after the thinking gives the expected answers, else 0.
 
-ACPO reports accuracy on HiTab as the reward; neither its paper nor its repository says how an answer is read. The box
-and the comparison are this project's (answers.py).
+ACPO's reward on HiTab is accuracy, but neither its paper nor its repository says how an answer is read. The box and the
+comparison (answers.py) are this project's choice.
 """
 
 from collections.abc import Mapping
@@ -12,20 +12,20 @@ from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.hitab.answers import MAX_ANSWER_LENGTH, answers_match
 
 MAX_EXPECTED = 100
-"""Most expected answers; the release has at most ten."""
+"""Largest number of expected answers. The release has at most ten."""
 
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    r"""Score one response; never raises and holds no state, so any thread may call it.
+    r"""Score one response; never raises and has no state, so any thread may call it.
 
     Args:
-        ground_truth: `{"answers": strings, "ratio": bool, "rounding": bool}` (see `answers_match`), as JSON or as
-            such; anything else scores 0.
+        ground_truth: a mapping `{"answers": strings, "ratio": bool, "rounding": bool}` (see `answers_match`), or its
+            JSON; with anything else no answer is right.
 
     Returns:
-        `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if there is a closed box that is not empty.
+        `score` and `acc`, the reward, 1.0 or 0.0; `format`, 1.0 if the last box is closed and not empty.
     """
     answer = last_boxed(final_part(solution_str), MAX_ANSWER_LENGTH) if isinstance(solution_str, str) else None
     if answer is None or not answer.strip():
@@ -40,12 +40,12 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
+    """See `verl_clipx.tasks.reward.check_ground_truth`; the data source makes no difference."""
     decoded = decode_ground_truth(ground_truth)
     if not isinstance(decoded, Mapping) or not _strings(decoded.get("answers")):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): HiTab needs "
-            '{"answers": texts, "ratio": bool, "rounding": bool}, as JSON or as such'
+            '{"answers": texts, "ratio": bool, "rounding": bool}, as a mapping or as JSON'
         )
 
 

@@ -1,11 +1,11 @@
-"""A hierarchical table as text: every row and column is headed by its whole path of headers."""
+"""Writes a hierarchical table as text in which the heading of a row or column is its whole path of headers."""
 
 from typing import Any
 
 PATH_SEPARATOR = " > "
 
 SEPARATOR_IN_CELLS = "/"
-"""What stands for a bar in a cell: bars separate columns, and several answers."""
+"""What replaces a vertical bar in a cell, because bars separate columns and answers."""
 
 _KEYS = {
     "title": str,
@@ -21,11 +21,11 @@ _KEYS = {
 def table_text(table: dict[str, Any]) -> str:
     """Return a table of HiTab's release (folder tables/raw) as its title and a Markdown table.
 
-    Rows and columns outside the header trees are headed by the cells of their header rows and columns, merged cells
-    filled in. A row that only heads others, without a value of its own, is left out: it stands in their paths.
+    A row or column outside the header trees is headed by its cells in the header columns or rows, with merged cells
+    filled in. A row that is only the header of others and has no values is left out, because it is in their paths.
 
     Raises:
-        ValueError: if a key is missing or of the wrong type, or there is no cell; the message names the key.
+        ValueError: a key is missing or of the wrong type, or there is no cell; the message names the key.
     """
     for key, kind in _KEYS.items():
         if not isinstance(table.get(key), kind):
@@ -69,8 +69,8 @@ def _cell_text(value: Any) -> str:
 
 
 def _paths(root: dict[str, Any], index: str, cells: list[list[str]]) -> dict[int, str]:
-    # A header with its own values and headers under it has a path of its own; where a header and its first child
-    # share a line, the deeper one is visited later and heads the line.
+    # A header that has values and headers below it has a path of its own. If a header and its first child share a line,
+    # the child is visited later, so that its path is the heading.
     paths: dict[int, str] = {}
     stack = [(child, []) for child in root["children"]]
     while stack:

@@ -22,12 +22,12 @@ from verl_clipx.tasks.splits import SPLITS, Split
 
 DATA_SOURCE = "knights_and_knaves"
 
-# Puzzles a size: Logic-RL's and AR-Lopti's 900 for training and 100 for testing.
+# Puzzles of each size. As in Logic-RL and AR-Lopti, 900 are for training and 100 for testing.
 PAPER_PEOPLE = (3, 4, 5, 6, 7)
 PAPER_COUNT: dict[Split, int] = {"train": 900, "test": 100}
 
-# For the tiny policy. With these operators 21 and 1359 puzzles of two and three people are logically different in the
-# training split, 5 and 151 in the test split; drawing the last few of them would take long.
+# For the tiny policy. With these operators, the training split has 21 logically different puzzles of two people and
+# 1359 of three, and the test split 5 and 151. The last few of them would take long to draw.
 TINY_OPERATORS = ("and", "or", "iff")
 TINY_COUNTS: dict[Split, dict[int, int]] = {"train": {2: 20, 3: 1000}, "test": {2: 5, 3: 123}}
 
@@ -41,20 +41,22 @@ def rows(
     people: Sequence[int] = PAPER_PEOPLE,
     count: int | None = None,
 ) -> Iterator[Row]:
-    """Yield puzzles in English with the papers' prompt, sizes mixed.
+    """Yield puzzles in English with the papers' prompt, in a mixed order of sizes.
 
     Args:
-        source: None to generate them, or the folder of AR-Lopti's release, see `released_puzzles`.
-        split: "train" or "test"; the generated ones share no puzzle, whatever the seeds.
+        source: None to generate puzzles, or the folder of AR-Lopti's release (see `released_puzzles`).
+        split: "train" or "test". The generated splits share no puzzle, whatever the seeds.
         people: numbers of people, each 2 to 8.
-        count: puzzles of each size, at least 1; None for the papers' 900 ("train") and 100 ("test").
+        count: number of puzzles of each size, at least 1; None for the papers' 900 ("train") and 100 ("test").
 
     Raises:
-        ValueError: if an argument is not one of those, or there are not that many different puzzles.
+        FileNotFoundError: a file of the release is missing.
+        ValueError: an argument is out of range or does not apply to released puzzles, a released puzzle is wrong, or
+            there are too few different puzzles.
     """
     if source is not None:
         if seed or count is not None:
-            raise ValueError(f"seed={seed!r}, count={count!r}: these puzzles are released ones; use --limit")
+            raise ValueError(f"seed={seed!r}, count={count!r}: neither applies to released puzzles; use --limit")
         for index, (puzzle, problem, truth) in enumerate(released_puzzles(source, split, people)):
             yield _row(puzzle, build_chat_prompt(problem), truth, split, index)
         return
@@ -63,13 +65,12 @@ def rows(
         raise ValueError(f"count={count!r} is below 1; verl cannot load an empty file")
     rng = random.Random(f"wording-{split}-{seed}")
     for index, puzzle in enumerate(_mixed({size: count for size in people}, seed, split, OPERATORS)):
-        worded = word_puzzle(puzzle, rng)
-        truth = word_solution(puzzle.solution, worded.names)
-        yield _row(puzzle, build_chat_prompt(worded.problem), truth, split, index)
+        problem, names = word_puzzle(puzzle, rng)
+        yield _row(puzzle, build_chat_prompt(problem), word_solution(puzzle.solution, names), split, index)
 
 
 def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) -> Iterator[Row]:
-    """Yield puzzles of two and three people in the compact notation, for a policy of about a million parameters."""
+    """Yield puzzles of two and three people in compact notation, for a policy of about a million parameters."""
     for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
         truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
         yield _row(puzzle, build_compact_prompt(puzzle.statements), truth, split, index)
@@ -106,7 +107,7 @@ def _mixed(counts: Mapping[int, int], seed: int, split: Split, operators: tuple[
     puzzles = [
         puzzle for size, count in counts.items() for puzzle in generate_puzzles(size, count, seed, split, operators)
     ]
-    # The first rows of a file should hold all sizes: people look at them, and limits cut there.
+    # The first rows of a file should contain all sizes, because people look at them, and a limit keeps only them.
     random.Random(f"order-{split}-{seed}").shuffle(puzzles)
     return puzzles
 

@@ -1,4 +1,4 @@
-"""Seeded puzzles with exactly one solution, no two the same, split without overlap."""
+"""Generates distinct puzzles with exactly one solution, from a seed and without overlap of the splits."""
 
 import random
 from collections.abc import Iterator
@@ -14,11 +14,11 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
     """Draw puzzles of one size and split, no two with the same key.
 
     Args:
-        seed: same seed, same puzzles; the first `n` of a longer list are the list of length `n`.
-        operators: of `statement.OPERATORS`, those that people use.
+        seed: determines the puzzles. A shorter list is the beginning of a longer one.
+        operators: those of `statement.OPERATORS` that people use.
 
     Raises:
-        ValueError: if `people` is out of range, or there are fewer such puzzles.
+        ValueError: `people` is out of range, or there are too few such puzzles.
     """
     puzzles = draw_distinct(draw_puzzles(people, seed, split, operators), whole_key, count, split)
     if len(puzzles) < count:
@@ -30,13 +30,13 @@ def generate_puzzles(people: int, count: int, seed: int, split: Split, operators
 
 
 def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...]) -> Iterator[Puzzle]:
-    """Draw puzzles of one size and split without end; the same one may come again, also in another wording.
+    """Yield puzzles of one size and split, endlessly. The same puzzle may appear again, also in another wording.
 
     Args:
-        split: "train" or "test"; a puzzle's key decides which it belongs to.
+        split: "train" or "test"; a puzzle's key decides which one it belongs to.
 
     Raises:
-        ValueError: if `people` is out of range, at the first draw; or if there are none.
+        ValueError: at the first draw, if `people` is out of range; later, if no puzzle can be found.
     """
     if type(people) is not int or not MIN_PEOPLE <= people <= MAX_PEOPLE:
         raise ValueError(f"people={people!r} is not an integer from {MIN_PEOPLE} to {MAX_PEOPLE}; give one of those")
@@ -59,7 +59,7 @@ def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...
 
 
 def _draw_statement(rng: random.Random, speaker: int, people: int, operators: tuple[str, ...]) -> Statement:
-    """A plain statement, or one of the operators, each as likely, on plain ones."""
+    """Draw a plain statement, or an operator on plain statements, all with equal probability."""
     operator = rng.choice(("plain", *operators)) if operators else "plain"
     if operator == "plain":
         # "I am a knave" can be said by nobody.

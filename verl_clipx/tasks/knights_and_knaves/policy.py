@@ -22,33 +22,35 @@ from verl_clipx.tasks.tiny_policy.sampling import mean_scores
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, skill_and_habit, warm_start
 
-# Part of the cache key: raise it when the code below changes what it trains.
+# Part of the cache key. Raise it when a change of the code below changes the result.
 RECIPE_VERSION = 1
 
-# At Countdown's learning rate of 3e-3 the policy learns to name kinds, but hardly which: 1.5e-3 solves twice as many.
+# At Countdown's learning rate of 3e-3, the policy learns the form of an answer but hardly the solution. At 1.5e-3 it
+# solves twice as many puzzles.
 DEFAULT_FIT = WarmStartConfig(steps=800, learning_rate=1.5e-3)
 
 HABIT_STEPS = 40
 
-# Puzzles of two people are easier, and there are few of them.
+# Puzzles of two people are easier, and there are few different ones.
 SHARE_OF_TWO = 0.2
 
-# Letter by letter, a response of three people takes 60 tokens, three of which say something; so it takes 12.
+# Letter by letter, a response about three people takes 60 tokens, of which only three matter. With these words it takes
+# 12.
 WORDS = ("<think>", "</think>", " is a knight", " is a knave")
 
 
 def build_puzzle_tokenizer() -> Qwen2Tokenizer:
-    """Build the tiny policy's tokenizer with `WORDS` as one token each, ordinary ones that decoding keeps."""
+    """Build the tiny policy's tokenizer, with each of `WORDS` as an ordinary token that decoding keeps."""
     tokenizer = build_tokenizer()
     tokenizer.add_tokens([AddedToken(text, special=False, normalized=False) for text in WORDS])
     return tokenizer
 
 
 def draw_training_puzzles(count: int, seed: int) -> list[Puzzle]:
-    """Draw puzzles of two and three people to learn from, all of the training split.
+    """Draw puzzles of two and three people from the training split.
 
-    The same puzzle may come again with its people in another order or its statements in other words: for a policy this
-    small that is another example. None of the test split can come, whatever the seed.
+    The same puzzle may appear again with its people in another order or its statements worded differently: for a policy
+    this small, that is another example. Whatever the seed, no puzzle is from the test split.
     """
     rng = random.Random(f"sizes-{seed}")
     draws = {people: draw_puzzles(people, seed, "train", TINY_OPERATORS) for people in (2, 3)}
@@ -56,10 +58,11 @@ def draw_training_puzzles(count: int, seed: int) -> list[Puzzle]:
 
 
 def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> list[Example]:
-    """Return one demonstration a puzzle, some of them without the last person.
+    """Return one demonstration per puzzle, some of them without the last person.
 
     Args:
-        mistakes: share of demonstrations that leave the last person out, 0 to 1; the reward cannot read those.
+        mistakes: share of demonstrations without the last person, 0 to 1. The reward cannot read these.
+        seed: decides which demonstrations these are.
     """
     rng = random.Random(f"mistakes-{seed}")
     return [
@@ -74,10 +77,10 @@ def build_examples(puzzles: Sequence[Puzzle], mistakes: float, seed: int) -> lis
 def fit_policy(
     puzzles: Sequence[Puzzle], mistakes: float, config: WarmStartConfig, cache: Path, num_threads: int
 ) -> Path:
-    """Fit the tiny policy to demonstrations, in the end to some that leave a person out; see `skill_and_habit`.
+    """Fit the tiny policy to demonstrations, of which some leave out a person in the end; see `skill_and_habit`.
 
     Raises:
-        ValueError: if there are no puzzles, or `mistakes` is not a share.
+        ValueError: there are no puzzles, or `mistakes` is not a share.
     """
     fits = skill_and_habit(lambda share: build_examples(puzzles, share, config.seed), mistakes, config, HABIT_STEPS)
     recipe = [[asdict(settings), [asdict(example) for example in examples]] for examples, settings in fits]

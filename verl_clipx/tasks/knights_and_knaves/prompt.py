@@ -1,4 +1,4 @@
-"""Prompts of a puzzle: the papers' chat prompt, and a compact one for the tiny policy."""
+"""Prompts for a puzzle: the papers' chat prompt, and a compact one for the tiny policy."""
 
 from collections.abc import Sequence
 
@@ -25,7 +25,7 @@ Give it to verl as `actor_rollout_ref.model.custom_chat_template`, or save it in
 
 
 def build_chat_prompt(problem: str) -> Messages:
-    """Return Logic-RL's chat prompt of a problem in English: a system and a user message."""
+    """Return Logic-RL's chat prompt for a problem in English: a system and a user message."""
     return template_named(CHAT_PROMPT).render(problem=problem)
 
 
@@ -35,9 +35,9 @@ def build_compact_prompt(statements: Sequence[Statement]) -> Messages:
 
 
 def build_compact_response(solution: Sequence[bool]) -> str:
-    """Return the response that gives `solution` for a compact prompt, in the form that the reward reads.
+    """Return the response to a compact prompt that gives a solution in the form that the reward reads.
 
-    Its reasoning is empty: a policy this small solves a puzzle in its head or not at all.
+    Its reasoning is empty, because a policy this small solves a puzzle without written reasoning or not at all.
     """
     kinds = (
         f"{letter} is a {'knight' if is_knight else 'knave'}"
@@ -49,11 +49,11 @@ def build_compact_response(solution: Sequence[bool]) -> str:
 def compact_puzzle(statements: Sequence[Statement]) -> str:
     """Write what each person says, such as "A:B&~C B:A=C C:~A".
 
-    A letter stands for "is a knight", ~ before it for "is a knave", ! for "not", & | > = for and, or, if … then, if and
-    only if.
+    A letter stands for "is a knight", and with ~ before it for "is a knave". ! stands for "not", & for "and", | for
+    "or", > for "if … then", and = for "if and only if".
 
     Args:
-        statements: what person i says, for each person; at most 8 people.
+        statements: what each of at most 8 people says.
     """
     return " ".join(f"{letter}:{_write(statement)}" for letter, statement in zip(LETTERS, statements, strict=False))
 

@@ -30,8 +30,8 @@ class Puzzle:
     """A puzzle with exactly one solution.
 
     Attributes:
-        statements: what person i says, for each person.
-        solution: true for a knight, false for a knave, for each person.
+        statements: what each person says.
+        solution: for each person, true for a knight and false for a knave.
     """
 
     statements: tuple[Statement, ...]
@@ -39,10 +39,10 @@ class Puzzle:
 
     @functools.cached_property
     def key(self) -> tuple[int, ...]:
-        """What makes two puzzles the same: equal keys if they differ in the order of the people or in wording alone.
+        """A key that is equal for puzzles that differ only in the order of the people or in wording.
 
-        Wording means everything that leaves the statements' truth tables as they are: "Zoey is not a knight" and
-        "Zoey is a knave", the order in which two statements are joined, and so on.
+        Wording means everything that does not change the statements' truth tables, such as "Zoey is not a knight"
+        instead of "Zoey is a knave", or the order in which two statements are joined.
         """
         return min(
             tuple(truth_table(self.statements[person], _renamed(order)) for person in order)
@@ -51,17 +51,17 @@ class Puzzle:
 
 
 def whole_key(puzzle: Puzzle) -> tuple[int, tuple[int, ...]]:
-    """Return what makes puzzles of any size the same."""
+    """Return a key that identifies a puzzle among puzzles of all sizes."""
     return len(puzzle.statements), puzzle.key
 
 
 def split_of(puzzle: Puzzle) -> Split:
-    """Return the split that a puzzle belongs to by its logic, whatever the seed and the wording."""
+    """Return a puzzle's split, which depends only on its logic and not on seed or wording."""
     return split_of_key(whole_key(puzzle))
 
 
 def _renamed(order: Sequence[int]) -> list[int]:
-    """The knights' tables after the person `order[k]` has become number k."""
+    """Return the knights' tables after person `order[k]` has become number k."""
     tables = knight_tables(len(order))
     renamed = [0] * len(order)
     for number, person in enumerate(order):
@@ -70,10 +70,10 @@ def _renamed(order: Sequence[int]) -> list[int]:
 
 
 def _candidate_orders(statements: Sequence[Statement]) -> Iterator[tuple[int, ...]]:
-    """Yield the orders to choose the key from.
+    """Yield the orders of the people among which the key is chosen.
 
-    Trying all 5,040 orders of seven people would take most of the generator's time. What a statement's table shares
-    with each person's depends on neither wording nor order; people who differ in that have a fixed place.
+    Trying all 5,040 orders of seven people would take most of the generator's time. How many ways a statement's table
+    shares with each person's depends on neither wording nor order, so people who differ in that have a fixed place.
     """
     people = range(len(statements))
     knights = knight_tables(len(statements))

@@ -1,4 +1,4 @@
-"""The puzzles that AR-Lopti's authors released, as rows in verl's schema."""
+"""Reads the puzzles that AR-Lopti's authors released."""
 
 import ast
 import warnings
@@ -11,24 +11,25 @@ from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle, Split, solve
 from verl_clipx.tasks.knights_and_knaves.statement import Statement
 from verl_clipx.tasks.records import Record, local_records
 
-# Seven people's statements take about 400 characters; Python's parser is not for more.
+# Seven people's statements take about 400 characters. Python's parser should not get much longer texts.
 MAX_STATEMENTS_LENGTH = 4096
 
 _OPERATORS = {"telling-truth": "knight", "lying": "knave", "<=>": "iff", "->": "if", "and": "and", "or": "or"}
 
 
 def released_puzzles(source: Path, split: Split, people: Container[int]) -> Iterator[tuple[Puzzle, str, str]]:
-    """Yield the puzzles of a split; warn about those of "test" that also train, but for names, order and wording.
+    """Yield the puzzles of a split. Warn about test puzzles that equal a training puzzle apart from names and wording.
 
     Args:
-        source: folder of `train.parquet` and `test.parquet`, `data/kk/instruct/merge_34567ppl` of the repository.
+        source: folder with `train.parquet` and `test.parquet`: `data/kk/instruct/merge_34567ppl` in the repository.
+        people: numbers of people of the puzzles to yield.
 
     Yields:
-        The puzzle, its problem in English, its solution, a line a person.
+        The puzzle, its problem in English, and its solution with a line per person.
 
     Raises:
         FileNotFoundError: a file is missing.
-        ValueError: a record is no puzzle with exactly the solution that it gives; the message names it.
+        ValueError: a record is not a puzzle whose only solution is the one that it states; the message names it.
     """
     found = list(_read(source, split, people))
     if split == "test":
@@ -66,7 +67,7 @@ def _puzzle(record: Record) -> Puzzle:
     statements = tuple(map(_statement, ast.literal_eval(text)))
     solution = tuple(bool(knight) for knight in record["solution"])
     if solve(statements) != [solution]:
-        raise ValueError(f"solution={solution} is not the only one of {text}")
+        raise ValueError(f"solution={solution} is not the only solution of {text}")
     return Puzzle(statements, solution)
 
 

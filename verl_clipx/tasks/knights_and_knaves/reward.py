@@ -1,20 +1,20 @@
-"""Logic-RL's rule reward for knights and knaves: the form of the response, then the kind of each person.
+"""Logic-RL's rule reward for knights and knaves, which judges the form of a response and then each person's kind.
 
-verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports the standard
-library only. The text comes from a policy under training, so it must never raise an error, be executed, or cost more
+verl loads this file by path (`reward.custom_reward_function.path`, name `compute_score`), so it imports only the
+standard library. Responses come from a policy under training: they must never raise an error, be executed, or cost more
 than a scan.
 
-The released reward reads prompt and response together, and the prompt ends in `<think>`. verl 0.9.1 passes only
-the response. This reward reads a text as follows:
+The released reward reads prompt and response together, and the prompt ends with `<think>`. verl 0.9.1 passes only the
+response. This reward reads a text as follows:
 
-- it starts like a prompt (`PROMPT_OPENINGS`) and has an assistant marker: what follows the first marker counts, as in
-  the release, and must hold all four tags;
-- otherwise it is a response. If `<think>` is not in it, the prompt must have opened it, and one is put in front. If it
-  is, the policy has written it itself, and nothing is added.
+- If the text starts like a prompt (`PROMPT_OPENINGS`) and contains an assistant marker, what follows the first marker
+  counts, as in the release, and must contain all four tags.
+- Otherwise the text is a response. If it does not contain `<think>`, the prompt must have ended with it, and one is put
+  in front. If it does, the policy has written the tag itself, and nothing is added.
 
-`think_in_prompt` (`reward.custom_reward_function.reward_kwargs.think_in_prompt`) settles the last question where the
-chat template is known: true always puts one in front, so that a second `<think>` breaks the form as in the release;
-false never does, so that the policy must write it.
+If the chat template is known, `think_in_prompt` (`reward.custom_reward_function.reward_kwargs.think_in_prompt`) decides
+this instead. If true, a `<think>` is always put in front, so that a second one breaks the form, as in the release. If
+false, none is, so that the policy must write it.
 """
 
 import re
@@ -30,10 +30,10 @@ TAGS = ("<think>", "</think>", "<answer>", "</answer>")
 PROMPT_OPENINGS = ("<|im_start|>", "The user asks a question", "User:", "Assistant:")
 ASSISTANT_MARKERS = ("<|im_start|>assistant", "Assistant:")
 
-# Eight people take about 200 characters. The cap bounds the work, whatever the policy writes.
+# An answer about eight people has about 200 characters. The limit bounds the work, whatever the policy writes.
 MAX_ANSWER_LENGTH = 8192
 
-# ASCII for the two words only: the Kelvin sign is no k, but names may have any letters.
+# Only the two words are restricted to ASCII: the Kelvin sign is not a k, but names may contain any letters.
 _KIND = re.compile(r"\b(\w+)\s+is\s+a\s+((?a:knight|knave))\b", re.IGNORECASE)
 _KIND_WORD = re.compile(r"knight|knave", re.IGNORECASE | re.ASCII)
 
@@ -46,21 +46,22 @@ def compute_score(
     think_in_prompt: bool | None = None,
     **kwargs: Any,
 ) -> dict[str, float]:
-    """Score one response; never raises and holds no state, so any thread may call it.
+    """Score one response; never raises and has no state, so any thread may call it.
 
-    Source: Logic-RL's reward as AR-Lopti uses it; +1 for the form or -1, and +2 for the right answer, -1.5 for a
-    wrong one, -2 for none that can be read. In a wrong form no answer counts, so the totals are 3, -0.5, -1, -3.
+    Source: Logic-RL's reward as AR-Lopti uses it. The form scores +1 if it is right and -1 if not. The answer scores +2
+    if it is right, -1.5 if it is wrong, and -2 if none can be read. In a wrong form no answer counts, so the possible
+    totals are 3, -0.5, -1 and -3.
 
     Args:
         solution_str: the decoded response, or prompt and response.
-        ground_truth: one line a person, "(1) Zoey is a knight"; or a mapping with that as `solution_text_format`, as
-            in the released files. Of anything else no answer is right.
-        think_in_prompt: whether the prompt ends in `<think>`; None accepts responses to either kind of prompt.
+        ground_truth: a line per person, such as "(1) Zoey is a knight", or a mapping with this text as
+            `solution_text_format`, as in the released files. With anything else no answer is right.
+        think_in_prompt: whether the prompt ends with `<think>`; None accepts responses to either kind of prompt.
 
     Returns:
-        `score`: the total. `acc`: 1.0 if the total is 3, else 0.0, which is what the papers call accuracy. `format`:
-        1.0 if each of the four tags stands exactly once, in order. `parsed`: 1.0 if the form is right and the answer
-        names the kind of each person.
+        `score`: the total. `acc`: 1.0 if the total is 3, else 0.0, which the papers call accuracy. `format`: 1.0 if
+        each of the four tags occurs exactly once, in order. `parsed`: 1.0 if the form is right and the answer names the
+        kind of each person.
     """
     text = _from_think_on(solution_str, think_in_prompt)
     if text is None or not has_right_format(text):
@@ -75,16 +76,16 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
+    """See `verl_clipx.tasks.reward.check_ground_truth`; the data source makes no difference."""
     if not _parse_truth(ground_truth):
         raise ValueError(
-            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line a person, "
-            '"(1) Zoey is a knight", or a mapping with that as `solution_text_format`'
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): knights and knaves need a line "
+            'per person, "(1) Zoey is a knight", or a mapping with that as `solution_text_format`'
         )
 
 
 def has_right_format(text: str) -> bool:
-    """Return whether each of the four tags stands in a text exactly once, in order; anything may stand around them."""
+    """Return whether each of the four tags occurs exactly once, in order. Any text may stand between them."""
     if any(text.count(tag) != 1 for tag in TAGS):
         return False
     positions = [text.find(tag) for tag in TAGS]
@@ -92,15 +93,15 @@ def has_right_format(text: str) -> bool:
 
 
 def parse_answer(text: str, names: Mapping[str, str]) -> dict[str, str] | None:
-    """Read the kind of each person out of an answer.
+    """Read the kind of each person from an answer.
 
     Args:
-        text: what stands between the answer tags.
-        names: its keys are the names to look for, in lower case.
+        text: the text between the answer tags.
+        names: a mapping whose keys are the names to look for, in lower case.
 
     Returns:
-        The kind of each name, "knight" or "knave"; None if one is missing, or if the words knight and knave do not
-        stand there exactly as often as there are names: who says both says nothing.
+        The kind of each name, "knight" or "knave". None if a name is missing, or if the words "knight" and "knave" do
+        not occur exactly as often as there are names, so that naming both kinds of a person does not count.
     """
     if not names or len(text) > MAX_ANSWER_LENGTH or len(_KIND_WORD.findall(text)) != len(names):
         return None

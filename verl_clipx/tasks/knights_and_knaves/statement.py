@@ -1,11 +1,11 @@
-"""What people say, as nested tuples, and what it means, as truth tables.
+"""Represents what people say as nested tuples, and what it means as truth tables.
 
-A statement about people numbered from 0 is one of
+A statement about people, who are numbered from 0, is one of
 
-- `("knight", i)`, `("knave", i)`: person i is a knight, a knave;
-- `("not", s)`, `("and", s, t)`, `("or", s, t)`, `("if", s, t)`, `("iff", s, t)`: of the statements s and t.
+- `("knight", i)`, `("knave", i)`: person i is a knight, or a knave;
+- `("not", s)`, `("and", s, t)`, `("or", s, t)`, `("if", s, t)`, `("iff", s, t)`, where s and t are statements.
 
-With n people there are 2**n ways to assign kinds; in way number w, person i is a knight if bit i of w is set. A truth
+With n people there are 2**n ways to assign kinds. In way number w, person i is a knight if bit i of w is set. A truth
 table is an integer whose bit number w says whether the statement holds in way w.
 """
 
@@ -29,7 +29,10 @@ def truth_table(statement: Statement, knights: Sequence[int]) -> int:
     """Return the truth table of a statement.
 
     Args:
-        knights: the table of "person i is a knight" for each person; reordered, it renames the people.
+        knights: for each person, the table of "this person is a knight". Reordering them renames the people.
+
+    Raises:
+        ValueError: the statement has an unknown form.
     """
     everything = (1 << 2 ** len(knights)) - 1
     match statement:

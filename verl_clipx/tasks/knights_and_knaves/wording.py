@@ -1,8 +1,7 @@
-"""Puzzles in English, worded like the published set (K&K, arXiv 2410.23123) that the papers train on."""
+"""Writes puzzles in English, worded like the published set (K&K, arXiv 2410.23123) that the papers train on."""
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from verl_clipx.tasks.knights_and_knaves.puzzle import Puzzle
 from verl_clipx.tasks.knights_and_knaves.statement import Statement
@@ -38,22 +37,14 @@ SAYINGS = (
 _JOINED = {"and": "{0} and {1}", "or": "{0} or {1}", "if": "If {0} then {1}", "iff": "{0} if and only if {1}"}
 
 
-@dataclass(frozen=True)
-class WordedPuzzle:
-    """A puzzle as people read it."""
-
-    problem: str
-    """The question in English."""
-
-    names: tuple[str, ...]
-    """What each person is called."""
-
-
-def word_puzzle(puzzle: Puzzle, rng: random.Random) -> WordedPuzzle:
+def word_puzzle(puzzle: Puzzle, rng: random.Random) -> tuple[str, tuple[str, ...]]:
     """Name the people, and write what they say.
 
     Args:
-        puzzle: a puzzle of at most as many people as there are `NAMES`.
+        puzzle: a puzzle with at most as many people as there are `NAMES`.
+
+    Returns:
+        The question in English, and the name of each person.
     """
     names = tuple(rng.sample(NAMES, len(puzzle.statements)))
     said = " ".join(
@@ -62,11 +53,11 @@ def word_puzzle(puzzle: Puzzle, rng: random.Random) -> WordedPuzzle:
     )
     inhabitants = f"You meet {len(names)} inhabitants: {', '.join(names[:-1])}, and {names[-1]}."
     (message,) = template_named("kk_puzzle").render(puzzle=f"{inhabitants} {said}")
-    return WordedPuzzle(message["content"], names)
+    return message["content"], names
 
 
 def word_statement(statement: Statement, names: Sequence[str]) -> str:
-    """Write a plain statement, the negation of one, or two of them joined, in English."""
+    """Write in English a plain statement, the negation of one, or two of them joined."""
     match statement:
         case ("knight", person):
             return f"{names[person]} is a knight"
@@ -79,7 +70,7 @@ def word_statement(statement: Statement, names: Sequence[str]) -> str:
 
 
 def word_solution(solution: Sequence[bool], names: Sequence[str]) -> str:
-    """Write a solution, one line a person: "(1) Zoey is a knight"."""
+    """Write a solution with a line per person, such as "(1) Zoey is a knight"."""
     return "\n".join(
         f"({number}) {name} is a {'knight' if is_knight else 'knave'}"
         for number, (name, is_knight) in enumerate(zip(names, solution, strict=True), start=1)

@@ -26,9 +26,9 @@ def _rows_of(name: str, read: ProblemReader, alternatives: bool) -> RowBuilder:
     """Return the row builder of a source.
 
     Args:
-        name: the data set, which is also the rows' `data_source`.
-        alternatives: whether any of a problem's answers counts, and the ground truth is their list as JSON; otherwise
-            all of them together are the answer, and it is that text.
+        name: name of the data set, which is also the rows' `data_source`.
+        alternatives: if true, any of a problem's answers is right, and the ground truth is their list as JSON.
+            Otherwise all of them together are the right answer, and the ground truth is that text.
     """
 
     def rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Row]:

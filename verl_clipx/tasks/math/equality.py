@@ -1,8 +1,8 @@
-r"""Whether two answers are equal: as text, as plain numbers, or as math-verify sees it.
+r"""Compares answers as text, as plain numbers, or by math-verify.
 
-The first two cost microseconds and decide most answers; the third runs in the processes of `pool.py`, for all accepted
-answers at once, so that a verdict has one limit of time. A question is asked once: the responses to one prompt share
-their right answers and often the given one.
+The first two take microseconds and decide most answers. math-verify runs in the processes of `pool.py`, for all
+accepted answers at once, so that one time limit covers the verdict. Each question is asked once, because responses to
+the same prompt share their right answers, and often the given one.
 """
 
 import importlib.util
@@ -24,17 +24,17 @@ _DECIMAL = re.compile(r"\d\.\d")
 _NAME = re.compile(r"[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*")
 # Not two small letters: xy equals yx.
 _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
-# A text behind an answer that is more than its unit, or takes it back; the digit of cm3 or m^2 is part of one.
+# A text after an answer that adds another one or takes it back. The digit of cm3 or m^2 is part of a unit.
 _SECOND_ANSWER = re.compile(
     r".\s*\\(?:text|textbf|textit|textrm|mathrm|mbox)\s{0,4}"
     r"\{[^{}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and|but|not|wrong|incorrect)\b)[^{}\\]*\}\W*$"
 )
-# A text between two formulas: what stands behind it is another answer. Short ones are functions and units.
+# A text between two formulas, after which another answer begins. Short texts are functions and units.
 _TEXT_BETWEEN = re.compile(
     r"\S\s*\\(?:text|textbf|textit|textrm|mbox)\s{0,4}\{[^{}\\]*[A-Za-z]{3}[^{}\\]*\}\s*"
     r"(?!\\(?:cdot|times|text|mathrm|mbox)(?![a-zA-Z]))[\w\\({\[]"
 )
-# A number in a base; a letter with an index, as a_{12}, is none.
+# A number in a base. A letter with an index, such as a_{12}, is not one.
 _BASE = re.compile(
     r"(?P<open>\()?(?P<digits>(?=[A-F]*\d)[\dA-F]+(?:(?:\{,\}|,)\d{3})*)(?(open)\))"
     r"_(?:\{(?P<braced>\w{1,5})\}|(?P<bare>\w))",
@@ -51,40 +51,44 @@ _MAGNITUDE = re.compile(
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
 
 
-# What to ask math-verify: the right answer and the given one.
+# A question for math-verify: the right answer and the given one.
 _Pair = tuple[str, str]
 
 
 def is_equivalent(answer: str, *golds: str) -> bool | None:
-    r"""Return whether an answer is right, as training counts it.
+    r"""Return whether an answer is right for training.
 
     math-verify's conventions hold: `x=5` equals 5, 50\% equals 50 and 0.5, `3,500` equals 3500, 0.333333 equals 1/3
-    (six decimals), units and the order of a set don't matter. But the whole answer has to be readable, words are equal
-    letter by letter, numbers that differ by more than a thousandth are not equal, however small they are,
-    `5\text{ or 6}` and `x=5 \lor x=6` are not 5, `5\text{ million}` is not 5, `8=7` is not 7, `2516_7` is not `2516_8`
-    (2516 is), and `a \approx b` gives a, if b doesn't contradict it.
+    (six decimals), and neither units nor the order of a set matter. However, the whole answer must be readable, words
+    must be equal letter by letter, and numbers that differ by more than a thousandth of the larger one are not equal,
+    however small they are. `5\text{ or 6}`, `x=5 \lor x=6` and `5\text{ million}` are not 5, `8=7` is not 7, `2516_7`
+    is not `2516_8` (but equals 2516), and `a \approx b` counts as a, unless b contradicts it.
 
     Args:
-        answer: what the response gives, without the box.
-        *golds: the right answer, or all that are accepted.
+        answer: the response's answer, without the box.
+        *golds: the right answer, or all answers that are accepted.
 
     Returns:
-        The verdict; None if it could not be reached: one of the two can't be read as a whole, a guard refused the
+        The verdict. None if there is none, because one of the two cannot be read completely, a guard refused the
         comparison, or it took too long.
     """
     return _decide(_compare_leniently, answer, golds, both_ways=False)
 
 
 def equal_answers(answer: str, *ground_truths: str) -> bool | None:
-    r"""Return whether two answers are equal beyond reasonable doubt, as evaluation counts it; in doubt, they are not.
+    r"""Return whether an answer is right beyond reasonable doubt, as evaluation counts it.
 
-    Unlike `is_equivalent`: numbers are equal exactly or not at all (0.333333 is not 1/3, 50\% is 0.5 and not 50) and
-    have the same unit or one of them has none, a number without its base has no verdict, a decimal does not equal a
-    symbolic expression, an ordered pair or interval does not equal a plain list, and math-verify has to agree with the
-    roles exchanged.
+    Unlike in `is_equivalent`, numbers must be exactly equal (0.333333 is not 1/3; 50\% is 0.5 and not 50) and have the
+    same unit, unless one has none. A number without its base gets no verdict, a decimal does not equal a symbolic
+    expression, and an ordered pair or interval does not equal a plain list. math-verify must also agree with the roles
+    exchanged.
+
+    Args:
+        answer: the response's answer, without the box.
+        *ground_truths: the right answer, or all answers that are accepted.
 
     Returns:
-        The verdict; None as for `is_equivalent`.
+        The verdict; None in the same cases as in `is_equivalent`.
     """
     return _decide(_compare_conservatively, answer, ground_truths, both_ways=True)
 
@@ -103,13 +107,10 @@ def _decide(
 
 
 def _compare_leniently(answer: str, gold: str) -> bool | _Pair | None:
-    """Return the verdict on two cleaned answers as training counts, or the pair for math-verify to decide."""
-    if not answer or not gold:
-        return False
-    if canonical(answer) == canonical(gold):
-        return True
-    if _are_words(answer, gold):
-        return canonical(answer).casefold() == canonical(gold).casefold()
+    """Return the verdict on two cleaned answers for training, or the pair, for math-verify to decide."""
+    verdict = _compare_as_text(answer, gold)
+    if verdict is not None:
+        return verdict
     if _SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold):
         return False
     if _gives_another(answer, gold) or _magnitudes(answer) != _magnitudes(gold):
@@ -124,20 +125,17 @@ def _compare_leniently(answer: str, gold: str) -> bool | _Pair | None:
             return True
         if given.literal_integer and right.literal_integer:
             return False
-        # math-verify rounds to six decimals: to it, all numbers near zero are one.
+        # math-verify rounds to six decimals, so that for it all numbers near zero are equal.
         if _differ(given.value, right.value) and _differ(_face_value(given), _face_value(right)):
             return False
     return gold, answer
 
 
 def _compare_conservatively(answer: str, gold: str) -> bool | _Pair | None:
-    """Return the verdict on two cleaned answers as evaluation counts, or the pair for math-verify to decide."""
-    if not answer or not gold:
-        return False
-    if canonical(answer) == canonical(gold):
-        return True
-    if _are_words(answer, gold):
-        return canonical(answer).casefold() == canonical(gold).casefold()
+    """Return the verdict on two cleaned answers for evaluation, or the pair, for math-verify to decide."""
+    verdict = _compare_as_text(answer, gold)
+    if verdict is not None:
+        return verdict
     if any(bool(mark.search(answer)) != bool(mark.search(gold)) for mark in (_SECOND_ANSWER, _APPROXIMATION)):
         return False
     if _gives_another(answer, gold) or _gives_another(gold, answer) or _magnitudes(answer) != _magnitudes(gold):
@@ -150,7 +148,7 @@ def _compare_conservatively(answer: str, gold: str) -> bool | _Pair | None:
         return given.value == right.value and (unit == unit_of_gold or not unit or not unit_of_gold)
     if ("%" in answer) != ("%" in gold):
         return False
-    # x > 3 is the interval of its solutions.
+    # x > 3 equals the interval of its solutions, so brackets count only between answers of the same kind.
     both_alike = bool(_INEQUALITY.search(answer)) == bool(_INEQUALITY.search(gold))
     if both_alike and _delimiters(answer) != _delimiters(gold):
         return False
@@ -164,28 +162,34 @@ def _compare_symbolically(pairs: tuple[_Pair, ...], both_ways: bool) -> bool | N
     return shared_pool().compare(pairs, both_ways)
 
 
-def _are_words(*cleaned: str) -> bool:
-    """Return whether all are words, which math-verify reads as products of letters: CBA would equal ABC."""
-    return all(_WORD.fullmatch(canonical(text)) for text in cleaned)
+def _compare_as_text(answer: str, gold: str) -> bool | None:
+    """Return the verdict if the spelling decides (an empty answer, the same spelling, two words), else None."""
+    if not answer or not gold:
+        return False
+    given, right = canonical(answer), canonical(gold)
+    if given == right:
+        return True
+    # math-verify reads words as products of letters, so that CBA would equal ABC.
+    return given.casefold() == right.casefold() if _WORD.fullmatch(given) and _WORD.fullmatch(right) else None
 
 
 def _gives_another(answer: str, gold: str) -> bool:
-    """Return whether an answer to a question with one right answer names a second one behind `or` or a text."""
+    """Return whether an answer names a second one, after `or` or a text, although the right answer names only one."""
     return any(
         mark.search(answer) and not mark.search(gold) and not _COMMA.search(gold) for mark in (_OR, _TEXT_BETWEEN)
     )
 
 
 def _magnitudes(cleaned: str) -> list[str]:
-    """Return words such as million, which give the same digits another size."""
+    """Return words such as "million", which give the same digits another value."""
     return [word.lower().removesuffix("s") for word in _MAGNITUDE.findall(cleaned)]
 
 
 def _compare_bases(answer: str, gold: str, without_base: bool | None) -> bool | None:
-    """Compare numbers of which one has an index, which math-verify ignores.
+    """Compare two numbers of which at least one has a base as its index, which math-verify would ignore.
 
     Args:
-        without_base: the verdict on equal digits of which one has no base; the question must have asked for it.
+        without_base: the verdict if the digits are equal but one number has no base. The question must have named it.
     """
     given, right = _digits_and_base(answer), _digits_and_base(gold)
     if given is None or right is None:
@@ -196,7 +200,7 @@ def _compare_bases(answer: str, gold: str, without_base: bool | None) -> bool | 
 
 
 def _digits_and_base(cleaned: str) -> tuple[str, int] | None:
-    """Return the digits of a number and its base, 0 if it has none; None for anything else, such as 9_8 or 5_x."""
+    """Return a number's digits and its base, 0 if it has none; None for anything else, such as 9_8 or 5_x."""
     text = canonical(_NAME.sub("", cleaned, count=1) if _NAME.match(cleaned) else cleaned)
     if text.startswith("(") and text.endswith(")"):
         text = text[1:-1]
@@ -234,7 +238,7 @@ def _is_decimal(cleaned: str) -> bool:
 
 
 def _delimiters(cleaned: str) -> str:
-    """Return the outer brackets of an interval, pair or tuple, or nothing; a set is a list whose order is free."""
+    """Return the outer brackets of an interval, pair or tuple; "" for a set or a plain list, whose order is free."""
     cleaned = _NAME.sub("", cleaned, count=1) if _NAME.match(cleaned) else cleaned
     if cleaned and cleaned[0] in "([" and cleaned[-1] in ")]" and _COMMA.search(cleaned[1:-1]):
         return cleaned[0] + cleaned[-1]

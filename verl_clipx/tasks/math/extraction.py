@@ -1,6 +1,7 @@
-r"""The final answer of a response: the last `\boxed{…}` after the thinking, if it was closed.
+r"""Finds the final answer of a response: the last `\boxed{…}` after the thinking, if it was closed.
 
-Everything here is a scan of bounded depth over text from a policy under training: nothing raises or runs it.
+The text comes from a policy under training. It is only scanned, with bounded depth: it is never executed, and nothing
+in it can raise an error.
 """
 
 import re
@@ -12,7 +13,7 @@ from verl_clipx.common.responses import braced, final_part
 # The longest answer among the papers' data sets has about 300 characters.
 MAX_ANSWER_LENGTH = 2000
 
-# A response with more boxes than this hedges.
+# A response with more boxes than this counts as inconsistent.
 MAX_BOXES = 64
 
 _BOX = re.compile(r"\\boxed\s{0,8}\{")
@@ -20,12 +21,12 @@ _BOX = re.compile(r"\\boxed\s{0,8}\{")
 
 @dataclass(frozen=True)
 class Extraction:
-    """What a response answers.
+    """A response's answer.
 
     Attributes:
-        answer: content of the last box, stripped; None if there is none that is closed and not empty.
-        finished: False if the thinking was opened and not closed, or the last box was not.
-        consistent: whether all closed boxes of the final part hold the same text.
+        answer: content of the last box, stripped; None if that box is missing, empty or not closed.
+        finished: False if the thinking or the last box was opened and not closed.
+        consistent: whether all boxes of the final part contain the same text.
     """
 
     answer: str | None

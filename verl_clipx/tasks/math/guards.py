@@ -1,7 +1,7 @@
-r"""What may start a symbolic comparison at all.
+r"""Decides which texts may be compared symbolically at all.
 
-The comparison processes have a deadline and a memory bound of their own; these guards keep texts that are obviously
-meant to reach them from ever starting, in one pass over at most MAX_LENGTH characters.
+The comparison processes have a deadline and a memory limit. These guards refuse texts that would obviously reach them,
+in one pass over at most MAX_LENGTH characters.
 """
 
 import re
@@ -16,7 +16,8 @@ MAX_DIGITS = 60
 MAX_EXPONENT = 10_000
 
 _LONG_NUMBER = re.compile(rf"\d{{{MAX_DIGITS + 1}}}")
-# Factorials of numbers from 1000 on, of factorials, of groups with a power or a number from 100 on; the like of these.
+# Factorials of numbers from 1000 on, of factorials, and of groups with a power or a number from 100 on; and functions
+# that grow as fast.
 _GROWTH = re.compile(
     r"\d{4}\s*!|![\s)\]}]*!|(?:\^|\d{3})[^()\[\]]*[)\]}]\s*!|\\(?:[dt]?binom|Gamma|zeta)(?![a-zA-Z])[^\n]{0,12}?\d{4}"
 )
@@ -56,7 +57,7 @@ def _is_shallow(text: str) -> bool:
 
 
 def _has_bounded_powers(text: str) -> bool:
-    # One entry for each open group: the largest product of exponents among what it holds so far.
+    # For each open group, the largest product of exponents so far.
     open_groups = [1]
     base, position = 1, 0
     while position < len(text):
@@ -64,7 +65,8 @@ def _has_bounded_powers(text: str) -> bool:
         position += 1
         if character == "^":
             exponent, position = _exponent(text, position)
-            # A power in an exponent; without braces it follows, for powers associate to the right.
+            # A tower is a power inside the exponent or, without braces, right after it, since powers associate to
+            # the right.
             if "^" in exponent or text[position:].lstrip().startswith("^"):
                 return False
             base *= max((int(number) for number in _NUMBERS.findall(exponent)), default=1) or 1
@@ -82,7 +84,7 @@ def _has_bounded_powers(text: str) -> bool:
 
 
 def _exponent(text: str, start: int) -> tuple[str, int]:
-    """Return the exponent that starts at `start`, a group or one token, and where it ends."""
+    """Return the exponent that begins at `start`, which is a group or one token, and the position of its end."""
     while start < len(text) and text[start].isspace():
         start += 1
     if start < len(text) and text[start] in _OPENING:

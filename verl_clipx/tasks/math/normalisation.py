@@ -1,16 +1,17 @@
-r"""Answers in one spelling, and plain numbers as exact fractions.
+r"""Brings answers into a standard spelling, and reads plain numbers as exact fractions.
 
-Two spellings: `clean` is what the comparison processes read, `canonical` is what two equal strings have in common.
+There are two spellings: the comparison processes read that of `clean`; answers with the same `canonical` spelling are
+equal as text.
 """
 
 import re
 from dataclasses import dataclass
 from fractions import Fraction
 
-# Longer literals are compared as text only: exact arithmetic on them would be work that the text can ask for.
+# Longer literals are compared only as text, so that no response can demand expensive exact arithmetic.
 MAX_NUMBER_LENGTH = 100
 
-# Characters of typeset mathematics that have a plain or LaTeX spelling. No other look-alike is translated.
+# Characters of typeset mathematics with a plain or LaTeX spelling. No other look-alikes are translated.
 _TRANSLATION = str.maketrans(
     {
         "−": "-",
@@ -36,14 +37,14 @@ _SPACING = re.compile(r"(?<!\\)\\[,;: ]|\\q?quad(?![a-zA-Z])|~")
 _NEGATIVE_SPACE = re.compile(r"(?<!\\)\\!")
 # MATH writes 10,\!236; others 10\,236.
 _DIGIT_GROUP = re.compile(r"(?<=\d)(?:,\s*\\!|\\[,!])\s*(?=\d{3}(?!\d))")
-# A size without its bracket is the rest of an expression that was cut off.
+# A size command without a bracket is the rest of an expression that was cut off, and stays.
 _DROPPED = re.compile(
     r"\\(?:left|right|bigl?|bigr|Bigl?|Bigr)(?=\s*[^\sa-zA-Z0-9])|\\(?:displaystyle|textstyle)(?![a-zA-Z])|(?<!\\)\$"
 )
 _BLACKBOARD = re.compile(r"\\(?:mathbb|Bbb)\s*([A-Za-z])(?![a-zA-Z])")
 _FRACTION = re.compile(r"\\[dtc]frac(?![a-zA-Z])")
 _EMPTY_SET = re.compile(r"\\varnothing(?![a-zA-Z])|\\\{\s*\\\}")
-# \frac12, \frac1{2}, \frac{1}2; after two figures more of them could belong to either number.
+# \frac12, \frac1{2}, \frac{1}2. With more digits it is unclear which number they belong to.
 _BARE_NUMERATOR = re.compile(r"\\frac\s*(\d)\s*(?=\{|\d(?!\d))", re.ASCII)
 _BARE_DENOMINATOR = re.compile(r"(\\frac\s*\{[^{}]{0,40}\})\s*(\d)(?!\d)", re.ASCII)
 # 0.1\overline{6}; a bar and a dot mean the same.
@@ -77,9 +78,9 @@ class Number:
     """A literal number.
 
     Attributes:
-        value: exact, 1/2 for "50%".
+        value: the exact value, 1/2 for "50%".
         percent: whether a percent sign follows.
-        literal_integer: whether it is written as an integer without separators, so that only one reading exists.
+        literal_integer: whether it is written as an integer without separators, so that it has only one reading.
     """
 
     value: Fraction
@@ -88,10 +89,10 @@ class Number:
 
 
 def clean(text: str) -> str:
-    """Return an answer without what only sets its type: dollars, sizes, spacing commands, a final full stop.
+    """Return an answer without mere typesetting: dollar signs, size and spacing commands, a final full stop.
 
-    Every run of white space becomes one blank: line ends, as in a matrix, mean nothing. Fractions have both their
-    braces, the empty set has one sign, and a repeating decimal becomes its fraction.
+    Every run of white space becomes one blank, since line ends, as in a matrix, mean nothing. Fractions get both pairs
+    of braces, the empty set has one spelling, and a repeating decimal becomes a fraction.
     """
     text = _DIGIT_GROUP.sub("{,}", text.translate(_TRANSLATION))
     text = _SPACING.sub(" ", _NEGATIVE_SPACE.sub("", text))
@@ -112,15 +113,16 @@ def _fraction_of_repeating(decimal: re.Match[str]) -> str:
 
 
 def canonical(cleaned: str) -> str:
-    r"""Return the spelling that decides equality as text: `\text{}` unwrapped, no space that separates nothing."""
+    r"""Return the spelling that decides equality as text, with `\text{}` unwrapped and without needless spaces."""
     return _SPACE_OUTSIDE_WORDS.sub("", _TEXT.sub(r"\1", cleaned))
 
 
 def split_unit(cleaned: str) -> tuple[str, str]:
-    r"""Return an answer without the unit behind it or the dollar sign before it, and that unit; "" if there is none.
+    r"""Split an answer into the part without its unit, and the unit, "" if there is none.
 
     Args:
-        cleaned: an answer as `clean` returns it; a unit is `\text{…}`, perhaps with a power, or a degree sign.
+        cleaned: an answer from `clean`. A unit is `\text{…}` after it, perhaps with a power, a degree sign after it, or
+            a dollar sign before it.
     """
     if cleaned.startswith(r"\$"):
         return cleaned[2:].lstrip(), r"\$"
@@ -150,7 +152,7 @@ def parse_number(cleaned: str) -> Number | None:
         value = Fraction(re.sub(r"[{},]", "", match["digits"])) * Fraction(10) ** power
     elif match["ones"] is not None:
         part, parts = int(match["part"] or match["slice"]), int(match["parts"] or match["slices"])
-        # An improper fraction behind a number multiplies it as likely as not.
+        # An improper fraction after a number may as well be a factor.
         if part >= parts:
             return None
         value = int(match["ones"]) + Fraction(part, parts)

@@ -1,8 +1,9 @@
-"""Comparison processes with a hard deadline, usable from any thread.
+"""Runs comparisons in processes with a hard deadline. It can be used from any thread.
 
-A process that hangs is killed and replaced, and only its own comparison goes without a verdict. Started by exec, not by
-`multiprocessing`: nothing re-imports the caller's main module, daemonic processes may have them, and no tracker process
-is left over. A process ends when its standard input closes, so none outlives its parent, however that one ends.
+A process that hangs is killed and replaced, and only its own comparison gets no verdict. Processes are started as
+programs, not by `multiprocessing`: nothing then imports the caller's main module again, daemonic processes may start
+them too, and no tracker process is left over. A process ends when its standard input closes, so none outlives its
+parent, however the parent ends.
 """
 
 import atexit
@@ -21,13 +22,13 @@ from pathlib import Path
 
 from verl_clipx.tasks.math.worker import READY
 
-# Of each process that compares answers. verl starts several reward workers of its own.
+# Number of comparison processes per process that compares answers. verl itself starts several reward workers.
 POOL_SIZE = 2
 
-# Wall time of one question: the process ends itself before, by processor time, unless the machine is busy.
+# Wall time limit of one question. Unless the machine is busy, the process ends itself earlier, by processor time.
 DEADLINE_SECONDS = 5.0
 
-# Importing math-verify takes 0.3 s, on a busy machine with a cold disk far more.
+# Importing math-verify takes 0.3 s, but far longer on a busy machine with a cold disk.
 START_SECONDS = 120.0
 
 _VERDICTS = {b"1\n": True, b"0\n": False, b"-\n": None}
@@ -36,12 +37,15 @@ WORKER = Path(__file__).with_name("worker.py")
 
 
 class WorkerPool:
-    """At most `size` comparison processes, started when needed.
+    """At most `size` comparison processes, which are started when they are needed.
 
     Args:
-        size: number of processes, at least 1.
+        size: largest number of processes, at least 1.
         deadline: wall time of one question in seconds, after which its process is killed.
-        script: what a process runs; it answers as worker.py does.
+        script: the program that a process runs; it answers as worker.py does.
+
+    Raises:
+        ValueError: `size` is below 1.
     """
 
     def __init__(self, size: int = POOL_SIZE, deadline: float = DEADLINE_SECONDS, script: Path = WORKER) -> None:
@@ -60,13 +64,14 @@ class WorkerPool:
         """Ask math-verify whether any of some pairs of answers is equal.
 
         Args:
-            pairs: right answers, each with the given one: LaTeX that `guards.is_safe` accepts.
-            both_ways: also compare with the roles exchanged, and require both; math-verify is not symmetric.
+            pairs: pairs of a right and a given answer, in LaTeX that `guards.is_safe` accepts.
+            both_ways: whether to compare also with the roles exchanged, and to require equality both times, since
+                math-verify is not symmetric.
 
         Returns:
-            The verdict; None if no pair is equal and one could not be read as a whole, if all pairs together exceeded
-            their time or memory, or if the pool is closed. The time runs while a process works on the question, not
-            while others keep it busy: a right answer is not lost to what else is asked.
+            The verdict. None if no pair is equal and one could not be read completely, if all pairs together exceeded
+            their time or memory, or if the pool is closed. Time counts only while a process works on this question, so
+            that a right answer is not lost because of other questions.
 
         Raises:
             RuntimeError: if no comparison process can be started.
@@ -75,7 +80,7 @@ class WorkerPool:
         worker = self._slots.get()
         seconds = self._deadline
         try:
-            # A process may have died while idle, or of what earlier comparisons left behind: ask a new one, once.
+            # A process may have died while idle, or because of earlier comparisons. If so, a new one is asked, once.
             for _ in range(2):
                 if self._closed:
                     return None
@@ -92,7 +97,7 @@ class WorkerPool:
                     return None
             return None
         except BaseException:
-            # Interrupted in between: an answer that arrives later would be taken for the next one's.
+            # After an interruption, a late answer would be mistaken for that of the next question.
             if worker is not None:
                 self._discard(worker)
                 worker = None
@@ -101,11 +106,11 @@ class WorkerPool:
             self._slots.put(worker)
 
     def process_ids(self) -> list[int]:
-        """Return the ids of the processes that run, in ascending order."""
+        """Return the ids of the running processes, in ascending order."""
         return sorted(worker.process.pid for worker in self._workers.copy())
 
     def close(self) -> None:
-        """Kill and reap every process; comparisons that run or come later have no verdict."""
+        """Kill and reap every process. Running and later comparisons get no verdict."""
         self._closed = True
         for worker in self._workers.copy():
             worker.process.kill()
@@ -113,7 +118,7 @@ class WorkerPool:
         self._workers.clear()
 
     def abandon(self) -> None:
-        """In a forked child: let go of the parent's processes, which would otherwise outlive it."""
+        """Release the parent's processes in a forked child, which would otherwise keep them alive."""
         for worker in self._workers:
             worker.abandon()
         self._workers.clear()
@@ -140,7 +145,7 @@ class WorkerPool:
 
 
 class _Worker:
-    """One process and its two pipes; used by one thread at a time."""
+    """A process and its two pipes, used by one thread at a time."""
 
     def __init__(self, script: Path) -> None:
         self.process = subprocess.Popen(
@@ -153,16 +158,16 @@ class _Worker:
         self._killed = False
 
     def ask(self, request: bytes, deadline: float) -> bytes:
-        """Return the line that answers a request, or nothing if the process ended or had to be killed."""
+        """Return the line that answers a request; empty if the process ended or had to be killed."""
         try:
-            # Bounded by guards.MAX_LENGTH and reward.MAX_ALTERNATIVES, it fits a pipe's buffer: writing never waits.
+            # guards.MAX_LENGTH and reward.MAX_ALTERNATIVES bound it: it fits a pipe's buffer, so writing never waits.
             self.process.stdin.write(request)
         except OSError:
             return b""
         return self.read_line(deadline)
 
     def read_line(self, seconds: float) -> bytes:
-        """Return the next line, or nothing if the process ends first or has not written one in time."""
+        """Return the next line; empty if the process ends before that or does not write one in time."""
         output = self.process.stdout.fileno()
         poll = select.poll()  # unlike select.select, not limited to descriptors below 1024
         poll.register(output, select.POLLIN)
@@ -180,14 +185,14 @@ class _Worker:
         return line
 
     def stop(self) -> bool:
-        """Kill and reap the process; return whether it had run out of time."""
+        """Kill and reap the process, and return whether it had run out of time."""
         self.process.kill()
         status = self.process.wait()
         self._close_pipes()
         return self._killed or status == -signal.SIGPROF
 
     def abandon(self) -> None:
-        """Close this process's copies of the pipes and forget a process that is not its child."""
+        """Close a forked child's copies of the pipes, and forget the process, which is not its own child."""
         self._close_pipes()
         self.process.returncode = 0
 
@@ -202,7 +207,7 @@ _shared: WorkerPool | None = None
 
 
 def shared_pool() -> WorkerPool:
-    """Return this process's own pool; a forked child has one of its own."""
+    """Return the pool of this process; a forked child has its own."""
     global _shared
     with _lock:
         if _shared is None:

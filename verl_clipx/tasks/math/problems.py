@@ -18,7 +18,7 @@ DAPO_HUB = "BytedTsinghua-SIA/DAPO-Math-17k"
 SKYWORK_HUB = "Skywork/Skywork-OR1-RL-Data"
 DSR_UNIFORM_FILE = "data/deepscaler_c/deepscaler_uniform_train.parquet of github.com/zhyang2226/AR-Lopti"
 
-# What the sources wrap around a problem; our own templates take its place.
+# What the sources put around a problem; our own templates replace it.
 _DAPO_OPENING = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem."
@@ -36,9 +36,9 @@ class MathProblem:
     """One problem.
 
     Attributes:
-        text: its statement, without instructions.
+        text: the problem statement, without instructions.
         answers: accepted spellings of the right answer, at least one.
-        about: what the source says about it, such as a difficulty; the same keys for every problem of a source.
+        about: what the source says about it, such as a difficulty. All problems of a source have the same keys.
     """
 
     text: str
@@ -50,7 +50,11 @@ ProblemReader = Callable[[Path | None], Iterator[MathProblem]]
 
 
 def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
-    """Yield Open-Reasoner-Zero's problems: a JSON array of conversations, the answer in the second message."""
+    """Yield Open-Reasoner-Zero's problems, from a JSON array of conversations with the answer in the second message.
+
+    Raises:
+        ValueError: the file cannot be read, or has another form.
+    """
     if source is None:
         from huggingface_hub import hf_hub_download
 
@@ -72,7 +76,7 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
 
 
 def read_dapo_17k(source: Path | None) -> Iterator[MathProblem]:
-    """Yield DAPO's problems out of verl's schema; the public set holds each about a hundred times."""
+    """Yield DAPO's problems, which are in verl's schema. The public set contains each about a hundred times."""
     for record in read_records(source, hub=DAPO_HUB, hub_split="train"):
         text, truth, _ = _verl_fields(record, source or DAPO_HUB)
         yield from _problem(_unwrap(text, _DAPO_OPENING, _DAPO_CLOSING), [truth])
@@ -82,7 +86,7 @@ def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
     """Yield AR-Lopti's 10,000 problems of DeepScaleR, drawn so that their difficulty is uniform; some appear twice.
 
     Raises:
-        ValueError: if there is no local copy.
+        ValueError: no local copy is given, or a record has another form.
     """
     if source is None:
         raise ValueError(f"dsr_uniform is not on the hub; give a local copy of {DSR_UNIFORM_FILE}")
@@ -96,7 +100,7 @@ def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
 
 
 def read_skywork_or1_math(source: Path | None) -> Iterator[MathProblem]:
-    """Yield the mathematics of Skywork-OR1: the right answer is a JSON array of spellings; empty ones are left out."""
+    """Yield the mathematics of Skywork-OR1. A right answer is a JSON array of spellings; empty ones are skipped."""
     for record in read_records(source, hub=SKYWORK_HUB, hub_split="math"):
         text, truth, extra = _verl_fields(record, source or SKYWORK_HUB)
         answers = decode_ground_truth(truth)
@@ -107,10 +111,11 @@ def read_skywork_or1_math(source: Path | None) -> Iterator[MathProblem]:
 
 
 def reader_of_benchmark(hub: str, hub_split: str, hub_config: str | None = None) -> ProblemReader:
-    r"""Return a reader of an evaluation set.
+    r"""Return a reader for an evaluation set.
 
-    Copies of these sets differ in their fields. Read are: a `problem` or `question` (after its `context`, if any) with
-    an `answer` or `final_answer`, or with a `solution` whose last `\boxed{}` holds it; and verl's own schema.
+    Copies of these sets differ in their fields. The reader accepts verl's own schema, and a `problem` or `question`
+    (put after its `context`, if any) with an `answer`, a `final_answer`, or a `solution` whose last `\boxed{}` is the
+    answer.
     """
 
     def read(source: Path | None) -> Iterator[MathProblem]:
@@ -158,7 +163,7 @@ def _unwrap(text: str, opening: str, closing: str) -> str:
 
 
 def _problem(text: str, answers: list[Any], about: dict[str, Any] | None = None) -> Iterator[MathProblem]:
-    """Yield the problem, or nothing if it has no answer that a response could match."""
+    """Yield the problem, unless it has no text or no answer that a response could match."""
     spellings = tuple(dict.fromkeys(filter(None, map(_spelling, answers))))
     if text.strip() and spellings:
         yield MathProblem(text.strip(), spellings, about or {})

@@ -1,7 +1,7 @@
-r"""Rewards of mathematics with a boxed answer: 1 or 0; the strict one, +1 or -1; the conservative one of evaluation.
+r"""Rewards of mathematics with a boxed answer: 1 or 0; a strict one, +1 or -1; a conservative one for evaluation.
 
-For verl's `reward.custom_reward_function`; any thread may call them. The text comes from a policy under training:
-nothing in it is executed, raises, or costs more than its bound in time and memory.
+They are for verl's `reward.custom_reward_function`, and any thread may call them. Responses come from a policy under
+training: they are never executed, raise no error, and cost no more than a fixed limit of time and memory.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,24 +11,25 @@ from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.math.equality import equal_answers, is_equivalent
 from verl_clipx.tasks.math.extraction import extract_answer
 
-# More accepted spellings than any data set has: Minerva has up to 3.
+# More accepted spellings than any data set has; Minerva has up to 3.
 MAX_ALTERNATIVES = 16
 
 
 def compute_score(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
 ) -> dict[str, float]:
-    r"""Score one response 1.0 if its last `\boxed{…}` is right, else 0.0: the reward of ACPO's and AR-Lopti's runs.
+    r"""Score one response 1.0 if its last `\boxed{…}` is right, else 0.0, as in ACPO's and AR-Lopti's runs.
 
     Args:
-        ground_truth: the right answer as text or number, or a list of accepted ones, as such or as JSON.
-        extra_info: a mapping; a true `truncated` in it says that the response was cut off, which never scores.
+        ground_truth: the right answer as text or number, or a list of accepted ones, or the JSON of a list of texts.
+        extra_info: a mapping. If its `truncated` is true, the response was cut off, and scores 0.
 
     Returns:
-        score: the reward; acc: 1.0 if the answer is right; format: 1.0 if there is a finished, closed, non-empty box;
+        score: the reward; acc: 1.0 if the answer is right; format: 1.0 if the last box is closed and not empty, and the
+            response was not cut off;
         truncated: 1.0 if the response ends inside its thinking or its box, or `extra_info` says that it was cut off;
-        undecided: 1.0 if there is no verdict, because the box can't be read as a whole or the comparison was refused
-            or stopped, which counts as wrong.
+        undecided: 1.0 if there is no verdict, because the box cannot be read completely, or the comparison was refused
+            or stopped. This counts as wrong.
     """
     parts = _judge(solution_str, ground_truth, extra_info, strict=False)
     return {"score": parts["acc"], **parts}
@@ -37,10 +38,10 @@ def compute_score(
 def compute_score_strict(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
 ) -> dict[str, float]:
-    r"""Score one response +1.0 if format and answer are right, else -1.0: the reward of DGPO's runs.
+    r"""Score one response +1.0 if format and answer are right, else -1.0, as in DGPO's runs.
 
-    The format is right if the final part has a closed, non-empty box and no other box that says something else, so
-    that guessing several answers never pays.
+    The format is right if the final part has a closed box that is not empty, and no box with another content, so that
+    guessing several answers never pays.
 
     Returns:
         The keys of `compute_score`; acc is 1.0 only if the format is right too.
@@ -54,14 +55,17 @@ def compute_score_for_evaluation(
 ) -> dict[str, float]:
     r"""Score one response 1.0 if its last `\boxed{…}` is right beyond reasonable doubt (`equal_answers`), else 0.0.
 
-    What `clipx eval` counts by default: a number to be reported should not owe anything to a lenient comparison.
+    `clipx eval` uses this by default, because a reported number should not depend on a lenient comparison.
+
+    Returns:
+        The keys of `compute_score`.
     """
     parts = _judge(solution_str, ground_truth, extra_info, strict=False, equal=equal_answers)
     return {"score": parts["acc"], **parts}
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """As `verl_clipx.tasks.reward.check_ground_truth`; all rows have one form, whatever their data source."""
+    """See `verl_clipx.tasks.reward.check_ground_truth`; the data source makes no difference."""
     if not accepted_answers(ground_truth):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): mathematics needs the right answer as "
@@ -70,13 +74,13 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 
 
 def accepted_answers(ground_truth: Any) -> list[str]:
-    """Return a ground truth as the list of its accepted spellings, at most MAX_ALTERNATIVES, empty if it has none.
+    """Return the accepted spellings of a ground truth, at most MAX_ALTERNATIVES; empty if it has none.
 
     Args:
-        ground_truth: text, a number, or a list, tuple or array of them (Parquet gives arrays), or a list of texts as
-            JSON.
+        ground_truth: a text, a number, a list, tuple or array of them (Parquet gives arrays), or the JSON of a list of
+            texts.
     """
-    # Other texts that JSON could read are answers: "[1, 2]" is an interval, "7" is 7.
+    # Other texts that are valid JSON are answers: "[1, 2]" is an interval, and "7" is 7.
     if isinstance(ground_truth, str) and ground_truth.startswith('["'):
         ground_truth = decode_ground_truth(ground_truth)
     tolist = getattr(ground_truth, "tolist", None)

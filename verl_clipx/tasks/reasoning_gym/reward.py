@@ -1,7 +1,7 @@
-"""Rewards of reasoning-gym's tasks: its own verifier on the whole answer or on its last word, form and skill apart.
+"""Rewards of reasoning-gym's tasks: its verifier judges the whole response, or the last number or word in it.
 
-A policy that has just begun to learn gains most by form: it stops explaining, and writes a bare number. `format`
-measures only this, `skill` what it can do in any form.
+In the beginning a policy gains most by form: it stops explaining, and writes a bare number. `format` measures only
+that; `skill` measures whether it can solve the problem, in whatever form it answers.
 """
 
 import re
@@ -13,7 +13,7 @@ from verl_clipx.common.responses import final_part
 from verl_clipx.tasks.ground_truth import decode_ground_truth
 from verl_clipx.tasks.reasoning_gym.generator import reasoning_gym
 
-# The answers have a few characters. The verifiers are another project's: no long text reaches them.
+# Right answers have a few characters. The verifiers are another project's, so they never get a long text.
 MAX_ANSWER_LENGTH = 256
 
 _NUMBER = re.compile(r"[-+]?\d+(?:\.\d+)?")
@@ -26,12 +26,15 @@ def compute_score(
     """Score one response; no text of a policy makes it raise.
 
     Args:
-        ground_truth: `{"answer": text, "metadata": {"source_dataset": name, …}}`, as JSON or as such.
+        ground_truth: a mapping `{"answer": text, "metadata": {"source_dataset": name, …}}`, or its JSON.
 
     Returns:
-        `score`, the verifier's, from 0 to 1, of the whole response; `acc`, 1.0 if that is 1; `format`, 1.0 if the
-        response is a bare number, or a bare word where the right answer is one; `skill`, 1.0 if the last number (word)
-        of the response is right, whatever stands around it.
+        `score`, the verifier's score of the whole response, 0 to 1; `acc`, 1.0 if that is 1; `format`, 1.0 if the
+        response is only a number, or only a word if the right answer is a word; `skill`, 1.0 if the last number or word
+        in the response is right, whatever surrounds it.
+
+    Raises:
+        ModuleNotFoundError: reasoning-gym is missing.
     """
     return _scored(solution_str, ground_truth)[0]
 
@@ -39,21 +42,24 @@ def compute_score(
 def compute_score_of_last_answer(
     data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **kwargs: Any
 ) -> dict[str, float]:
-    """Score the last number (word) of a response, whatever stands around it; otherwise like `compute_score`.
+    """Score the last number or word in a response, whatever surrounds it; otherwise like `compute_score`.
 
-    A model that explains before it answers earns this from its first rollout batch on.
+    A model that explains before it answers earns this reward from the first rollout batch on.
 
     Returns:
-        `score`: of a number 1.0 if it is right and otherwise 0.0 (the verifier gives a share to a number that has the
-        right one in its digits), of a word the verifier's, from 0 to 1; `acc`, 1.0 if it is right; `format` and
-        `skill` as of `compute_score`.
+        `score`: for a number, 1.0 if it is right, else 0.0 (the verifier would give partial credit to a number that
+        contains the right one); for a word, the verifier's score, 0 to 1. `acc`: 1.0 if it is right. `format` and
+        `skill`: as in `compute_score`.
+
+    Raises:
+        ModuleNotFoundError: reasoning-gym is missing.
     """
     found, last = _scored(solution_str, ground_truth)
     return found | {"score": last, "acc": found["skill"]}
 
 
 def _scored(solution_str: str, ground_truth: Any) -> tuple[dict[str, float], float]:
-    """Return what `compute_score` returns, and the score of the last number (word)."""
+    """Return what `compute_score` returns, and the score of the last number or word."""
     truth = decode_ground_truth(ground_truth)
     text = final_part(solution_str) if isinstance(solution_str, str) else None
     answer = (text or "").strip()
@@ -72,10 +78,11 @@ def _scored(solution_str: str, ground_truth: Any) -> tuple[dict[str, float], flo
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """Refuse a ground truth that no answer can meet, which would score a whole data set 0 without a word.
+    """See `verl_clipx.tasks.reward.check_ground_truth`; the data source makes no difference.
 
     Raises:
-        ValueError: its own answer is not right by the verifier that it names.
+        ModuleNotFoundError: reasoning-gym is missing.
+        ValueError: the verifier that the ground truth names does not accept its own answer.
     """
     truth = decode_ground_truth(ground_truth)
     if (
@@ -85,7 +92,7 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
     ):
         raise ValueError(
             f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): reasoning-gym's tasks need "
-            '{"answer": text, "metadata": {"source_dataset": name}}, as JSON or as such, with an answer that its '
+            '{"answer": text, "metadata": {"source_dataset": name}}, as a mapping or as JSON, with an answer that its '
             "verifier accepts"
         )
 
@@ -101,7 +108,7 @@ def _verify(answer: str, truth: Mapping) -> float:
     except ModuleNotFoundError:
         raise
     except Exception:
-        # Another project's code on text that nobody has seen before: an answer that breaks it is not right.
+        # This runs another project's code on arbitrary text. An answer that makes it fail is not right.
         return 0.0
 
 

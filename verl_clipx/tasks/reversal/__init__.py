@@ -1,1 +1,1 @@
-"""Reversal: write a text backwards, each answer scored by how much of it is right."""
+"""Reversal: write a text backwards; an answer is scored by how much of it is right."""

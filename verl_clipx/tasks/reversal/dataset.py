@@ -12,13 +12,13 @@ DATA_SOURCE = "reversal"
 PROMPT = "reversal_compact"
 
 MIN_LENGTH, MAX_LENGTH = 40, 48
-"""Default lengths of a text: answers of 43 to 51 tokens, the tags and the end mark among them."""
+"""Default lengths of a text. Answers have 43 to 51 tokens, including the tags and the end token."""
 
 SIZES: dict[Split, int] = {"train": 4096, "test": 256}
 
 
 def build_rows(texts: Sequence[str], split: str, prompt: str = PROMPT) -> list[Row]:
-    """Return one row a text; its ground truth is the text backwards."""
+    """Return one row per text; its ground truth is the text backwards."""
     return [
         {
             "data_source": DATA_SOURCE,
@@ -44,8 +44,11 @@ def rows(
     """Yield texts to reverse; the two splits share none.
 
     Args:
-        size: number of texts; 4096 for training and 256 for testing by default.
+        size: number of texts; None for 4096 ("train") or 256 ("test").
         min_length, max_length: see `generate_texts`.
+
+    Raises:
+        ValueError: an option is out of range, or there are too few such texts.
     """
     count = SIZES[split] if size is None else size
     yield from build_rows(generate_texts(count, seed, split, min_length, max_length), split, prompt)

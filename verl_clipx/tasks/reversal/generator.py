@@ -1,4 +1,4 @@
-"""Seeded texts to reverse."""
+"""Generates texts to reverse from a seed."""
 
 import random
 import string
@@ -6,24 +6,24 @@ from itertools import repeat
 
 from verl_clipx.tasks.splits import Split, draw_distinct
 
-# No character comes twice in a text: what stands before a character is then known by that character, which a policy of
-# two layers can learn. The small policy's tokenizer has one token for each letter, and for two digits in a row one too.
+# No character occurs twice in a text. Each character then determines the one before it, which a policy of two layers
+# can learn to look up. There are no digits, because the small policy's tokenizer makes one token of two digits.
 CHARACTERS = string.ascii_letters
 
 MIN_LENGTH, MAX_LENGTH = 2, len(CHARACTERS)
 
 
 def generate_texts(count: int, seed: int, split: Split, min_length: int, max_length: int) -> list[str]:
-    """Draw different texts of different letters.
+    """Draw distinct texts, in each of which all letters differ.
 
     Args:
         count: number of texts, at least 0.
-        seed: same seed, same texts; the first `n` of a longer list are the list of length `n`.
-        split: "train" or "test"; no text is in both, whatever the seeds.
-        min_length, max_length: of a text, in letters; each length between them is as likely.
+        seed: determines the texts. A shorter list is the beginning of a longer one.
+        split: "train" or "test". Whatever the seeds, no text is in both.
+        min_length, max_length: range of the length in letters, from which lengths are drawn uniformly.
 
     Raises:
-        ValueError: if an argument is outside its range, or there are not that many texts; the message names the key.
+        ValueError: an argument is outside its range, or there are too few such texts; the message names the key.
     """
     if type(count) is not int or count < 0:
         raise ValueError(f"size={count!r} is not a number of texts; give 0 or more")

@@ -15,17 +15,17 @@ from verl_clipx.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.tasks.tiny_policy.sampling import mean_scores
 from verl_clipx.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
 
-# Small enough for a run of a minute, and just deep enough: the second layer looks for what the first has put together.
+# Small enough for a run of a minute, and just deep enough: the second layer looks up what the first has combined.
 MODEL = ModelConfig(hidden_size=64, intermediate_size=192, num_layers=2, max_length=256)
 
-# Short texts teach what reversing is, in a third of the time that long ones take; long ones teach length.
+# Short texts teach reversal in a third of the time that long ones would take. Long ones then teach length.
 SHORT, LONG = (2, 14), (12, MAX_LENGTH)
 SHORT_FIT = WarmStartConfig(steps=200, batch_size=48, learning_rate=4e-3, model=MODEL)
 LONG_FIT = WarmStartConfig(steps=400, batch_size=16, learning_rate=3e-3, model=MODEL)
 SHORT_FITS, LONG_FITS = 5, 3
 
-# The last fit teaches carelessness: what is left to learn is then a skill that the policy has, so that each token of a
-# rollout batch teaches the same, and a run of a minute can show it.
+# The last fit teaches carelessness. Training then only has to restore a skill that the policy has, and every token of a
+# rollout batch contributes to the same lesson, so that a run of a minute can show progress.
 CARELESS_FIT = WarmStartConfig(steps=400, batch_size=16, learning_rate=1e-3, model=MODEL)
 
 
@@ -33,10 +33,11 @@ def build_examples(count: int, seed: int, min_length: int, max_length: int, care
     """Return demonstrations, all of the training split.
 
     Args:
-        carelessness: share of letters, from 0 to 1, in whose place stands one drawn from all.
+        min_length, max_length: range of the texts' lengths.
+        carelessness: share of letters that are replaced by random ones, 0 to 1.
 
     Raises:
-        ValueError: if the carelessness is outside its range.
+        ValueError: an argument is outside its range.
     """
     if not 0 <= carelessness <= 1:
         raise ValueError(f"carelessness={carelessness!r} is not a share of letters; give 0 to 1")
@@ -49,7 +50,7 @@ def build_examples(count: int, seed: int, min_length: int, max_length: int, care
 
 
 def careless(text: str, share: float, rng: random.Random) -> str:
-    """Return the text with about that share of its letters redrawn."""
+    """Return the text with about that share of its letters replaced by random ones."""
     return "".join(rng.choice(CHARACTERS) if rng.random() < share else letter for letter in text)
 
 

@@ -1,13 +1,13 @@
 """Rule reward of reversal: how much of the last `<answer>` is the text backwards.
 
-The text comes from a policy under training: nothing in it may raise, or cost more than a scan.
+Responses come from a policy under training: they must never raise an error or cost more than a scan.
 """
 
 from typing import Any
 
 from verl_clipx.common.responses import tagged_answer
 
-# Answers have some fifty characters; no long text reaches the comparison.
+# Answers have about fifty characters. Longer texts than this are not compared.
 MAX_ANSWER_LENGTH = 256
 
 
@@ -17,11 +17,12 @@ def compute_score(
     """Score one response; never raises, and any thread may call it.
 
     Args:
-        ground_truth: the right answer; anything but a text scores 0.
+        ground_truth: the right answer; with anything but a text the score is 0.
 
     Returns:
-        `score`, the length of the longest common subsequence over the greater of both lengths, from 0 to 1, so that
-        leaving letters out gains nothing; `acc`, 1.0 if the answer is right, else 0.0; `format`, 1.0 if there is one.
+        `score`, the length of the longest common subsequence of answer and ground truth, divided by the larger of their
+        lengths: 0 to 1, so that leaving letters out gains nothing; `acc`, 1.0 if the answer is right, else 0.0;
+        `format`, 1.0 if there is an answer.
     """
     answer = tagged_answer(solution_str, MAX_ANSWER_LENGTH)
     if answer is None:
@@ -33,10 +34,10 @@ def compute_score(
 
 
 def check_ground_truth(data_source: str, ground_truth: Any) -> None:
-    """As `verl_clipx.tasks.reward.check_ground_truth`.
+    """See `verl_clipx.tasks.reward.check_ground_truth`; the data source makes no difference.
 
     Raises:
-        ValueError: it is no text, or an empty one.
+        ValueError: the ground truth is not a text, or is empty.
     """
     if not isinstance(ground_truth, str) or not ground_truth:
         raise ValueError(
@@ -47,8 +48,8 @@ def check_ground_truth(data_source: str, ground_truth: Any) -> None:
 def common_length(first: str, second: str) -> int:
     """Return the length of the longest common subsequence of two texts.
 
-    A bit of an integer stands for each character of the first (Hyyrö, Bit-parallel LCS-length computation revisited,
-    2004), so that it takes one step a character of the second.
+    A bit of an integer stands for each character of the first text (Hyyrö, Bit-parallel LCS-length computation
+    revisited, 2004), so that each character of the second takes only one step.
     """
     places: dict[str, int] = {}
     for place, character in enumerate(first):

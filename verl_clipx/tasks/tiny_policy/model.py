@@ -12,10 +12,10 @@ class ModelConfig:
 
     Args:
         hidden_size: width, a multiple of 32.
-        max_length: longest prompt and response together, in tokens.
+        max_length: largest number of tokens in a prompt and its response together.
 
     Raises:
-        ValueError: if a value is not a positive integer, or `hidden_size` is not a multiple of the head size.
+        ValueError: a value is not a positive integer, or `hidden_size` is not a multiple of the head size.
     """
 
     hidden_size: int = 128
@@ -41,11 +41,11 @@ def build_model(config: ModelConfig, tokenizer: PreTrainedTokenizerBase, seed: i
     """Build a randomly initialised policy in float32.
 
     Args:
-        tokenizer: its length becomes the vocabulary's size exactly: verl masks what is beyond the tokenizer.
-        seed: seed of the weights; torch's global generator is left as it was.
+        tokenizer: its length is the exact size of the vocabulary, because verl masks tokens beyond it.
+        seed: seed of the weights; torch's global generator is not changed.
 
     Returns:
-        The model, in training mode. Input and output embeddings are separate tensors, so that a state dict names
+        The model, in training mode. Input and output embeddings are separate tensors, so that a state dict contains
         each weight once.
     """
     heads = config.hidden_size // HEAD_SIZE

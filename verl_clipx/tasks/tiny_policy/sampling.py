@@ -1,4 +1,4 @@
-"""Sampled responses of a policy, for measuring it outside a training run."""
+"""Samples responses from a policy, to measure it outside a training run."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -22,12 +22,14 @@ def sample_responses(
     temperature: float = 1.0,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> list[str]:
-    """Sample one response a prompt, all prompts in one batch.
+    """Sample one response per prompt, all prompts in one batch.
 
     Args:
         model: a causal language model; it is put into evaluation mode for the call.
-        seed: seed of the samples; torch's global generator is left as it was.
-        temperature: above 0.
+        prompts: chat messages of each prompt.
+        seed: seed of the samples; torch's global generator is not changed.
+        temperature: divisor of the logits, above 0.
+        max_new_tokens: longest response, in tokens.
 
     Returns:
         The decoded responses, in the order of the prompts, without special tokens.
@@ -58,9 +60,10 @@ def mean_scores(
     reward: Callable[..., dict[str, float]],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, float]:
-    """Return the mean of each part of a reward over one sampled response a row, at temperature 1.
+    """Return the mean of each part of a reward, over one response per row, sampled at temperature 1.
 
     Args:
+        folder: a model with its tokenizer, in Hugging Face format.
         rows: at least one.
         reward: a task's `compute_score`.
     """

@@ -1,4 +1,4 @@
-"""The tiny policy's tokenizer: one token a byte, plus whole numbers, the chat marks and the answer tags."""
+"""The tiny policy's tokenizer: one token per byte, plus numbers, chat markers and answer tags."""
 
 from tokenizers import AddedToken, pre_tokenizers
 from transformers import Qwen2Tokenizer
@@ -7,7 +7,7 @@ END_OF_TURN = "<|end|>"
 PADDING = "<|pad|>"
 ROLES = ("system", "user", "assistant")
 ANSWER_TAGS = ("<answer>", "</answer>")
-# One token a number: a policy of this size learns to copy and add numbers several times faster than digits.
+# Each number is one token: a policy of this size learns to copy and add numbers several times faster than digits.
 TWO_DIGIT_NUMBERS = tuple(str(number) for number in range(10, 100))
 
 CHAT_TEMPLATE = (
@@ -24,13 +24,13 @@ CHAT_TEMPLATE = (
 def build_tokenizer() -> Qwen2Tokenizer:
     """Build the tokenizer; it is the same every time.
 
-    transformers rebuilds the tokenizer of a Qwen2 model as a byte-level BPE from its vocabulary and merges, whatever
-    was saved. This one has no merges, so what is saved and what is loaded agree, and any text can be encoded.
+    Whatever was saved, transformers rebuilds the tokenizer of a Qwen2 model as a byte-level BPE from its vocabulary and
+    merges. This tokenizer has no merges, so that the loaded one equals the saved one, and any text can be encoded.
 
     Returns:
-        A tokenizer of 256 bytes, 5 special tokens, the 2 answer tags and the numbers from 10 to 99 (a longer number
-        is split from the left: "123" is "12", "3"). The tags are ordinary tokens: decoding with
-        `skip_special_tokens=True` keeps them, so that a reward can read them.
+        A tokenizer with tokens for the 256 bytes, 5 special tokens, the 2 answer tags and the numbers from 10 to 99. A
+        longer number is split from the left: "123" becomes "12", "3". The tags are ordinary tokens, so that decoding
+        with `skip_special_tokens=True` keeps them for the reward.
     """
     byte_tokens = sorted(pre_tokenizers.ByteLevel.alphabet())
     tokenizer = Qwen2Tokenizer(

@@ -1,4 +1,4 @@
-"""Supervised warm start of the tiny policy: enough to answer in the right form and to be right sometimes."""
+"""Supervised warm start of the tiny policy, after which it answers in the right form and is sometimes right."""
 
 import hashlib
 import json
@@ -14,12 +14,13 @@ from verl_clipx.common.terminal import tracked
 from verl_clipx.tasks.tiny_policy.model import ModelConfig, build_model
 from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
 
-# Part of the cache key: raise it when the code below changes what it trains.
+# Part of the cache key. Raise it when a change of the code below changes the result.
 RECIPE_VERSION = 1
 
 HABIT_LEARNING_RATE = 1e-3
 
-_IGNORED = -100  # the label that cross_entropy skips
+# The label that cross_entropy ignores.
+_IGNORED = -100
 
 
 @dataclass(frozen=True)
@@ -35,14 +36,14 @@ class WarmStartConfig:
     """Length and settings of the supervised fit.
 
     Args:
-        steps: optimizer steps, at least 1.
-        batch_size: examples a step, at least 1.
-        learning_rate: peak learning rate of AdamW, above 0; a linear warm-up of a tenth of the steps, then linear decay
-            to 0.
+        steps: number of optimizer steps, at least 1.
+        batch_size: examples per step, at least 1.
+        learning_rate: peak learning rate of AdamW, in (0, 1). It rises linearly during a tenth of the steps and then
+            falls linearly to 0.
         seed: seed of the weights and of the order of the examples.
 
     Raises:
-        ValueError: if a value is of the wrong type or outside its range; the message names the key.
+        ValueError: a value is of the wrong type or outside its range; the message names the key.
     """
 
     steps: int = 850
@@ -63,21 +64,22 @@ class WarmStartConfig:
 
 
 Fit = tuple[Sequence[Example], WarmStartConfig]
-"""What a fit learns from, and how."""
+"""A fit's demonstrations and settings."""
 
 
 def skill_and_habit(
     examples: Callable[[float], list[Example]], mistakes: float, config: WarmStartConfig, habit_steps: int
 ) -> list[Fit]:
-    """A fit to right demonstrations, then for a moment one to some that are wrong.
+    """Return a fit to correct demonstrations, followed by a short one to demonstrations of which some are wrong.
 
-    The first gives a policy skill, the second, short and gentle, a bad habit: its samples differ in reward, and what
-    reinforcement learning has to undo first is the same for all problems.
+    The first fit gives the policy a skill. The second, with few steps and a low learning rate, gives it a bad habit.
+    Its samples then differ in reward, and reinforcement learning first has to undo the same habit on all problems.
 
     Args:
-        examples: demonstrations by the share of mistakes among them.
-        mistakes: that share in the second fit, 0 to 1; 0 leaves it out.
-        habit_steps: most steps of the second fit.
+        examples: returns demonstrations with a given share of mistakes among them.
+        mistakes: share of mistakes in the second fit, 0 to 1; at 0 there is no second fit.
+        config: settings of the first fit.
+        habit_steps: largest number of steps in the second fit.
 
     Raises:
         ValueError: `mistakes` is outside its range.
@@ -98,16 +100,17 @@ def warm_start(
     """Fit the tiny policy to demonstrations, one fit after the other, and save it, unless that was done before.
 
     Args:
-        fits: at least one; the model's shape and its first weights are by the configuration of the first.
-        num_threads: threads of the fits; more than one can change the last digits of the weights.
+        fits: at least one. The first one's settings determine the model's shape and initial weights.
+        cache: folder of finished policies.
+        num_threads: torch threads of the fits; more than one can change the last digits of the weights.
         tokenizer: None for the tiny policy's own.
-        name: of the policy's folder in the cache, None for one by the examples and the configurations.
+        name: name of the policy's folder in the cache; None derives it from the examples and settings.
 
     Returns:
-        A folder that AutoModelForCausalLM and AutoTokenizer load.
+        A folder that AutoModelForCausalLM and AutoTokenizer can load.
 
     Raises:
-        ValueError: if there are no examples, or one is longer than the model's `max_length`.
+        ValueError: there are no examples, or one is longer than the model's `max_length`.
     """
     if not all(examples for examples, _ in fits):
         raise ValueError("examples is empty; give at least one demonstration")
@@ -134,7 +137,7 @@ def warm_start(
 def fit(
     model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, examples: Sequence[Example], config: WarmStartConfig
 ) -> None:
-    """Minimise the cross-entropy of the response tokens, end mark included; prompts carry no loss."""
+    """Minimise the cross-entropy of the responses' tokens, including the end token, by AdamW."""
     input_ids, labels = encode(tokenizer, examples, config.model.max_length)
     generator = torch.Generator().manual_seed(config.seed)
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.learning_rate, betas=(0.9, 0.98), weight_decay=0.01)
@@ -171,7 +174,7 @@ def encode(
         `input_ids` and `labels`, both int64 [examples, longest]; labels are -100 on prompts and padding.
 
     Raises:
-        ValueError: if an example is longer than `max_length`.
+        ValueError: an example is longer than `max_length`.
     """
     prompts = [
         tokenizer.apply_chat_template(example.prompt, add_generation_prompt=True, tokenize=False)
