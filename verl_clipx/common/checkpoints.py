@@ -99,17 +99,8 @@ def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_nod
     steps = sorted((step for step in steps if named is None or step <= named), reverse=True)
     if named is not None and named not in steps:
         said.append(f"{folder / f'global_step_{named}'}, which {LATEST} names, is not there")
-    whole = []
-    for step in steps:
-        checkpoint = folder / f"global_step_{step}"
-        faults = faults_of(checkpoint, one_node=nodes == 1)
-        if not faults:
-            whole.append(step)
-            # The one before is needed in case the step of the newest is not in the log.
-            if len(whole) == 2:
-                break
-        elif not whole:
-            said.append(f"{checkpoint} is not whole ({'; '.join(faults)})")
+    # The one before the newest is needed in case the step of the newest is not in the log.
+    whole = _newest_whole(folder, steps, 2, said, one_node=nodes == 1)
     if not whole and not steps and named is not None:
         return [f"{problem}: the run starts from scratch" for problem in said]
     if not whole:
@@ -140,3 +131,23 @@ def choose_checkpoint(folder: Path, log: Path | None, *, nodes: int, ranks_a_nod
     if chosen != named:
         write_text(folder / LATEST, str(chosen))
     return [*said, f"the run goes on from {folder / f'global_step_{chosen}'}"] if said else []
+
+
+def _newest_whole(folder: Path, steps: list[int], most: int, said: list[str], *, one_node: bool) -> list[int]:
+    """The newest steps whose checkpoints are whole; adds to `said` what is wrong with those newer than all of them.
+
+    Args:
+        steps: of the checkpoints in the folder, the newest first.
+        most: how many to look for.
+    """
+    whole: list[int] = []
+    for step in steps:
+        checkpoint = folder / f"global_step_{step}"
+        faults = faults_of(checkpoint, one_node=one_node)
+        if not faults:
+            whole.append(step)
+        elif not whole:
+            said.append(f"{checkpoint} is not whole ({'; '.join(faults)})")
+        if len(whole) == most:
+            break
+    return whole
