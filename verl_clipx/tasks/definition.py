@@ -22,7 +22,6 @@ class DatasetDefinition:
         hub: repository id on the Hugging Face hub; None if the rows are generated, or only a local copy can be read.
         license: licence of the source as its owners state it, or "not stated".
         prompts: names of the prompt templates that fit, the default first.
-        rows: yields the rows of a split.
         splits: names of the splits that `rows` accepts, in the order in which they are built.
         repeats: whether the source repeats problems on purpose, so that duplicates stay.
         generated: whether its problems are always generated, so that a local copy is refused.

@@ -25,7 +25,6 @@ def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], p
 
     Args:
         extra_info: what else the row says about the problem, at least `index` and `split`.
-        prompt: name of the prompt template.
     """
     truth = encode_ground_truth({"numbers": list(map(int, numbers)), "target": target})
     return {

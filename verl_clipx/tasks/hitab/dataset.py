@@ -47,14 +47,7 @@ def checked_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Ro
 
 
 def build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt: str) -> Row:
-    """Return the row of one sample.
-
-    Args:
-        sample: an entry of the release's file.
-        table: its table as text.
-        index: position in the release's file.
-        prompt: name of the prompt template.
-    """
+    """Return the row of one sample."""
     aggregation = sample["aggregation"]
     truth = {
         "answers": [_answer_text(answer) for answer in sample["answer"]],

@@ -107,7 +107,6 @@ def build_row(task: ReasoningTask, entry: Entry, example: Entry, extra_info: dic
     Args:
         example: a solved problem, for prompts that show one.
         extra_info: what else the row says about the problem, at least `index` and `split`.
-        prompt: name of the prompt template.
     """
     template = template_named(prompt)
     fields = {
