@@ -11,11 +11,13 @@ VOCABULARY_SIZE = 40
 END = 1
 
 
-def random_policy(seed: int = 0, *, tied: bool = False) -> Qwen2ForCausalLM:
+def random_policy(
+    seed: int = 0, *, tied: bool = False, size: int = VOCABULARY_SIZE, end: int = END, padding: int = 0
+) -> Qwen2ForCausalLM:
     """Two layers, grouped-query attention, float32; sharp enough that its choices differ."""
     torch.manual_seed(seed)
     config = Qwen2Config(
-        vocab_size=VOCABULARY_SIZE,
+        vocab_size=size,
         hidden_size=64,
         intermediate_size=128,
         num_hidden_layers=2,
@@ -25,8 +27,8 @@ def random_policy(seed: int = 0, *, tied: bool = False) -> Qwen2ForCausalLM:
         initializer_range=0.15,
         tie_word_embeddings=tied,
         bos_token_id=None,
-        eos_token_id=END,
-        pad_token_id=0,
+        eos_token_id=end,
+        pad_token_id=padding,
     )
     return Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa").eval()
 

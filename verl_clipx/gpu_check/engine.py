@@ -146,8 +146,6 @@ class Bench:
         """Train on the sample, starting from the saved weights.
 
         Args:
-            updates: number of optimizer steps.
-            tied: whether to take the model with tied embeddings.
             recomputed: whether old_log_probs are computed beforehand, as in verl's trainers; otherwise they are the
                 sample's.
         """
@@ -172,7 +170,6 @@ def update(config: Any, rows: Sequence[Row], *, updates: int = 1, recomputed: bo
 
     Args:
         rows: the rows of all ranks, of which each data-parallel rank takes its share.
-        updates, recomputed: see `Bench.update`.
     """
     from verl.utils import tensordict_utils as tu
     from verl.workers.engine_workers import ActorRolloutRefWorker

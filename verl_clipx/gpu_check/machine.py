@@ -17,7 +17,6 @@ class Machine:
     Args:
         device: "cuda", or "cpu" with gloo instead of NCCL.
         ranks: number of processes that train together, each with one GPU.
-        flash_attention, vllm: whether the package is installed.
 
     Raises:
         ValueError: the device or the number of ranks is not supported; the message names the option.

@@ -65,9 +65,6 @@ class Ranks:
     def result_of(self, name: str, seconds: float) -> tuple[Result, bool]:
         """Wait for a check.
 
-        Args:
-            seconds: time limit.
-
         Returns:
             Its result, and whether the ranks go on to the next check.
         """
@@ -104,8 +101,6 @@ def results_on_ranks(
     """Run checks on the ranks, one after the other; yields each result as soon as it is known.
 
     Args:
-        models: folder of the checks' models.
-        names: names of checks in `CHECKS`.
         seconds: time limit of one check.
     """
     waiting = list(names)

@@ -62,7 +62,6 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
     Args:
         hidden_size: width, a multiple of 128, because two query heads of size 64 share a key-value head.
         vocabulary: number of rows of the embeddings; None for as many as the tokenizer has tokens.
-        tied: whether input and output embeddings are one matrix.
 
     Returns:
         The model, in float32.

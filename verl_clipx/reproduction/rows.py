@@ -112,10 +112,8 @@ def settings_of(
     """Yield the values of a part of a YAML file, each with the comment above it.
 
     Args:
-        node: the part, as parsed by YAML.
         values: the part as Hydra's loader reads it, because plain YAML would read 1e-6 as text. Keys that are not in it
             are left out.
-        lines: all lines of the file.
         prefix: what comes before the keys, such as "data.".
     """
     for key, value in node.value:

@@ -154,8 +154,6 @@ def keep_run(path: Path, record: Mapping[str, Any], metrics: Mapping[int, Mappin
 
     Args:
         path: a file whose name ends with `KEPT`.
-        record: see `KeptRun.record`.
-        metrics: the metrics to keep, by step.
     """
     steps = [
         {"step": step, "data": {key: float(f"{value:.{DIGITS}g}") for key, value in data.items()}}

@@ -131,7 +131,6 @@ def training_command(places: Places, preset: str, seed: int, run: Path, bounds: 
     """Return the line that trains, which calls the recipes' own `launch` with the preset's name.
 
     Args:
-        run: the run's folder.
         bounds: a method group, and the metrics from which `clipx bounds` measures its open clip bounds.
 
     Raises:

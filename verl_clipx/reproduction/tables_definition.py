@@ -43,7 +43,6 @@ class Column:
         run: which of a row's presets or models the column shows; None if rows have only one.
         preset: the preset that trains every row of the column, if the rows are not runs.
         digits: digits after the decimal point; None for the table's.
-        notes: names of its footnotes.
     """
 
     name: str
@@ -71,7 +70,6 @@ class Row:
             preset on whose run of the same seed `clipx bounds` measures them.
         evaluation_options: more options of `clipx eval run` for this row.
         expected: the paper's numbers by column, None where it has none; empty if it has none at all.
-        notes: names of its footnotes.
     """
 
     name: str
@@ -104,8 +102,6 @@ class Table:
     Args:
         unit: one of `UNITS`. For "percent", measured fractions are multiplied by 100; curves are "logged".
         hardware: `+hardware` group of the training commands.
-        nodes: number of nodes of the training commands.
-        seeds: training seeds.
         data: folder of the data sets, unless `clipx table plan --data` names another.
         seconds_per_run: wall-clock time of a run with its evaluation, if a CPU can do it.
         in_one_process: whether `clipx table fill` makes its runs, instead of the recipes.

@@ -35,7 +35,6 @@ class BuildRequest:
 
     Args:
         source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
-        limit: largest number of rows; None for all.
     """
 
     dataset: str
@@ -51,7 +50,6 @@ class SplitRecord:
     """A finished split.
 
     Args:
-        rows: number of rows that were kept.
         duplicates: number of rows that were left out because an earlier one has the same prompt, apart from case, white
             space and Unicode form.
         conflicts: number of these duplicates whose ground truth differs from that of the row that was kept.
@@ -80,11 +78,9 @@ def build_split(
 
     Args:
         folder: where to write; created if missing. An interrupted build starts from the beginning.
-        split: one of the definition's splits.
         prompt: one of the definition's templates; None for its default.
         source: the local copy; None for the hub or a generator.
         limit: largest number of rows to keep, 1 to `files.MAX_TABLE_ROWS`; None for all.
-        options: keyword arguments of the definition's `rows`.
         on_row: called after each row with the number of rows kept so far.
 
     Returns:

@@ -19,11 +19,10 @@ class DatasetDefinition:
         name: what `clipx data build` calls it, unique over all tasks.
         task: the task's folder name; its reward scores the rows.
         kind: whether rows are for training or for measuring.
-        hub: repository id on the Hugging Face hub; None if the rows are generated, or only a local copy can be read.
         license: licence of the source as its owners state it, or "not stated".
         prompts: names of the prompt templates that fit, the default first.
-        rows: yields the rows of a split.
         splits: names of the splits that `rows` accepts, in the order in which they are built.
+        hub: repository id on the Hugging Face hub; None if the rows are generated, or only a local copy can be read.
         repeats: whether the source repeats problems on purpose, so that duplicates stay.
         generated: whether its problems are always generated, so that a local copy is refused.
 
@@ -35,11 +34,11 @@ class DatasetDefinition:
     task: str
     kind: Literal["train", "evaluation"]
     summary: str
-    hub: str | None
     license: str
     prompts: tuple[str, ...]
     rows: RowBuilder
     splits: tuple[str, ...]
+    hub: str | None = None
     repeats: bool = False
     generated: bool = False
 

@@ -40,7 +40,6 @@ class OverlapReport:
 
     Args:
         ngram_size: words in an n-gram; a problem with fewer words is compared as a whole.
-        train_rows, evaluation_rows: number of rows in each set.
         train_rows_touched: number of training rows that share an n-gram with some evaluation row.
         evaluation_rows_touched: number of evaluation rows that share an n-gram with some training row.
         examples: the first pairs that were found, at most `MAX_EXAMPLES` and one per evaluation row.

@@ -17,7 +17,6 @@ def longest_prompt(model: str, files: list[Path]) -> int:
 
     Args:
         model: a folder, or an id on the hub; only its tokenizer is read.
-        files: Parquet files in verl's schema.
 
     Raises:
         OSError: the tokenizer or a file does not exist.

@@ -16,7 +16,6 @@ def read_records(source: Path | None, *, hub: str, hub_split: str, hub_config: s
 
     Args:
         source: a local copy (see `local_records`), or None for the hub.
-        hub: repository id on the Hugging Face hub.
         hub_split: split to load from the hub; a local copy is read completely.
         hub_config: which of the repository's configurations to load, if it has several.
     """

@@ -47,14 +47,7 @@ def checked_rows(source: Path | None, *, split: str, prompt: str) -> Iterator[Ro
 
 
 def build_row(sample: dict[str, Any], table: str, index: int, split: str, prompt: str) -> Row:
-    """Return the row of one sample.
-
-    Args:
-        sample: an entry of the release's file.
-        table: its table as text.
-        index: position in the release's file.
-        prompt: name of the prompt template.
-    """
+    """Return the row of one sample."""
     aggregation = sample["aggregation"]
     truth = {
         "answers": [_answer_text(answer) for answer in sample["answer"]],
@@ -168,7 +161,6 @@ DATASETS = (
         task="hitab",
         kind="train",
         summary="HiTab: questions about hierarchical tables of statistics and Wikipedia (local copy of the release)",
-        hub=None,
         license=_LICENSE,
         prompts=PROMPTS,
         rows=release_rows,
@@ -179,7 +171,6 @@ DATASETS = (
         task="hitab",
         kind="evaluation",
         summary="HiTab's test questions as corrected by its authors in October 2025 (local copy of the release)",
-        hub=None,
         license=_LICENSE,
         prompts=PROMPTS,
         rows=checked_rows,

@@ -35,9 +35,8 @@ def table_text(table: dict[str, Any]) -> str:
     cells = _filled_cells(table)
     header_rows = min(table["top_header_rows_num"], len(cells))
     header_columns = min(table["left_header_columns_num"], len(cells[0]))
-    column_paths = _paths(table["top_root"], "column_index", cells)
-    row_paths = _paths(table["left_root"], "row_index", cells)
-    parents = _lines_with_children(table["left_root"], "row_index")
+    column_paths, _ = _headers(table["top_root"], "column_index", cells)
+    row_paths, parents = _headers(table["left_root"], "row_index", cells)
     columns = range(header_columns, len(cells[0]))
     corner = _join(cells[row][column] for row in range(header_rows) for column in range(header_columns))
     heads = [column_paths.get(column) or _join(cells[row][column] for row in range(header_rows)) for column in columns]
@@ -68,10 +67,12 @@ def _cell_text(value: Any) -> str:
     return "" if value is None else " ".join(str(value).split())
 
 
-def _paths(root: dict[str, Any], index: str, cells: list[list[str]]) -> dict[int, str]:
+def _headers(root: dict[str, Any], index: str, cells: list[list[str]]) -> tuple[dict[int, str], set[int]]:
+    """Return the path of headers for each row or column, and those whose header has headers below it."""
     # A header that has values and headers below it has a path of its own. If a header and its first child share a line,
     # the child is visited later, so that its path is the heading.
     paths: dict[int, str] = {}
+    parents: set[int] = set()
     stack = [(child, []) for child in root["children"]]
     while stack:
         node, above = stack.pop()
@@ -79,18 +80,10 @@ def _paths(root: dict[str, Any], index: str, cells: list[list[str]]) -> dict[int
         inside = 0 <= row < len(cells) and 0 <= column < len(cells[0])
         path = [*above, cells[row][column]] if inside else above
         paths[node[index]] = _join(path)
-        stack += [(child, path) for child in node["children"]]
-    return paths
-
-
-def _lines_with_children(root: dict[str, Any], index: str) -> set[int]:
-    lines, stack = set(), list(root["children"])
-    while stack:
-        node = stack.pop()
         if node["children"]:
-            lines.add(node[index])
-        stack += node["children"]
-    return lines
+            parents.add(node[index])
+        stack += [(child, path) for child in node["children"]]
+    return paths, parents
 
 
 def _join(headers: Any) -> str:

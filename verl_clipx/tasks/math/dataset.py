@@ -57,7 +57,7 @@ def _train(
     repeats: bool = False,
 ) -> DatasetDefinition:
     rows = _rows_of(name, read, alternatives)
-    return DatasetDefinition(name, "math", "train", summary, hub, licence, prompts, rows, ("train",), repeats)
+    return DatasetDefinition(name, "math", "train", summary, licence, prompts, rows, ("train",), hub, repeats)
 
 
 def _evaluation(
@@ -70,7 +70,7 @@ def _evaluation(
     alternatives: bool = False,
 ) -> DatasetDefinition:
     rows = _rows_of(name, reader_of_benchmark(hub, hub_split, hub_config), alternatives)
-    return DatasetDefinition(name, "math", "evaluation", summary, hub, licence, BOXED_FIRST, rows, ("test",))
+    return DatasetDefinition(name, "math", "evaluation", summary, licence, BOXED_FIRST, rows, ("test",), hub)
 
 
 _UNVERIFIED = "not verified; see the hub"

@@ -212,13 +212,8 @@ def shared_pool() -> WorkerPool:
     with _lock:
         if _shared is None:
             _shared = WorkerPool()
-            atexit.register(_close_shared)
+            atexit.register(_shared.close)
         return _shared
-
-
-def _close_shared() -> None:
-    if _shared is not None:
-        _shared.close()
 
 
 def _forget_shared() -> None:

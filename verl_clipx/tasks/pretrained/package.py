@@ -14,10 +14,7 @@ class ModelPackage:
     """A wheel that contains a model as a GGUF file.
 
     Args:
-        distribution: the package's name in the registry.
-        sha256: hash of the wheel.
         member: path of the GGUF file in the wheel.
-        model: name of the model, for messages.
         license: licence of package and model, as their owners state it.
     """
 

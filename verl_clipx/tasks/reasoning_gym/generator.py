@@ -58,8 +58,6 @@ def generate_problems(generator: str, settings: dict[str, Any], size: int, seed:
     """Yield different problems of one split.
 
     Args:
-        generator: reasoning-gym's name of the generator.
-        settings: fields of its configuration.
         size: number of problems, at least 1.
         seed: determines the problems; at least 0.
 

@@ -33,7 +33,6 @@ def build_examples(count: int, seed: int, min_length: int, max_length: int, care
     """Return demonstrations, all of the training split.
 
     Args:
-        min_length, max_length: range of the texts' lengths.
         carelessness: share of letters that are replaced by random ones, 0 to 1.
 
     Raises:

@@ -26,10 +26,8 @@ def sample_responses(
 
     Args:
         model: a causal language model; it is put into evaluation mode for the call.
-        prompts: chat messages of each prompt.
         seed: seed of the samples; torch's global generator is not changed.
         temperature: divisor of the logits, above 0.
-        max_new_tokens: longest response, in tokens.
 
     Returns:
         The decoded responses, in the order of the prompts, without special tokens.

@@ -78,7 +78,6 @@ def skill_and_habit(
     Args:
         examples: returns demonstrations with a given share of mistakes among them.
         mistakes: share of mistakes in the second fit, 0 to 1; at 0 there is no second fit.
-        config: settings of the first fit.
         habit_steps: largest number of steps in the second fit.
 
     Raises:
@@ -101,7 +100,6 @@ def warm_start(
 
     Args:
         fits: at least one. The first one's settings determine the model's shape and initial weights.
-        cache: folder of finished policies.
         num_threads: torch threads of the fits; more than one can change the last digits of the weights.
         tokenizer: None for the tiny policy's own.
         name: name of the policy's folder in the cache; None derives it from the examples and settings.
