@@ -134,6 +134,8 @@ class Variant:
         worker.set_loss_fn(partial(ppo_loss, config=actor_config(*DEVICE, *announced, *self.overrides)))
         if worker.planner is not None:
             worker.planner.state.shares.update(self.shares)
+        # As in a run, where old_log_probs are computed first: the worker then knows that the ratio starts at 1.
+        worker.infer_batch(tu.assign_non_tensor(batch.copy(), compute_loss=False))
         data = batch.copy()
         started = time.perf_counter()
         output = worker.train_mini_batch(data)
