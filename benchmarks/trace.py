@@ -29,7 +29,7 @@ from verl_clipx.driver.trace import Trace
 from verl_clipx.worker.anatomy import AnatomySums
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.shadow import ShadowLosses
-from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, UpdateObserver
 from verl_clipx.worker.tracer import Tracer
 
 PROMPT_LENGTH, VOCABULARY = 64, 32_000
@@ -77,19 +77,21 @@ def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, trac
     settings, step = config.policy_loss.clipx, OptimizerStep()
     loss_function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step, tracer)
     data = data.copy()
+    observers: list[UpdateObserver] = []
     if settings.shadow is not None:
-        shadow, step.kept = ShadowLosses(settings, device, lambda vector: vector), []
+        observers.append(ShadowLosses(settings, device, lambda vector: vector))
     if settings.detailed:
-        step.anatomy = AnatomySums(config.policy_loss.run, lambda vector: vector, device)
+        observers.append(AnatomySums(config.policy_loss.run, lambda vector: vector, device))
 
     def update() -> None:
+        batch = RolloutBatch()
+        for observer in observers:
+            observer.begin_update(step, batch)
         loss, _ = loss_function(model_output={"log_probs": leaf}, data=data.to(device))
         loss.backward()
-        if step.kept is not None:
-            shadow.end_update(step.kept)
-            shadow.end_rollout_batch()
-        if step.anatomy is not None:
-            step.anatomy.end_rollout_batch()
+        for observer in observers:
+            observer.end_update(step)
+            observer.end_rollout_batch(batch)
 
     started = time.thread_time()
     if tracer is None:
@@ -97,7 +99,7 @@ def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, trac
     else:
         with tracer.rollout_batch(data, 0):
             update()
-            tracer.end_update()
+            tracer.end_update(step.decided_from)
     seconds = time.thread_time() - started
     if tracer is not None and not tracer.writer.flush(600):
         raise RuntimeError("the writer did not catch up within 600 s")

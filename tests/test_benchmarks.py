@@ -30,10 +30,22 @@ SMALL_MODEL = "--updates 2 --width 64 --layers 1 --sequences 4 --response 8"
         ),
     ],
 )
-def test_a_benchmark_prints_its_rows(script, arguments, rows):
-    command = [sys.executable, ROOT / "benchmarks" / script, "--repeats", "1", *arguments.split()]
+def test_a_benchmark_prints_its_table(script, arguments, rows):
+    found = {row[1]: float(row[3]) for row in map(ROW.match, output(script, *arguments.split()).splitlines()) if row}
+    assert found["vanilla"] == 1
+    assert [row for row in rows if found[row] > 0] == rows
+
+
+@pytest.mark.slow
+def test_the_benchmark_of_traces_prints_its_rows():
+    rows = ["untraced", "25 % of the prompts", "clipx.metrics=all", "acpo and bapo in the shadow"]
+    printed = output("trace.py").splitlines()
+    assert [row for row in rows if any(line.startswith(row) for line in printed)] == rows
+
+
+def output(script: str, *arguments: str) -> str:
+    """What a benchmark prints of one measurement each."""
+    command = [sys.executable, ROOT / "benchmarks" / script, "--repeats", "1", *arguments]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, cwd=ROOT)
     assert done.returncode == 0, done.stderr
-    found = {row[1]: (float(row[2]), float(row[3])) for row in map(ROW.match, done.stdout.splitlines()) if row}
-    assert float(found["vanilla"][1]) == 1
-    assert [row for row in rows if found[row][1] > 0] == rows
+    return done.stdout
