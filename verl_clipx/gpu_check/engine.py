@@ -218,8 +218,13 @@ def planned_steps(planner: Any) -> list[Any]:
     """
     steps: list[Any] = []
     if planner is not None:
-        plan = planner.plan
-        planner.plan = lambda *words, **named: (steps.append(plan(*words, **named)), steps[-1])[1]
+        original = planner.plan
+
+        def plan(*words: Any, **named: Any) -> Any:
+            steps.append(original(*words, **named))
+            return steps[-1]
+
+        planner.plan = plan
     return steps
 
 

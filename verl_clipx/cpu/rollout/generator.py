@@ -49,25 +49,6 @@ class _Batch:
     cache: kv.DynamicCache
     mask: torch.Tensor
     """[rows, length] int64: 1 where the cache holds a token of the row, 0 where it holds padding."""
-    settings: "_Settings"
-
-
-@dataclass
-class _Settings:
-    """Sampling settings, one row per request."""
-
-    temperature: torch.Tensor
-    top_k: torch.Tensor
-    top_p: torch.Tensor
-
-    @classmethod
-    def of(cls, requests: list[Request]) -> "_Settings":
-        parameters = [request.parameters for request in requests]
-        return cls(
-            temperature=torch.tensor([p.temperature for p in parameters], dtype=torch.float32),
-            top_k=torch.tensor([p.top_k for p in parameters], dtype=torch.int64),
-            top_p=torch.tensor([p.top_p for p in parameters], dtype=torch.float32),
-        )
 
 
 class Generator:
@@ -169,7 +150,7 @@ class Generator:
         kv.check_layers(cache, type(self.model).__name__)
         source = torch.tensor([rows[text] for text in texts])
         kv.select_rows(cache, source)
-        joined = _Batch(requests, cache, mask[source], _Settings.of(requests))
+        joined = _Batch(requests, cache, mask[source])
         self._draw(joined, logits[source])
         if self._batch:
             self._merge(joined)
@@ -202,10 +183,14 @@ class Generator:
         return logits
 
     def _draw(self, batch: _Batch, logits: torch.Tensor) -> None:
-        uniforms = torch.tensor([request.uniforms[len(request.token_ids)] for request in batch.requests])
-        settings = batch.settings
+        parameters = [request.parameters for request in batch.requests]
         tokens, log_probs = sample(
-            logits, settings.temperature, settings.top_k, settings.top_p, uniforms, self.log_prob_mode
+            logits,
+            temperature=torch.tensor([one.temperature for one in parameters], dtype=torch.float32),
+            top_k=torch.tensor([one.top_k for one in parameters], dtype=torch.int64),
+            top_p=torch.tensor([one.top_p for one in parameters], dtype=torch.float32),
+            uniforms=torch.tensor([request.uniforms[len(request.token_ids)] for request in batch.requests]),
+            log_prob_mode=self.log_prob_mode,
         )
         for request, token, log_prob in zip(batch.requests, tokens.tolist(), log_probs.tolist(), strict=True):
             request.token_ids.append(token)
@@ -217,7 +202,6 @@ class Generator:
         batch.mask = torch.cat([_pad_left(batch.mask, length), _pad_left(joined.mask, length)])
         kv.append_rows(batch.cache, joined.cache)
         batch.requests += joined.requests
-        batch.settings = _Settings.of(batch.requests)
 
     def _remove_finished(self) -> list[Request]:
         finished = [request for request in self._running if request.finished]
@@ -238,7 +222,6 @@ class Generator:
         kv.select_rows(batch.cache, index, first_column)
         batch.mask = mask[:, first_column:]
         batch.requests = [batch.requests[row] for row in rows]
-        batch.settings = _Settings.of(batch.requests)
 
 
 def _pad_left(mask: torch.Tensor, length: int) -> torch.Tensor:
