@@ -624,7 +624,7 @@ def test_the_gap_to_the_rollout_is_that_of_fresh_tokens(actor, caplog):
     assert line == f"actor and rollout differ by {mean:.2g} nats a token on 16 tokens of the same weights" and not said
     line, said = gap_of(actor, caplog, rollout_moved([0.18] * 6))
     assert "differ by 0.18 nats a token on 25 tokens" in line
-    assert "differ by 0.18 nats on average of 25, though of the same weights" in said
+    assert "with the same weights, actor and rollout give" in said and "by 0.18 nats on average over 25 tokens" in said
 
 
 def test_the_gap_to_the_rollout_is_the_actors_in_bypass_mode_too(actor, caplog):

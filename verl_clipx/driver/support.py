@@ -140,7 +140,7 @@ def other_bypass_loss(options: Options, node: Settings | Observe) -> str | None:
         return None
     return (
         f"{LOSS_TYPE}={loss_type} under the method {node.method.name}: only verl's own bypass loss reads it, so it "
-        f"would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove the +{NODE} group to train verl's loss."
+        f"would be ignored. Set {LOSS_TYPE}=ppo_clip, or remove +{NODE}=… to train verl's loss."
     )
 
 
