@@ -49,6 +49,7 @@ def as_it_should_be(row: dict) -> bool:
         not row["fallbacks"]
         and row["spilled"] == 0
         and row["buffers"] == 0
+        and (part == "statistics" or row["float64"] == 0)
         and row["blocks"] >= blocks
         and row["launches"] <= (MOST_OF_BAPO if (method, part) == ("bapo", "statistics") else MOST_LAUNCHES[part])
     )
@@ -60,7 +61,7 @@ def test_five_graphs():
     assert [row for row in rows if not as_it_should_be(row)] == []
     losses = [row for row in rows if row["part"] == "loss"]
     # Each input read once, each output written once; no thread block adds up more than a part of a sequence.
-    assert all(row["traffic"] <= 1.1 and row["float64"] == 0 for row in losses)
+    assert all(row["traffic"] <= 1.1 for row in losses)
     assert all(row["blocks"] >= min(row["sequences"] * row["length"] // PART, 128) for row in losses)
 
 
