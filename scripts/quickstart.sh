@@ -40,10 +40,10 @@ for key in $(asked "$METHOD"); do
     }
 done
 
-# The overrides that GRPO's runs get.
-shared=()
+# The overrides that GRPO's runs get, and those of the method only.
+shared=() own=()
 for override in "$@"; do
-    [[ $override =~ ^[+~]*clipx[./] ]] || shared+=("$override")
+    if [[ $override =~ ^[+~]*clipx[./] ]]; then own+=("$override"); else shared+=("$override"); fi
 done
 
 SEED=${SEED:-1}
@@ -250,5 +250,5 @@ What next:
   three seeds, with bands      ${MODEL:+MODEL=$MODEL }SEEDS=3 bash scripts/quickstart.sh
   any runs on one page         $VENV/bin/clipx report RUN OTHER_RUN --out page
   the methods                  $VENV/bin/clipx methods
-  your own verl run            add +clipx=$METHOD to its command line (README.md)
+  your own verl run            add +clipx=$METHOD${own[*]:+ ${own[*]}} to its command line (README.md)
 END
