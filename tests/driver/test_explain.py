@@ -148,6 +148,8 @@ def test_an_added_key_that_verl_refuses_is_answered_with_the_nearest():
 
 def test_an_added_key_beside_one_of_nearly_the_same_name_is_noted():
     added = ("+algorithm.adv_estimater=gae", "+algorithm.another=1", "+data.val_batch_sizes=2", "+data.train=1")
+    # Alike, but both are new.
+    added += ("+data.own_setting=1", "+data.own_settings=2")
     code, output = explain(*NEEDED, *added)
     assert code == 0
     assert [line for line in output.splitlines() if line.startswith("note: ")] == [

@@ -102,7 +102,7 @@ def near_another(added: Sequence[str], config: DictConfig) -> list[str]:
     found = []
     for key in keys:
         parent, _, name = key.rpartition(".")
-        node = OmegaConf.select(config, parent) if parent else None
+        node = OmegaConf.select(config, parent, throw_on_resolution_failure=False) if parent else None
         if isinstance(node, DictConfig):
             beside = [one for one in map(str, node) if f"{parent}.{one}" not in keys]
             if near := get_close_matches(name, beside, n=1, cutoff=NEARLY_THE_SAME):

@@ -197,8 +197,8 @@ OPTIONS = {
 def compile_alone(function: Callable[..., Any]) -> Callable[..., Any]:
     """Compiles a copy of a function, because the compiler counts and limits graphs by a function's code.
 
-    A method's parameters are constants of the graph. By default, the compiler would make a number that is not whole a
-    float64 input of the graph, and would compute every token in float64 with it.
+    A method's parameters are constants of the graph. By default, the compiler would turn a float parameter into a
+    float64 input of the graph, and compute in float64 whatever is multiplied by it.
     """
     from torch._dynamo import config
 
