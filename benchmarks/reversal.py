@@ -11,6 +11,7 @@ from itertools import combinations
 import matplotlib
 import numpy as np
 from no_difference import is_claim
+from scipy import stats
 from shared import DOCS, clipx
 
 from verl_clipx.common.files import write_text
@@ -90,6 +91,20 @@ def told_apart(results: dict) -> str:
         for column, found in claims.items()
     ]
     return "\n".join([*lines, "", ""])
+
+
+def power(seeds: int, difference: float, deviation: float, experiments: int = 20_000) -> float:
+    """The chance that Welch's test at 5 % shows a difference of two rows: the page's table of power.
+
+    Args:
+        seeds: number of seeds of each row, at least 2.
+        difference: of the rows' true means.
+        deviation: standard deviation of the seeds within a row.
+        experiments: number of drawn experiments; 20,000 give the chance to about 0.003.
+    """
+    generator = np.random.default_rng(0)
+    first, second = generator.normal(0, deviation, (2, experiments, seeds))
+    return float(np.mean(stats.ttest_ind(first + difference, second, axis=1, equal_var=False).pvalue < 0.05))
 
 
 def main() -> None:

@@ -70,7 +70,6 @@ WITHOUT_WHAT_VERL_LACKS = {
         "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n",
     ),
     "eval score out": (1, "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n"),
-    "eval power --points 3": (1, "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n"),
     "eval compare first second": (1, "clipx eval needs scipy: pip install 'verl-clipx[tools]'\n"),
 }
 

@@ -1,4 +1,4 @@
-"""`clipx eval compare` and `power` from the command line, and clustered intervals, on evaluations of chosen outcomes.
+"""`clipx eval compare` from the command line, and clustered intervals, on evaluations of chosen outcomes.
 
 Not covered: the formulas (tests/statistics), evaluations that a model made (test_run.py).
 """
@@ -149,57 +149,3 @@ def test_results_hold_every_questions_values(methods):
     found = json.loads((folder / "a-seed1" / "results.json").read_text())["benchmarks"]["b"]["values"]
     assert found[f"avg@{SAMPLES}"] == right["a"][0].mean(axis=1).tolist()
     assert set(found) == set(json.loads((folder / "a-seed1" / "results.json").read_text())["benchmarks"]["b"]["result"])
-
-
-def test_power_from_assumptions(tmp_path):
-    out = tmp_path / "out.json"
-    text = invoke("power", "--points", 5, "--accuracy", 0.4, "--questions", 200, "--seeds", 5, "--out", out)
-    found = json.loads(out.read_text())
-    assert found["measured"] == [] and text.count("assumed") == 4
-    assert (
-        f"200 questions, 8 samples, 5 seeds of each method: it is detected with a probability of {found['power']:.0%}"
-        in text
-    )
-    assert found["design"] == {"questions": 200, "samples": 8, "seeds": 5}
-    assert {(one["seeds"], one["samples"]) for one in found["options"]} >= {(3, 1), (10, 32)}
-    assert found["ways"]["seeds"] >= 3
-
-
-def test_power_from_prior_evaluations(methods, tmp_path):
-    folder, _, right = methods
-    out = tmp_path / "out.json"
-    text = invoke("power", "--points", 5, "--prior", folder / "a-seed*", "--prior", folder / "b-seed*", "--out", out)
-    found = json.loads(out.read_text())
-    assert found["measured"] == ["interaction", "method", "sample", "seed"] and "assumed" not in text
-    shares = [right[name].mean(axis=2) for name in "ab"]
-    expected = np.mean([split_variance(one, SAMPLES).sample for one in shares])
-    assert found["parts"]["sample"] == pytest.approx(expected)
-    # One training tells nothing about seeds.
-    text = invoke("power", "--points", 5, "--prior", folder / "a-seed1", "--out", out)
-    assert json.loads(out.read_text())["measured"] == ["sample"] and text.count("assumed") == 3
-
-
-def test_power_of_two_checkpoints_says_so():
-    text = invoke("power", "--points", 3, "--seeds", 1)
-    assert "1 seed of each method" in text and "one seed says nothing about the methods" in text
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (("--points", "0"), "--points 0.0: must be above 0"),
-        (("--points", "nan"), "--points nan: must be above 0"),
-        (("--points", "3", "--seeds", "2"), "--seeds 2:"),
-        (("--points", "3", "--accuracy", "40"), "--accuracy 40.0: must be in (0, 1)"),
-        (("--points", "3", "--power", "1"), "--power 1.0: must be in (0, 1)"),
-        (("--points", "3", "--prior", "nowhere"), "nowhere: there is no such folder"),
-    ],
-)
-def test_wrong_plans_are_refused(options, message):
-    assert message in invoke("power", *options, code=1)
-
-
-def test_prior_evaluations_of_another_benchmark_are_refused(methods):
-    folder, *_ = methods
-    text = invoke("power", "--points", 3, "--prior", folder / "a-seed1", "--benchmark", "c", code=1)
-    assert "--benchmark c: the prior evaluations have b" in text

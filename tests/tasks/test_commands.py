@@ -1,4 +1,4 @@
-"""`clipx data` as a user types it, on handmade local copies: list, build with resume, card and overlap, show.
+"""`clipx data` as a user types it, on handmade local copies: list, build with resume and card, show.
 
 Not covered: the hub, where a stand-in that cannot be reached takes its place.
 """
@@ -61,24 +61,6 @@ def test_build_writes_files_and_a_card_and_resumes(clipx, tmp_path):
     assert card["splits"]["train"]["sha256"] in text
     markdown = (out / "README.md").read_text()
     assert "| train | 3 | 1 | 0 | boxed_step_by_step | release sha256:" in markdown
-    assert "Not checked (`--check-overlap`)." in markdown
-
-
-def test_overlap_goes_into_the_card(clipx, tmp_path):
-    clipx("build", "hitab", "--out", tmp_path / "a", "--from", RELEASE, "--split", "test")
-    code, text = clipx(
-        "build", "hitab", "--out", tmp_path / "b", "--from", RELEASE, "--split", "train", "--prompt", "r1_base",
-        "--check-overlap", tmp_path / "a" / "test.parquet", "--check-overlap", tmp_path / "b" / "train.parquet",
-    )  # fmt: skip
-    assert code == 0
-    # The harbours' table is in both: all three training questions, one of the two test questions.
-    assert "overlap train / a/test.parquet: 1 of 2 evaluation rows, 3 of 3 rows" in text
-    card = json.loads((tmp_path / "b" / "card.json").read_text())
-    assert list(card["overlaps"]) == ["train / a/test.parquet"]
-    assert card["overlaps"]["train / a/test.parquet"]["examples"][0]["evaluation_row"] == 1
-    assert (
-        "- train / a/test.parquet: 1 of 2 evaluation rows share 13 words" in (tmp_path / "b" / "README.md").read_text()
-    )
 
 
 def test_options_limit_and_the_plain_text_hint(clipx, tmp_path):

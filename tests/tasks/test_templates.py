@@ -1,4 +1,4 @@
-"""The prompt templates: what they render to, how their fields are found again, what they refuse.
+"""The prompt templates: what they render to and what they refuse.
 
 Not covered: whether the wording equals the papers' beyond the parts quoted here.
 """
@@ -6,15 +6,11 @@ Not covered: whether the wording equals the papers' beyond the parts quoted here
 import hashlib
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from jinja2 import Template
 
 from verl_clipx.tasks.templates import (
     PLAIN_TEXT_CHAT_TEMPLATE,
     TEMPLATES,
-    PromptTemplate,
-    problem_text,
     template_named,
 )
 
@@ -61,34 +57,6 @@ def test_wrong_fields_are_named(fields):
 def test_unknown_template_lists_the_known_ones():
     with pytest.raises(ValueError, match=r"^prompt='r1' is not a template; there are r1_base, boxed_step_by_step"):
         template_named("r1")
-
-
-@pytest.mark.parametrize("name", sorted(set(TEMPLATES) - {"countdown_compact"}))
-@given(problem=st.text(max_size=40))
-def test_problem_text_finds_the_fields_of_every_template(name, problem):
-    template = template_named(name)
-    fields = dict.fromkeys(template.fields, problem)
-    own = [problem for name in template.fields if name not in template.shared]
-    assert problem_text(template.render(**fields)) == "\n".join(own)
-
-
-def test_problem_text_looks_into_a_problem_that_a_template_made():
-    (inner,) = template_named("table_question").render(table="| a | 1 |", question="how many?")
-    messages = template_named("r1_base").render(problem=inner["content"])
-    assert problem_text(messages) == "| a | 1 |\nhow many?"
-
-
-def test_problem_text_of_foreign_messages_is_their_contents():
-    messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "3 4 = 7"}]
-    assert problem_text(messages) == "Be brief.\n3 4 = 7"
-    assert problem_text(messages[1:]) == "3 4 = 7"
-
-
-def test_match_needs_the_same_value_where_a_field_repeats():
-    twice = PromptTemplate("twice", (("user", "{word} and {word}"),), plain_text=False, source="")
-    assert twice.match([{"role": "user", "content": "a and a"}]) == {"word": "a"}
-    assert twice.match([{"role": "user", "content": "a and b"}]) is None
-    assert twice.match([{"role": "system", "content": "a and a"}]) is None
 
 
 def test_plain_text_chat_template_adds_nothing():

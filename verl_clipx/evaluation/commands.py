@@ -12,7 +12,7 @@ from rich.table import Table
 
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.common.terminal import TerminalConsole
-from verl_clipx.evaluation.comparison_commands import compare, power
+from verl_clipx.evaluation.comparison_commands import compare
 from verl_clipx.evaluation.console import console, errors
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def evaluation_app(generate_on_cpu: "GenerateOnCPU") -> typer.Typer:
         help="Sample from checkpoints, estimate accuracy, and compare runs.",
         context_settings={"obj": generate_on_cpu},
     )
-    for command in (run, score, compare, power):
+    for command in (run, score, compare):
         app.command()(command)
     return app
 

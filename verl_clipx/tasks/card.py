@@ -1,13 +1,12 @@
 """Writes the card of a built data set: README.md for people, card.json for programs."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from verl_clipx.common.files import write_json, write_text
 from verl_clipx.tasks.building import SplitRecord
 from verl_clipx.tasks.definition import DatasetDefinition
-from verl_clipx.tasks.overlap import OverlapReport
 from verl_clipx.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE, TEMPLATES
 
 PLAIN_TEXT_HINT = (
@@ -22,12 +21,10 @@ class DataCard:
 
     Args:
         splits: records of all finished splits in the folder.
-        overlaps: reports by "<split> / <evaluation file>"; empty if none was requested.
     """
 
     definition: DatasetDefinition
     splits: tuple[SplitRecord, ...]
-    overlaps: dict[str, OverlapReport] = field(default_factory=dict)
 
 
 def write_card(folder: Path, card: DataCard) -> None:
@@ -47,7 +44,6 @@ def card_content(card: DataCard) -> dict[str, Any]:
     return {
         **{key: getattr(card.definition, key) for key in shown},
         "splits": {record.request.split: asdict(record) for record in card.splits},
-        "overlaps": {name: asdict(report) for name, report in card.overlaps.items()},
     }
 
 
@@ -78,30 +74,8 @@ def card_markdown(card: DataCard) -> str:
         lines += ["", f"{', '.join(plain)}: {PLAIN_TEXT_HINT.replace(chr(10), chr(10) * 2 + '    ')}"]
     lines += ["", "SHA-256 of the rows, as canonical JSON lines:", ""]
     lines += [f"- {record.request.split}: `{record.sha256}`" for record in card.splits]
-    lines += ["", "## Overlap", "", *_overlap_lines(card.overlaps)]
     return "\n".join(lines) + "\n"
 
 
 def _source(definition: DatasetDefinition) -> str:
     return f"Hugging Face hub, {definition.hub}" if definition.hub else "generated, or a local copy"
-
-
-def _overlap_lines(overlaps: dict[str, OverlapReport]) -> list[str]:
-    if not overlaps:
-        return ["Not checked (`--check-overlap`)."]
-    lines = []
-    for name, report in overlaps.items():
-        lines.append(
-            f"- {name}: {report.evaluation_rows_touched} of {report.evaluation_rows} evaluation rows share "
-            f"{report.ngram_size} words in a row, or a whole shorter problem, with {report.train_rows_touched} of "
-            f"{report.train_rows} rows."
-        )
-        lines += [
-            f'  - row {example.train_row} and evaluation row {example.evaluation_row}: "{_short(example.shared)}"'
-            for example in report.examples
-        ]
-    return lines
-
-
-def _short(text: str, length: int = 120) -> str:
-    return text if len(text) <= length else text[: length - 1] + "…"

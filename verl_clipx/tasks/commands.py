@@ -61,20 +61,16 @@ def build(
     option: Annotated[
         list[str] | None, typer.Option(help="An option of the data set, KEY=VALUE; you can repeat it.")
     ] = None,
-    check_overlap: Annotated[
-        list[Path] | None, typer.Option(help="Evaluation file to compare with; you can repeat it.")
-    ] = None,
 ) -> None:
     """Build a data set: deduplicated Parquet files and a card. Splits finished before are not made again."""
     from verl_clipx.tasks.building import build_split, finished_splits
     from verl_clipx.tasks.card import PLAIN_TEXT_HINT, DataCard, is_plain_text, write_card
     from verl_clipx.tasks.catalog import definition_named, definitions
-    from verl_clipx.tasks.overlap import compare_files
 
     try:
         definition = definition_named(name)
         options = _parse_options(option or [])
-        records, overlaps = [], {}
+        records = []
         with _progress() as progress, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always", UserWarning)
             for part in split or definition.splits:
@@ -91,16 +87,7 @@ def build(
                 )
                 progress.update(task, completed=1, total=1, note=f"{record.rows} rows")
                 records.append(record)
-            for record in records:
-                for file in check_overlap or []:
-                    part = record.request.split
-                    path = out / f"{part}.parquet"
-                    if file.resolve() == path.resolve():
-                        continue
-                    task = progress.add_task(f"{part}: overlap with {_file_label(file)}", total=None, note="")
-                    overlaps[f"{part} / {_file_label(file)}"] = compare_files(path, file)
-                    progress.update(task, completed=1, total=1)
-        write_card(out, DataCard(definition, finished_splits(definition, out), overlaps))
+        write_card(out, DataCard(definition, finished_splits(definition, out)))
     except (ValueError, OSError) as error:
         # The hub's client raises many kinds of OSError, and one advice fits all. Wrong arguments raise ValueError.
         reached_out = source is None and isinstance(error, OSError) and not isinstance(error, FileExistsError)
@@ -113,12 +100,6 @@ def build(
         console.print(
             f"{escape(str(out / record.request.split))}.parquet: {record.rows} rows, {record.duplicates} duplicates "
             f"left out ({record.conflicts} with another answer), sha256 {record.sha256}",
-            soft_wrap=True,
-        )
-    for label, report in overlaps.items():
-        console.print(
-            f"overlap {escape(label)}: {report.evaluation_rows_touched} of {report.evaluation_rows} evaluation rows, "
-            f"{report.train_rows_touched} of {report.train_rows} rows",
             soft_wrap=True,
         )
     if is_plain_text(records[0].request.prompt):
@@ -170,11 +151,6 @@ def _show_row(number: int, row: dict[str, Any]) -> None:
 def _progress() -> Progress:
     columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TextColumn("{task.fields[note]}"))
     return Progress(*columns, TimeElapsedColumn(), console=progress_console)
-
-
-def _file_label(file: Path) -> str:
-    # Many built files are called test.parquet, so the label names the folder too.
-    return f"{file.resolve().parent.name}/{file.name}"
 
 
 def _parse_options(pairs: list[str]) -> dict[str, Any]:

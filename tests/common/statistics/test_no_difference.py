@@ -1,8 +1,8 @@
 """False claims without a difference (A/A), counted: settings of three to ten seeds, logs of 8 to 2,000 steps.
 
 Covers: trainings that differ by lasting offsets, walks, drifts and collapses; deviations as the stored logs have them;
-all pairs of seeds of the stored logs; shares of collapses; the direction of entropy. Not covered: that a difference is
-found (test_power.py), settings whose spreads differ. benchmarks/no_difference.py counts more, for docs/evaluation.md.
+all pairs of seeds of the stored logs; shares of collapses; the direction of entropy. Not covered: how often a
+difference is found, settings whose spreads differ. benchmarks/no_difference.py counts more, for docs/evaluation.md.
 """
 
 from itertools import combinations
