@@ -20,11 +20,10 @@ from typing import Annotated
 import torch
 import typer
 from shared import actor_config
+from worker_update import DEVICE as KIND
+from worker_update import Row, rank_environment, rollout_batch
 
 from verl_clipx.base.shared_metrics import SAMPLED
-from verl_clipx.gpu_check.engine import rank_environment, rollout_batch
-from verl_clipx.gpu_check.machine import Machine
-from verl_clipx.gpu_check.sample import Row
 
 # A run's first rollout batch has a receipt (docs/swap.md), the others have none.
 LATER = "clipx.receipt=off"
@@ -169,8 +168,7 @@ def main(
     """Print a table for each number of updates: median seconds, spread, and the ratio to vanilla."""
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as name:
-        machine = Machine("cuda" if torch.cuda.is_available() else "cpu", 1)
-        os.environ |= rank_environment(machine, 0, Path(name))
+        os.environ |= rank_environment(Path(name) / "meeting")
         os.environ.setdefault("RAY_ADDRESS", "127.0.0.1:6379")
         parameters = save_model(Path(name), width=width, layers=layers)
         worker = build_worker(Path(name))
@@ -189,7 +187,7 @@ def main(
             for variant in variants.values():
                 variant.update(worker, batch, count)
         print(
-            f"\n{machine.device}, {parameters / 1e6:.0f} M parameters, {count} updates of {mini_batch} x {response} "
+            f"\n{KIND}, {parameters / 1e6:.0f} M parameters, {count} updates of {mini_batch} x {response} "
             f"tokens, torch {torch.__version__}\n"
         )
         print("| variant | sequences passed | median s | range s | of vanilla (median of the repeats' ratios) |")

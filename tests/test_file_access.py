@@ -27,11 +27,6 @@ IN_PARTS = "read in parts of a fixed size"
 EXCEPTIONS = {
     "diagnostics/watch.py:run_watched:open": GROWS,
     "reproduction/table_plan.py:run_job:open": GROWS,
-    "gpu_check/ranks.py:__init__:open": GROWS,
-    "gpu_check/rollout.py:run:open": GROWS,
-    "gpu_check/rollout.py:write_prompts:to_parquet": OWN,
-    "gpu_check/sample.py:make_sample:save": OWN,
-    "gpu_check/engine.py:sample:load": OWN,
     "common/terminal.py:_leave_stdout:open": "the null device",
     "common/run_lock.py:_only_one:open": "a lock is one file, which its owner holds open",
     "common/run_lock.py:_owner:loads": IN_MEMORY,

@@ -43,7 +43,6 @@ WITHOUT_WHAT_VERL_LACKS = {
     "methods acpo": (0, "parameters of acpo: clipx.<parameter>"),
     "check-loss verl_clipx.methods.grpo:Grpo": (0, "kept"),
     "metrics": (0, "clipx/ratio_mean"),
-    "gpu-check --gpus 0": (2, "--gpus 0: must be one of 1, 2, 4\n"),
     "doctor --no-ray": (0, "pip install 'verl-clipx[tools]'"),
     "explain -- algorithm.adv_estimator=grpo actor_rollout_ref.actor.use_dynamic_bsz=True +clipx=grpo": (
         0,

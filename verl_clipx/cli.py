@@ -25,7 +25,7 @@ from verl_clipx.common.command_line import (
 )
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
-from verl_clipx.common.files import last_lines, write_text
+from verl_clipx.common.files import last_lines
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.run_files import METRICS
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
@@ -128,53 +128,6 @@ def doctor(
         "on none): torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3."
     )
     raise typer.Exit(1 if errors else 0)
-
-
-@app.command("gpu-check")
-def gpu_check(
-    gpus: Annotated[int, typer.Option(help="GPUs to use, or processes on a CPU; two can share sequences.")] = 2,
-    device: Annotated[str, typer.Option(help="cuda, or cpu for what a CPU can run of it.")] = "cuda",
-    out: Annotated[Path | None, typer.Option(help="Also write the results to this file, as JSON.")] = None,
-    losses: Annotated[bool, typer.Option("--losses", help="Only the losses: needs torch, not Ray or verl.")] = False,
-) -> None:
-    """Check updates under verl's options on GPUs: about fifteen minutes, nothing is downloaded.
-
-    Exit code 0 if a check passed and none failed; a check that could not run is skipped, with the reason.
-    """
-    from verl_clipx.gpu_check.machine import described, this_machine
-    from verl_clipx.gpu_check.report import as_json, exit_code, last_line, line_of, table_of
-
-    if losses:
-        from verl_clipx.gpu_check.losses import loss_results
-    else:
-        from verl_clipx.gpu_check.run import results
-
-    try:
-        # The losses are computed in this process.
-        machine = this_machine(device, 1 if losses else gpus)
-        if out is not None and out.is_dir():
-            raise ValueError(f"--out {out}: a folder; name the file to write")
-    except ValueError as error:
-        fail(error, 2)
-    found = []
-    try:
-        for result in loss_results(device) if losses else results(machine):
-            found.append(result)
-            print_plain(line_of(result))
-            # No result is lost if the command or the machine is stopped.
-            if out is not None:
-                write_text(out, as_json(found, described(machine)))
-        if out is not None:
-            write_text(out, as_json(found, described(machine)))
-    except OSError as error:
-        fail(error)
-    console.print(table_of(found, f"clipx gpu-check: {machine.ranks} x {machine.device}"))
-    for result in found:
-        if result.log:
-            console.print(f"[bold]{escape(result.name)}[/], the end of its log:")
-            console.print_line("\n".join(result.log))
-    console.print(last_line(found), highlight=False)
-    raise typer.Exit(exit_code(found))
 
 
 @app.command()

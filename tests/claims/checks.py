@@ -26,7 +26,7 @@ from verl_clipx.tasks.catalog import definition_named, definitions
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.
-NEVER_RUN = frozenset({"pip", "git", "docker", "sbatch", "sky", "srun"})
+NEVER_RUN = frozenset({"pip", "git", "docker", "sbatch", "sky", "srun", "torchrun"})
 PROGRAMS = frozenset({"clipx", "python", "pytest", "bash", *NEVER_RUN})
 
 _FOLDERS = ("benchmarks", "configs", "docker", "docs", "recipes", "scripts", "tests")
@@ -64,9 +64,6 @@ def wants_mark(command: Command) -> bool | None:
 
 
 def _clipx_wants_mark(words: list[str]) -> bool | None:
-    if words[:1] == ["gpu-check"]:
-        # tests/end_to_end/test_gpu_check.py runs it on a CPU, which takes most of a minute.
-        return None if "cpu" in words else True
     if words[:2] == ["eval", "run"]:
         return "cpu" not in words
     if words[:2] == ["data", "build"] and any(definitions()[word].hub for word in words if word in definitions()):

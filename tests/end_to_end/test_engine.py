@@ -17,6 +17,7 @@ import io
 import itertools
 import math
 import traceback
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -24,7 +25,6 @@ import pytest
 import torch
 
 from tests.cpu.policy import random_policy, save_checkpoint
-from verl_clipx.gpu_check.engine import unpatched_model
 from verl_clipx.methods import BUILT_IN
 
 from .method_checks import FRACTIONS
@@ -337,6 +337,18 @@ def first_updates(rank, world, policy, rows):
     planner.ratio_starts_at_one = True
     update("not recomputed", rollout_batch)
     return found
+
+
+@contextmanager
+def unpatched_model():
+    """Restores the forward pass of transformers' model, because verl's fused kernels replace it."""
+    from transformers import Qwen2ForCausalLM
+
+    original = Qwen2ForCausalLM.forward
+    try:
+        yield
+    finally:
+        Qwen2ForCausalLM.forward = original
 
 
 def fused_kernels(rank, world, folder):

@@ -350,7 +350,7 @@ class Row:
 RANKS = "tests/end_to_end/test_invariance.py"
 ENGINE = "tests/end_to_end/test_engine.py"
 TRAINING = "tests/end_to_end/test_training.py"
-GPU_CHECK = "tests/end_to_end/test_gpu_check.py"
+GPU_CHECK = "tests/end_to_end/test_gpu.py"
 TRAINERS = "tests/end_to_end/test_trainers.py"
 OPTIONS = "tests/end_to_end/test_options.py"
 VLLM = "tests/end_to_end/test_vllm.py"

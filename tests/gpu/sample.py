@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor
+from worker_update import Row
 
 # verl's and GRPO's defaults.
 CLIP_LOW, CLIP_HIGH, DUAL_CLIP = 0.8, 1.2, 3.0
@@ -19,23 +20,6 @@ SEED = 3
 # Log-ratios, drawn with equal probability. Some are within the bounds and some outside, and none is so near a bound
 # that rounding to bfloat16 would move a token across it.
 LOG_RATIOS = (-0.6, -0.05, 0.0, 0.05, 0.6)
-
-
-@dataclass(frozen=True)
-class Row:
-    """A prompt with its response.
-
-    Args:
-        ids: int64, (length,).
-        old_log_prob: float32, (response length,).
-        mask: 0 or 1, int64, (response length,).
-    """
-
-    ids: Tensor
-    prompt: int
-    old_log_prob: Tensor
-    mask: Tensor
-    advantage: float
 
 
 @dataclass(frozen=True)
@@ -56,12 +40,8 @@ class Sample:
     clipped: float
 
 
-def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabulary: int | None = None, tied: bool):
+def save_model(folder: Path, *, tied: bool):
     """Save a random Qwen2 and its tokenizer. Its weights are large enough for its distributions to be far from uniform.
-
-    Args:
-        hidden_size: width, a multiple of 128, because two query heads of size 64 share a key-value head.
-        vocabulary: number of rows of the embeddings; None for as many as the tokenizer has tokens.
 
     Returns:
         The model, in float32.
@@ -72,13 +52,13 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
 
     tokenizer = build_tokenizer()
     config = Qwen2Config(
-        vocab_size=vocabulary or len(tokenizer),
-        hidden_size=hidden_size,
-        intermediate_size=3 * hidden_size,
-        num_hidden_layers=layers,
-        num_attention_heads=hidden_size // 64,
-        num_key_value_heads=hidden_size // 128,
-        max_position_embeddings=4096,
+        vocab_size=len(tokenizer),
+        hidden_size=128,
+        intermediate_size=384,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        max_position_embeddings=256,
         initializer_range=0.08,
         tie_word_embeddings=tied,
         bos_token_id=None,
@@ -97,17 +77,14 @@ def save_model(folder: Path, *, hidden_size: int = 128, layers: int = 2, vocabul
 
 
 def make_sample(folder: Path, *, tied: bool) -> Sample:
-    """Save a model and a sample for it into the same folder."""
+    """Save a model into a folder, and make a sample for it; every rank makes the same ones."""
     model = save_model(folder, tied=tied).double()
     generator = torch.Generator().manual_seed(SEED)
-    rows = tuple(make_row(model, generator) for _ in range(ROWS))
-    sample = expected(model, rows)
-    torch.save(sample, folder / "sample.pt")
-    return sample
+    return expected(model, tuple(make_row(model, generator) for _ in range(ROWS)))
 
 
 def make_row(model: torch.nn.Module, generator: torch.Generator) -> Row:
-    """Return a row of random tokens whose old log-probabilities differ from the model's by one of `LOG_RATIOS`."""
+    """A row of random tokens whose old log-probabilities differ from the model's by one of `LOG_RATIOS`."""
     prompt, response = (int(torch.randint(*ends, (1,), generator=generator)) for ends in ((3, 9), (4, 25)))
     ids = torch.randint(model.config.vocab_size, (prompt + response,), generator=generator)
     with torch.no_grad():
@@ -120,13 +97,13 @@ def make_row(model: torch.nn.Module, generator: torch.Generator) -> Row:
 
 
 def log_probs(model: torch.nn.Module, ids: Tensor, prompt: int) -> Tensor:
-    """Return the log-probabilities of a response's tokens, (response length,)."""
+    """The log-probabilities of a response's tokens, (response length,)."""
     found = model(ids[None]).logits[0, prompt - 1 : -1].log_softmax(-1)
     return found.gather(1, ids[prompt:, None])[:, 0]
 
 
 def expected(model: torch.nn.Module, rows: tuple[Row, ...]) -> Sample:
-    """Return the rows with the loss and gradient of GRPO over all of them, computed by PPO's formula as printed."""
+    """The rows with the loss and gradient of GRPO over all of them, computed by PPO's formula as printed."""
     losses, weights = [], []
     for row in rows:
         log_prob = log_probs(model, row.ids, row.prompt)

@@ -1,0 +1,91 @@
+"""An update by verl's worker under the options that runs on GPUs use, against PPO's formula in float64.
+
+Covers: verl's vanilla and GRPO; FSDP2, FSDP1, packing, bfloat16, flash attention, two ranks that share sequences,
+offloading, fused kernels; ACPO's bounds in bfloat16. Two ranks that make the same mistake fail too.
+Not covered: other models, more than one node, Megatron. No GPU has run these tests yet.
+"""
+
+import math
+
+import pytest
+import torch
+
+from tests.gpu.conftest import ACTOR, ENGINE, MODEL, attention, needs_flash_attention, needs_gpu, needs_two, precision
+
+GRPO = "+clipx=grpo"
+PACKING = f"{MODEL}.use_remove_padding=True"
+HALF = precision("bf16")
+FLASH = (PACKING, attention("flash_attention_2"), *HALF)
+# With one sequence at a time, each rank holds half of its tokens; in a packed micro-batch few sequences would be split.
+SHARING = (f"{ACTOR}.ulysses_sequence_parallel_size=2", f"{ACTOR}.ppo_micro_batch_size_per_gpu=1")
+FUSED = (f"{MODEL}.use_fused_kernels=True", f"{MODEL}.fused_kernel_options.impl_backend=torch")
+
+# Tolerances: for the same arithmetic in another order, for float32 against float64, and for bfloat16, which has 8
+# significant bits. In bfloat16 a CPU differs by 0.02; torch's attention where two ranks share sequences, by 0.9.
+SAME, ROUNDING, ROUNDING_HALF = 1e-5, 1e-4, 0.1
+# For bounds, relative to the largest of them.
+BOUNDS = 0.01
+
+
+def relative_difference(change, expected):
+    """The norm of two gradients' difference, relative to that of the expected one; its weights alone count."""
+    off = torch.cat([(change[name].double() - value.double()).flatten() for name, value in expected.items()])
+    return float(off.norm() / torch.cat([value.double().flatten() for value in expected.values()]).norm())
+
+
+def assert_is_expected(bench, update, tolerance, *, tied=False):
+    """Fails unless an update is the sample's; a NaN fails too. Under Ulysses some ranks get no loss."""
+    sample = bench.samples[tied]
+    assert relative_difference(update.change, sample.gradients) <= tolerance
+    if not math.isnan(update.loss) or bench.rank == 0:
+        assert abs(update.loss - sample.loss) / sample.loss_scale <= tolerance
+        assert update.receipt <= tolerance
+
+
+def test_grpo_is_verls_vanilla_where_tokens_are_clipped(bench):
+    vanilla, grpo = bench.update(), bench.update(GRPO)
+    assert relative_difference(grpo.change, vanilla.change) <= SAME
+    assert abs(grpo.loss - vanilla.loss) <= SAME and bench.samples[False].clipped > 0.1
+
+
+@pytest.mark.parametrize(
+    ("overrides", "tolerance"),
+    [
+        pytest.param((), ROUNDING, id="FSDP2"),
+        pytest.param((f"{ACTOR}.strategy=fsdp",), ROUNDING, id="FSDP1", marks=needs_gpu),
+        pytest.param((PACKING,), ROUNDING, id="packing"),
+        pytest.param(HALF, ROUNDING_HALF, id="bfloat16"),
+        pytest.param(FLASH, ROUNDING_HALF, id="flash attention", marks=needs_flash_attention),
+        pytest.param((*FLASH, *SHARING), ROUNDING_HALF, id="Ulysses 2", marks=[needs_flash_attention, needs_two]),
+    ],
+)
+def test_an_update_is_that_of_float64(bench, overrides, tolerance):
+    assert_is_expected(bench, bench.update(GRPO, *overrides), tolerance)
+
+
+def test_fused_kernels(bench):
+    # FSDP2 shards an untied output embedding, which verl 0.9.1's fused forward pass cannot use.
+    assert_is_expected(bench, bench.update(GRPO, *FUSED, tied=True), ROUNDING, tied=True)
+
+
+def test_another_bound_would_be_seen(bench):
+    other = bench.update(GRPO, "clipx.clip_high=2")
+    assert relative_difference(other.change, bench.samples[False].gradients) > ROUNDING_HALF
+
+
+def test_offloading_changes_nothing_and_leaves_nothing_on_the_device(bench):
+    offloading = (f"{ENGINE}.param_offload=True", f"{ENGINE}.optimizer_offload=True")
+    resident, offloaded = (bench.update(GRPO, *options, updates=2) for options in ((), offloading))
+    assert relative_difference(offloaded.change, resident.change) <= SAME
+    assert offloaded.state_on == {"cpu"}
+
+
+def test_acpos_bounds_in_bfloat16_are_those_of_the_training_pass(bench):
+    # The weights do not move, so the extra pass and the training pass see the same ones.
+    still = ("+clipx=acpo", f"{ACTOR}.optim.lr=0", *HALF)
+    extra, trained = (
+        bench.update(*still, f"clipx.scope={scope}", updates=2).bounds["update_1"] for scope in ("mini_batch", "lagged")
+    )
+    # Above epsilon_base, which every bin has whose ratio does not vary.
+    assert trained.abs().max() > 0.3
+    assert (extra - trained).abs().max() <= BOUNDS * trained.abs().max()
