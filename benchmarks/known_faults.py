@@ -262,8 +262,7 @@ def make(path: Path, name: str, seed: int) -> None:
         in_one_process.OneProcessTrainer = of_product
     record["seconds"] = round(time.process_time() - started, 1)
     read = {column for rule in RULES for column in rule.columns}
-    anatomy = {keys.of_ratio(part, name) for part in keys.RATIO_PARTS for name in ("p99", "positive", "over_bounds")}
-    wanted = {*read, *anatomy, *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
+    wanted = {*read, *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
     # A value that is not finite is null in the log, and left out here.
     kept = {
         step: {

@@ -1,4 +1,4 @@
-"""Time that traces, methods in the shadow and the ratio's parts take on the training thread: docs/performance.md.
+"""Time that traces and all metrics take on the training thread: docs/performance.md.
 
 Run: python benchmarks/trace.py    (a micro-batch of 64 x 4096 tokens, float32, one thread; on a GPU where there is one)
 
@@ -26,10 +26,8 @@ from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
 from verl_clipx.driver.trace import Trace
-from verl_clipx.worker.anatomy import AnatomySums
 from verl_clipx.worker.loss_function import with_micro_batch
-from verl_clipx.worker.shadow import ShadowLosses
-from verl_clipx.worker.step import OptimizerStep, RolloutBatch, UpdateObserver
+from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import Tracer
 
 PROMPT_LENGTH, VOCABULARY = 64, 32_000
@@ -38,7 +36,6 @@ SEQUENCES, LENGTH, SAMPLES = 64, 4096, 8
 # What else a run may compute beside its loss.
 BESIDE = {
     "clipx.metrics=all": ("clipx.metrics=all",),
-    "acpo and bapo in the shadow": ("+clipx/shadow=[acpo,bapo]",),
 }
 
 
@@ -77,21 +74,10 @@ def measure(config, data: TensorDict, log_probs: list[Tensor], device: str, trac
     settings, step = config.policy_loss.clipx, OptimizerStep()
     loss_function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step, tracer)
     data = data.copy()
-    observers: list[UpdateObserver] = []
-    if settings.shadow is not None:
-        observers.append(ShadowLosses(settings, device, lambda vector: vector))
-    if settings.detailed:
-        observers.append(AnatomySums(config.policy_loss.run, lambda vector: vector, device))
 
     def update() -> None:
-        batch = RolloutBatch()
-        for observer in observers:
-            observer.begin_update(step, batch)
         loss, _ = loss_function(model_output={"log_probs": leaf}, data=data.to(device))
         loss.backward()
-        for observer in observers:
-            observer.end_update(step)
-            observer.end_rollout_batch(batch)
 
     started = time.thread_time()
     if tracer is None:

@@ -1,8 +1,6 @@
 """What a scope costs: verl's update of the actor with each of them, against verl's vanilla: docs/performance.md.
 
 Run: python benchmarks/update_actor.py    (one rank, FSDP2; float32 on the CPU, bfloat16 on a GPU)
-     python benchmarks/update_actor.py --precision 0.03 --precision 0.1 --sequences 8192 --response 14 --micro-batch 64
-         --width 256 --layers 4 --updates 16    (large mini-batches of short sequences, with a part of the extra pass)
 
 A rollout batch is made from random tokens and trained on by the real training worker. The model is large enough that
 forward and backward dominate. Each variant has its turn in every repeat, so that a busy machine slows all alike.
@@ -23,8 +21,6 @@ from shared import actor_config
 from worker_update import DEVICE as KIND
 from worker_update import Row, rank_environment, rollout_batch
 
-from verl_clipx.base.shared_metrics import SAMPLED
-
 # A run's first rollout batch has a receipt (docs/swap.md), the others have none.
 LATER = "clipx.receipt=off"
 VARIANTS = {
@@ -37,8 +33,6 @@ VARIANTS = {
     "grpo, a run's first": ("+clipx=grpo",),
     "grpo, lopti": ("+clipx=grpo", "+clipx/update=lopti", LATER),
 }
-# With --precision only these, and ACPO with each precision.
-BESIDE_PRECISION = ("vanilla", "acpo, lagged", "acpo, mini_batch")
 VOCABULARY = 512
 PROMPT = 8
 DEVICE = ("actor_rollout_ref.actor.strategy=fsdp2", *(() if torch.cuda.is_available() else ("+hardware=cpu",)))
@@ -112,15 +106,11 @@ class Variant:
 
     Args:
         overrides: of the actor's configuration.
-        shares: from one rollout batch to the next: the share of the sequences that the extra pass of an update takes.
         seconds: of each update of the actor on the rollout batch.
-        passed: the mean share of the sequences that the extra passes took; empty without clipx.precision.
     """
 
     overrides: tuple[str, ...]
-    shares: dict[str, float] = field(default_factory=dict)
     seconds: list[float] = field(default_factory=list)
-    passed: list[float] = field(default_factory=list)
 
     def update(self, worker, batch, updates: int) -> None:
         """Trains on the rollout batch in some optimizer steps, and measures it."""
@@ -131,28 +121,12 @@ class Variant:
         worker.planner = worker.receipt = None
         announced = (f"data.train_batch_size={updates}", "actor_rollout_ref.actor.ppo_mini_batch_size=1")
         worker.set_loss_fn(partial(ppo_loss, config=actor_config(*DEVICE, *announced, *self.overrides)))
-        if worker.planner is not None:
-            worker.planner.state.shares.update(self.shares)
-        # As in a run, where old_log_probs are computed first: the worker then knows that the ratio starts at 1.
+        # As in a run, where old_log_probs are computed first.
         worker.infer_batch(tu.assign_non_tensor(batch.copy(), compute_loss=False))
         data = batch.copy()
         started = time.perf_counter()
-        output = worker.train_mini_batch(data)
+        worker.train_mini_batch(data)
         self.seconds.append(time.perf_counter() - started)
-        if worker.planner is not None:
-            self.shares = worker.planner.state.shares
-        of_updates = tu.get(output, "metrics").get(SAMPLED.key, [])
-        self.passed += [statistics.mean(of_updates)] if of_updates else []
-
-
-def variants_of(precisions: list[float]) -> dict[str, Variant]:
-    """The rows by name."""
-    if not precisions:
-        return {name: Variant(overrides) for name, overrides in VARIANTS.items()}
-    exact = VARIANTS["acpo, mini_batch"]
-    rows = {name: VARIANTS[name] for name in BESIDE_PRECISION}
-    rows |= {f"acpo, precision {value:g}": (*exact, f"clipx.precision={value}") for value in precisions}
-    return {name: Variant(overrides) for name, overrides in rows.items()}
 
 
 def main(
@@ -163,7 +137,6 @@ def main(
     sequences: Annotated[int, typer.Option(help="Sequences of the rollout batch.")] = 16,
     response: Annotated[int, typer.Option(help="Tokens of a response.")] = 56,
     micro_batch: Annotated[int | None, typer.Option(help="Sequences of a micro-batch; half a mini-batch.")] = None,
-    precision: Annotated[list[float] | None, typer.Option(help="Of clipx.precision: a row each.")] = None,
 ) -> None:
     """Print a table for each number of updates: median seconds, spread, and the ratio to vanilla."""
     torch.set_num_threads(1)
@@ -175,14 +148,11 @@ def main(
     for count in updates or [2, 16]:
         mini_batch = sequences // count
         batch = random_batch(sequences, PROMPT, response, mini_batch, micro_batch or max(mini_batch // 2, 1))
-        variants = variants_of(precision or [])
-        # The share of the sequences at most halves from one rollout batch to the next.
-        for _ in range(4 if precision else 1):
-            for variant in variants.values():
-                if not precision or variant.shares or not variant.seconds:
-                    variant.update(worker, batch, count)
+        variants = {name: Variant(overrides) for name, overrides in VARIANTS.items()}
+        # The first round warms up.
         for variant in variants.values():
-            variant.seconds, variant.passed = [], []
+            variant.update(worker, batch, count)
+            variant.seconds = []
         for _ in range(repeats):
             for variant in variants.values():
                 variant.update(worker, batch, count)
@@ -190,14 +160,13 @@ def main(
             f"\n{KIND}, {parameters / 1e6:.0f} M parameters, {count} updates of {mini_batch} x {response} "
             f"tokens, torch {torch.__version__}\n"
         )
-        print("| variant | sequences passed | median s | range s | of vanilla (median of the repeats' ratios) |")
-        print("|---|---|---|---|---|")
+        print("| variant | median s | range s | of vanilla (median of the repeats' ratios) |")
+        print("|---|---|---|---|")
         for name, variant in variants.items():
             ratios = [a / b for a, b in zip(variant.seconds, variants["vanilla"].seconds, strict=True)]
             spread = f"{min(variant.seconds):.2f}-{max(variant.seconds):.2f}"
             median, ratio = statistics.median(variant.seconds), statistics.median(ratios)
-            passed = f"{statistics.median(variant.passed):.1%}" if variant.passed else ""
-            print(f"| {name} | {passed} | {median:.2f} | {spread} | {ratio:.3f} |", flush=True)
+            print(f"| {name} | {median:.2f} | {spread} | {ratio:.3f} |", flush=True)
     torch.distributed.destroy_process_group()
 
 

@@ -215,7 +215,6 @@ def test_a_mistyped_name_is_answered_with_the_nearest(words, hint):
             "+clipx/shapping=advantage_reweighting: there is no group clipx/shapping. Did you mean +clipx/shaping",
         ),
         (["+clipx=acpo", "+clipx/select=high_entrop"], "Did you mean +clipx/select=high_entropy"),
-        (["+clipx=acpo", "+clipx/shadow=bap0"], "Did you mean +clipx/shadow=bapo"),
         (["+clipex=acpo"], "+clipex=acpo: nobody reads a key clipex. Did you mean +clipx=acpo?"),
         (["+clipx.alpha=2"], "clipx.alpha without a method: nothing would read it."),
         (["+hardware=cpuu"], "Did you mean +hardware=cpu?"),

@@ -149,7 +149,7 @@ def train(actor: ActorConfig) -> FirstCall:
             log_prob = batch["log_prob"].clone().requires_grad_(True)
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
             name = "" if token_pass is None else token_pass.name
-            step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass, weights_moved=None)
+            step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass)
             loss, metrics = with_micro_batch(partial(ppo_loss, config=actor), settings, lambda step=step: step)(
                 output, data
             )

@@ -85,11 +85,6 @@ def test_what_is_traced(group, monkeypatch, tmp_path):
     assert "trace" not in line_of(group)
 
 
-def test_what_is_in_the_shadow():
-    assert line_of("+clipx=grpo", "+clipx/shadow=[acpo,dgpo]").endswith("; in the shadow acpo, dgpo")
-    assert "shadow" not in line_of("+clipx=grpo")
-
-
 DISTILLED = {"distillation.enabled": True, "distillation.distillation_loss.distillation_loss_coef": 0.5}
 
 

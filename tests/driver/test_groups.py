@@ -111,7 +111,7 @@ PUBLISHED = {
 
 # Groups under configs/clipx that are not modifiers of the loss: rollouts that are seeded or of old weights, the traces.
 OTHER_GROUPS = 3
-STATISTICS_PARAMETERS = {"scope", "lagged_average", "precision", "missing_state"}
+STATISTICS_PARAMETERS = {"scope", "lagged_average", "missing_state"}
 
 
 def test_every_group_has_its_published_settings_here():
@@ -134,9 +134,7 @@ def test_group_spells_out_every_parameter_of_its_method(group):
     missing = set(parameters) - set(settings)
     # Modifiers have groups of their own, and fixed bounds have no statistics that scope could be about.
     adaptive = "scope" in settings
-    assert missing == {"shaping", "select", "update", "trace", "shadow"} | (
-        set() if adaptive else STATISTICS_PARAMETERS
-    )
+    assert missing == {"shaping", "select", "update", "trace"} | (set() if adaptive else STATISTICS_PARAMETERS)
     assert adaptive == (group.split("_")[0] in ("acpo", "bapo", "m2po"))
 
 
@@ -240,19 +238,6 @@ def test_a_parameter_is_overridden_by_its_name(actor):
             ["+clipx=acpo", "clipx.lagged_average=0.5"],
             r"clipx\.lagged_average=0\.5 with clipx\.scope=mini_batch: only scope=lagged averages",
         ),
-        (
-            ["+clipx=acpo", "clipx.precision=0.03", "clipx.scope=lagged"],
-            r"clipx\.precision=0\.03 with clipx\.scope=lagged: only scope=mini_batch has an extra pass",
-        ),
-        (
-            ["+clipx=grpo", "+clipx.precision=0.03"],
-            r"clipx\.precision=0\.03 with clipx\.method=grpo: its bounds do not follow statistics",
-        ),
-        (
-            ["+clipx=acpo", "clipx.precision=0.03", "+clipx/select=high_entropy", "clipx.select.over=mini_batch"],
-            r"clipx\.precision=0\.03 with clipx\.select\.over=mini_batch: .* Set clipx\.select\.over=sequence, or",
-        ),
-        (["+clipx=acpo", "clipx.precision=-0.1"], r"clipx\.precision=-0\.1: must be a number \(at least 0"),
         (["+clipx=grpo", "clipx.log_ratio_clamp=89"], r"clipx\.log_ratio_clamp=89: must be .*at most 40\), or null"),
         (
             ["+clipx=grpo", "clipx.clip_high=1e39"],

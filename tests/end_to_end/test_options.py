@@ -3,8 +3,7 @@
 Covers, only with `-m matrix`: packing, dynamic batch sizes, gradient checkpointing, offload and chunked entropy
 together on 2 ranks (test_training.py has them under a user's own loss in every run of the tests); LoRA, merged for the
 rollout, with a KL loss; fused kernels (torch's back end, tied embeddings) under hybrid sharding on 4 ranks; bfloat16;
-Ulysses on 2 ranks, its attention's kernel in torch; seeded, bounds of a sample (clipx.precision) on 2 ranks beside
-methods in the shadow. In each ACPO's bounds adapt, metrics are of every token and finite,
+Ulysses on 2 ranks, its attention's kernel in torch. In each ACPO's bounds adapt, metrics are of every token and finite,
 and the rollout has the weights that were trained. And a run whose worker is verl's own stops. Not covered: that no
 option changes bounds or gradients (test_invariance.py), GPUs, LoRA's adapters in a rollout (the CPU's takes merged ones
 alone).
@@ -14,13 +13,12 @@ import math
 import shutil
 from dataclasses import replace
 
-import numpy
 import pytest
 from transformers import AutoModelForCausalLM
 
 from .options_in_workers import options_of
 from .runs import REPOSITORY, SECONDS, Run, check_receipt, launch, metrics_of, output_of
-from .test_trainers import check_adapted, check_all_tokens, recomputed_epsilons, traced_tokens, train_acpo
+from .test_trainers import check_adapted, check_all_tokens, train_acpo
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
 
@@ -117,37 +115,6 @@ def test_ulysses(task, tmp_path):
         },
     )
     check_run(run)
-
-
-def test_bounds_of_a_sample_beside_methods_in_the_shadow(task, tmp_path):
-    # Three updates a step, each of 96 sequences, of which the smallest sample has 64.
-    batches = ("data.train_batch_size=72", f"{ACTOR}.ppo_mini_batch_size=24", "+clipx/rollout=seeded")
-    run = train_acpo(task, tmp_path, TWO_RANKS, *batches, "clipx.precision=1", "+clipx/shadow=[acpo,dgpo]", steps=3)
-    check_all_tokens(run)
-    check_receipt(run)
-    # The ratio of a first update is 1, and in the first step all sequences pass.
-    assert run.values("actor/clipx/sampled_fraction") == pytest.approx([2 / 3, 4 / 9, 4 / 9])
-
-    errors, exact = {}, {}
-    for position, tokens in traced_tokens(run).groupby(["step", "update"]):
-        bins = (numpy.exp(tokens.old_log_prob.astype(float)) * 5).astype(int).clip(0, 4)
-        exact[position] = recomputed_epsilons(tokens).reindex(range(5), fill_value=0.2)
-        trained = (tokens.high - 1).groupby(bins).first()
-        errors[position] = (exact[position][trained.index] / trained - 1).abs().max()
-    assert max(errors[1, 1], errors[1, 2]) < 1e-3
-    assert min(errors[step, update] for step in (2, 3) for update in (1, 2)) > 1e-3
-    # They are logged one update later, that of the last update never.
-    logged = [errors[2, 1], (errors[2, 2] + errors[3, 1]) / 2]
-    assert run.values("actor/clipx/bounds_error/real")[1:] == pytest.approx(logged, rel=0.01)
-
-    # In the shadow the same method has the bounds of all tokens.
-    for step in (1, 2, 3):
-        expected = sum(exact[step, update] for update in range(3)) / 3
-        found = [run.log[f"actor/clipx/shadow/acpo/epsilon/bin_{k}"][step] for k in range(5)]
-        assert found == pytest.approx(expected.tolist(), rel=1e-3)
-    # Its F and that of the sample's bounds differ on few tokens if any, and DGPO's on those that are clipped.
-    assert (run.log["actor/clipx/shadow/acpo/cosine"] > 0.99).all()
-    assert (run.log["actor/clipx/shadow/dgpo/cosine"] < 1).all()
 
 
 def test_a_run_that_another_worker_trains_stops_before_its_first_step(task, tmp_path):

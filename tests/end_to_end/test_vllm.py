@@ -181,9 +181,6 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
     for metric in check_receipt(run).filter(regex="^actor/"):
         assert run.log[metric].map(math.isfinite).all(), metric
     CHECKS.get(method, check_lopti)(run)
-    if method == "acpo":
-        # The first update's statistics without a forward pass are those that it then trained on.
-        assert (run.log["actor/clipx/closed_form_difference"] < 1e-2).all()
     if options:
         check_together(run)
     fresh, gap = run.log[f"{PREFIX}/fresh_tokens"], run.log[f"{PREFIX}/log_prob_gap"]

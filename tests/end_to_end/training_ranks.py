@@ -230,7 +230,6 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     from verl.workers.utils.losses import ppo_loss
 
     from verl_clipx.loss.compiled import TokenFunctions
-    from verl_clipx.worker.engine_watch import EngineWatch
     from verl_clipx.worker.layout import TokenPass
     from verl_clipx.worker.step import RolloutBatch
 
@@ -248,12 +247,10 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
     )
 
     if case.infer:
-        with ExitStack() as restored:
-            restored.callback(engine.__dict__.pop, "infer_batch")
-            restored.callback(engine.__dict__.pop, "optimizer_step", None)
-            watch = EngineWatch(engine, lambda: True)
-            result.log_probs = log_probs_of_all(worker, data.copy(), share)
-        result.options |= seen_to_move(watch, engine)
+        result.log_probs = log_probs_of_all(worker, data.copy(), share)
+        layers = [value for name, value in engine.module.named_parameters() if ".layers." in name]
+        # Whether the pass has left the layers' weights whole on each rank.
+        result.options["layers are whole"] = not any(isinstance(value, DTensor) for value in layers)
 
     def optimizer_step():
         result.gradients = full_gradients(engine.module)
@@ -303,29 +300,6 @@ def run_case(worker: Any, rows: list[dict[str, Any]], case: Case, config: Any) -
         if isinstance(value, list) and isinstance(value[0], Metric):
             result.metrics[key] = float(Metric.aggregate_dp(value))
     return result
-
-
-def seen_to_move(watch: Any, engine: Any) -> dict[str, Any]:
-    """Whether the weights behind log-probabilities count as moved, before and after a weight's last bit changes.
-
-    Also whether the pass that computed them has left the layers' weights whole on each rank.
-    """
-    layers = [value for name, value in engine.module.named_parameters() if ".layers." in name]
-    whole = not any(isinstance(value, DTensor) for value in layers)
-    local = next(value for value in engine.module.parameters() if value.requires_grad).detach()
-    local = getattr(local, "_local_tensor", local).view(-1)
-    before, kept = anywhere(watch.weights_moved()), local[0].clone()
-    local[0] = torch.nextafter(kept, torch.full_like(kept, torch.inf))
-    after = anywhere(watch.weights_moved())
-    local[0] = kept
-    return {"moved before": before, "moved after": after, "layers are whole": whole}
-
-
-def anywhere(moved: torch.Tensor) -> bool:
-    """Whether any rank sees its weights moved."""
-    total = moved.to(torch.float64)
-    torch.distributed.all_reduce(total)
-    return bool(total)
 
 
 def options_in_force(engine: Any) -> dict[str, Any]:

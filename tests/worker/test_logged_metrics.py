@@ -16,8 +16,6 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests import example_losses
 from tests.claims.documents import inline_code_of
-from verl_clipx.base.metric import ANY_NAME
-from verl_clipx.base.shared_metrics import METRICS
 from verl_clipx.cli import app
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import merged_passes, staleness_sums, with_staleness, with_updates
@@ -111,19 +109,8 @@ def test_every_key_is_in_the_document_and_no_two_are_equal(actor, group, metrics
 
 # What neither a loss nor a rollout batch logs, and the test that sees it logged.
 ELSEWHERE = {
-    "clipx/closed_form_difference": "tests/end_to_end/test_engine.py",
-    **{
-        metric.key.replace(ANY_NAME, "update"): "tests/worker/test_anatomy.py"
-        for metric in METRICS
-        if metric.name.startswith("anatomy/")
-    },
-    "clipx/sampled_fraction": "tests/worker/test_sampling.py",
-    "clipx/bounds_error/predicted": "tests/worker/test_sampling.py",
-    "clipx/bounds_error/real": "tests/worker/test_sampling.py",
     "clipx/receipt": "tests/end_to_end/test_training.py",
     "clipx/rejected_fraction": "tests/worker/test_rejection.py",
-    "clipx/shadow/acpo/cosine": "tests/worker/test_shadow.py",
-    "clipx/shadow/acpo/norm_ratio": "tests/worker/test_shadow.py",
     "clipx/skipped_updates": "tests/worker/test_training_worker.py",
     "clipx/not_finite/log_probs": "tests/worker/test_training_worker.py",
     "clipx/not_finite/rank": "tests/worker/test_training_worker.py",

@@ -318,7 +318,7 @@ def test_selection_is_among_the_tokens_that_remain(actor, over, split):
     )
     assert planner.needs_extra_pass
     found = extra_passes(config, batch, SPLITS[split])
-    step = planner.plan(micro_batch(batch, ROWS)[0], position="update_0", token_pass=None, weights_moved=None)
+    step = planner.plan(micro_batch(batch, ROWS)[0], position="update_0", token_pass=None)
     assert float(step.selected_tokens) == int(chosen.sum())
     _, gradient = recomputed(config, batch, chosen, normaliser=chosen.sum())
     torch.testing.assert_close(Trained(config, batch, SPLITS[split], step).gradient, gradient, rtol=1e-6, atol=1e-9)

@@ -15,6 +15,7 @@ import torch
 
 from tests.jagged import micro_batch
 from verl_clipx.base.tokens import OPTIONAL
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
 from verl_clipx.loss.contract import example
 from verl_clipx.methods import Method
@@ -81,9 +82,9 @@ def test_a_method_gets_what_it_asks_for():
     for settings in (SETTINGS, dataclasses.replace(SETTINGS, scope="lagged")):
         seen = partial(extra_pass, settings, engine, cut={}, device="cpu")
         planner = StepPlanner(settings, extra_pass=seen, all_reduce=lambda vector: vector)
-        step = planner.plan(data, position="update_0", token_pass=None, weights_moved=torch.tensor(False))
+        step = planner.plan(data, position="update_0", token_pass=None)
         torch.testing.assert_close(step.statistics, expected)
-        assert step.assumed is None
+        assert step.decided_from is DecidedFrom.MINI_BATCH
 
 
 @pytest.mark.parametrize("name", OPTIONAL)

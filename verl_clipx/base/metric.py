@@ -10,10 +10,7 @@ from typing import Any
 REDUCED_OTHERWISE = ("max", "min")
 
 # The worker and its passes put these before the name of a metric: clipx/update_0/epsilon, clipx/low/ratio_mean.
-PREFIXED = re.compile(r"(update_\d+|low|high|shadow/[^/]+)/(?P<name>.+)")
-
-# In a metric's name, what the run gives a name to: a method in the shadow, a part of the log-ratio.
-ANY_NAME = "…"
+PREFIXED = re.compile(r"(update_\d+|low|high)/(?P<name>.+)")
 
 
 class Over(Enum):
@@ -77,8 +74,7 @@ class Metric:
     @property
     def pattern(self) -> str:
         """A regular expression that matches its keys and no others."""
-        key = re.escape(self.key).replace(ANY_NAME, "[^/]+")
-        return key + (rf"/{self.numbered}_\d+" if self.numbered else "")
+        return re.escape(self.key) + (rf"/{self.numbered}_\d+" if self.numbered else "")
 
 
 def of_decision(name: str, meaning: str, unit: str, **further: Any) -> Metric:

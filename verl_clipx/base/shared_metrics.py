@@ -9,7 +9,7 @@ from functools import partial
 from operator import add, neg
 from typing import Any
 
-from verl_clipx.base.metric import Metric, Over, of_decision, of_rollout_batch
+from verl_clipx.base.metric import Metric, Over, of_rollout_batch
 from verl_clipx.base.mini_batch_metrics import (
     SPREAD_BINS,
     effective_sample_size,
@@ -164,32 +164,6 @@ REJECTED = Metric(
     Over.TOKENS,
     section="The run",
 )
-CLOSED_FORM_DIFFERENCE = of_decision(
-    "closed_form_difference",
-    "in updates that used the bounds at ratio 1: the largest difference from the bounds of the training pass, relative "
-    "to half their width (ACPO: to epsilon), by one rank's tokens",
-    "of half the bounds' width",
-)
-SAMPLED = of_decision(
-    "sampled_fraction",
-    "under `clipx.precision`: share of the mini-batch's sequences that the extra pass used; 0 if the ratio was 1 by "
-    "definition",
-    "fraction of sequences",
-)
-PREDICTED_ERROR = of_decision(
-    "bounds_error/predicted",
-    "under `clipx.precision`: largest standard error of a bound, relative to half the bounds' width (ACPO: to "
-    "epsilon), estimated from the sample itself; 0 if the sample was the whole mini-batch",
-    "of half the bounds' width",
-    chart="error of the bounds",
-)
-REAL_ERROR = of_decision(
-    "bounds_error/real",
-    "under `clipx.precision`: largest difference between the bounds of a sample and those of all tokens, which the "
-    "training pass gives; logged one update later",
-    "of half the bounds' width",
-    chart="error of the bounds",
-)
 SKIPPED_UPDATES = RUN(
     "skipped_updates",
     "number of the rollout batch's updates that verl skipped because the gradient's norm was not finite; under Lopti "
@@ -234,50 +208,6 @@ AGE_SPREAD = {
     for age in AGES
 }
 
-PART: Entry = partial(of_rollout_batch, section="Where the ratio comes from", detailed=True)
-# Classes of tokens besides AGES: quarters of the old probability's range, and quarters of the response.
-PROBABILITIES = tuple(f"quartile_{part}" for part in range(1, QUARTILES + 1))
-POSITIONS = tuple(f"position_{part}" for part in range(1, QUARTILES + 1))
-# Metrics of one part of log(current / rollout probability); loss/anatomy.py names the parts.
-ANATOMY_QUANTILES = {
-    share: PART(
-        f"anatomy/…/{name}",
-        "size of one part of log(current / rollout probability) that 50, 90, 99 and 99.9 % of tokens don't exceed",
-        "nats",
-        chart="parts of the log-ratio, 99 %" if name == "p99" else "",
-    )
-    for share, name in ((0.5, "median"), (0.9, "p90"), (0.99, "p99"), (0.999, "p99_9"))
-}
-ANATOMY_POSITIVE = PART(
-    "anatomy/…/positive",
-    "fraction of the tokens whose part is above 0; 0.5 for noise, near 0 or 1 if one distribution is truncated",
-    "fraction of tokens",
-)
-ANATOMY_OVER_BOUNDS = PART(
-    "anatomy/…/over_bounds",
-    "fraction of the tokens that this part by itself would carry over the run's bounds on the ratio",
-    "fraction of tokens",
-    chart="over the bounds by one part of the log-ratio",
-)
-ANATOMY_P99_IN = {
-    name: PART(
-        f"anatomy/…/p99/{name}",
-        "the same 99 % size for the tokens in each quarter of the old probability's range, of each age, and in each "
-        "quarter of their response",
-        "nats",
-    )
-    for name in (*PROBABILITIES, *AGES, *POSITIONS)
-}
-IN_SHADOW: Entry = partial(Metric, over=Over.UPDATE, section="In the shadow")
-COSINE = IN_SHADOW(
-    "shadow/…/cosine",
-    "cosine between a shadow method's F·A and the run's own, over all tokens of the mini-batch",
-    "1",
-    chart="in the shadow: cosine",
-)
-NORM_RATIO = IN_SHADOW(
-    "shadow/…/norm_ratio", "norm of a shadow method's F·A over the mini-batch's tokens, divided by the run's own", "1"
-)
 HEALTH: Entry = partial(of_rollout_batch, section="Health")
 # By what is not finite. The trainer's process logs these in every run, so also with verl's own losses.
 NOT_FINITE = {
@@ -333,10 +263,6 @@ METRICS = (
     ALIKE_PROMPTS,
     UNDECIDED,
     CUT_RESPONSES,
-    CLOSED_FORM_DIFFERENCE,
-    SAMPLED,
-    PREDICTED_ERROR,
-    REAL_ERROR,
     SKIPPED_UPDATES,
     RECEIPT,
     STANDARD_ERROR,
@@ -346,10 +272,4 @@ METRICS = (
     AGE_IN_UPDATES,
     *AGE_FRACTION.values(),
     *AGE_SPREAD.values(),
-    *ANATOMY_QUANTILES.values(),
-    ANATOMY_POSITIVE,
-    ANATOMY_OVER_BOUNDS,
-    *ANATOMY_P99_IN.values(),
-    COSINE,
-    NORM_RATIO,
 )

@@ -9,9 +9,6 @@ class DecidedFrom(str, Enum):
     MINI_BATCH = "mini_batch"
     """All of the mini-batch, under the weights that the update starts from."""
 
-    SAMPLE = "sample"
-    """A part of the mini-batch's sequences, likewise (clipx.precision)."""
-
     RATIO_ONE = "ratio_one"
     """All of the mini-batch, the current log-probabilities taken to be the old ones."""
 

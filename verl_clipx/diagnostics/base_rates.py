@@ -24,10 +24,7 @@ MEASURES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     BEYOND: (tuple(key for region, key in keys.MASS.items() if region != "M"), tuple(keys.MASS.values())),
     **{
         key: ((key,), ())
-        for key in (
-            *(keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, keys.IN_M, *keys.HEALTH_SHARES),
-            *(keys.of_ratio(part, "over_bounds") for part in keys.RATIO_PARTS),
-        )
+        for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH, keys.PG_CLIPPED, keys.IN_M, *keys.HEALTH_SHARES)
     },
 }
 

@@ -22,7 +22,6 @@ from verl_clipx.common.statistics.comparison import (
 )
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.anatomy import parts_of, what_moved_the_ratio
 from verl_clipx.diagnostics.base_rates import CLIPPED, OUTSIDE, rates, usual
 from verl_clipx.diagnostics.diagnosis import (
     COLLAPSE_REMEDY,
@@ -33,7 +32,7 @@ from verl_clipx.diagnostics.diagnosis import (
     diagnose,
 )
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of
-from verl_clipx.diagnostics.sentences import HARDLY, Finding, between, number, percent
+from verl_clipx.diagnostics.sentences import Finding, between, number, percent
 
 # A ratio nearer to 1 than this is 1, up to rounding.
 ROUNDING = 1e-6
@@ -114,8 +113,6 @@ def what_clipping_did(setting: Setting) -> Finding:
             f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|"
             f"{usual(OUTSIDE)}; under PPO’s clip they would have none."
         )
-    if share.max() >= HARDLY and parts_of(setting).empty:
-        text += " With clipx.metrics=all the log would say what moved the ratio."
     return Finding(head, text)
 
 
@@ -529,7 +526,6 @@ def findings(settings: list[Setting], baseline: Setting | None = None) -> list[F
         found += [
             None if ONE_UPDATE in shared else what_clipping_did(setting),
             None if NO_SEARCH in shared else what_bounds_did(setting),
-            what_moved_the_ratio(setting),
         ]
     found += [*rewards(settings, baseline), fell, unequal_starts(settings)]
     return [finding for finding in found if finding]

@@ -46,15 +46,6 @@ MASS = {region: f"actor/clipx/gradient_mass/{region}" for region in ("LN", "HP",
 # The share of tokens within the bounds, of runs with clipx.metrics=all.
 IN_M = "actor/clipx/region_fraction/M"
 
-# The parts of log(current / rollout) as logged, to what a page calls them; the last one is the sum of the others.
-RATIO_PARTS = {
-    "engine_mismatch": "engine mismatch",
-    "mismatch_and_staleness": "mismatch and staleness",
-    "recomputation": "recomputation",
-    "update": "updates",
-    "all_parts": "all parts",
-}
-
 # Where such a count is above 0, these means are not finite in the same steps.
 COUNTED_BY_HEALTH = {
     "health/not_finite/rewards": (REWARD, "critic/rewards/mean"),
@@ -92,11 +83,6 @@ OWN = "actor/clipx/"
 def is_drawn(key: str) -> bool:
     """Whether a metric has a figure of its own, so that the figures of declared charts leave it out."""
     return key in DRAWN or DRAWN_IN_BINS.fullmatch(key) is not None
-
-
-def of_ratio(part: str, name: str) -> str:
-    """The key of a number of a part of the log-ratio: p99, positive, over_bounds, …"""
-    return f"{OWN}anatomy/{part}/{name}"
 
 
 def of_bins(name: str, columns: Iterable[str]) -> list[str]:

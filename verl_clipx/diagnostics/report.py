@@ -11,7 +11,6 @@ from pandas.api.types import is_numeric_dtype
 from verl_clipx.common.files import no_formula, read_text, replacing, write_text
 from verl_clipx.common.statistics.estimate import MIN_SEEDS
 from verl_clipx.diagnostics import keys, palette
-from verl_clipx.diagnostics.anatomy_figure import anatomy
 from verl_clipx.diagnostics.declared_figures import declared_plate
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, shortened, style, svg_of, widened
 from verl_clipx.diagnostics.findings import findings
@@ -96,7 +95,7 @@ def write_report(
         told += of_replays
     with style():
         others = declared_plate(settings)
-        plates = [*log_plates(settings, compared_with), anatomy(settings), *trace_plates(updates), others]
+        plates = [*log_plates(settings, compared_with), *trace_plates(updates), others]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before([*written, *([TOKENS] if updates else [])], out)

@@ -37,7 +37,7 @@ _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 # What may differ between runs of one setting: seeds, names, places, and copies of what stands elsewhere.
 _SEEDS = re.compile(r"(^|[._])seed$")
 _NOT_OF_THE_SETTING = re.compile(
-    r"^(hydra|ray_kwargs|clipx\.(trace|shadow|log|health\w*)|trainer\.(logger|resume_\w+|\w+_dir|(max_)?\w+_to_keep))\b"
+    r"^(hydra|ray_kwargs|clipx\.(trace|log|health\w*)|trainer\.(logger|resume_\w+|\w+_dir|(max_)?\w+_to_keep))\b"
     r"|\.(experiment|project)_name$|policy_loss\.(clipx|run)\b|_target_$"
 )
 

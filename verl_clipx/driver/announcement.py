@@ -49,7 +49,7 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=lopti),
     ]
-    return f"{'; '.join(filter(None, parts))}{shadowed(settings)}{traced(settings)}"
+    return f"{'; '.join(filter(None, parts))}{traced(settings)}"
 
 
 # The plugin does not know what limits verl's own loss.
@@ -97,12 +97,6 @@ def corrections(run: RunFacts, *, observed: bool) -> list[str]:
     return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
 
 
-def shadowed(settings: Settings | Observe) -> str:
-    """The methods in the shadow of the one that trains, after a semicolon; empty if there are none."""
-    shadow = getattr(settings, "shadow", None)
-    return "" if shadow is None else f"; in the shadow {', '.join(shadow.methods)}"
-
-
 def traced(settings: Settings | Observe) -> str:
     """What is traced, and to which folder, after a semicolon; empty if nothing is traced."""
     trace = settings.trace
@@ -138,7 +132,7 @@ def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
         (field, getattr(owner, field.name))
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace", "shadow", "health_limits")
+        if field.name not in ("method", "trace", "health_limits")
     ]
 
 

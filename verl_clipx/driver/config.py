@@ -3,12 +3,11 @@
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
 from verl_clipx.base.method import NODE, Bounds
-from verl_clipx.base.metric import REDUCED_OTHERWISE
 from verl_clipx.base.parameters import (
     boolean,
     choice,
@@ -76,55 +75,6 @@ def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
     return torch.device(device).type != "cpu" if compile == "auto" else compile
 
 
-@dataclass(frozen=True)
-class Shadow:
-    """Methods that are computed beside the one that trains, without an effect on the training.
-
-    Args:
-        methods: from the name under which a method's metrics are logged to the method.
-    """
-
-    node: ClassVar[str] = f"{NODE}.shadow"
-
-    methods: Mapping[str, Method]
-
-
-def shadow_of(node: Mapping[str, Any]) -> Shadow:
-    """The methods of the node clipx.shadow.
-
-    Args:
-        node: from name to the arguments of `build`: method or function, and the method's own parameters.
-
-    Raises:
-        ValueError: as `build`, with the key under clipx.shadow; or a name, a key or a method that a shadow cannot have.
-    """
-    methods = {}
-    for name, parameters in node.items():
-        if wrong := [letters for letters in REDUCED_OTHERWISE if letters in name]:
-            raise ValueError(
-                f"{Shadow.node}.{name}: verl does not average metrics with {wrong[0]!r} in their name. Choose another "
-                f"group, or write the node by hand: +{Shadow.node}.NAME.method=… with its parameters."
-            )
-        if around := sorted(AROUND.keys() & parameters.keys()):
-            raise ValueError(
-                f"{Shadow.node}.{name}.{around[0]}: a shadow has only its method's own parameters; the rest is that of "
-                f"the method that trains. Set {NODE}.{around[0]}."
-            )
-        try:
-            built = build(**parameters)
-        except ValueError as error:
-            raise ValueError(str(error).replace(f"{NODE}.", f"{Shadow.node}.{name}.")) from None
-        if isinstance(built, Observe):
-            raise ValueError(f"+{NODE}/shadow={name}: observe has no loss of its own. Name a method.")
-        if "entropy" in built.method.asks_for:
-            raise ValueError(
-                f"{Shadow.node}.{name}: {built.method.name} needs the entropy, which methods in the shadow do not "
-                "get. Remove it."
-            )
-        methods[name] = built.method
-    return Shadow(methods)
-
-
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The clipx node of a run that trains a method of the plugin.
@@ -145,12 +95,6 @@ class Settings:
         0.0,
         number(at_least=0, at_most=0.999),
         "scope=lagged: weight of the past in an exponential average of the statistics; 0: only the previous statistics",
-    )
-    precision: float = parameter(
-        0.0,
-        number(at_least=0, at_most=1),
-        "scope=mini_batch: the extra pass takes only as many sequences as it needs to keep the standard error of the "
-        "bounds' distance from 1 below this share of that distance; 0: all sequences, so the bounds are exact",
     )
     missing_state: str = parameter(
         "error",
@@ -173,7 +117,6 @@ class Settings:
     select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
     update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
     trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
-    shadow: Shadow | None = node_parameter(Shadow, "+clipx/shadow=[acpo,bapo]")
 
     def __post_init__(self) -> None:
         validate(self, NODE)
@@ -182,27 +125,6 @@ class Settings:
                 f"{NODE}.lagged_average={self.lagged_average:g} with {NODE}.scope={self.scope}: only scope=lagged "
                 f"averages. Set {NODE}.scope=lagged, or {NODE}.lagged_average=0."
             )
-        if self.precision and (reason := self._samples_nothing()):
-            raise ValueError(f"{NODE}.precision={self.precision:g} with {reason}, or {NODE}.precision=0.")
-
-    def _samples_nothing(self) -> str:
-        """Why no extra pass could take only a part of the sequences, and what to do; empty if one can."""
-        if not self.adaptive:
-            return (
-                f"{NODE}.method={self.method.name}: its bounds do not follow statistics that a sample could estimate. "
-                "Choose a method whose bounds do, for example +clipx=acpo"
-            )
-        if self.scope != "mini_batch":
-            return (
-                f"{NODE}.scope={self.scope}: only scope=mini_batch has an extra pass to shorten. "
-                f"Set {NODE}.scope=mini_batch"
-            )
-        if self.selects_over_mini_batch:
-            return (
-                f"{NODE}.select.over=mini_batch: the selection's threshold needs the whole extra pass. "
-                f"Set {NODE}.select.over=sequence"
-            )
-        return ""
 
     def functions(self, device: torch.device | str) -> TokenFunctions:
         """The functions that compute the loss and the statistics of tokens on a device."""
@@ -213,11 +135,6 @@ class Settings:
     def detailed(self) -> bool:
         """Whether metrics beyond the default ones are logged."""
         return self.metrics == "all"
-
-    @property
-    def methods(self) -> list[Method]:
-        """The method that trains, followed by those in its shadow."""
-        return [self.method, *(self.shadow.methods.values() if self.shadow is not None else ())]
 
     @property
     def adaptive(self) -> bool:
@@ -242,7 +159,7 @@ class Settings:
 
 
 # From the keys under the clipx node that have groups of their own to the classes of their nodes.
-NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits, "shadow": Shadow}
+NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -338,8 +255,6 @@ def with_node(key: str, node: Any) -> Any:
     Raises:
         ValueError: an unknown key in the node, or a bad value; the message names it.
     """
-    if key == "shadow" and isinstance(node, Mapping):
-        return shadow_of(node)
     kind = NODES.get(key)
     if kind is None or node is None or isinstance(node, kind):
         return node

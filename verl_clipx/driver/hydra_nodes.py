@@ -190,14 +190,12 @@ def require_loss_of_verl(loss_mode: str) -> None:
 
 
 def check_run(settings: Settings, run: RunFacts) -> None:
-    """Raises if the run lacks what the method, or one in its shadow, needs.
+    """Raises if the run lacks what the method needs.
 
     Raises:
         ValueError: names the key, the value and what to do.
     """
     asking = asking_for_rollout_log_probs(settings.method)
-    for name, method in (settings.shadow.methods if settings.shadow is not None else {}).items():
-        asking = asking or asking_for_rollout_log_probs(method).replace(f"{NODE}.", f"{NODE}.shadow.{name}.")
     if asking and not run.rollout_log_probs:
         raise ValueError(
             f"{asking} but actor_rollout_ref.rollout.calculate_log_probs={run.rollout_log_probs}. Set it to true."

@@ -47,19 +47,6 @@ def group_settings(group: str) -> dict:
     return {key: value for key, value in node_of(group).items() if value != MISSING}
 
 
-def shadow_node(group: str) -> dict:
-    """A group's method and the method's own parameters, as a node under clipx.shadow.
-
-    Args:
-        group: the file's name under configs/clipx, without ending.
-
-    Returns:
-        From parameter name to value; ??? stands for a value that has to be given.
-    """
-    around = {parameter["name"] for parameter in facts()["around"]}
-    return {key: value for key, value in node_of(group).items() if key not in around}
-
-
 def node_of(group: str) -> dict:
     """The clipx node of a group over those of its defaults; ??? stands for a value that has to be given."""
     content = content_of(group)

@@ -214,7 +214,7 @@ def refuse_misspelt(config: DictConfig) -> None:
             the plugin's; or a node clipx without a method's group.
     """
     folder = configs_folder() / NODE
-    groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()} | {f"{NODE}/shadow"}
+    groups = {f"{NODE}/{path.name}" for path in folder.iterdir() if path.is_dir()}
     for key, value in config.items_ex(resolve=False):
         if key.startswith(f"{NODE}/"):
             known = ", ".join(sorted(groups))

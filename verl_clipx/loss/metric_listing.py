@@ -18,8 +18,6 @@ SECTIONS = (
     "The method's own bounds",
     "The run",
     "Stale samples",
-    "Where the ratio comes from",
-    "In the shadow",
 )
 LISTS = ("default", "all", "observe")
 

@@ -133,7 +133,6 @@ def with_micro_batch(
         if receipt is not None and receipt.open and step.of_rollout_batch:
             expected = receipt.before(step, model_output, data, dp_group)
         call = call_of(settings, step, model_output, data, tracer)
-        call.micro_batch.kept, call.micro_batch.anatomy = step.kept, step.anatomy
         loss, metrics = with_exact_metrics(loss_fn, *call, dp_group)
         if expected is not None:
             receipt.follow(loss, model_output["log_probs"], expected)

@@ -19,7 +19,7 @@ from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, 
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.worker.aggregation import aggregated
 from verl_clipx.worker.rejection import rejection_of
-from verl_clipx.worker.step import Kept, MicroBatch, OptimizerStep, current_micro_batch
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
@@ -124,11 +124,6 @@ def policy_loss(
         kept = mask if selected is None and mask is not whole else selected
         known.traced.of_method(settings, inputs, decision, factor, kept, whole)
 
-    if known.anatomy is not None:
-        known.anatomy.add(settings, inputs, decision, known)
-    if known.kept is not None:
-        known.kept.append(kept_of(inputs, known, factor, selected, weighted))
-
     # For verl's aggregation: the tokens that it averages over, and how many there are in the mini-batch.
     averaged = mask
     normalisers = {"loss_scale_factor": config.get("loss_scale_factor", None), **config.global_batch_info}
@@ -156,23 +151,6 @@ def policy_loss(
     token_count = max(host_sums.pop(TOKENS), 1.0)
     means = with_ratios_of_sums({name: [total / token_count] for name, total in host_sums.items()})
     return loss, {**{name: value for name, (value,) in means.items()}, **host_values, **host_counts}
-
-
-def kept_of(
-    inputs: Inputs, known: MicroBatch, factor: Tensor | None, selected: Tensor | None, weighted: Tensor
-) -> Kept:
-    """What methods in the shadow need of a micro-batch.
-
-    Args:
-        inputs, known: of the micro-batch.
-        factor: the factor of rollout correction on F, (sequences, length), or None.
-        selected: the tokens that entropy selection keeps, bool, (sequences, length), or None.
-        weighted: F * A with the correction and the selection applied, (sequences, length).
-    """
-    if selected is not None:
-        factor = selected.to(weighted.dtype) if factor is None else factor * selected
-    given = {"rollout_log_prob": known.rollout_log_prob, "group": known.group}
-    return Kept(inputs._replace(log_prob=inputs.log_prob.detach(), **given), factor, weighted)
 
 
 def refuse_outside_worker(settings: Settings, caller: FrameType) -> None:

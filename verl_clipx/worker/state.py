@@ -38,12 +38,10 @@ class ControllerState:
         step: the number of optimizer steps that were taken; skipped steps do not count.
         statistics: under `scope=lagged`, from an update's position within its rollout batch to the statistics of the
             latest step taken there, or their exponential average, float64.
-        shares: under clipx.precision, from a position to the share of the sequences that its next extra pass takes.
     """
 
     step: int = 0
     statistics: dict[str, Tensor] = field(default_factory=dict)
-    shares: dict[str, float] = field(default_factory=dict)
 
     def remember(self, position: str, statistics: Tensor, *, average: float) -> None:
         """Keeps the statistics of an update that was taken.
@@ -81,8 +79,6 @@ def write_state(folder: Path, state: ControllerState, belongs_to: dict[str, Any]
         # Python writes the shortest text that reads back as the same float64.
         "statistics": {position: vector.tolist() for position, vector in state.statistics.items()},
     }
-    if state.shares:
-        content["shares"] = state.shares
     remove_partials(folder, f"{FILE}*")
     write_text(folder / FILE, json.dumps(content))
     return folder / FILE
@@ -113,10 +109,8 @@ def read_state(folder: Path, belongs_to: dict[str, Any]) -> ControllerState:
         raise _damaged(path, f"step {step!r}")
     if not isinstance(statistics, dict):
         raise _damaged(path, f"statistics {statistics!s:.60}")
-    size, shares = belongs_to[SIZE], content.get("shares", {})
-    if not (isinstance(shares, dict) and all(_is_finite(share) and 0 < share <= 1 for share in shares.values())):
-        raise _damaged(path, f"shares {shares!s:.60}")
-    return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()}, shares)
+    size = belongs_to[SIZE]
+    return ControllerState(step, {key: _vector(path, key, values, size) for key, values in statistics.items()})
 
 
 def state_rank(engine: Any, device: Any) -> int:

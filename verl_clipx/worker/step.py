@@ -4,37 +4,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
 
-from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.not_finite import NotFinite
 from verl_clipx.worker.rows import AGE, prompt_groups
-from verl_clipx.worker.sampling import Sample
 
 if TYPE_CHECKING:
-    from verl_clipx.worker.anatomy import AnatomySums
-
     # Tracing needs pyarrow, which an installation that traces nothing may lack.
     from verl_clipx.worker.tracer import TracedRows
-
-
-class Kept(NamedTuple):
-    """What is kept of a micro-batch until its update has seen the last one.
-
-    Args:
-        inputs: detached, with every optional field that is available.
-        factor: the factor of rollout correction and entropy selection on F, (sequences, length), or None.
-        weighted: F * A of the loss that trains, (sequences, length).
-    """
-
-    inputs: Inputs
-    factor: Tensor | None
-    weighted: Tensor
 
 
 @dataclass
@@ -53,20 +35,9 @@ class OptimizerStep:
         entropy_wanted: whether the run itself asks for the entropy, for its metric or its bonus.
         collect: whether the training pass adds up its own statistics although others are given.
         collected: this rank's statistics of the training pass so far, float64; None before the first micro-batch.
-        assumed: this rank's statistics computed at ratio 1, if the bounds come from those; otherwise None.
-        sample: this rank's sequences for the extra pass; None: it takes all, and no error is estimated.
-        passed: the share of the mini-batch's sequences that the extra pass took; None without clipx.precision.
-        predicted_error: the bounds' standard error relative to half their width; None without an extra pass.
-        next_share: the share of the sequences that the next update at this position takes; None if none was chosen.
-        error_before: if the previous update used a sample: how far its bounds were from the exact ones, relative to
-            half their width.
         of_rollout_batch: whether the update belongs to a rollout batch, at whose end sums over each mini-batch become
             metrics.
         not_finite: by field, what is known not to be finite in this rank's mini-batch.
-        kept: what methods in the shadow need of each micro-batch so far; None if there are no such methods.
-        equal_weights: whether this is a rollout batch's first update and its weights computed the old log-probabilities
-            or, in bypass mode, are the ones that would compute them.
-        anatomy: adds up where the ratio comes from, or None.
     """
 
     position: str = ""
@@ -80,22 +51,8 @@ class OptimizerStep:
     entropy_wanted: bool = False
     collect: bool = False
     collected: Tensor | None = None
-    assumed: Tensor | None = None
-    sample: Sample | None = None
-    passed: float | None = None
-    predicted_error: float | None = None
-    next_share: float | None = None
-    error_before: float | None = None
     of_rollout_batch: bool = True
     not_finite: dict[str, NotFinite] = field(default_factory=dict)
-    kept: "list[Kept] | None" = None
-    equal_weights: bool = False
-    anatomy: "AnatomySums | None" = None
-
-    @property
-    def estimated(self) -> bool:
-        """Whether the extra pass took only a part of the mini-batch."""
-        return self.sample is not None and self.passed < 1
 
 
 @dataclass
@@ -168,8 +125,6 @@ class MicroBatch:
         age: weight versions since each sequence was generated, int64, (sequences,); None if unknown.
         counted: bool, (sequences, response length): the tokens of Lopti's pass; None without Lopti.
         traced: the traced rows, to which the loss adds; None if there are none.
-        kept: where the loss adds what methods in the shadow need; None if there are no such methods.
-        anatomy: as in the step; None in a call that does not train.
         sums: filled by the loss: from metric key to a sum over this micro-batch's tokens.
         values: filled by the loss: from metric key to a value that is not a sum over tokens.
         counts: filled by the loss: from metric key to a number that adds up over the mini-batch's micro-batches.
@@ -183,8 +138,6 @@ class MicroBatch:
     age: Tensor | None = None
     counted: Tensor | None = None
     traced: "TracedRows | None" = None
-    kept: list[Kept] | None = None
-    anatomy: "AnatomySums | None" = None
     sums: dict[str, float] = field(default_factory=dict)
     values: dict[str, float] = field(default_factory=dict)
     counts: dict[str, float] = field(default_factory=dict)
@@ -219,7 +172,7 @@ def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroB
     return MicroBatch(
         step,
         rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
-        group=prompt_groups(data) if any("group" in method.asks_for for method in settings.methods) else None,
+        group=prompt_groups(data) if "group" in settings.method.asks_for else None,
         age=data.get(AGE, None),
         counted=None if step.token_pass is None else step.token_pass.tokens(data),
     )

@@ -25,23 +25,15 @@ from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
-from verl_clipx.worker.anatomy import AnatomySums
 from verl_clipx.worker.engine_watch import EngineWatch
-from verl_clipx.worker.extra_pass import (
-    PIPELINE,
-    extra_pass,
-    refuse_attention_on_a_slice,
-    refuse_dropout,
-    refuse_sample_of_stages,
-)
+from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
-from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner, tolerated_difference
+from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.rows import AGE, ages
-from verl_clipx.worker.shadow import ShadowLosses
 from verl_clipx.worker.skipped_updates import SkippedUpdates
 from verl_clipx.worker.state import description, restored_state, state_rank, write_state
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, UpdateObserver
@@ -72,16 +64,12 @@ class ClipxTraining:
     # None unless the run asks for them.
     tracer: Tracer | None = None
     receipt: Receipt | None = None
-    anatomy: AnatomySums | None = None
-    shadow: ShadowLosses | None = None
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
     # How many rollout batches verl has counted so far, and after how many of them the rollout gets new weights.
     rollouts: int = 0
     parameter_sync_step: int = 1
-    # Whether the current pass without gradient computes the reference's log-probabilities.
-    for_reference: bool = False
     # Whether the run has had a sample of older weights. Until then, the age of every sample is 0 and is not logged.
     stale: bool = False
     # Whether verl's trainer rejects tokens before the worker gets them.
@@ -93,8 +81,8 @@ class ClipxTraining:
 
         Raises:
             RuntimeError: ranks share sequences, and the model's attention does not support it.
-            ValueError: the model has dropout, which the extra pass would leave out; pipeline stages would have to share
-                a sample; the trace has no folder; or verl's registry lacks the loss to observe.
+            ValueError: the model has dropout, which the extra pass would leave out; the trace has no folder; or verl's
+                registry lacks the loss to observe.
         """
         settings = clipx_node(loss_fn)
         if settings is None:
@@ -113,7 +101,7 @@ class ClipxTraining:
         if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
             self.tracer = self._tracer(settings.trace, run, config.optim.total_training_steps)
         if self.watch is None:
-            self.watch = EngineWatch(self.engine, self._wants_fingerprint)
+            self.watch = EngineWatch(self.engine)
             self.skipped = SkippedUpdates(self.engine, self.watch, self.rank, self._all_reduce)
         if isinstance(settings, Observe):
             loss_mode = config.policy_loss.loss_mode
@@ -128,17 +116,14 @@ class ClipxTraining:
 
     def _plan_with(self, settings: Settings, loss_fn: partial) -> None:
         """Creates the planner, and the observers that the settings ask for."""
-        policy_loss, device = loss_fn.keywords["config"].policy_loss, get_device_id()
-        refuse_sample_of_stages(settings, self.engine_config)
+        policy_loss = loss_fn.keywords["config"].policy_loss
         self.planner = StepPlanner(
             settings,
             extra_pass=self._extra_pass,
             all_reduce=self._all_reduce,
+            at_ratio_one=policy_loss.run.makes_one_update,
             rejects=self.rejects,
             rejection=rejection_of(policy_loss),
-            tolerated=tolerated_difference(self.engine_config),
-            rank=self.engine.get_data_parallel_rank(),
-            ranks=self.engine.get_data_parallel_size(),
         )
         if self.planner.needs_extra_pass:
             refuse_dropout(self.engine.module)
@@ -148,21 +133,11 @@ class ClipxTraining:
             self.receipt = Receipt(
                 settings, policy_loss.run, loss_fn, called, self._all_reduce, rank=self.rank, stops=stop
             )
-        if settings.detailed:
-            self.anatomy = AnatomySums(policy_loss.run, self._all_reduce, device)
-        if settings.shadow is not None:
-            self.shadow = ShadowLosses(settings, device, self._all_reduce)
 
     @property
     def observers(self) -> list[UpdateObserver]:
         """Everything that observes each update of a rollout batch."""
-        return [one for one in (self.receipt, self.anatomy, self.shadow) if one is not None]
-
-    @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
-    def infer_batch(self, data):
-        """verl's pass without gradient, which computes old_log_probs."""
-        self.for_reference = tu.get(data, key="no_lora_adapter", default=False)
-        return super().infer_batch(data)
+        return [one for one in (self.receipt,) if one is not None]
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
@@ -181,18 +156,15 @@ class ClipxTraining:
     def _train_rollout_batch(self, data):
         metrics = {}
         token_passes = [None] if self.planner is None else self.planner.passes(data)
-        try:
-            for index, token_pass in enumerate(token_passes):
-                last = index == len(token_passes) - 1
-                self.batch.begin(token_pass, last=last)
-                # verl removes keys from the data that it is given.
-                output = super().train_mini_batch(data if last else data.copy())
-                if output is not None:
-                    metrics[None if token_pass is None else token_pass.name] = self._finished(
-                        tu.get(output, "metrics"), updates=self.batch.update * len(token_passes)
-                    )
-        finally:
-            self.watch.weights_of_log_probs = None
+        for index, token_pass in enumerate(token_passes):
+            last = index == len(token_passes) - 1
+            self.batch.begin(token_pass, last=last)
+            # verl removes keys from the data that it is given.
+            output = super().train_mini_batch(data if last else data.copy())
+            if output is not None:
+                metrics[None if token_pass is None else token_pass.name] = self._finished(
+                    tu.get(output, "metrics"), updates=self.batch.update * len(token_passes)
+                )
         others = {}
         for observer in self.observers:
             others |= observer.end_rollout_batch(self.batch)
@@ -222,10 +194,9 @@ class ClipxTraining:
         if self.batch is not None:
             self.batch.update += 1
         if self.planner is not None:
-            found = self.planner.finish(step, taken=taken)
+            self.planner.finish(step, taken=taken)
             if output is not None:
                 over_remaining(tu.get(output, "metrics"))
-                tu.get(output, "metrics").update(found)
         if self.tracer is not None:
             self.tracer.end_update(step.decided_from)
         return output
@@ -235,9 +206,7 @@ class ClipxTraining:
         batch, settings = self.batch or FIRST, self.planner.settings
         if batch.token_pass is None and settings.update is not None:
             raise RuntimeError(LOPTI_WITHOUT_PASSES)
-        step = self.planner.plan(
-            data, position=batch.position, token_pass=batch.token_pass, weights_moved=self._weights_moved()
-        )
+        step = self.planner.plan(data, position=batch.position, token_pass=batch.token_pass)
         step.of_rollout_batch = self.batch is not None
         if self.batch is not None:
             age = ages(data, self.rollouts // self.parameter_sync_step)
@@ -328,17 +297,6 @@ class ClipxTraining:
             total = total.clone()
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
-
-    def _weights_moved(self) -> torch.Tensor | None:
-        if self.batch is None or not self.batch.at_start or not self.planner.uses_closed_form:
-            return None
-        if getattr(self.engine_config, PIPELINE, 1) > 1:
-            # Only the last stage would notice a wrong closed form, and no stage can make an extra pass by itself.
-            return None
-        return self.watch.weights_moved()
-
-    def _wants_fingerprint(self) -> bool:
-        return self.planner is not None and self.planner.uses_closed_form and not self.for_reference
 
 
 LOPTI_WITHOUT_PASSES = (

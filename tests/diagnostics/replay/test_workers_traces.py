@@ -5,7 +5,6 @@ ratio 1, lagged bounds, and the run's own decision where the trace has a part of
 (tests/end_to_end/test_quickstart.py).
 """
 
-import dataclasses
 from functools import partial
 
 import pytest
@@ -124,14 +123,6 @@ def test_a_lagged_runs_decision_is_kept_and_no_other_is_made_up(tmp_path, actor)
     assert own["bounds_against_run"] <= 1e-6 and own["bounds"]["high"]["greatest"] > 1.5
     other = refusal(run, "+clipx=acpo", "clipx.scope=lagged", "clipx.alpha=2")
     assert "clipx.scope=lagged decides from an earlier rollout batch" in other and "mini_batch" in other
-
-
-def test_what_a_sampled_pass_decided_is_kept(tmp_path, actor):
-    sampled = dataclasses.replace(decided_step(actor), decided_from=DecidedFrom.SAMPLE)
-    run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.precision=0.03", step=sampled)
-    (own,) = numbers(run)["settings"]
-    # Every token is in the trace, and they are not those that the run decided from.
-    assert own["exact"] and own["bounds_against_run"] <= 1e-6
 
 
 def test_below_fraction_1_the_runs_own_decision_is_kept(tmp_path, actor):

@@ -28,7 +28,7 @@ from verl_clipx.driver.candidates import Candidate, candidates_of
 from verl_clipx.driver.config import Settings, build
 
 # Keys of the node that do not change the loss on given tokens.
-NOT_OF_THE_LOSS = ("trace", "shadow", "update")
+NOT_OF_THE_LOSS = ("trace", "update")
 
 
 @dataclass(frozen=True)

@@ -50,7 +50,7 @@ def refused(settings: Settings, own: Settings | None, tokens: TracedTokens) -> s
 def kept(settings: Settings, own: Settings | None, tokens: TracedTokens) -> bool:
     """Whether a replay takes the decisions of the run itself, because its traced tokens do not determine them."""
     known = is_own(settings, own) and bool(tokens.decisions)
-    of_other_tokens = tokens.decided_from in (DecidedFrom.LAGGED, DecidedFrom.SAMPLE)
+    of_other_tokens = tokens.decided_from is DecidedFrom.LAGGED
     return known and (of_other_tokens or not tokens.whole)
 
 
@@ -117,8 +117,8 @@ def _one(
 
 def _statistics(settings: Settings, tokens: TracedTokens, inputs: Inputs) -> Tensor:
     """The statistics of the whole update, extrapolated where the trace has only a share of its prompts."""
-    closed_form = tokens.decided_from is DecidedFrom.RATIO_ONE and "entropy" not in settings.method.asks_for
-    if closed_form and settings.scope == "mini_batch":
+    at_ratio_one = tokens.decided_from is DecidedFrom.RATIO_ONE and "entropy" not in settings.method.asks_for
+    if at_ratio_one and settings.scope == "mini_batch":
         inputs = inputs._replace(log_prob=inputs.old_log_prob)
     statistics = token_statistics(settings.method, settings.shaping, inputs)
     return statistics if tokens.whole or tokens.share is None else statistics / tokens.share
