@@ -45,7 +45,6 @@ WITH = {
 # Refused whatever the others are.
 NEVER = {
     *(("dgpo", *case) for case in (("clip_low", None), ("clip_high", None), ("clip_low", 0))),
-    *((method, "precision", 1) for method in BUILT_IN if not METHODS[method]().statistics_size),
 }
 OF_ALL = sorted((case for case in (*WITH, *NEVER) if case[1] in AROUND), key=str)
 FIRST_OF_ALL = {name: method for method, name, _ in reversed(OF_ALL)}
@@ -226,8 +225,7 @@ def test_the_settings_of_every_group_are_usual():
 def test_all_parameters_at_one_end_together_train(method, end):
     values = {name: allowed.ends[end] for name, allowed in NUMBERS[method].items()}
     if end == 1:
-        # Of lagged_average and precision, each belongs to another scope.
-        values |= {"scope": "lagged", "precision": 0} | ({"contribution": "ratio"} if method == "bapo" else {})
+        values |= {"scope": "lagged"} | ({"contribution": "ratio"} if method == "bapo" else {})
     elif method == "dgpo":
         values["clip_low"] = 1e-6
     trains(actor(method, values))

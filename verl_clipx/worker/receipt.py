@@ -20,6 +20,7 @@ from torch import Tensor
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
 from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
@@ -208,7 +209,7 @@ class Receipt:
 
     def _by_extra_pass(self, step: OptimizerStep) -> bool:
         adaptive = self._settings.adaptive and self._settings.scope == "mini_batch"
-        return adaptive and step.statistics is not None and step.assumed is None
+        return adaptive and step.statistics is not None and step.decided_from is not DecidedFrom.RATIO_ONE
 
     def _compare_with_announced(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Any:
         rejects = self._run.options.get(BYPASS) and self._run.options.get(ROLLOUT_RS) is not None
