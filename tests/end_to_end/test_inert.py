@@ -1,8 +1,10 @@
 """A run without a clipx node is verl's: with the plugin it does what it does with nothing but the CPU's port.
 
-Covers: the v1 trainer in sync mode, and its resumed run beside a stranger's locks and a tracker file without a line
-end; with `-m matrix` the older trainer and separate_async. Compared are every file's name, the bytes of text files, the
-keys and values of the log, what was printed, the exit code. Not covered: GPUs, several nodes.
+Covers: the v1 trainer in sync mode, and its resumed run beside a stranger's locks and a tracker file that verl reads
+otherwise than the plugin once did; with `-m matrix` the older trainer and separate_async. Compared are the names of
+files, the content of all but those with times in them, the model to the digit, the keys and values of the log, what was
+printed, the exit code; in separate_async no contents and values, since no two such runs are equal. Not covered: GPUs,
+several nodes.
 """
 
 import json
@@ -48,27 +50,37 @@ GREEDY = (
 OF_TIME = re.compile(r"timing|perf/|/mfu|throughput|time")
 
 
-def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int) -> None:
-    """Runs verl in two folders at a time, in the second with the plugin, and checks that both do the same."""
+def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int) -> tuple[Path, Path]:
+    """Runs verl in two folders at a time, in the second with the plugin; returns the folders."""
     processes = [
         launch(task, folder, *overrides, steps=steps, environment=environment)
         for folder, environment in zip(folders, (PORT_ALONE, PLUGIN), strict=True)
     ]
     codes = [process.wait(SECONDS) for process in processes]
-    outputs = [output_of(folder) for folder in folders]
-    assert codes == [0, 0], "\n".join(output[-3000:] for output in outputs)
-    assert files_of(folders[1]) == files_of(folders[0])
+    assert codes == [0, 0], "\n".join(output_of(folder)[-3000:] for folder in folders)
+    return folders
+
+
+def check_same(folders: tuple[Path, Path], *, repeats: bool = True) -> None:
+    """Checks that two runs left and said the same.
+
+    Args:
+        folders: of the runs.
+        repeats: whether such a run repeats to the digit; otherwise contents and values are not compared.
+    """
+    first, second = (files_of(folder) for folder in folders)
+    assert (second if repeats else second.keys()) == (first if repeats else first.keys())
     assert lines_of(folders[1]) == lines_of(folders[0])
     first, second = (logged(folder) for folder in folders)
     assert [(step, sorted(data)) for step, data in second] == [(step, sorted(data)) for step, data in first]
     assert not any("clipx" in key or "health" in key for _, data in first for key in data)
-    different = {
+    different = repeats and {
         (step, key): (value, data[key])
         for (step, values), (_, data) in zip(first, second, strict=True)
         for key, value in values.items()
         if not OF_TIME.search(key) and data[key] != value
     }
-    assert different == {}
+    assert not different
 
 
 def files_of(folder: Path) -> dict[str, object]:
@@ -112,29 +124,34 @@ def lines_of(folder: Path) -> set[str]:
     return {" - ".join(sorted(line.split(" - "))) for line in lines if not re.search(r"it/s|s/it|examples/s", line)}
 
 
+def both(folder: Path) -> tuple[Path, Path]:
+    # Names of one length: verl prints its configuration in lines of a width.
+    return folder / "verl_alone", folder / "with_clipx"
+
+
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory) -> tuple[Path, Path]:
-    return tmp_path_factory.mktemp("port"), tmp_path_factory.mktemp("plugin")
+def finished(task, tmp_path_factory) -> tuple[Path, Path]:
+    return run_both(task, both(tmp_path_factory.mktemp("sync")), *SEEDED, steps=2)
 
 
-def test_a_run_does_what_it_does_without_the_plugin(task, folders):
-    run_both(task, folders, *SEEDED, steps=2)
+def test_a_run_does_what_it_does_without_the_plugin(finished):
+    check_same(finished)
     # Otherwise equality would mean little.
-    first, second = (data for _, data in logged(folders[0]))
+    first, second = (data for _, data in logged(finished[0]))
     assert first["actor/grad_norm"] != second["actor/grad_norm"] != 0
 
 
-def test_a_run_that_resumes_leaves_strangers_files_as_they_are(task, folders, tmp_path):
+def test_a_run_that_resumes_leaves_strangers_files_as_they_are(task, finished, tmp_path):
     # As verl itself would resume it: from step 1, although a later checkpoint is there and the log ends later.
-    both = tuple(tmp_path / name for name in ("port", "plugin"))
-    for folder in both:
+    for folder in both(tmp_path):
         # The same beginning for both.
-        shutil.copytree(folders[0], folder)
+        shutil.copytree(finished[0], folder)
         for lock in LOCKS:
             (folder / lock).write_text(LOCK)
         (folder / LATEST).write_text("1\n")
-    run_both(task, both, *SEEDED, "trainer.save_freq=-1", "trainer.test_freq=-1", steps=2)
-    for folder in both:
+    resumed = run_both(task, both(tmp_path), *SEEDED, "trainer.save_freq=-1", "trainer.test_freq=-1", steps=2)
+    check_same(resumed)
+    for folder in resumed:
         assert "Resuming from" in output_of(folder)
         # verl's file logger empties its log.
         assert [step for step, _ in logged(folder)] == [2]
@@ -143,8 +160,8 @@ def test_a_run_that_resumes_leaves_strangers_files_as_they_are(task, folders, tm
 
 
 @pytest.mark.matrix
-def test_the_older_trainer(task, folders, tmp_path):
-    run_both(task, (tmp_path / "port", tmp_path / "plugin"), *GREEDY, "trainer.use_v1=False", steps=2)
+def test_the_older_trainer(task, tmp_path):
+    check_same(run_both(task, both(tmp_path), *GREEDY, "trainer.use_v1=False", steps=2))
 
 
 @pytest.mark.matrix
@@ -154,4 +171,5 @@ def test_a_rollout_apart(task, tmp_path):
         *("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1"),
         *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
     )
-    run_both(task, (tmp_path / "port", tmp_path / "plugin"), *GREEDY, *apart, steps=2)
+    # Which responses make a batch depends on when they arrive.
+    check_same(run_both(task, both(tmp_path), *GREEDY, *apart, steps=2), repeats=False)

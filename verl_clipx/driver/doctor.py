@@ -17,7 +17,7 @@ from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
 from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool
-from verl_clipx.common.verl_version import VERL_RANGE
+from verl_clipx.common.verl_version import VERL_RANGE, verl_version
 
 Level = Literal["ok", "warning", "error"]
 
@@ -129,7 +129,7 @@ def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str 
         level: the finding's level if the distribution is missing or has another version.
         advice: the finding's advice in this case; empty for the pip command.
     """
-    version = installed(distribution)
+    version = verl_version() if distribution == "verl" else installed(distribution)
     if version is None:
         return Finding(level, distribution, "not installed", advice or f"pip install '{distribution}{tested}'")
     if tested.contains(Version(version).public, prereleases=True):
