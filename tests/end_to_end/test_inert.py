@@ -84,7 +84,7 @@ def check_same(folders: tuple[Path, Path], *, repeats: bool = True) -> None:
 
 
 def files_of(folder: Path) -> dict[str, object]:
-    """Every file of a run by its name without times, and its content as far as it does not hold times or random names.
+    """Every file of a run by its name, and its content: both without times and random parts.
 
     Of a checkpoint of the model: each tensor's sum, in float64.
     """
@@ -94,7 +94,7 @@ def files_of(folder: Path) -> dict[str, object]:
 def named_files(folder: Path) -> Iterator[tuple[str, object]]:
     for path in folder.rglob("*"):
         if path.is_file():
-            name = re.sub(r"\d{4}-\d{2}-\d{2}|\d{2}-\d{2}-\d{2}", "TIME", str(path.relative_to(folder)))
+            name = re.sub(r"\d{4}(-\d\d){2}|\d\d(-\d\d){2}|_[0-9a-f]{8}\b", "TIME", str(path.relative_to(folder)))
             yield name, content_of(path, folder)
 
 
