@@ -143,11 +143,19 @@ step() {
     local name=$1 log=$RUNS/$2.log
     shift 2
     say "$name"
-    if ! run "$@" >"$log" 2>&1; then
-        printf '[quickstart] error: %s failed. Its log: %s. The end of it:\n' "$name" "$log" >&2
-        tail -n 15 "$log" >&2
-        exit 1
-    fi
+    run "$@" >"$log" 2>&1 || failed "$name" "$log" 1
+}
+
+failed() {
+    printf '[quickstart] error: %s failed. Its log: %s. The end of it:\n' "$1" "$2" >&2
+    tail -n 15 "$2" >&2
+    exit "$3"
+}
+
+# Of what a training prints: the plugin's line, and each step with the mean reward of its responses.
+progress() {
+    sed -un -e 's/^clipx: clipx_/    clipx_/p' \
+        -e "s|^.*[^a-z]step:\([0-9]*\) - .* - critic/rewards/mean:\([-+.0-9a-z]*\) .*$|    step \1 of $TOTAL_STEPS: reward \2|p"
 }
 
 # Whether forward and backward can compute in bfloat16: emulated it would be slower than float32.
@@ -213,8 +221,14 @@ train() {
         say "an unfinished run was there; it is now $folder-unfinished$number"
     fi
     say "4/5 training: verl with +clipx=$method, seed $seed, $TOTAL_STEPS steps (log: $folder/run.log)"
-    run env METHOD="$method" SEED="$seed" RUN_FOLDER="$folder" \
-        clipx watch "$folder" --steps "$TOTAL_STEPS" --label "$method" -- bash "$RECIPE" "$@"
+    mkdir "$folder"
+    local code=0 shown
+    exec 3> >(tee "$folder/run.log" | progress)
+    shown=$!
+    run env METHOD="$method" SEED="$seed" RUN_FOLDER="$folder" bash "$RECIPE" "$@" >&3 2>&1 3>&- || code=$?
+    exec 3>&-
+    wait "$shown" || true
+    [[ $code == 0 ]] || failed "training with +clipx=$method" "$folder/run.log" "$code"
     printf '%s\n' "+clipx=$method" "SEED=$seed" ${variables[@]+"${variables[@]}"} "$@" >"$folder/$FINISHED"
 }
 

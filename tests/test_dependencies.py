@@ -117,6 +117,12 @@ def test_the_plugin_alone_adds_and_moves_nothing(environment, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("extra", ["", "[tools]"])
+def test_another_verl_stays_as_it_is(tmp_path, extra):
+    assert resolve(tmp_path, "verl==0.8.0", f"verl-clipx{extra} @ {ROOT.as_uri()}")["verl"] == "0.8.0"
+
+
+@pytest.mark.slow
 def test_the_tools_move_nothing(environment, tmp_path):
     day, versions = environment
     found = resolve(tmp_path, VERL, f"verl-clipx[gpu] @ {ROOT.as_uri()}", day=day)
@@ -148,6 +154,13 @@ def required(extra: str = "") -> list[Requirement]:
     if not extra:
         return [one for one in found if one.marker is None]
     return [one for one in found if one.marker is not None and one.marker.evaluate({"extra": extra})]
+
+
+def test_only_the_extras_require_verl():
+    assert "verl" not in {one.name for one in required()}
+    for extra in ("cpu", "gpu"):
+        (verl,) = [one for one in required(extra) if one.name == "verl"]
+        assert verl.specifier.contains("0.9.1") and not verl.specifier.contains("0.10")
 
 
 def test_only_a_known_break_has_an_upper_end():

@@ -49,7 +49,6 @@ WITHOUT_WHAT_VERL_LACKS = {
         "clipx_grpo",
     ),
     "bounds metrics.jsonl": (1, "metrics.jsonl: no such log"),
-    "watch . --steps 1 -- true": (0, ""),
     "data list": (0, "clipx data build NAME"),
     "data build countdown --out countdown --split test --limit 2": (0, "2 rows"),
     "data show countdown/test.parquet": (0, "2 rows"),
@@ -79,7 +78,6 @@ WITHOUT_ALL = {
     "recipe list cpu/countdown_acpo": (0, "presets: +recipe"),
     "recipe show cpu/countdown_acpo_off": (0, "optimizer steps for each rollout batch"),
     "bounds metrics.jsonl": (1, "clipx bounds needs pandas: pip install 'verl-clipx[tools]'\n"),
-    "watch . --steps 1 -- true": (1, "clipx watch needs pandas: pip install 'verl-clipx[tools]'\n"),
     "data list": (1, "clipx data needs pyarrow: pip install 'verl-clipx[tools]'\n"),
     "data show countdown/test.parquet": (1, "clipx data needs pyarrow: pip install 'verl-clipx[tools]'\n"),
 }

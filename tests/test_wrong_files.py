@@ -310,7 +310,7 @@ JUNK = (
     "--x",
 )
 # They run something, for minutes or for ever, or write where no test may.
-ACTING = {"doctor", "watch", "explain", "check-loss", "build", "run", "plan"}
+ACTING = {"doctor", "explain", "check-loss", "build", "run", "plan"}
 
 
 def leaves(command, path=()):

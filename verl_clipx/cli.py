@@ -25,9 +25,7 @@ from verl_clipx.common.command_line import (
 )
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
-from verl_clipx.common.files import last_lines
 from verl_clipx.common.listed import print_list
-from verl_clipx.common.run_files import METRICS
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
 from verl_clipx.evaluation.commands import evaluation_app
 from verl_clipx.one_process.commands import fill
@@ -397,35 +395,6 @@ def bounds(
     )
     for group, overrides in found.overrides.items():
         console.print_line(f"+clipx={group} {' '.join(overrides)}")
-
-
-@app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def watch(
-    context: typer.Context,
-    folder: Annotated[Path, typer.Argument(help="The run's folder; metrics.jsonl and run.log are kept there.")],
-    steps: Annotated[int, typer.Option(help="Training steps that the command will make.")],
-    label: Annotated[str, typer.Option(help="What to call it.")] = "training",
-) -> None:
-    """Run a training command under a progress bar: clipx watch FOLDER --steps N -- COMMAND …"""
-    from verl_clipx.diagnostics.watch import run_watched
-
-    if not context.args:
-        fail("no command given: clipx watch FOLDER --steps N -- COMMAND …", 2)
-    log = folder / "run.log"
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        code = run_watched(context.args, steps=steps, metrics=folder / METRICS, log=log, label=label)
-    except OSError as error:
-        console.print(f"[red]{escape(label)} could not start:[/] {escape(str(error))}", soft_wrap=True)
-        # The exit code that a shell gives for an unknown command.
-        raise typer.Exit(127) from None
-    if code not in (0, 130):
-        console.print(
-            f"[red]{escape(label)} failed with exit code {code}.[/] Its log: {escape(str(log))}. The end of it:",
-            soft_wrap=True,
-        )
-        console.print("\n".join(last_lines(log, 15)), markup=False, highlight=False)
-    raise typer.Exit(code)
 
 
 def generate_on_cpu(model, requests, settings, *, stop_token_ids, vocabulary_size) -> list[list[int]]:

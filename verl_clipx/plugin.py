@@ -1,8 +1,8 @@
-"""The entry point in verl's plugin group. Every process that imports verl imports it.
+"""The entry point in verl's plugin group, and the one place that says what is hooked into verl, and when it acts.
 
-It must be cheap, so each part is registered only when verl itself imports the module concerned. It must also fail
-loudly. Because verl swallows a plugin's exception, a failure is printed here and raised again when verl needs the
-losses.
+Every process that imports verl imports it. It must be cheap, so each hook waits until verl itself imports the module
+concerned. It must also fail loudly: because verl swallows a plugin's exception, a failure is printed here and raised
+again when verl needs the losses. In a run without a clipx node nothing of it acts (`HOOKS`).
 """
 
 import functools
@@ -13,14 +13,6 @@ from types import ModuleType
 from wrapt import when_imported
 
 CORE_ALGOS = "verl.trainer.ppo.core_algos"
-ENGINE_WORKERS = "verl.workers.engine_workers"
-DEVICE = "verl.utils.device"
-MAIN_PPO = "verl.trainer.main_ppo"
-TRACKING = "verl.utils.tracking"
-METRIC_UTILS = "verl.trainer.ppo.metric_utils"
-TRAINERS = ("verl.trainer.ppo.v1.trainer_base", "verl.trainer.ppo.ray_trainer")
-REWARD = "verl.trainer.ppo.reward"
-SINGLE_TURN_AGENT_LOOP = "verl.experimental.agent_loop.single_turn_agent_loop"
 
 
 def _register_losses(core_algos: ModuleType) -> None:
@@ -48,32 +40,22 @@ def _register_agent_loop(_: ModuleType) -> None:
     import verl_clipx.seeded.agent_loop  # noqa: F401
 
 
-def _keep_the_log_and_hold_receipt_and_health(tracking: ModuleType) -> None:
-    from verl_clipx.diagnostics import health, run_start
-    from verl_clipx.driver import receipt
+def _open_logs(tracking: ModuleType) -> None:
+    from verl_clipx.trainer.hooks import install_logs
 
-    run_start.install(tracking)
-    receipt.install(tracking)
-    health.install_limits(tracking)
+    install_logs(tracking)
 
 
-def _log_health(metric_utils: ModuleType) -> None:
-    from verl_clipx.diagnostics import health
+def _add_health(metric_utils: ModuleType) -> None:
+    from verl_clipx.trainer.hooks import install_metrics
 
-    health.install(metric_utils)
-
-
-def _keep_validations_whole_and_count_verdicts(trainers: ModuleType) -> None:
-    from verl_clipx.diagnostics import health, validation_files
-
-    validation_files.install(trainers)
-    health.install_verdicts(trainers)
+    install_metrics(metric_utils)
 
 
-def _watch_the_reward(reward: ModuleType) -> None:
-    from verl_clipx.diagnostics import reward_guard
+def _add_verdicts(trainers: ModuleType) -> None:
+    from verl_clipx.trainer.hooks import install_verdicts
 
-    reward_guard.install(reward)
+    install_verdicts(trainers)
 
 
 def _decide_at_the_start(device: ModuleType) -> None:
@@ -120,21 +102,38 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     omegaconf.OmegaConf.register_new_resolver("clipx_options", options, replace=True)
 
 
-def install() -> None:
-    """Registers the CPU platform and the hooks that register the rest."""
-    from verl_clipx import cpu
+# By the module of verl's whose import installs it.
+HOOKS = (
+    # Names in registries, which do nothing until a configuration says one of them.
+    (CORE_ALGOS, _register_losses),
+    ("verl.experimental.agent_loop.single_turn_agent_loop", _register_agent_loop),
+    ("omegaconf", _register_resolvers),
+    # The training worker: each of its methods is verl's unless the loss's configuration has a clipx node. Under
+    # VERL_PLATFORM=cpu it also starts gloo.
+    ("verl.workers.engine_workers", _install_worker),
+    # The driver, before Ray. Without a clipx node they only read, and refuse misspelt keys that were meant for it.
+    ("verl.utils.device", _decide_at_the_start),
+    ("verl.trainer.main_ppo", _decide_before_ray),
+    # The trainer's process. Without a clipx node they call verl's function and return what it returns.
+    ("verl.utils.tracking", _open_logs),
+    ("verl.trainer.ppo.metric_utils", _add_health),
+    ("verl.trainer.ppo.v1.trainer_base", _add_verdicts),
+)
 
-    when_imported(CORE_ALGOS)(_loud(_register_losses))
-    when_imported(ENGINE_WORKERS)(_loud(_install_worker))
-    when_imported(DEVICE)(_loud(_decide_at_the_start))
-    when_imported(MAIN_PPO)(_loud(_decide_before_ray))
-    when_imported(SINGLE_TURN_AGENT_LOOP)(_loud(_register_agent_loop))
-    when_imported(TRACKING)(_loud(_keep_the_log_and_hold_receipt_and_health))
-    when_imported(METRIC_UTILS)(_loud(_log_health))
-    when_imported(REWARD)(_loud(_watch_the_reward))
-    for trainers in TRAINERS:
-        when_imported(trainers)(_loud(_keep_validations_whole_and_count_verdicts))
-    when_imported("omegaconf")(_loud(_register_resolvers))
+
+def install() -> None:
+    """Registers the CPU platform and the hooks; nothing beside a verl whose interfaces are unknown.
+
+    There a configuration that asks for a group of this plugin is refused (hydra_plugins/verl_clipx/groups_source.py).
+    """
+    from verl_clipx import cpu
+    from verl_clipx.common.verl_version import unsuitable_verl
+
+    if unsuitable_verl():
+        return
+    for module, hook in HOOKS:
+        when_imported(module)(_loud(hook))
+    # Under VERL_PLATFORM=cpu, verl's platform and engines on a CPU; otherwise a name.
     cpu.register()
 
 

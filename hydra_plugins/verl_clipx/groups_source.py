@@ -8,10 +8,12 @@ from pathlib import Path
 
 from hydra._internal.core_plugins.file_config_source import FileConfigSource
 from hydra.core.object_type import ObjectType
+from hydra.errors import ConfigCompositionException
 from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.verl_clipx.misspelt import Missed
+from verl_clipx.common.verl_version import unsuitable_verl
 from verl_clipx.reproduction.rows import preset_names
 
 NODE = "clipx"
@@ -44,7 +46,14 @@ class GroupsSource(FileConfigSource):
         return super().list(config_path, results_filter)
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """The file's content; its node clipx takes any key."""
+        """The file's content; its node clipx takes any key.
+
+        Raises:
+            ConfigCompositionException: this verl is not one that the plugin extends, so that nothing would act on it.
+        """
+        unsuitable = unsuitable_verl()
+        if unsuitable:
+            raise ConfigCompositionException(f"{config_path.removesuffix('.yaml')}: {unsuitable}")
         found = super().load_config(config_path)
         node = found.config.get(NODE) if isinstance(found.config, DictConfig) else None
         if isinstance(node, DictConfig):

@@ -3,7 +3,6 @@
 import argparse
 import json
 import re
-import uuid
 from pathlib import Path
 
 import yaml
@@ -44,7 +43,6 @@ def render(*, name: str, image: str, nodes: int, gpus: int, claim: str, retries:
     if nodes == 1:
         del cluster["workerGroupSpecs"]
     values = {"CLIPX_PAYLOAD": payload, "NNODES": str(nodes), "NGPUS_PER_NODE": str(gpus)}
-    values["CLIPX_JOB"] = f"kuberay-{name}-{uuid.uuid4().hex}"
     for group in (cluster["headGroupSpec"], workers):
         pod = group["template"]["spec"]
         (container,) = pod["containers"]

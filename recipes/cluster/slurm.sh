@@ -105,8 +105,7 @@ step+=(
     bash -c "$prepare" bash "$ACTIVATE"
     ray symmetric-run --address "$HEAD_ADDRESS:$RAY_PORT" --min-nodes "${#nodes[@]}"
     --num-gpus="${SLURM_GPUS_ON_NODE:-8}" --num-cpus="${SLURM_CPUS_ON_NODE:-8}" --disable-usage-stats
-    -- bash -c 'touch "$1"; shift; exec "$@"' bash "$begun" env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" \
-    CLIPX_JOB="slurm-$SLURM_JOB_ID" "${PAYLOAD[@]}"
+    -- bash -c 'touch "$1"; shift; exec "$@"' bash "$begun" env RAY_ADDRESS="$HEAD_ADDRESS:$RAY_PORT" "${PAYLOAD[@]}"
 )
 
 # requeue REASON: ends this job, with its steps, and puts it back into the queue.

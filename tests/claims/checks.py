@@ -69,7 +69,7 @@ def _clipx_wants_mark(words: list[str]) -> bool | None:
     if words[:2] == ["data", "build"] and any(definitions()[word].hub for word in words if word in definitions()):
         # Somebody has to fetch a local copy too, unless it is small enough for a test to make.
         return None if "--from" in words else True
-    return words[:1] == ["watch"] or words[:2] == ["table", "fill"] or "--run" in words
+    return words[:2] == ["table", "fill"] or "--run" in words
 
 
 def check(command: Command, *, complete: bool = True) -> None:
@@ -188,11 +188,9 @@ def _check_name(path: str, name: str, prompt: str | None) -> None:
         raise Wrong(str(error)) from None
 
 
-# By tests/claims/test_architecture.py and tests/diagnostics/test_kills.py.
+# By tests/claims/test_architecture.py.
 RUN_ELSEWHERE = (
     ["scripts/draw_architecture.py"],
-    ["-m", "tests.diagnostics.kills"],
-    ["-m", "tests.end_to_end.kill_runs"],
     ["-m", "verl_clipx.driver.facts"],
 )
 

@@ -52,11 +52,13 @@ def test_each_value_that_is_missing_is_asked_for():
     assert "add clipx.clip_high=…" in refusal("grpo_clip_acpo_average", "clipx.clip_low=0.5")
 
 
-# A training leaves its log and what it was given, and ends as the test says.
-CLIPX = """
-[[ $1 == watch ]] || exit 0
-mkdir -p "$2" && echo trained >>"$2/metrics.jsonl"
-echo "$MODEL_PATH ${PARAM_DTYPE:-} ${MAX_PROMPT_LENGTH:-} $TOTAL_STEPS $TRAIN_FILE" >"$2/given"
+# A training leaves its log and what it was given, prints as verl does, and ends as the test says.
+VERL = """
+echo trained >>"$RUN_FOLDER/metrics.jsonl"
+echo "$MODEL_PATH ${PARAM_DTYPE:-} ${MAX_PROMPT_LENGTH:-} $TOTAL_STEPS $TRAIN_FILE" >"$RUN_FOLDER/given"
+echo "clipx: clipx_$METHOD (+clipx=$METHOD), bounds as announced"
+echo "a warning of verl's" >&2
+printf '\\e[36m(TaskRunnerV1 pid=7)\\e[0m step:1 - actor/lr:0.001 - critic/rewards/mean:0.25 - perf/time:2\\n'
 exit "${TRAINING_EXIT:-0}"
 """
 
@@ -73,31 +75,48 @@ esac
 
 def start(tmp_path, *arguments: str, **variables: str) -> tuple[Machine, subprocess.CompletedProcess]:
     """A start of the script, among the runs of earlier ones."""
-    machine = Machine(tmp_path / "venv", python=PYTHON, clipx=CLIPX, lscpu='echo "Flags: ${CPU_FLAGS:-}"')
+    machine = Machine(tmp_path / "venv", python=PYTHON, python3=VERL, clipx="", lscpu='echo "Flags: ${CPU_FLAGS:-}"')
     given = {"VENV": str(tmp_path / "venv"), "RUNS": str(tmp_path / "runs"), **variables}
     machine.record.unlink(missing_ok=True)
     return machine, machine.run(SCRIPT, *arguments, **given)
 
 
 def commands(tmp_path, *arguments: str, **variables: str) -> tuple[list[list[str]], list[str]]:
-    """The arguments of each training, as `clipx watch` gets them, and the runs that the page is of."""
+    """The overrides of each training, and the runs that the page is of."""
     machine, done = start(tmp_path, *arguments, **variables)
     assert done.returncode == 0, done.stderr
-    calls = [words[1:] for words in machine.calls if words[0] == "clipx"]
-    data, *trainings, (command, *folders) = calls
-    assert (
-        data[:2] == ["data", "build"] and command == "report" and {training[0] for training in trainings} == {"watch"}
-    )
-    return [training[1:] for training in trainings], [Path(name).name for name in folders[: folders.index("--out")]]
+    data, (command, *folders) = [words[1:] for words in machine.calls if words[0] == "clipx"]
+    assert data[:2] == ["data", "build"] and command == "report"
+    return [call[3:] for call in trainings(machine)], [Path(name).name for name in folders[: folders.index("--out")]]
+
+
+def trainings(machine) -> list[list[str]]:
+    """The calls of verl's main."""
+    return [call for call in machine.calls if call[:3] == ["python3", "-m", "verl.trainer.main_ppo"]]
 
 
 def test_grpo_comes_first_and_gets_the_overrides_that_are_not_the_methods(tmp_path):
     shared, own = "data.train_batch_size=8", ["clipx.alpha=2", "+clipx/update=lopti", "++clipx.bins=10"]
     (grpo, acpo), runs = commands(tmp_path, "acpo", own[0], shared, *own[1:], TOTAL_STEPS="3")
-    recipe = ["--", "bash", "recipes/quickstart/run_countdown_tiny_cpu.sh"]
-    of_grpo, of_acpo = (str(tmp_path / "runs" / name) for name in runs)
-    assert grpo == [of_grpo, "--steps", "3", "--label", "grpo", *recipe, shared]
-    assert acpo == [of_acpo, "--steps", "3", "--label", "acpo", *recipe, own[0], shared, *own[1:]]
+    assert grpo[:2] == ["+hardware=cpu", "+clipx=grpo"] and acpo[:2] == ["+hardware=cpu", "+clipx=acpo"]
+    of_recipe = grpo[2:-1]
+    assert "trainer.total_training_steps=3" in of_recipe and grpo[-1] == shared
+    changed = [word.replace(runs[0], runs[1]) for word in of_recipe]
+    names = [f"trainer.experiment_name='{name}'" for name in ("grpo", "acpo")]
+    assert acpo[2:] == [names[1] if word == names[0] else word for word in changed] + [own[0], shared, *own[1:]]
+
+
+def test_it_shows_the_runs_line_and_steps_and_keeps_the_rest_in_a_log(tmp_path):
+    _, done = start(tmp_path, "acpo", TOTAL_STEPS="3")
+    shown = [line for line in done.stdout.splitlines() if line.startswith("    ")]
+    steps = "    step 1 of 3: reward 0.25"
+    lines = [(f"    clipx_{name} (+clipx={name}), bounds as announced", steps) for name in ("grpo", "acpo")]
+    assert shown == [*lines[0], *lines[1]]
+    log = (tmp_path / "runs" / "acpo_TOTAL_STEPS=3-seed1" / "run.log").read_text()
+    assert "a warning of verl's" in log and "critic/rewards/mean:0.25" in log
+    _, done = start(tmp_path, "dgpo", TRAINING_EXIT="7", SEED="2")
+    assert done.returncode == 7
+    assert "training with +clipx=grpo failed. Its log: " in done.stderr and "a warning of verl's" in done.stderr
 
 
 def test_a_method_is_compared_by_seeds(tmp_path):
@@ -117,7 +136,13 @@ def logs(tmp_path) -> dict[str, str]:
 
 def trained(machine) -> list[str]:
     """The runs that a start trained."""
-    return [Path(call[2]).name for call in machine.calls if call[:2] == ["clipx", "watch"]]
+    return [folder_of(call).name for call in trainings(machine)]
+
+
+def folder_of(training: list[str]) -> Path:
+    """The folder of a run: that of its checkpoints."""
+    (checkpoints,) = [word for word in training if word.startswith("trainer.default_local_dir=")]
+    return Path(checkpoints.partition("=")[2].strip("'\"")).parent
 
 
 def test_another_parameter_is_another_run_and_a_finished_one_is_used_again(tmp_path):
@@ -198,9 +223,8 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
     ]
     assert ".[cpu,reasoning,pretrained]" in " ".join(word for call in machine.calls for word in call)
     assert trained(machine) == ["grpo-seed1", "acpo-seed1"]
-    for call in machine.calls:
-        if call[:2] == ["clipx", "watch"]:
-            assert call[-2:] == ["bash", "recipes/quickstart/run_reasoning_gym_pretrained_cpu.sh"]
+    for call in trainings(machine):
+        assert "reward.custom_reward_function.path=pkg://verl_clipx.tasks.reasoning_gym.reward" in call
     settings = ["/models/smollm2", "bf16", "38", "6", data[0]]
     assert given(tmp_path, f"{runs.name}/grpo-seed1") == given(tmp_path, f"{runs.name}/acpo-seed1") == settings
     assert "this CPU computes in bfloat16" in done.stdout and "Apache-2.0" in done.stdout
@@ -228,7 +252,7 @@ def test_any_model_by_its_folder_or_its_name_on_the_hub(tmp_path):
         machine, done = start(tmp_path, "grpo", MODEL=model, TASK="reasoning_gym_gcd", TOTAL_STEPS="2")
         assert done.returncode == 0, done.stderr
         assert not any("verl_clipx.tasks.pretrained" in call for call in machine.calls)
-        (run,) = [Path(call[2]) for call in machine.calls if call[:2] == ["clipx", "watch"]]
+        (run,) = map(folder_of, trainings(machine))
         assert run.name == "grpo_TOTAL_STEPS=2-seed1" and (name is None or run.parent.name == name)
         assert (run / "given").read_text().startswith(f"{model} ")
         assert ".[cpu,reasoning]" in " ".join(word for call in machine.calls for word in call) or name

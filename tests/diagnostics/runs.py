@@ -13,10 +13,10 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.run_files import METRICS, traces_path
 from verl_clipx.common.traces import Shard, UpdateFacts, write_shard
-from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.loss.loss import token_loss, tokens_in
 from verl_clipx.loss.metrics import TOKENS, token_metrics, with_ratios_of_sums
 from verl_clipx.methods import method_named
+from verl_clipx.trainer.log import write_record
 
 OWN = "actor/clipx/"
 PROMPTS, SAMPLES, LENGTH, UPDATES = 8, 8, 12, 4

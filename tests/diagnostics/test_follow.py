@@ -1,7 +1,7 @@
 """`clipx report --follow`: a page that is written anew while a run trains.
 
 Covers: a run before its first step, while it logs, at its end, interrupted; a run without this plugin's record. Not
-covered: a lock that another host holds (tests/common/test_run_lock.py).
+covered: a lock that another host holds.
 """
 
 import time
@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from tests.diagnostics.runs import log_line
 from verl_clipx.cli import app
-from verl_clipx.common.run_lock import release, take
+from verl_clipx.common.run_lock import hold, release
 from verl_clipx.diagnostics import follow
-from verl_clipx.diagnostics.run_start import write_record
+from verl_clipx.trainer.log import write_record
 
 RELOADS = 'http-equiv="refresh"'
 
@@ -51,7 +51,7 @@ def add(log, step):
 def test_the_page_grows_with_the_run_and_ends_with_it(followed):
     log, run = followed
     write_record(log, {"clipx": {"method": "grpo"}})
-    take(log.with_suffix(".lock"))
+    hold(log.with_suffix(".lock"))
 
     def last():
         add(log, 3)

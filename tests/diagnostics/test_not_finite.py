@@ -1,4 +1,4 @@
-"""Runs with values that are not finite: what page and progress bar say, and that neither breaks.
+"""Runs with values that are not finite: what the page says, and that it does not break.
 
 Covers: NaN, Infinity and null in the log, validations and traces; skipped updates, counted and by the gradient norm of
 older logs. Not covered: how the worker counts them (tests/worker).
@@ -9,7 +9,6 @@ import re
 
 import pandas
 import pytest
-from rich.progress import Progress
 from typer.testing import CliRunner
 
 from tests.diagnostics.runs import write_run
@@ -17,9 +16,8 @@ from verl_clipx.cli import app
 from verl_clipx.common.traces import Shard, read_shards, shards_in, write_shard
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.findings import findings
-from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import read_run, settings_of
-from verl_clipx.diagnostics.watch import show
+from verl_clipx.trainer.log import write_record
 
 NAN = float("nan")
 UPDATES = 8
@@ -202,43 +200,6 @@ def test_traced_tokens_that_are_not_finite_do_not_break_the_page(tmp_path):
     page = report(tmp_path, run)
     data = page.split('id="data">')[1].split("</script>")[0]
     assert not re.search(r"\bNaN\b", data) and json.loads(data)
-
-
-def shown(folder, rows):
-    write(folder, rows)
-    progress = Progress()
-    task = progress.add_task("")
-    show(progress, task, folder / "metrics.jsonl", "acpo")
-    return progress.tasks[0].description
-
-
-def test_the_progress_bar_says_from_which_step_on_the_reward_had_collapsed(tmp_path):
-    rewards = [0.4, 0.4, NAN, 0.4, 0.4, 0.0, 0.0, 0.0, 0.0]
-    assert shown(tmp_path, [row(**{keys.REWARD: reward}) for reward in rewards[:6]]) == "acpo, reward 0.32"
-    assert shown(tmp_path, [row(**{keys.REWARD: reward}) for reward in rewards]) == (
-        "acpo, reward 0.20, collapsed at step 6"
-    )
-
-
-def test_before_the_first_step_the_progress_bar_is_as_it_was(tmp_path):
-    progress = Progress()
-    task = progress.add_task("acpo")
-    show(progress, task, tmp_path / "metrics.jsonl", "acpo")
-    assert progress.tasks[0].description == "acpo"
-
-
-def test_the_progress_bar_counts_skipped_updates(tmp_path):
-    assert shown(tmp_path, skipping([0, 0])) == "acpo, reward 0.50"
-    assert shown(tmp_path, skipping([0, 1])) == "acpo, reward 0.50, 1 update skipped since step 2"
-    assert shown(tmp_path, skipping([0, 6, 8])) == "acpo, reward 0.50, 14 updates skipped since step 2"
-    rows = [row(), row(**{keys.GRADIENT_NORM: NAN}), row()]
-    assert shown(tmp_path, rows) == "acpo, reward 0.50, updates skipped in 1 of 2 steps since step 2"
-
-
-@pytest.mark.parametrize("value", [NAN, None, float("inf")])
-def test_the_progress_bar_leaves_out_rewards_that_are_not_finite(tmp_path, value):
-    assert shown(tmp_path, [row(), row(**{keys.REWARD: value})]) == "acpo, reward 0.50"
-    assert shown(tmp_path, [row(**{keys.REWARD: value})]) == "acpo, reward not finite"
 
 
 def test_the_table_of_numbers_keeps_what_is_finite(tmp_path):

@@ -13,8 +13,8 @@ from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.drawing import style
 from verl_clipx.diagnostics.log_figures import log_plates
 from verl_clipx.diagnostics.palette import GRPO, OTHERS
-from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import differences, read_run, settings_of
+from verl_clipx.trainer.log import write_record
 
 ROWS = [{"actor/entropy": 1.0, "critic/score/mean": 0.5}]
 

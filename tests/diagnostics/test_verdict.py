@@ -19,8 +19,8 @@ from tests.diagnostics.runs import write_log, write_validation
 from verl_clipx.cli import app
 from verl_clipx.diagnostics import keys
 from verl_clipx.diagnostics.findings import rewards
-from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.diagnostics.runs import Run, Setting, read_run, settings_of
+from verl_clipx.trainer.log import write_record
 
 STORED = Path(__file__).parents[2] / "docs" / "results" / "cpu_small_steps.csv"
 COLUMNS = {"reward": keys.REWARD, "entropy": keys.ENTROPY, "kl": keys.KL}

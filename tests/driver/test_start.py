@@ -7,8 +7,7 @@ that cannot write to its folder, stop before Ray. Not covered: what a worker pri
 (test_announcement.py), what verl's clip keys mean (test_clip_keys.py).
 """
 
-import json
-import os
+import fcntl
 import runpy
 import sys
 import warnings
@@ -209,80 +208,82 @@ def test_the_cpu_platform_without_its_group_is_refused(monkeypatch):
 
 
 @pytest.fixture
-def in_use(monkeypatch, tmp_path):
-    """A run's folder in which a process that lives has the lock of a file."""
+def log(monkeypatch, tmp_path):
+    """Of a run, in a folder of its own."""
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "run" / "metrics.jsonl"))
-
-    def hold(name):
-        lock = tmp_path / "run" / name
-        lock.parent.mkdir(parents=True)
-        # The parent of this process; its own lock would be this run's.
-        owner = vars(run_lock.this_process()) | {"pid": os.getppid(), "started": run_lock.start_of(os.getppid())}
-        lock.write_text(json.dumps(owner))
-        return lock
-
-    return hold
-
-
-SAVES = ("trainer.logger=[file]", "trainer.save_freq=1", "trainer.default_local_dir={}/run/checkpoints")
-
-
-@pytest.mark.parametrize("name", ["metrics.lock", "checkpoints/run.lock"])
-@pytest.mark.parametrize("group", ["+clipx=grpo", "trainer.val_only=False"])
-def test_a_second_run_in_the_folder_stops_before_ray(run, in_use, tmp_path, name, group):
-    held = in_use(name)
-    with pytest.raises(run_lock.FolderInUse, match=rf"{name}: a run is going on here \(process {os.getppid()} on"):
-        run("v1", group, *(word.format(tmp_path) for word in SAVES))
-    assert json.loads(held.read_text())["pid"] == os.getppid()
+    yield tmp_path / "run" / "metrics.jsonl"
     run_lock.release()
 
 
-def test_a_run_has_its_folder_until_it_ends(run, in_use, tmp_path, composed, monkeypatch, capsys):
-    lock = in_use("metrics.lock")
-    lock.write_text(lock.read_text().replace(str(os.getppid()), str(2**22 - 1)))
-    seen = []
-    monkeypatch.setattr(ray, "is_initialized", lambda: seen.append(sorted(tmp_path.rglob("*.lock"))))
+FILE = "trainer.logger=[file]"
+
+
+def test_a_second_run_on_the_log_stops_before_ray(run, log, monkeypatch):
+    monkeypatch.setattr(run_lock, "PATIENCE", 0)
+    log.parent.mkdir()
+    with log.with_suffix(".lock").open("w") as file:
+        # As another process: a lock belongs to an open file.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(run_lock.FolderInUse, match=r"metrics\.lock: another run .*clipx\.log=false"):
+            run("v1", "+clipx=grpo", FILE)
+        for overrides in (["+clipx=grpo", "clipx.log=false"], []):
+            with pytest.raises(RayStarts):
+                run("v1", *overrides, FILE)
+
+
+def test_a_run_has_its_log_until_it_ends(log, composed, monkeypatch):
+    lock, seen = log.with_suffix(".lock"), []
+
+    def is_initialized():
+        seen.append(run_lock.is_held(lock))
+        raise RayStarts
+
+    monkeypatch.setattr(ray, "is_initialized", is_initialized)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setattr(starts, "require_accelerator", lambda *_: None)
     with pytest.raises(RayStarts):
-        run_ppo(composed("+clipx=grpo", *(word.format(tmp_path) for word in SAVES)), TaskRunnerV1)
-    assert [path.name for path in seen[-1]] == ["run.lock", "metrics.lock"]
-    assert list(tmp_path.rglob("*.lock")) == []
-    assert f"clipx: {lock} was left by process {2**22 - 1}" in capsys.readouterr().out
+        run_ppo(composed("+clipx=grpo", FILE), TaskRunnerV1)
+    assert seen == [True] and not run_lock.is_held(lock)
+
+
+# A pipe or a device keeps no lines; a run without a clipx node is verl's.
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["+clipx=grpo", FILE], "/dev/null"),
+        (["+clipx=grpo", FILE, "clipx.log=false"], "{}/metrics.jsonl"),
+        (["+clipx=grpo", "trainer.logger=[console]", "clipx.log=false"], "{}/metrics.jsonl"),
+        ([FILE, "trainer.save_freq=1", "trainer.resume_mode=auto"], "{}/metrics.jsonl"),
+        (["trainer.logger=[console]", "trainer.save_freq=1"], "{}/metrics.jsonl"),
+    ],
+)
+def test_nothing_is_locked_or_made_where_the_plugin_keeps_no_log(run, tmp_path, monkeypatch, overrides, path):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", path.format(tmp_path))
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(RayStarts):
+        run("v1", *overrides, f"trainer.default_local_dir={tmp_path}/checkpoints")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+def test_without_a_file_log_a_run_with_this_plugin_has_its_own(run, log, tmp_path, group):
+    with pytest.raises(RayStarts):
+        run("v1", group, "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/own")
+    assert list(tmp_path.rglob("*.lock")) == [tmp_path / "own" / "metrics.lock"]
 
 
 @pytest.mark.parametrize("logger", ["[console]", "[file]"])
-def test_nothing_is_locked_that_a_run_does_not_write(run, tmp_path, monkeypatch, logger):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", "/dev/null")
-    seen = []
-    monkeypatch.setattr(run_lock, "take", seen.append)
-    off = ["clipx.log=false"] if logger == "[console]" else []
-    with pytest.raises(RayStarts):
-        run("v1", "+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/checkpoints", *off)
-    assert seen == []
-
-
-@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe", "trainer.val_only=False"])
-def test_without_a_file_log_a_run_with_this_plugin_has_its_own(run, tmp_path, monkeypatch, group):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "elsewhere.jsonl"))
-    seen = []
-    monkeypatch.setattr(starts, "take", seen.append)
-    with pytest.raises(RayStarts):
-        run("v1", group, "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/run")
-    assert seen == ([tmp_path / "run" / "metrics.lock"] if "clipx" in group else [])
-
-
-def test_its_own_log_that_cannot_be_written_stops_before_ray_with_the_switch(run, tmp_path):
-    (tmp_path / "file").write_text("")
-    with pytest.raises(
-        OSError, match=r"trainer\.default_local_dir, the run's own log, which clipx\.log=false turns off"
-    ):
-        run("v1", "+clipx=grpo", "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/file/run")
-
-
-def test_a_folder_that_cannot_be_written_to_stops_before_ray_with_its_key(run, tmp_path, monkeypatch):
+def test_a_log_that_cannot_be_written_stops_before_ray_with_the_switch(run, log, tmp_path, monkeypatch, logger):
     # As root this process may write anywhere but below a file.
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file" / "metrics.jsonl"))
-    with pytest.raises(
-        OSError, match=r"the run writes there \(VERL_FILE_LOGGER_PATH, the file log\)\. Choose another folder"
-    ):
-        run("v1", "+clipx=grpo", "trainer.logger=[file]")
+    overrides = ("+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/file/run")
+    with pytest.raises(OSError, match=r"the run keeps its log there\. Choose another folder, or clipx\.log=false"):
+        run("v1", *overrides)
+
+
+def test_a_file_system_without_locks_is_said_in_one_line(run, log, monkeypatch, capsys):
+    monkeypatch.setattr(starts, "hold", lambda path: False)
+    with pytest.raises(RayStarts):
+        run("v1", "+clipx=grpo", FILE)
+    assert f"clipx: {log.parent} has no locks" in capsys.readouterr().out

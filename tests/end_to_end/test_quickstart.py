@@ -9,6 +9,7 @@ seeds (tests/claims/test_quickstart.py), learning and times (docs/quickstart.md 
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +53,11 @@ def test_grpo_and_acpo_on_one_page(task, tmp_path):
     )
     logs = "".join(path.read_text(errors="replace")[-3000:] for path in runs.glob("*/run.log"))
     assert done.returncode == 0, done.stdout + logs
+
+    # Of each run its line and its steps.
+    for method in ("grpo", "acpo"):
+        assert f"    clipx_{method} (+clipx={method})" in done.stdout
+    assert len(re.findall(r"^    step [12] of 2: reward [01]\.\d+$", done.stdout, re.M)) == 4, done.stdout
 
     # A run's name says what differs from its group, and is cut where that would be long.
     grpo, acpo = (read_run(path) for method in ("grpo", "acpo") for path in runs.glob(f"{method}*-seed1"))

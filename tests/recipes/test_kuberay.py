@@ -98,15 +98,6 @@ def test_one_node_has_no_workers(cluster):
     assert "workerGroupSpecs" not in created(cluster, RECIPE)["spec"]["rayClusterSpec"]
 
 
-def test_the_attempts_of_a_job_know_each_other_and_no_other_jobs(cluster):
-    """By the lock in the run's folder, which an attempt on pods that are gone leaves behind."""
-    jobs = [
-        environment_of(created(cluster, RECIPE)["spec"]["rayClusterSpec"]["headGroupSpec"])["CLIPX_JOB"]
-        for _ in range(2)
-    ]
-    assert all(job.startswith("kuberay-clipx-") for job in jobs) and jobs[0] != jobs[1]
-
-
 def test_a_namespace_is_passed_on(cluster):
     created(cluster, RECIPE, NAMESPACE="research")
     assert cluster.calls[-1] == ["kubectl", "--namespace", "research", "create", "-f", "-"]

@@ -2,8 +2,8 @@
 
 Covers: every recipe, the launchers by SSH and Slurm, the quick start; SIGHUP (a terminal is closed), SIGINT, SIGTERM;
 SIGKILL to the launchers by SSH and Slurm, the quick start, `clipx table plan --run` and while_all_nodes_live.py.
-Not covered: verl itself, what `clipx watch` and while_all_nodes_live.py do with
-a signal (tests/diagnostics/test_watch.py, test_while_all_nodes_live.py), SSH and Slurm themselves.
+Not covered: verl itself, what while_all_nodes_live.py does with a signal (test_while_all_nodes_live.py), SSH and Slurm
+themselves.
 """
 
 import os
@@ -153,8 +153,7 @@ def test_a_slurm_job_ends_its_step_and_stays_ended(tmp_path, name):
 @pytest.mark.parametrize("stage", ["policy", "training"])
 def test_the_quick_start_ends_what_it_runs(tmp_path, name, stage):
     python = f"[[ $* != *.policy* ]] || {TRAINING}" if stage == "policy" else "echo policy"
-    clipx = TRAINING if stage == "training" else ""
-    machine = Machine(tmp_path / "venv", python=python, clipx=clipx)
+    machine = Machine(tmp_path / "venv", python=python, clipx="", python3=TRAINING)
     started = Started(machine, QUICKSTART, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs"))
     assert started.send(name) == (128 + signal.Signals[name], "SIGTERM")
     assert [call for call in machine.calls if call[1:2] == ["report"]] == []
@@ -163,7 +162,7 @@ def test_the_quick_start_ends_what_it_runs(tmp_path, name, stage):
 @pytest.mark.parametrize("stage", ["policy", "training"])
 def test_a_killed_quick_start_leaves_no_training(tmp_path, stage):
     python = f"[[ $* != *.policy* ]] || {TRAINING}" if stage == "policy" else "echo policy"
-    machine = Machine(tmp_path / "venv", python=python, clipx=TRAINING if stage == "training" else "")
+    machine = Machine(tmp_path / "venv", python=python, clipx="", python3=TRAINING)
     assert Started(machine, QUICKSTART, VENV=str(tmp_path / "venv"), RUNS=str(tmp_path / "runs")).kill() == "SIGTERM"
 
 

@@ -118,8 +118,6 @@ def test_the_recipe_runs_on_the_head_with_all_nodes(cluster):
     assert payload_of(step_of(cluster)) == [
         "env",
         "RAY_ADDRESS=10.0.0.7:24242",
-        # Of each of its starts: the lock that a lost node left in the run's folder is this job's.
-        "CLIPX_JOB=slurm-4242",
         "env",
         "NNODES=3",
         "METHOD=dapo",
@@ -134,7 +132,7 @@ def test_the_recipe_runs_on_the_head_with_all_nodes(cluster):
 
 def test_a_variable_may_name_a_script(cluster):
     submit(cluster, "SETUP=/shared/env.sh", RECIPE, nodes=1)
-    assert payload_of(step_of(cluster))[3:] == ["env", "NNODES=1", "SETUP=/shared/env.sh", *GUARD, "bash", RECIPE]
+    assert payload_of(step_of(cluster))[2:] == ["env", "NNODES=1", "SETUP=/shared/env.sh", *GUARD, "bash", RECIPE]
 
 
 def test_a_second_start_runs_the_same_command(cluster):

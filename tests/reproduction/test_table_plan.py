@@ -229,7 +229,7 @@ def test_a_failed_command_gives_its_exit_code(tmp_path):
 
 
 @pytest.mark.slow
-def test_a_training_runs_under_watch_and_leaves_a_record(tmp_path, monkeypatch):
+def test_a_training_tells_its_steps_and_leaves_a_record(tmp_path, monkeypatch):
     monkeypatch.setattr(table_plan, "SECONDS_BETWEEN_LOOKS", 0.1)
     run = tmp_path / "run"
     stand_in = (

@@ -116,7 +116,7 @@ ELSEWHERE = {
     "clipx/not_finite/rank": "tests/worker/test_training_worker.py",
     "critic/score/standard_error": "tests/diagnostics/test_reward_error.py",
     **{
-        f"health/{name}": "tests/diagnostics/test_health.py"
+        f"health/{name}": "tests/trainer/test_health.py"
         for name in (
             *("not_finite/rewards", "not_finite/advantages", "not_finite/log_probs"),
             *("alike_prompts", "undecided", "cut_responses"),

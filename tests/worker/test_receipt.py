@@ -20,6 +20,7 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+from verl.utils.tracking import Tracking
 from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
@@ -664,23 +665,15 @@ OF_RUN |= {"algorithm.adv_estimator": "grpo"}
 
 def logged(*, metrics, node, options=OF_RUN, critic_warmup=0):
     """What a trainer's Tracking does with the metrics of each of its logs under a clipx node."""
-    module = types.ModuleType("tracking")
-
-    class Tracking:
-        def __init__(self, project_name, experiment_name, default_backend="console", config=None):
-            self.seen = []
-
-        def log(self, data, step, backend=None):
-            self.seen.append(step)
-
-    module.Tracking = Tracking
-    of_trainer.install(module)
     policy_loss = {"clipx": node, "run": {"options": options}}
-    config = {"actor_rollout_ref": {"actor": {"policy_loss": policy_loss}}, "trainer": {"critic_warmup": critic_warmup}}
-    tracking = module.Tracking("p", "e", config=config)
+    actor = {"actor": {"policy_loss": policy_loss}}
+    config = {"actor_rollout_ref": actor, "trainer": {"critic_warmup": critic_warmup}, "clipx": node}
+    tracking, seen = Tracking("p", "e", [], config=config), []
+    of_verl = types.SimpleNamespace(log=lambda data, step: seen.append(step))
+    tracking.logger = {"of verl": of_verl, **tracking.logger}
     for number, data in enumerate(metrics, 1):
         tracking.log(data=data, step=number)
-    return tracking.seen
+    return seen
 
 
 VALIDATED, OF_SYNC, ACPO = {"val/score": 1.0}, {"timing_s/param_sync": 0.1}, {"method": "acpo"}

@@ -96,14 +96,14 @@ def test_ray_sends_the_worker_by_its_name():
     assert cloudpickle.loads(cloudpickle.dumps(AUsers)).__mro__[1] is engine_workers.TrainingWorker
 
 
-def test_another_plugins_worker_is_an_error_that_names_both():
+def test_another_plugins_worker_stays():
+    """A run without a clipx node needs none of this plugin's; a loss of the plugin's refuses to train in it."""
+
     class SomebodyElses: ...
 
     worker = types.SimpleNamespace(actor_worker_cls=SomebodyElses)
-    with pytest.raises(RuntimeError, match=r"SomebodyElses.*ClipxTraining"):
-        install_worker(
-            types.SimpleNamespace(ActorRolloutRefWorker=worker, TrainingWorker=engine_workers.TrainingWorker)
-        )
+    install_worker(types.SimpleNamespace(ActorRolloutRefWorker=worker, TrainingWorker=engine_workers.TrainingWorker))
+    assert worker.actor_worker_cls is SomebodyElses
 
 
 @pytest.mark.slow

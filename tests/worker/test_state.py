@@ -119,6 +119,8 @@ class Worker(ClipxTraining, VerlsWorker):
 
     def __init__(self, **parameters):
         self.planner = StepPlanner(build(**parameters), extra_pass=None, all_reduce=None)
+        # Of a run with a clipx node.
+        self.watch = SimpleNamespace()
 
 
 @pytest.fixture
@@ -139,6 +141,21 @@ def test_a_checkpoint_that_cannot_be_saved_is_named_with_the_room_on_its_disk(tm
     with pytest.raises(RuntimeError, match="unexpected pos"):
         Worker(method="acpo").save_checkpoint(str(tmp_path / "global_step_3" / "actor"))
     assert f"could not save {tmp_path}/global_step_3/actor; its disk has 2 MB left" in caplog.text
+
+
+def test_without_a_clipx_node_saving_and_loading_are_verls(tmp_path, monkeypatch, caplog):
+    def save(*_):
+        raise RuntimeError("unexpected pos 4540608 vs 4540496")
+
+    class OfVerl(ClipxTraining, VerlsWorker): ...
+
+    monkeypatch.setattr(VerlsWorker, "save_checkpoint", save, raising=False)
+    worker = OfVerl()
+    with pytest.raises(RuntimeError, match="unexpected pos"):
+        worker.save_checkpoint(str(tmp_path / "global_step_3" / "actor"))
+    assert caplog.text == ""
+    worker.load_checkpoint(str(tmp_path / "global_step_9" / "actor"))
+    assert vars(worker) == {"loaded": str(tmp_path / "global_step_9" / "actor")}
 
 
 def test_loading_a_checkpoint_restores_the_state(tmp_path, one_rank):

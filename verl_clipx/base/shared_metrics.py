@@ -178,7 +178,7 @@ RECEIPT = RUN(
 )
 STANDARD_ERROR = RUN(
     "critic/score/standard_error",
-    "standard error of verl's `critic/score/mean`, over prompts; logged in every run, also with verl's own losses, and "
+    "standard error of verl's `critic/score/mean`, over prompts; logged in every run with a clipx node, and "
     "without the prefix `actor/`",
     "score",
     logged_as="critic/score/standard_error",
@@ -209,7 +209,7 @@ AGE_SPREAD = {
 }
 
 HEALTH: Entry = partial(of_rollout_batch, section="Health")
-# By what is not finite. The trainer's process logs these in every run, so also with verl's own losses.
+# By what is not finite. The trainer's process logs these, so that `observe` has them too.
 NOT_FINITE = {
     name: HEALTH(
         f"health/not_finite/{name}",

@@ -10,6 +10,9 @@ FOR_CPU = {name: name for name in ("cachetools", "fastapi", "uvicorn")} | {"tran
 # What comes with verl; these names are both imported and installed.
 OF_VERL = ("tensorboard",)
 
+# verl and what it brings with it, which this package alone doesn't install: the same.
+VERL = ("verl", "numpy", "ray", "tensordict", "torch", "transformers")
+
 # Module to the name that is installed, by extra.
 EXTRAS = {
     "tools": TOOLS,
@@ -25,10 +28,12 @@ def needs_tool(user: str, module: str) -> str:
 
     Args:
         user: what needs it, such as a command.
-        module: one of EXTRAS or OF_VERL.
+        module: one of EXTRAS, OF_VERL or VERL.
     """
     if module in OF_VERL:
         return f"{user} needs {module}, which comes with verl: pip install {module}"
+    if module in VERL:
+        return f"{user} needs {module}, of verl's: pip install 'verl-clipx[gpu]', or 'verl-clipx[cpu]' without a GPU"
     extra = next(extra for extra, modules in EXTRAS.items() if module in modules)
     return f"{user} needs {EXTRAS[extra][module]}: pip install 'verl-clipx[{extra}]'"
 
@@ -40,4 +45,4 @@ def missing_tool(user: str, error: ModuleNotFoundError) -> str | None:
         The line, or None if the missing module belongs to no extra: then something else is broken.
     """
     module = (error.name or "").partition(".")[0]
-    return needs_tool(user, module) if module in {*OF_VERL}.union(*EXTRAS.values()) else None
+    return needs_tool(user, module) if module in {*OF_VERL, *VERL}.union(*EXTRAS.values()) else None

@@ -10,8 +10,6 @@ METRICS = "metrics.jsonl"
 # In a run's folder, trainer.validation_data_dir as the recipes set it.
 VALIDATION = "validation"
 LOG_VARIABLE = "VERL_FILE_LOGGER_PATH"
-# The lock in the folder of a run's checkpoints: it names the process that writes them.
-CHECKPOINTS_LOCK = "run.lock"
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 
 
@@ -23,23 +21,23 @@ def log_path(project: str, experiment: str) -> Path:
     return root / project / f"{experiment}.jsonl"
 
 
-def has_file_log(trainer: Mapping[str, Any]) -> bool:
-    """Whether verl's file logger is among those of the node `trainer`."""
-    loggers = trainer.get("logger") or ()
-    return "file" in ([loggers] if isinstance(loggers, str) else loggers)
-
-
 def own_log_path(config: Mapping[str, Any]) -> Path | None:
-    """Where a run's log and record are: verl's file log, or without one in trainer.default_local_dir.
+    """Where the plugin keeps a run's log and record: verl's file log, or without one in trainer.default_local_dir.
 
     Returns:
-        None if it has no file log and either lacks this plugin's node or says clipx.log=false.
+        None if the run lacks the node clipx or says clipx.log=false, and where the log is a pipe or a device.
     """
     trainer, node = config.get("trainer") or {}, config.get("clipx")
-    if has_file_log(trainer):
-        return log_path(trainer.get("project_name"), trainer.get("experiment_name"))
-    folder = trainer.get("default_local_dir")
-    return Path(folder) / METRICS if node and node.get("log", True) and folder else None
+    if not node or not node.get("log", True):
+        return None
+    loggers = trainer.get("logger") or ()
+    if "file" in ([loggers] if isinstance(loggers, str) else loggers):
+        log = log_path(trainer.get("project_name"), trainer.get("experiment_name"))
+    elif trainer.get("default_local_dir"):
+        log = Path(trainer["default_local_dir"]) / METRICS
+    else:
+        return None
+    return log if log.is_file() or not log.exists() else None
 
 
 def record_path(log: Path) -> Path:
@@ -55,11 +53,6 @@ def lock_path(log: Path) -> Path:
 def traces_path(log: Path) -> Path:
     """The folder of the traces of a log's run: `traces` beside metrics.jsonl, `NAME.traces` beside NAME.jsonl."""
     return log.with_name("traces") if log.name == METRICS else log.with_suffix(".traces")
-
-
-def left_out_path(log: Path) -> Path:
-    """The folder of what a resumed run left out: lines, traces and validations of the steps that it makes again."""
-    return log.with_name("left_out") if log.name == METRICS else log.with_suffix(".left_out")
 
 
 def checkpoint_step(path: str | Path | None) -> int:

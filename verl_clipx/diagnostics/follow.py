@@ -41,7 +41,7 @@ def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str
 
 
 def _trains(log: Path) -> bool:
-    """Whether a run is training: it holds its lock, or runs without this plugin, so that nothing says when it ends."""
+    """Whether a run is training: it holds its lock, or keeps no record, so that nothing says when it ends."""
     return is_held(lock_path(log)) or not record_path(log).exists()
 
 

@@ -1,4 +1,4 @@
-"""The standard error of a step's mean score over its prompts, which health.py adds to verl's metrics of the scores."""
+"""The standard error of a step's mean score over its prompts, logged by trainer/health.py."""
 
 from typing import Any
 

@@ -227,7 +227,7 @@ def read_run(path: Path) -> Run:
 
 
 def _record(log: Path) -> dict[str, Any]:
-    """What `run_start` wrote down, or, for a run without that, what `clipx table plan` did."""
+    """What `trainer.log.write_record` wrote, or, for a run without that, what `clipx table plan` did."""
     for path in (record_path(log), log.with_name("run.json")):
         if path.exists():
             return read_json_object(path, {"versions": {str: str | None}})

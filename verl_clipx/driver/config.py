@@ -62,11 +62,12 @@ def health_parameter() -> Any:
 
 
 def log_parameter() -> Any:
-    """A parameter that decides whether a run without a file log writes its own."""
+    """A parameter that decides whether a run keeps a log and a record of the plugin's."""
     return parameter(
         True,
         boolean(),
-        "where trainer.logger has no file: whether metrics and record are written to trainer.default_local_dir",
+        "whether the run keeps a log that goes on where it resumes, and a record: trainer.logger's file, or else one "
+        "in trainer.default_local_dir",
     )
 
 

@@ -16,11 +16,11 @@ from typing import Literal
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from verl_clipx.common.extras import FOR_CPU, TOOLS
+from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool
+from verl_clipx.common.verl_version import VERL_RANGE, verl_version
 
 Level = Literal["ok", "warning", "error"]
 
-VERL_RANGE = SpecifierSet(">=0.9.0,<0.10")
 PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
 
 CPU_COMBINATION = {"torch": SpecifierSet("==2.13.0"), "transformers": SpecifierSet(">=5.9,<5.11")}
@@ -129,7 +129,7 @@ def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str 
         level: the finding's level if the distribution is missing or has another version.
         advice: the finding's advice in this case; empty for the pip command.
     """
-    version = installed(distribution)
+    version = verl_version() if distribution == "verl" else installed(distribution)
     if version is None:
         return Finding(level, distribution, "not installed", advice or f"pip install '{distribution}{tested}'")
     if tested.contains(Version(version).public, prereleases=True):
@@ -215,6 +215,8 @@ def check_hydra() -> Finding:
 
 def check_accelerators() -> list[Finding]:
     """Reports the torch build and the GPUs."""
+    if importlib.util.find_spec("torch") is None:
+        return [Finding("error", "torch build", "not installed", needs_tool("every run", "torch"))]
     import torch
 
     build = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"

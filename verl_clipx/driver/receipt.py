@@ -1,10 +1,7 @@
 """The receipt in the trainer's process: if a run's first logged step has no receipt, another worker trained it."""
 
 import logging
-from types import ModuleType
 from typing import Any
-
-from wrapt import wrap_function_wrapper
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
@@ -29,22 +26,6 @@ def stops(receipt: str, options: Options) -> bool:
     return receipt == "stop" or (receipt == "auto" and not untested(options))
 
 
-def install(tracking: ModuleType) -> None:
-    """Wraps `Tracking` in verl.utils.tracking, to which the trainer passes the metrics of each step.
-
-    The wrapped `Tracking.log` raises RuntimeError if the receipt is missing and the run has to stop.
-    """
-    wrap_function_wrapper(tracking, "Tracking.__init__", _with_expectation)
-    wrap_function_wrapper(tracking, "Tracking.log", _with_receipt)
-
-
-def _with_expectation(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
-    wrapped(*positional, **named)
-    config = named.get("config") or (positional[3] if len(positional) > 3 else None) or {}
-    tracking.clipx_receipt = expected(config)
-    tracking.clipx_critic_warmup = (config.get("trainer") or {}).get("critic_warmup") or 0
-
-
 def expected(config: dict[str, Any]) -> str | None:
     """What a run does if its receipt is missing: "stop", "warn", or None if it has no receipt.
 
@@ -59,19 +40,32 @@ def expected(config: dict[str, Any]) -> str | None:
     return "stop" if stops(node.get("receipt", "auto"), policy_loss["run"]["options"]) else "warn"
 
 
-def _with_receipt(wrapped, tracking, positional: tuple, named: dict[str, Any]) -> None:
-    wrapped(*positional, **named)
-    data = named.get("data", positional[0] if positional else {})
-    due = getattr(tracking, "clipx_receipt", None)
-    # Before this step, verl trains only the critic.
-    if due is None or data.get(STEP, -1) < tracking.clipx_critic_warmup:
-        return
-    tracking.clipx_receipt = None
-    if any(str(key).endswith(RECEIPT.key) for key in data):
-        return
-    if due == "stop":
-        raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
-    logger.warning("clipx: %s", MISSING)
+class ReceiptCheck:
+    """Looks for the receipt in the first logged step that trains the actor.
+
+    Args:
+        config: as for `expected`.
+    """
+
+    def __init__(self, config: dict[str, Any]):
+        self._due = expected(config)
+        # Before this step, verl trains only the critic.
+        self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
+
+    def look(self, data: dict[str, Any], step: int) -> None:
+        """Looks at a step's metrics.
+
+        Raises:
+            RuntimeError: the receipt is missing, and that stops the run.
+        """
+        if self._due is None or data.get(STEP, -1) < self._first:
+            return
+        due, self._due = self._due, None
+        if any(str(key).endswith(RECEIPT.key) for key in data):
+            return
+        if due == "stop":
+            raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
+        logger.warning("clipx: %s", MISSING)
 
 
 MISSING = (

@@ -14,18 +14,9 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig, OmegaConf, open_dict
 
 from verl_clipx.base.method import NODE
-from verl_clipx.common.checkpoints import choose_checkpoint
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.common.run_files import (
-    CHECKPOINTS_LOCK,
-    LOG_VARIABLE,
-    has_file_log,
-    lock_path,
-    log_path,
-    own_log_path,
-    traces_path,
-)
-from verl_clipx.common.run_lock import take
+from verl_clipx.common.run_files import lock_path, log_path, own_log_path, traces_path
+from verl_clipx.common.run_lock import hold
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.clip_keys import (
@@ -86,9 +77,9 @@ def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
         The line, if the plugin has a part in the run; otherwise an empty list.
 
     Raises:
-        ValueError: as `decide` and `own_folder`.
-        RuntimeError: as `require_accelerator` and `own_folder`.
-        OSError: as `own_folder`.
+        ValueError: as `decide`.
+        RuntimeError: as `require_accelerator` and `hold_log`.
+        OSError: as `hold_log`.
     """
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     decision = decide(
@@ -97,60 +88,39 @@ def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
         group=hydra.runtime.choices.get(NODE) if hydra else None,
     )
     if decision is None:
-        own_folder(config)
         return []
     address = OmegaConf.select(config, "ray_kwargs.ray_init.address")
     require_accelerator(address, OmegaConf.select(config, "trainer.device"))
-    own_folder(config)
+    hold_log(config)
     if decision.line not in printed:
         print(decision.line, flush=True)
     return [decision.line]
 
 
-def own_folder(config: DictConfig) -> None:
-    """Makes this process the owner of the run's log and checkpoints, and chooses the checkpoint that it resumes from.
+def hold_log(config: DictConfig) -> None:
+    """Makes this run the only one that writes its log, while this process lives.
 
     Args:
         config: as for `start`.
 
     Raises:
-        RuntimeError: another run owns the log or the checkpoints (`run_lock.FolderInUse`).
-        ValueError: no checkpoint is complete, or the one to resume from was saved by another number of ranks
-            (`choose_checkpoint`).
-        OSError: a folder cannot be written to; names the key that sets it.
+        RuntimeError: another run writes it (`run_lock.FolderInUse`).
+        OSError: its folder cannot be written to.
     """
-    trainer = OmegaConf.select(config, "trainer")
-    # All ranks of supervised training come here too, and have nothing to own.
-    if trainer is None or OmegaConf.select(config, ACTOR) is None:
-        return
-    locks: dict[Path, str] = {}
     log = own_log_path(config)
-    if log is not None:
-        log = log.absolute()
-        # A pipe or a device cannot be owned.
-        if log.is_file() or not log.exists():
-            locks[lock_path(log)] = f"{LOG_VARIABLE}, the file log" if has_file_log(trainer) else OWN_LOG
-    if (trainer.get("save_freq") or 0) > 0 and trainer.get("default_local_dir"):
-        folder = Path(trainer.default_local_dir).absolute()
-        locks[folder / CHECKPOINTS_LOCK] = "trainer.default_local_dir, the checkpoints"
-    for lock, key in locks.items():
-        try:
-            said = take(lock)
-        except OSError as error:
-            raise type(error)(
-                error.errno, f"{error.strerror}; the run writes there ({key}). Choose another folder", str(lock)
-            ) from None
-        if said:
-            print(f"clipx: {said}; this run takes it over", flush=True)
-    if trainer.get("resume_mode") == "auto" and trainer.get("default_local_dir"):
-        log = log if log is not None and log.is_file() else None
-        nodes, ranks = int(trainer.get("nnodes") or 1), int(trainer.get("n_gpus_per_node") or 1)
-        told = choose_checkpoint(Path(trainer.default_local_dir).absolute(), log, nodes=nodes, ranks_a_node=ranks)
-        if told:
-            print(f"clipx: {'; '.join(told)}", flush=True)
-
-
-OWN_LOG = f"trainer.default_local_dir, the run's own log, which {NODE}.log=false turns off"
+    if log is None:
+        return
+    path = lock_path(log.absolute())
+    try:
+        has_locks = hold(path)
+    except OSError as error:
+        raise type(error)(
+            error.errno,
+            f"{error.strerror}; the run keeps its log there. Choose another folder, or {NODE}.log=false",
+            str(path),
+        ) from None
+    if not has_locks:
+        print(f"{NODE}: {path.parent} has no locks: see to it that no other run writes there", flush=True)
 
 
 def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None = None) -> Decision | None:

@@ -188,8 +188,7 @@ def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], 
 def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
     """Run a command of a plan. Its output goes to `<kind>.log` in its folder.
 
-    A training runs under `clipx watch`, which ends all processes of the training, however it ends. A training that
-    succeeds leaves run.json with the commit, the versions and the seconds that it took.
+    A training that succeeds leaves run.json with the commit, the versions and the seconds that it took.
 
     Args:
         on_step: called whenever a training has logged, with its last step and its number of steps, if known.
@@ -200,15 +199,11 @@ def run_job(job: Job, on_step: Callable[[int, int | None], None]) -> int:
     job.folder.mkdir(parents=True, exist_ok=True)
     # `clipx` and `python` in the commands are this environment's.
     environment = {**os.environ, "PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
-    command = ["bash", "-c", job.command]
-    if job.kind == TRAIN:
-        # Its own display needs the number of steps, but nobody sees it.
-        command = ["clipx", "watch", str(job.folder), "--steps", "1", "--", *command]
     started = time.time()
     with (job.folder / f"{job.kind}.log").open("ab") as log, _interruptible():
         # It gets its own session, so that the terminal's Ctrl-C does not reach it a second time while it cleans up.
         process = subprocess.Popen(
-            command,
+            ["bash", "-c", job.command],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

@@ -56,22 +56,17 @@ def target_of(function: Any) -> Any:
 def install_worker(engine_workers: ModuleType) -> None:
     """Replaces verl's TrainingWorker by the plugin's, for every module that imports it from now on.
 
+    Where another package has replaced it already, that one stays: a run without a clipx node is none of this plugin's
+    business, and a loss of the plugin's refuses to train in that worker (`policy_loss.refuse_outside_worker`).
+
     Args:
         engine_workers: the module verl.workers.engine_workers.
-
-    Raises:
-        RuntimeError: another package has replaced the worker class already; the message names both.
     """
     from verl_clipx.worker.training_worker import ClipxTraining
 
     current = engine_workers.ActorRolloutRefWorker.actor_worker_cls
-    if issubclass(current, ClipxTraining):
+    if issubclass(current, ClipxTraining) or current is not engine_workers.TrainingWorker:
         return
-    if current is not engine_workers.TrainingWorker:
-        raise RuntimeError(
-            f"ActorRolloutRefWorker.actor_worker_cls is already {described(current)}; verl_clipx cannot install "
-            f"{described(ClipxTraining)}."
-        )
     # Under verl's name, by which Ray refers to the class when it sends it to workers.
     names = {"__module__": engine_workers.__name__, "__qualname__": "TrainingWorker", "__doc__": ClipxTraining.__doc__}
     replace_worker(engine_workers, type("TrainingWorker", (ClipxTraining, current), names))

@@ -229,6 +229,8 @@ class ClipxTraining:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
         """Saves verl's checkpoint and, in the same folder, the state of the bounds."""
+        if self.watch is None:
+            return super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         try:
             result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         except Exception:
@@ -251,6 +253,8 @@ class ClipxTraining:
         Raises:
             RuntimeError: the bounds need a state, and the checkpoint has none that is usable.
         """
+        if self.watch is None:
+            return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
         # The name of verl's folder says how many steps its weights were trained for.
         step = checkpoint_step(local_path)
         if self.planner is not None and local_path is not None:

@@ -18,9 +18,9 @@ from tests.diagnostics.runs import write_log
 from tests.jagged import micro_batch
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import UpdateFacts, read_shards, shards_in, write_shard
-from verl_clipx.diagnostics.run_start import write_record
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.contract import example
+from verl_clipx.trainer.log import write_record
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep

@@ -19,10 +19,10 @@ from verl.utils.tracking import Tracking
 
 from tests.claims.configuration import merged
 from tests.diagnostics.runs import write_log
-from verl_clipx.diagnostics import health
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.runs import read_run, settings_of
 from verl_clipx.driver.start import instantiated
+from verl_clipx.trainer import hooks
 
 NAN = float("nan")
 
@@ -54,8 +54,16 @@ def logged(*arguments, **named):
 
 
 @pytest.fixture(autouse=True)
-def longest(monkeypatch):
-    monkeypatch.setattr(health, "_longest", [2])
+def run_of():
+    """Begins a run in this process's trainer, with a clipx node or without; at first one that cuts at two tokens."""
+
+    def begin(longest, node):
+        config = {"trainer": {}, "data": {"max_response_length": longest}, "clipx": node}
+        return Tracking("project", "run", ["console"], config=config)
+
+    begin(2, {"log": False})
+    yield begin
+    begin(2, None)
 
 
 def test_of_a_healthy_step_all_is_zero():
@@ -87,11 +95,18 @@ def test_what_is_not_finite_is_counted_by_responses():
     assert numbers["not_finite/log_probs"] == 1
 
 
-def test_responses_are_cut_at_the_runs_length_and_not_at_the_batchs(monkeypatch):
+def test_a_run_without_a_node_logs_verls_metrics_alone(run_of):
+    run_of(2, None)
+    assert logged([NAN, 1.0, 1.0, 0.0]) == {}
+    metrics = metric_utils.compute_data_metrics(batch([0.0, 1.0, 1.0, 0.0]), use_critic=False)
+    assert metrics == metric_utils.compute_data_metrics.__wrapped__(batch([0.0, 1.0, 1.0, 0.0]), use_critic=False)
+
+
+def test_responses_are_cut_at_the_runs_length_and_not_at_the_batchs(run_of):
     assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0.25
-    monkeypatch.setattr(health, "_longest", [3])
+    run_of(3, {"log": False})
     assert logged([0.0] * 4, lengths=(2, 1, 1, 1))["cut_responses"] == 0
-    monkeypatch.setattr(health, "_longest", [])
+    run_of(None, {"log": False})
     assert "cut_responses" not in logged([0.0] * 4)
 
 
@@ -100,8 +115,12 @@ def test_answers_without_a_verdict_in_the_older_trainer():
     assert "undecided" not in logged([0.0] * 4)
 
 
-@pytest.mark.parametrize(("verdicts", "share"), [([1.0, 0.0], 0.5), ([None, None], None)])
-def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, verdicts, share):
+@pytest.mark.parametrize(
+    ("node", "verdicts", "share", "asks"),
+    [({"log": False}, [1.0, 0.0], 0.5, 2), ({"log": False}, [None, None], None, 1), (None, [1.0, 0.0], None, 0)],
+)
+def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, run_of, node, verdicts, share, asks):
+    run_of(2, node)
     extras = [{"reward_extra_info": {} if value is None else {"undecided": value}} for value in verdicts]
     fetched = []
 
@@ -120,11 +139,11 @@ def test_answers_without_a_verdict_in_the_v1_trainers(monkeypatch, verdicts, sha
 
     for _ in range(2):
         metrics = {}
-        health._with_verdicts(trainer_base, compute, trainer, (step, metrics, {}), {"global_steps": 1, "epoch": 0})
+        hooks._add_verdicts(trainer_base, compute, trainer, (step, metrics, {}), {"global_steps": 1, "epoch": 0})
         assert metrics.pop("of verl") == 1
         assert metrics == ({} if share is None else {"health/undecided": share})
     # A reward without verdicts is asked once.
-    assert len(fetched) == (1 if share is None else 2)
+    assert len(fetched) == asks
 
 
 def test_verls_v1_trainer_calls_it():
@@ -136,7 +155,7 @@ def tracking(tmp_path, monkeypatch):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
 
     def start(**node):
-        config = {"trainer": {}, "data": {"max_response_length": 7}, "clipx": node}
+        config = {"trainer": {"logger": ["file"]}, "clipx": {"method": "acpo", **node}}
         return Tracking("project", "run", ["file"], config=config)
 
     return start
@@ -147,7 +166,6 @@ STEPS = {"health/cut_responses": 0.6, "actor/clipx/skipped_updates": 1.0, "healt
 
 def test_beyond_a_limit_a_run_warns_once_for_each(tracking, caplog):
     run = tracking()
-    assert health._longest == [7]
     run.log({"health/cut_responses": 0.5, "actor/clipx/skipped_updates": 0}, 1)
     assert caplog.text == ""
     for step in (2, 3):

@@ -1,17 +1,12 @@
 """A run's health: what the trainer's process logs about each step, and what happens beyond clipx.health_limits."""
 
-import inspect
 import logging
 from collections.abc import Mapping
-from functools import partial
-from types import ModuleType
 from typing import Any
 
 import torch
 from torch import Tensor
-from wrapt import wrap_function_wrapper
 
-from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
 from verl_clipx.diagnostics.keys import REWARD_ERROR
 from verl_clipx.diagnostics.reward_error import prompt_numbers, standard_error
@@ -26,36 +21,16 @@ FIELDS = {
     "log_probs": ("old_log_probs", "rollout_log_probs"),
 }
 
-# data.max_response_length of the run that this process trains; verl does not pass it on to its metrics.
-_longest: list[int] = []
 
+def step_metrics(batch: Any, longest: int | None) -> dict[str, float]:
+    """The metrics of a step's health, and the standard error of its reward.
 
-def install(metric_utils: ModuleType) -> None:
-    """Wraps `compute_data_metrics` of verl.trainer.ppo.metric_utils, which every trainer imports by name and calls.
-
-    It must be wrapped when its module is imported, which is before a trainer imports the name.
+    Args:
+        batch, longest: as for `health_of`.
     """
-    wrap_function_wrapper(metric_utils, "compute_data_metrics", _with_health)
-
-
-def install_limits(tracking: ModuleType) -> None:
-    """Wraps verl.utils.tracking's `Tracking`, to which the trainer gives the metrics of each step."""
-    wrap_function_wrapper(tracking, "Tracking.__init__", _with_limits)
-    wrap_function_wrapper(tracking, "Tracking.log", _within_limits)
-
-
-def install_verdicts(trainers: ModuleType) -> None:
-    """Wraps how the v1 trainers make a step's metrics, to add what a reward returns besides its score."""
-    if hasattr(trainers, "tq") and hasattr(getattr(trainers, "PPOTrainer", None), "_compute_metrics"):
-        wrap_function_wrapper(trainers, "PPOTrainer._compute_metrics", partial(_with_verdicts, trainers))
-
-
-def _with_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
-    batch = positional[0] if positional else named["batch"]
-    metrics = {**wrapped(*positional, **named), **health_of(batch, _longest[0] if _longest else None)}
     scores, counted = batch.batch["token_level_scores"].sum(-1), batch.batch["response_mask"].bool().any(-1)
     error = standard_error(scores, prompt_numbers(batch), counted)
-    return metrics if error is None else {**metrics, REWARD_ERROR: error}
+    return health_of(batch, longest) | ({} if error is None else {REWARD_ERROR: error})
 
 
 def health_of(batch: Any, longest: int | None) -> dict[str, float]:
@@ -112,39 +87,20 @@ def undecided_share(values: Any) -> dict[str, float]:
     return {UNDECIDED.key: sum(known) / len(known)} if known else {}
 
 
-def _with_verdicts(trainers: ModuleType, wrapped: Any, trainer: Any, positional: tuple, named: dict[str, Any]) -> None:
-    wrapped(*positional, **named)
-    if getattr(trainer, "clipx_without_verdicts", False):
-        return
-    call = inspect.signature(wrapped).bind(*positional, **named).arguments
-    batch = call["batch"]
-    # verl fills a batch up with copies.
+def verdicts(fetch: Any, batch: Any) -> dict[str, float]:
+    """The metric of answers without a verdict in a step of the v1 trainers; nothing if the reward returns none.
+
+    Args:
+        fetch: TransferQueue's kv_batch_get.
+        batch: the step's keys and tags. verl fills a batch up with copies.
+    """
     rows = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if not tag.get("is_padding", False)]
-    fields = trainers.tq.kv_batch_get(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])
+    fields = fetch(keys=rows, partition_id=batch.partition_id, select_fields=["extra_fields"])
     # A field without tensors: tensordict returns a list, or an object that can be turned into one.
     extras = fields["extra_fields"]
     extras = extras if isinstance(extras, list) else extras.tolist()
     infos = [extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {} for extra in extras]
-    found = undecided_share([info.get("undecided") for info in infos])
-    # A reward returns it always or never.
-    trainer.clipx_without_verdicts = not found
-    call["metrics"].update(found)
-
-
-def _with_limits(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, Any]) -> None:
-    wrapped(*positional, **named)
-    config = named.get("config") or (positional[3] if len(positional) > 3 else None) or {}
-    _longest[:] = [found] if (found := config.get("data", {}).get("max_response_length")) else []
-    node = config.get(NODE) or {}
-    tracking.clipx_health = Watch(HealthLimits(**(node.get("health_limits") or {})), stops=node.get("health") == "stop")
-
-
-def _within_limits(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, Any]) -> None:
-    # First, so that the step that ends a run is in its logs.
-    wrapped(*positional, **named)
-    call = inspect.signature(wrapped).bind(*positional, **named).arguments
-    if (watch := getattr(tracking, "clipx_health", None)) is not None:
-        watch.look(call["data"], call["step"])
+    return undecided_share([info.get("undecided") for info in infos])
 
 
 class Watch:

@@ -1,11 +1,11 @@
 """What stays of a log when verl opens it again, and what is written beside it.
 
 Covers: verl's own `Tracking` in a process with the plugin: a resumed run, a fresh one in the same folder, a resume from
-a path; a full disk and a kill at each point of the start; the record; TensorBoard's layout. Not covered: a run of
-verl's trainer (tests/end_to_end/test_resume.py), a machine that loses power.
+a path; runs without a clipx node or with clipx.log=false, which are verl's; a full disk and a kill at each point of the
+start; the record; TensorBoard's layout. Not covered: a run of verl's trainer (tests/end_to_end/test_resume.py,
+test_inert.py), a machine that loses power.
 """
 
-import errno
 import json
 import os
 import re
@@ -13,15 +13,20 @@ import stat
 import subprocess
 import sys
 
+import numpy
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from tensorboard.plugins.custom_scalar import layout_pb2
-from verl.utils.tracking import Tracking
+from verl.utils.tracking import FileLogger, Tracking
 
+from tests.common.test_traces import columns
 from tests.diagnostics.runs import write_run
 from verl_clipx.common.run_files import record_path
+from verl_clipx.common.traces import Shard, shards_in, write_shard
 from verl_clipx.diagnostics.run_log import read_run_log
-from verl_clipx.diagnostics.run_start import write_record
+from verl_clipx.trainer.log import write_record
+
+NODE = {"clipx": {"method": "acpo"}}
 
 
 @pytest.fixture
@@ -30,9 +35,9 @@ def start(tmp_path, monkeypatch):
     log = tmp_path / "metrics.jsonl"
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(log))
 
-    def run(number, steps, **trainer):
-        trainer = {"default_local_dir": str(tmp_path / "checkpoints"), "resume_mode": "auto"} | trainer
-        config = {"trainer": trainer, "clipx": {"method": "acpo"}, "ray_kwargs": {"token": "secret"}}
+    def run(number, steps, node=NODE, **trainer):
+        folders = {"default_local_dir": str(tmp_path / "checkpoints"), "resume_mode": "auto", "logger": ["file"]}
+        config = {"trainer": folders | trainer, "ray_kwargs": {"token": "secret"}, **node}
         tracking = Tracking("project", "run", ["file"], config=config)
         for step in steps:
             tracking.log({"start": number}, step)
@@ -43,8 +48,7 @@ def start(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("node", "written"),
-    [({"clipx": {"method": "acpo"}}, True), ({"clipx": {"method": "acpo", "log": False}}, False), ({}, False)],
+    ("node", "written"), [(NODE, True), ({"clipx": {"method": "acpo", "log": False}}, False), ({}, False)]
 )
 def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(tmp_path, monkeypatch, node, written):
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "elsewhere.jsonl"))
@@ -63,9 +67,27 @@ def test_without_a_file_log_a_run_of_this_plugin_writes_its_own(tmp_path, monkey
     if written:
         saved(tmp_path, 2)
         run([3])
-        # As a file log: the lines that the run goes on from, and those that it makes again kept beside.
+        # As a file log: the lines that the run goes on from.
         assert list(read_run_log(folder / "metrics.jsonl").index) == [1, 2, 3]
-        assert list(read_run_log(folder / "left_out" / "metrics.jsonl").index) == [1, 2, 3]
+
+
+@pytest.mark.parametrize("node", [{}, {"clipx": None}, {"clipx": {"method": "acpo", "log": False}}])
+def test_the_file_log_is_verls_where_the_plugin_keeps_none(start, tmp_path, node):
+    start(1, [1, 2], node)
+    saved(tmp_path, 1)
+    # verl empties it.
+    assert start(2, [2], node) == {2: 2}
+    assert {path.name for path in tmp_path.iterdir()} == {"metrics.jsonl", "checkpoints"}
+
+
+def test_a_line_is_what_verls_file_logger_writes(start, tmp_path, monkeypatch):
+    values = {"loss": numpy.float32(0.1), "steps": numpy.int64(3), "nan": float("nan"), "on": True}
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "verls.jsonl"))
+    FileLogger("project", "run").log(values, 3)
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "ours.jsonl"))
+    tracking = Tracking("project", "run", ["console", "file"], config={"trainer": {"logger": ["file"]}, **NODE})
+    tracking.log(values, 3)
+    assert (tmp_path / "ours.jsonl").read_bytes() == (tmp_path / "verls.jsonl").read_bytes()
 
 
 def saved(tmp_path, step):
@@ -141,8 +163,8 @@ def start(folder, fault, limit):
         resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     else:
         sys.addaudithook(lambda event, _: os.kill(os.getpid(), signal.SIGKILL) if event == "os.rename" else None)
-    trainer = {"default_local_dir": folder + "/checkpoints", "resume_mode": "auto"}
-    Tracking("project", "run", ["file"], config={"trainer": trainer})
+    trainer = {"default_local_dir": folder + "/checkpoints", "resume_mode": "auto", "logger": ["file"]}
+    Tracking("project", "run", ["file"], config={"trainer": trainer, "clipx": {"method": "acpo"}})
 
 for fault in json.loads(sys.argv[1]):
     child = os.fork()
@@ -173,7 +195,7 @@ def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatc
     ends = [int(line) for line in done.stdout.splitlines() if re.fullmatch(r"-?\d+", line)]
     assert ends == [3, 3, -25, -25, -9], done.stderr
     assert [(folder / "metrics.jsonl").read_bytes() for folder in folders] == [before] * len(faults)
-    assert done.stderr.count("metrics.jsonl: the steps before could not be copied") == 2
+    assert done.stderr.count("metrics.jsonl") >= 2
 
     # What a killed start leaves behind confuses the next one as little.
     for folder in folders:
@@ -184,58 +206,16 @@ def test_neither_a_full_disk_nor_a_kill_takes_a_line(start, tmp_path, monkeypatc
         assert {path.name for path in folder.iterdir()} == {"metrics.jsonl", "metrics.run.json", "checkpoints"}
 
 
-class Disk:
-    """In the place of a log's open file: a disk with room for so many bytes."""
-
-    def __init__(self, file, room):
-        self.file, self.room = file, room
-
-    def write(self, content):
-        taken = min(self.room, len(content))
-        if not taken:
-            raise OSError(errno.ENOSPC, "No space left on device")
-        self.room -= taken
-        return self.file.write(bytes(content[:taken]))
-
-    def __getattr__(self, name):
-        return getattr(self.file, name)
-
-
-@pytest.mark.parametrize("room", range(0, 61, 4))
-def test_a_full_disk_holds_lines_back_whole_until_there_is_room(tmp_path, monkeypatch, caplog, room):
-    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "metrics.jsonl"))
-    tracking = Tracking("project", "run", ["file"], config={"trainer": {}})
-    log = tracking.logger["file"].fp
-    log._file = disk = Disk(log._file, room)
-    for step in (1, 2, 3):
-        tracking.log({"start": 1}, step)
-        # Of each step that is there the whole line is.
-        assert all(map(json.loads, (tmp_path / "metrics.jsonl").read_bytes().splitlines()))
-    assert caplog.text.count("a step could not be logged (No space left on device)") == 1
-    disk.room = 10**6
-    tracking.log({"start": 1}, 4)
-    assert list(read_run_log(tmp_path / "metrics.jsonl").index) == [1, 2, 3, 4]
-    assert "has room again" in caplog.text
-    disk.room = 0
-    tracking.log({"start": 1}, 5)
-    tracking.logger["file"].finish()
-    assert "lacks the last 1 lines" in caplog.text
-
-
-def test_what_a_start_leaves_out_is_said_and_kept(start, tmp_path, capsys):
+def test_traces_of_steps_that_are_made_again_go(start, tmp_path):
     start(1, range(1, 8))
-    old = (tmp_path / "metrics.jsonl").read_bytes()
-    validation = tmp_path / "validation"
-    validation.mkdir()
     for step in (4, 6):
-        (validation / f"{step}.jsonl").write_text("x")
+        write_shard(tmp_path / "traces", Shard(step, 0, 0), columns(4))
     saved(tmp_path, 5)
-    start(2, [6], validation_data_dir=str(validation))
-    said = capsys.readouterr().out
-    assert f"left out and kept in {tmp_path}/left_out: 2 lines of steps 6 to 7, 1 files of traces and valid" in said
-    assert (tmp_path / "left_out" / "metrics.jsonl").read_bytes() == old
-    assert [path.name for path in validation.iterdir()] == ["4.jsonl"]
-    assert (tmp_path / "left_out" / "validation" / "6.jsonl").read_text() == "x"
+    start(2, [6])
+    assert shards_in(tmp_path / "traces") == [Shard(4, 0, 0)]
+    # Another run in the same folder.
+    start(3, [1], resume_mode="disable")
+    assert shards_in(tmp_path / "traces") == []
 
 
 def test_a_log_that_is_no_file_is_verls(tmp_path, monkeypatch):
@@ -243,7 +223,7 @@ def test_a_log_that_is_no_file_is_verls(tmp_path, monkeypatch):
     os.mkfifo(pipe)
     reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(pipe))
-    tracking = Tracking("project", "run", ["file"], config={"trainer": {}})
+    tracking = Tracking("project", "run", ["file"], config={"trainer": {"logger": ["file"]}, **NODE})
     tracking.log({"start": 1}, 1)
     tracking.logger["file"].finish()
     assert pipe.is_fifo() and os.read(reader, 100) == b'{"step":1,"data":{"start":1}}\n'
@@ -281,7 +261,7 @@ def test_only_its_owner_may_read_the_record_and_no_credential_is_in_it(tmp_path,
 
 def test_tensorboard_shows_keys_together(tmp_path, monkeypatch):
     monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "events"))
-    Tracking("project", "run", ["tensorboard"], config={}).logger["tensorboard"].finish()
+    Tracking("project", "run", ["tensorboard"], config=NODE).logger["tensorboard"].finish()
     events = EventAccumulator(str(tmp_path / "events"), {"tensors": 0}).Reload()
     (event,) = events.Tensors("custom_scalars__config__")
     layout = layout_pb2.Layout.FromString(event.tensor_proto.string_val[0])
@@ -296,7 +276,7 @@ def test_tensorboard_shows_keys_together(tmp_path, monkeypatch):
     assert all("actor/clipx/" in tag for tags in charts.values() for tag in tags)
 
 
-def test_a_run_without_the_file_log_is_verls(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    Tracking("project", "run", "console", config={"trainer": {}})
-    assert list(tmp_path.iterdir()) == []
+def test_tensorboard_is_verls_without_the_node(tmp_path, monkeypatch):
+    monkeypatch.setenv("TENSORBOARD_DIR", str(tmp_path / "events"))
+    Tracking("project", "run", ["tensorboard"], config={"trainer": {}}).logger["tensorboard"].finish()
+    assert EventAccumulator(str(tmp_path / "events"), {"tensors": 0}).Reload().Tags()["tensors"] == []

@@ -1,0 +1,71 @@
+"""Which verl the plugin is beside, through verl's own main: in silence until something of the plugin is asked for.
+
+Covers: versions below and above the range, a checkout that wins over what is installed; a group, a preset, a piece of
+hardware; a command without any; no verl at all. Not covered: such a version's own code, since it is 0.9.1's.
+"""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.composition import composed  # noqa: F401
+from verl_clipx.common import verl_version as versions
+from verl_clipx.driver import doctor
+
+LOSSES = "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as known; print('vanilla' in known, *known)"
+
+
+@pytest.fixture(params=["0.8.0", "0.10.0.dev0"])
+def checkout(request, tmp_path):
+    """The folder of a verl that says it has another version, and the version."""
+    folder = tmp_path / "verl"
+    folder.mkdir()
+    for path in Path(importlib.util.find_spec("verl").origin).parent.iterdir():
+        if path.name not in ("version", "__pycache__"):
+            (folder / path.name).symlink_to(path)
+    (folder / "version").mkdir()
+    (folder / "version" / "version").write_text(request.param)
+    return tmp_path, request.param
+
+
+def run(checkout, *words: str) -> subprocess.CompletedProcess[str]:
+    environment = os.environ | {"PYTHONPATH": str(checkout[0]), "VERL_LOGGING_LEVEL": "ERROR"}
+    return subprocess.run([sys.executable, *words], env=environment, capture_output=True, text=True, cwd=checkout[0])
+
+
+@pytest.mark.slow
+def test_beside_another_version_it_is_silent_until_it_is_asked_for(checkout):
+    main = ("-m", "verl.trainer.main_ppo", "--cfg", "job")
+    plain = run(checkout, *main)
+    assert plain.returncode == 0 and "clipx" not in plain.stdout + plain.stderr
+    registry = run(checkout, "-c", LOSSES)
+    assert registry.stdout.startswith("True ") and "clipx" not in registry.stdout + registry.stderr
+    done = run(checkout, *main, "+clipx=acpo")
+    line = f"clipx/acpo: verl-clipx needs verl<0.10,>=0.9.0, and this is verl {checkout[1]}: pip install"
+    assert done.returncode == 1 and [line in one for one in done.stderr.splitlines()].count(True) == 1
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx/select=high_entropy", "+hardware=a100x8"])
+def test_each_group_asks(composed, monkeypatch, group):  # noqa: F811
+    monkeypatch.setattr("verl.__version__", "0.8.0")
+    composed()
+    with pytest.raises(Exception, match=r"verl-clipx needs verl<0\.10,>=0\.9\.0, and this is verl 0\.8\.0"):
+        composed(group)
+
+
+def test_doctor_names_the_version_that_python_imports(monkeypatch):
+    monkeypatch.setattr("verl.__version__", "0.8.0")
+    finding = doctor.in_range("verl", doctor.VERL_RANGE, "error")
+    assert (finding.level, finding.found) == ("error", "0.8.0")
+
+
+def test_without_any_verl_the_line_says_so(monkeypatch):
+    monkeypatch.delitem(sys.modules, "verl")
+    monkeypatch.setattr(versions, "find_spec", lambda name: None)
+    assert "and no verl is installed: pip install 'verl<0.10,>=0.9.0'" in versions.unsuitable_verl()
+    assert doctor.in_range("verl", doctor.VERL_RANGE, "error").found == "not installed"

@@ -1,0 +1,175 @@
+"""A run without a clipx node is verl's: with the plugin it does what it does with nothing but the CPU's port.
+
+Covers: the v1 trainer in sync mode, and its resumed run beside a stranger's locks and a tracker file that verl reads
+otherwise than the plugin once did; with `-m matrix` the older trainer and separate_async. Compared are the names of
+files, the content of all but those with times in them, the model to the digit, the keys and values of the log, what was
+printed, the exit code; in separate_async no contents and values, since no two such runs are equal. Not covered: GPUs,
+several nodes.
+"""
+
+import json
+import re
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from .runs import REPOSITORY, SECONDS, launch, metrics_of, output_of
+
+pytestmark = pytest.mark.end_to_end
+
+# Nothing of the plugin but the CPU's port; and all of it.
+PORT_ALONE = {
+    "VERL_USE_EXTERNAL_PLUGINS": "none",
+    "VERL_USE_EXTERNAL_MODULES": "tests.end_to_end.cpu_port",
+    "PYTHONPATH": str(REPOSITORY),
+}
+PLUGIN = {"PYTHONPATH": str(REPOSITORY)}
+LATEST = Path("checkpoints/latest_checkpointed_iteration.txt")
+# Another run's, in the places in which the plugin once kept locks: of a host that cannot be asked.
+LOCK = '{"host": "elsewhere", "pid": 1, "started": "boot/1", "at": "2026-11-25 12:00:00 UTC", "job": ""}\n'
+LOCKS = (Path("checkpoints/run.lock"), Path("metrics.lock"))
+# Validated and saved in each step; rollouts that depend on the seed alone.
+SEEDED = (
+    "+clipx/rollout=seeded",
+    "trainer.save_freq=1",
+    "trainer.test_freq=1",
+    "trainer.validation_data_dir=validation",
+    "trainer.resume_mode=auto",
+    "actor_rollout_ref.rollout.val_kwargs.temperature=0",
+)
+# Of the two that cannot be seeded: every answer is the most probable one, so that it does not depend on the order.
+GREEDY = (
+    "+clipx_rollout.cpu_dtype=float64",
+    "actor_rollout_ref.rollout.top_k=1",
+    "algorithm.adv_estimator=reinforce_plus_plus",
+    "trainer.save_freq=2",
+)
+OF_TIME = re.compile(r"timing|perf/|/mfu|throughput|time")
+
+
+def run_both(task, folders: tuple[Path, Path], *overrides: str, steps: int) -> tuple[Path, Path]:
+    """Runs verl in two folders at a time, in the second with the plugin; returns the folders."""
+    processes = [
+        launch(task, folder, *overrides, steps=steps, environment=environment)
+        for folder, environment in zip(folders, (PORT_ALONE, PLUGIN), strict=True)
+    ]
+    codes = [process.wait(SECONDS) for process in processes]
+    assert codes == [0, 0], "\n".join(output_of(folder)[-3000:] for folder in folders)
+    return folders
+
+
+def check_same(folders: tuple[Path, Path], *, repeats: bool = True) -> None:
+    """Checks that two runs left and said the same.
+
+    Args:
+        folders: of the runs.
+        repeats: whether such a run repeats to the digit; otherwise contents and values are not compared.
+    """
+    first, second = (files_of(folder) for folder in folders)
+    assert (second if repeats else second.keys()) == (first if repeats else first.keys())
+    assert lines_of(folders[1]) == lines_of(folders[0])
+    first, second = (logged(folder) for folder in folders)
+    assert [(step, sorted(data)) for step, data in second] == [(step, sorted(data)) for step, data in first]
+    assert not any("clipx" in key or "health" in key for _, data in first for key in data)
+    different = repeats and {
+        (step, key): (value, data[key])
+        for (step, values), (_, data) in zip(first, second, strict=True)
+        for key, value in values.items()
+        if not OF_TIME.search(key) and data[key] != value
+    }
+    assert not different
+
+
+def files_of(folder: Path) -> dict[str, object]:
+    """Every file of a run by its name, and its content: both without times and random parts.
+
+    Of a checkpoint of the model: each tensor's sum, in float64.
+    """
+    return dict(sorted(named_files(folder)))
+
+
+def named_files(folder: Path) -> Iterator[tuple[str, object]]:
+    for path in folder.rglob("*"):
+        if path.is_file():
+            name = re.sub(r"\d{4}(-\d\d){2}|\d\d(-\d\d){2}|_[0-9a-f]{8}\b", "TIME", str(path.relative_to(folder)))
+            yield name, content_of(path, folder)
+
+
+def content_of(path: Path, folder: Path) -> object:
+    if path.suffix == ".jsonl":
+        lines = [json.loads(line) for line in path.read_text().splitlines()]
+        # The log is compared by itself; the rows of a validation are in the order of their random names.
+        return None if path == metrics_of(folder) else sorted(json.dumps({**line, "uid": None}) for line in lines)
+    if path.name.startswith("model_"):
+        tensors = torch.load(path, weights_only=False)
+        return {name: float(value.to_local().double().sum()) for name, value in tensors.items()}
+    if path.suffix in {".pt", ".log"} or path.name == "hydra.yaml":
+        return None
+    return path.read_bytes().replace(str(folder).encode(), b"FOLDER")
+
+
+def logged(folder: Path) -> list[tuple[int, dict]]:
+    """Steps and metrics of the log, in the order of its lines."""
+    return [(line["step"], line["data"]) for line in map(json.loads, metrics_of(folder).read_text().splitlines())]
+
+
+def lines_of(folder: Path) -> set[str]:
+    """What a run printed, without what differs between any two: numbers, its folder, progress; words in any order."""
+    text = output_of(folder).replace(str(folder), "FOLDER")
+    text = re.sub(r"\x1b\[[0-9;]*m", "", text).replace("\r", "\n")
+    lines = [re.sub(r"0x[0-9a-f]+|[0-9a-f]{8,}|[-+.0-9e]*\d+", "N", line).strip() for line in text.splitlines()]
+    return {" - ".join(sorted(line.split(" - "))) for line in lines if not re.search(r"it/s|s/it|examples/s", line)}
+
+
+def both(folder: Path) -> tuple[Path, Path]:
+    # Names of one length: verl prints its configuration in lines of a width.
+    return folder / "verl_alone", folder / "with_clipx"
+
+
+@pytest.fixture(scope="module")
+def finished(task, tmp_path_factory) -> tuple[Path, Path]:
+    return run_both(task, both(tmp_path_factory.mktemp("sync")), *SEEDED, steps=2)
+
+
+def test_a_run_does_what_it_does_without_the_plugin(finished):
+    check_same(finished)
+    # Otherwise equality would mean little.
+    first, second = (data for _, data in logged(finished[0]))
+    assert first["actor/grad_norm"] != second["actor/grad_norm"] != 0
+
+
+def test_a_run_that_resumes_leaves_strangers_files_as_they_are(task, finished, tmp_path):
+    # As verl itself would resume it: from step 1, although a later checkpoint is there and the log ends later.
+    for folder in both(tmp_path):
+        # The same beginning for both.
+        shutil.copytree(finished[0], folder)
+        for lock in LOCKS:
+            (folder / lock).write_text(LOCK)
+        (folder / LATEST).write_text("1\n")
+    resumed = run_both(task, both(tmp_path), *SEEDED, "trainer.save_freq=-1", "trainer.test_freq=-1", steps=2)
+    check_same(resumed)
+    for folder in resumed:
+        assert "Resuming from" in output_of(folder)
+        # verl's file logger empties its log.
+        assert [step for step, _ in logged(folder)] == [2]
+        assert [(folder / lock).read_text() for lock in LOCKS] == [LOCK, LOCK]
+        assert (folder / LATEST).read_bytes() == b"1\n"
+
+
+@pytest.mark.matrix
+def test_the_older_trainer(task, tmp_path):
+    check_same(run_both(task, both(tmp_path), *GREEDY, "trainer.use_v1=False", steps=2))
+
+
+@pytest.mark.matrix
+def test_a_rollout_apart(task, tmp_path):
+    apart = (
+        *("actor_rollout_ref.rollout.checkpoint_engine.backend=gloo", "ray_kwargs.ray_init.num_gpus=2"),
+        *("actor_rollout_ref.rollout.nnodes=1", "actor_rollout_ref.rollout.n_gpus_per_node=1"),
+        *("trainer.v1.trainer_mode=separate_async", "trainer.v1.separate_async.parameter_sync_step=2"),
+    )
+    # Which responses make a batch depends on when they arrive.
+    check_same(run_both(task, both(tmp_path), *GREEDY, *apart, steps=2), repeats=False)

@@ -1,0 +1,31 @@
+"""The versions of verl that this plugin extends: its workers and trainers change between minor versions."""
+
+import sys
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+
+from packaging.specifiers import SpecifierSet
+
+VERL_RANGE = SpecifierSet(">=0.9.0,<0.10")
+
+
+def verl_version() -> str | None:
+    """The version of the verl that Python imports here; None if there is none. It does not import verl."""
+    if "verl" in sys.modules:
+        return sys.modules["verl"].__version__
+    spec = find_spec("verl")
+    if spec is None or spec.origin is None:
+        return None
+    # A checkout on Python's path wins over what is installed.
+    file = Path(spec.origin).with_name("version") / "version"
+    return file.read_text().strip() if file.is_file() else metadata.version("verl")
+
+
+def unsuitable_verl() -> str | None:
+    """One line that says which verl is missing or here instead; None if a suitable one is here."""
+    version = verl_version()
+    if version is not None and VERL_RANGE.contains(version, prereleases=True):
+        return None
+    found = "no verl is installed" if version is None else f"this is verl {version}"
+    return f"verl-clipx needs verl{VERL_RANGE}, and {found}: pip install 'verl{VERL_RANGE}'"

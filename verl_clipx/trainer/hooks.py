@@ -1,0 +1,104 @@
+"""The hooks in verl's trainer. They act in a run with a clipx node; in any other they call verl's function, no more.
+
+`Tracking` is the first of them to see a run's configuration: every trainer makes one before its first step.
+"""
+
+import functools
+import inspect
+from types import ModuleType
+from typing import Any
+
+from wrapt import wrap_function_wrapper
+
+from verl_clipx.base.method import NODE
+
+
+class TrainedRun:
+    """A run with a clipx node, in the process of its trainer. verl logs each of its steps to it, after all other logs.
+
+    Args:
+        config: the configuration as verl resolved it.
+    """
+
+    def __init__(self, config: dict[str, Any]):
+        from verl_clipx.driver.health import HealthLimits
+        from verl_clipx.driver.receipt import ReceiptCheck
+        from verl_clipx.trainer.health import Watch
+
+        node = config[NODE]
+        limits = HealthLimits(**(node.get("health_limits") or {}))
+        self.longest = (config.get("data") or {}).get("max_response_length")
+        # A reward returns a verdict always or never.
+        self.has_verdicts = True
+        self._checks = (ReceiptCheck(config), Watch(limits, stops=node.get("health") == "stop"))
+
+    def log(self, data: dict[str, Any], step: int) -> None:
+        """Looks at a step's metrics.
+
+        Raises:
+            RuntimeError: what they say stops the run. The step is in the logs.
+        """
+        for check in self._checks:
+            check.look(data, step)
+
+
+# What this process trains; None: no run, or one without a clipx node.
+_run: TrainedRun | None = None
+
+
+def install_logs(tracking: ModuleType) -> None:
+    """Wraps the constructor of verl.utils.tracking's `Tracking`, which opens the logs of a run."""
+    wrap_function_wrapper(tracking, "Tracking.__init__", _open_logs)
+
+
+def install_metrics(metric_utils: ModuleType) -> None:
+    """Wraps `compute_data_metrics` of verl.trainer.ppo.metric_utils, which every trainer imports by name and calls.
+
+    It must be wrapped when its module is imported, which is before a trainer imports the name.
+    """
+    wrap_function_wrapper(metric_utils, "compute_data_metrics", _add_health)
+
+
+def install_verdicts(trainers: ModuleType) -> None:
+    """Wraps how the v1 trainers make a step's metrics, to add what a reward returns besides its score."""
+    if hasattr(trainers, "tq") and hasattr(getattr(trainers, "PPOTrainer", None), "_compute_metrics"):
+        wrap_function_wrapper(trainers, "PPOTrainer._compute_metrics", functools.partial(_add_verdicts, trainers))
+
+
+def _open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, Any]) -> None:
+    global _run
+    call = inspect.signature(wrapped).bind(*positional, **named)
+    call.apply_defaults()
+    config, backends = call.arguments["config"] or {}, call.arguments["default_backend"]
+    _run = None
+    if not config.get(NODE):
+        return wrapped(*positional, **named)
+    from verl_clipx.trainer.log import open_logs
+
+    def open_verls(names: list[str]) -> None:
+        call.arguments["default_backend"] = names
+        wrapped(*call.args, **call.kwargs)
+
+    open_logs(tracking, [backends] if isinstance(backends, str) else list(backends), config, open_verls)
+    _run = tracking.logger[NODE] = TrainedRun(config)
+
+
+def _add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
+    metrics = wrapped(*positional, **named)
+    if _run is None:
+        return metrics
+    from verl_clipx.trainer.health import step_metrics
+
+    return metrics | step_metrics(positional[0] if positional else named["batch"], _run.longest)
+
+
+def _add_verdicts(trainers: ModuleType, wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> None:
+    wrapped(*positional, **named)
+    if _run is None or not _run.has_verdicts:
+        return
+    from verl_clipx.trainer.health import verdicts
+
+    call = inspect.signature(wrapped).bind(*positional, **named).arguments
+    logged = verdicts(trainers.tq.kv_batch_get, call["batch"])
+    _run.has_verdicts = bool(logged)
+    call["metrics"].update(logged)

@@ -1,0 +1,140 @@
+"""The log and the record of a run with a clipx node: verl's file log, but one that a resumed run goes on with.
+
+verl's own file logger starts an empty file: a run that was killed after step 7 and resumed would lack the steps before.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+from verl_clipx.common.checkpoints import resumed_step
+from verl_clipx.common.files import parse_json, read_lines, remove_partials, replacing, write_private_text
+from verl_clipx.common.run_files import own_log_path, record_path, traces_path
+from verl_clipx.common.secrets import redacted
+from verl_clipx.loss.metric_listing import tensorboard_charts
+
+logger = logging.getLogger(__name__)
+
+# The names of Ray's resources for the kind of a node's accelerators begin with this.
+ACCELERATOR = "accelerator_type:"
+
+VERSIONED = ("verl", "verl-clipx", "torch", "transformers", "vllm")
+
+
+def open_logs(
+    tracking: Any, backends: list[str], config: dict[str, Any], open_verls: Callable[[list[str]], None]
+) -> None:
+    """Opens the logs of a run with a clipx node: verl's, the file log in the place of verl's, and its record.
+
+    Args:
+        tracking: verl's `Tracking`.
+        backends: the names of the logs that verl was to open.
+        config: the configuration as verl resolved it.
+        open_verls: has `tracking` open its own logs, by their names.
+    """
+    log = own_log_path(config)
+    if log is None:
+        open_verls(backends)
+    else:
+        open_verls([name for name in backends if name != "file"])
+        step = resumed_step(config.get("trainer") or {})
+        # No other run is here; the one that was killed was writing them.
+        remove_partials(log.parent, f"{log.stem}.*")
+        kept = kept_lines(log, step)
+        tracking.logger["file"] = FileLog(log, kept)
+        remove_later_traces(traces_path(log), step)
+        write_record(log, config)
+        print(f"clipx: the file log is {log}, with {len(kept)} lines of the run that goes on", flush=True)
+    if "tensorboard" in tracking.logger:
+        tracking.logger["tensorboard"].writer.add_custom_scalars({"clipx": tensorboard_charts()})
+
+
+class FileLog:
+    """A log as verl's file logger writes it, which begins with the lines of the run that goes on.
+
+    Args:
+        path: the log; the old one is replaced only by one that holds these lines.
+        kept: lines with their ends.
+    """
+
+    def __init__(self, path: Path, kept: list[bytes]):
+        with replacing(path.resolve()) as partial:
+            partial.write_bytes(b"".join(kept))
+        # Without a buffer, as verl opens it: a line is there once it is logged.
+        self._file = path.open("ab", buffering=0)
+
+    def log(self, data: dict[str, Any], step: int) -> None:
+        """Appends a step's line."""
+        self._file.write(orjson.dumps({"step": step, "data": data}, option=orjson.OPT_SERIALIZE_NUMPY) + b"\n")
+
+    def finish(self) -> None:
+        """Closes the file."""
+        self._file.close()
+
+
+def kept_lines(path: Path, step: int) -> list[bytes]:
+    """The lines of a log up to a step, each with its end; a line that is cut off is left out with a warning.
+
+    Args:
+        path: the log, which need not exist.
+        step: the last one to keep; 0: none, as there is no run to go on with.
+    """
+    kept = []
+    for number, line in enumerate(read_lines(path) if step and path.exists() else [], 1):
+        try:
+            of_line = int(parse_json(line, "")["step"])
+        except (ValueError, TypeError, KeyError):
+            logger.warning("%s, line %d: cut off, or not one of verl's; this run leaves it out", path, number)
+            continue
+        if of_line <= step:
+            kept.append(line.removesuffix(b"\n") + b"\n")
+    return kept
+
+
+def remove_later_traces(folder: Path, step: int) -> None:
+    """Removes the traces of the steps after one: the run makes these steps again, or is another run."""
+    if folder.is_dir():
+        # Imports pyarrow.
+        from verl_clipx.common.traces import remove_shards, shards_in
+
+        remove_partials(folder)
+        remove_shards(folder, [shard for shard in shards_in(folder) if shard.step > step])
+
+
+def write_record(log: Path, config: dict[str, Any]) -> None:
+    """Writes a run's start, accelerators, configuration and versions beside its log, readable only by its owner.
+
+    `ray_kwargs` is left out, since its runtime environment may hold any credential; other credentials are redacted.
+
+    Args:
+        log: the file of verl's file logger.
+        config: the configuration as verl resolved it.
+    """
+    record = {
+        "started": time.strftime("%Y-%m-%d %H:%M %Z"),
+        "accelerators": _accelerators(),
+        "versions": {name: version for name in VERSIONED if (version := _version(name))},
+        "configuration": redacted({key: value for key, value in config.items() if key != "ray_kwargs"}),
+    }
+    write_private_text(record_path(log), json.dumps(record, indent=1, default=str) + "\n")
+
+
+def _accelerators() -> list[str]:
+    """The kinds of accelerators in the Ray cluster: this process need not see any itself."""
+    import ray
+
+    found = ray.cluster_resources() if ray.is_initialized() else {}
+    return sorted(name.removeprefix(ACCELERATOR) for name in found if name.startswith(ACCELERATOR))
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
