@@ -93,6 +93,9 @@ class Method:
     # Whether a token's weight depends on the other tokens of its sequence. On an accelerator its sums are then compiled
     # over whole sequences, and otherwise over parts of them. The result is the same.
     by_sequence: ClassVar[bool] = False
+    # Whether a token's weight depends on the other sequences of its micro-batch, and so on how verl divides the batch.
+    # The contract then does not compare it over micro-batches.
+    by_batch: ClassVar[bool] = False
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
     # Where verl's clip_ratio_low and clip_ratio_high mean nothing: the parameters that decide how far the ratio may go.

@@ -79,18 +79,22 @@ def number(
     return Allowed(f"a number ({description})", convert, (lowest, highest), reason, usual=usual)
 
 
-def integer(*, at_least: int, at_most: int) -> Allowed:
-    """A whole number in a range that includes its ends. Booleans and fractions are refused."""
+def integer(*, at_least: int | None = None, at_most: int | None = None, reason: str = "") -> Allowed:
+    """A whole number in a range that includes its ends. Booleans and fractions are refused.
+
+    Args:
+        reason: as for `number`.
+    """
+    within = number(at_least=at_least, at_most=at_most, reason=reason)
 
     def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise ValueError
-        if not at_least <= value <= at_most:
+        if within.convert(value) != int(value):
             raise ValueError
         return int(value)
 
-    description = f"a whole number (at least {shown(at_least)} and at most {shown(at_most)})"
-    return Allowed(description, convert, (at_least, at_most))
+    return dataclasses.replace(
+        within, description=within.description.replace("a number", "a whole number", 1), convert=convert
+    )
 
 
 def next_float32(number: float) -> float:
