@@ -196,7 +196,6 @@ RUN_ELSEWHERE = (
     ["scripts/draw_architecture.py"],
     ["-m", "tests.diagnostics.kills"],
     ["-m", "tests.end_to_end.kill_runs"],
-    ["-m", "verl_clipx.driver.facts"],
 )
 
 

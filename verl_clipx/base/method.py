@@ -107,6 +107,7 @@ class Method:
         20.0,
         optional(number(at_least=1, at_most=LARGEST_CLAMP)),
         "log importance-sampling ratios are clamped to plus or minus this, as in verl (20); null: no clamp",
+        "choice",
     )
 
     def __init_subclass__(cls, name: str | None = None, source: str = "", **kwargs: Any):
@@ -202,13 +203,18 @@ class Method:
 class FixedBounds(Method):
     """Methods whose clip bounds are constants."""
 
+    # The defaults are verl's, and those of most papers.
     clip_low: float | None = parameter(
-        0.8, optional(number(at_least=0, at_most=1, usual=USUAL_LOW)), "lower clip bound on the ratio; null: no bound"
+        0.8,
+        optional(number(at_least=0, at_most=1, usual=USUAL_LOW)),
+        "lower clip bound on the ratio; null: no bound",
+        "choice",
     )
     clip_high: float | None = parameter(
         1.2,
         optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
         "upper clip bound on the ratio; null: no bound",
+        "choice",
     )
 
     @property
@@ -251,12 +257,13 @@ def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
     return Limit(f"no bounds but {others}", others) if others else NO_LIMIT
 
 
-def dual_clip_parameter(default: float | None) -> Any:
+def dual_clip_parameter(default: float | None, source: str) -> Any:
     """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
     return parameter(
         default,
         optional(number(above=1, at_most=LARGEST_CAP, usual=(1.2, 20))),
         "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
+        source,
     )
 
 

@@ -143,15 +143,17 @@ def optional(allowed: Allowed) -> Allowed:
     )
 
 
-def parameter(default: Any, allowed: Allowed, meaning: str) -> Any:
+def parameter(default: Any, allowed: Allowed, meaning: str, source: str = "") -> Any:
     """A dataclass field with its meaning and its allowed values.
 
     Args:
         default: the value when the user gives none.
         allowed: which values it takes.
         meaning: one line, shown by `clipx methods`.
+        source: where the default comes from: paper, script (its authors' release) or choice (this project's); empty if
+            nothing outside this project says what it should be.
     """
-    return dataclasses.field(default=default, metadata={"allowed": allowed, "meaning": meaning})
+    return dataclasses.field(default=default, metadata={"allowed": allowed, "meaning": meaning, "source": source})
 
 
 def validate(config: Any, node: str) -> None:
