@@ -11,7 +11,7 @@ from verl_clipx.methods import BUILT_IN, METHODS, Method
 
 @functools.cache
 def facts() -> dict[str, Any]:
-    """Those of every built-in method, the parameters that all share, and those of observe. Callers must not change them."""
+    """Those of every built-in method, of the parameters of all, and of observe. Callers must not change them."""
     return {
         "methods": [facts_of(METHODS[name]) for name in BUILT_IN],
         "around": described(AROUND.values()),
