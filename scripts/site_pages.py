@@ -126,7 +126,6 @@ def method_page(method: dict[str, Any]) -> str:
     from verl_clipx.methods import METHODS
 
     name, kind = method["name"], METHODS[method["name"]]
-    own = [one for one in method["parameters"] if not one["of_every_method"]]
     source = f"../../{method['module'].replace('.', '/')}.py"
     parts = [
         f"# {name}",
@@ -138,10 +137,13 @@ def method_page(method: dict[str, Any]) -> str:
         f"[{method['module']}]({source}).",
         f"![The gradient weight F of {name} over the ratio]({name}.svg)",
         "## Parameters",
-        "`clipx.<parameter>=…` changes one; what every method has besides is in [methods.md](../methods.md).",
+        "`clipx.<parameter>=…` changes one. The source is the paper, its authors' script, or a choice of this project.",
         table(
-            ("parameter", "default", "allowed", "meaning"),
-            [(f"`{one['name']}`", f"`{written(one['default'])}`", one["allowed"], one["meaning"]) for one in own],
+            ("parameter", "default", "allowed", "meaning", "source"),
+            [
+                (f"`{one['name']}`", f"`{written(one['default'])}`", one["allowed"], one["meaning"], one["source"])
+                for one in method["parameters"]
+            ],
         ),
         "## Paper and release",
         settings(method),

@@ -172,7 +172,7 @@ def methods(
             if one["of_every_method"] == of_every_method
         ]
         if rows:
-            headings = ("parameter", *values, "allowed", "meaning")
+            headings = ("parameter", *values, "allowed", "meaning", "source")
             print_list(console, f"{title}: clipx.<parameter>=…", headings, rows)
 
 

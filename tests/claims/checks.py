@@ -189,10 +189,7 @@ def _check_name(path: str, name: str, prompt: str | None) -> None:
 
 
 # By tests/claims/test_architecture.py.
-RUN_ELSEWHERE = (
-    ["scripts/draw_architecture.py"],
-    ["-m", "verl_clipx.driver.facts"],
-)
+RUN_ELSEWHERE = (["scripts/draw_architecture.py"],)
 
 
 def _check_python(words: list[str], variables: dict[str, str], complete: bool) -> None:

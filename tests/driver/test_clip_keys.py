@@ -19,6 +19,7 @@ from verl.workers.config.actor import ActorConfig, PolicyLossConfig
 from tests.claims.configuration import actor_of, built, hydra_s, merged
 from tests.golden.runs import registered_loss
 from verl_clipx.driver.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_DEFAULTS, meanings
+from verl_clipx.driver.config import completed
 from verl_clipx.driver.start import decide, named_keys
 from verl_clipx.methods import BUILT_IN, METHODS
 
@@ -107,7 +108,7 @@ def test_the_defaults_are_those_of_verl():
 def test_verls_key_becomes_the_methods(group, keys, expected):
     config, decision = decided(f"+clipx={group}", *of_verl(**keys))
     # Written down for verl's own print of the configuration, and for the workers, who know no command line.
-    assert {name: config.clipx.get(name) for name in expected} == expected
+    assert {name: value for name, value in completed(config.clipx).items() if name in expected} == expected
     method = actor_of(config).policy_loss.clipx.method
     assert {name: getattr(method, name) for name in expected} == expected
     assert decide(config).taken == {}

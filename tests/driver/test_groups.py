@@ -6,6 +6,7 @@ groups inside a wheel (tests/test_wheel.py).
 """
 
 import math
+import re
 
 import pytest
 from hydra.errors import InstantiationException
@@ -14,7 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.driver.config import parameters_of
-from verl_clipx.driver.listing import group_settings, groups_of, listed, parameter_row
+from verl_clipx.driver.listing import content_of, group_settings, groups_of, listed, node_of, parameter_row
 from verl_clipx.methods import METHODS
 from verl_clipx.modifiers import AdvantageReweighting, EntropySelection, Lopti
 
@@ -111,7 +112,6 @@ PUBLISHED = {
 
 # Groups under configs/clipx that are not modifiers of the loss: rollouts that are seeded or of old weights, the traces.
 OTHER_GROUPS = 3
-STATISTICS_PARAMETERS = {"scope", "lagged_average", "missing_state"}
 
 
 def test_every_group_has_its_published_settings_here():
@@ -127,15 +127,15 @@ def test_group_reaches_the_actor_with_its_published_settings(actor, group):
     assert policy_loss.loss_mode == f"clipx_{policy_loss.clipx.method.name}"
 
 
-@pytest.mark.parametrize("group", GROUPS)
-def test_group_spells_out_every_parameter_of_its_method(group):
-    settings = group_settings(group)
-    parameters = parameters_of(METHODS[settings.pop("method")])
-    missing = set(parameters) - set(settings)
-    # Modifiers have groups of their own, and fixed bounds have no statistics that scope could be about.
-    adaptive = "scope" in settings
-    assert missing == {"shaping", "select", "update", "trace"} | (set() if adaptive else STATISTICS_PARAMETERS)
-    assert adaptive == (group.split("_")[0] in ("acpo", "bapo", "m2po"))
+@pytest.mark.parametrize("group", [*GROUPS, *MEASURED])
+def test_group_states_only_its_method_and_what_deviates_from_the_class_or_its_parent(group):
+    content = content_of(group)
+    (parent, _), above = content.defaults, (configs_folder() / "clipx" / f"{group}.yaml").read_text()
+    parameters = parameters_of(METHODS[group_settings(group)["method"]])
+    for name in content.clipx.keys() - {"method"}:
+        before = node_of(parent).get(name, parameters[name].default)
+        assert OmegaConf.is_missing(content.clipx, name) or content.clipx[name] != before, name
+        assert re.search(rf"\n  # .+\n  {name}:", above), f"{name} needs its reason above it"
 
 
 @pytest.mark.slow
@@ -302,6 +302,11 @@ def test_a_bad_value_stops_in_the_driver(actor, overrides, message):
     with pytest.raises(Exception, match=message) as raised:
         actor(*overrides)
     assert isinstance(raised.value, InstantiationException) or "clipx" in str(raised.value)
+
+
+def test_every_parameter_of_a_method_is_overridden_and_swept_without_a_plus(composed):
+    for name in ("alpha", "scope", "dual_clip", "log_ratio_clamp", "lagged_average"):
+        assert composed("+clipx=acpo", f"clipx.{name}=null").clipx[name] is None
 
 
 def test_listing_shows_each_parameter_with_its_value_in_each_group():

@@ -38,9 +38,18 @@ def metrics(formula):
     return broken(metrics=lambda self, statistics, decision: formula(statistics, decision))
 
 
-def writes_to_the_mask(t, bounds):
-    t.mask.fill_(True)
-    return t.ratio
+def writes(write):
+    """A method whose weight is the ratio, after it wrote to its tokens or bounds."""
+    return weight(lambda t, bounds: (write(t, bounds), t.ratio)[1])
+
+
+def failing(message):
+    raise RuntimeError(message)
+
+
+def added_up(**attributes):
+    """A method that divides by the ratios of its micro-batch, with some attributes."""
+    return broken(gradient_weight=lambda self, t, bounds: t.ratio / (1 + t.ratio.sum()), **attributes)
 
 
 def prompts(self, t):
@@ -52,6 +61,7 @@ def prompts(self, t):
 READ = r"^a tensor's value is read on the host.* write torch\.where\(condition, a, b\) instead of `if`.* PyTorch said: "
 
 BROKEN = {
+    contract.the_loss_can_be_computed: [(weight(lambda t, _: t.ratio[:, 1.5]), "only integers")],
     contract.one_weight_per_token: [
         (weight(lambda t, _: t.ratio.mean(-1, keepdim=True)), r"has shape \(6, 1\)"),
         (weight(lambda t, _: t.ratio.float()), "the weight is torch.float32"),
@@ -65,6 +75,18 @@ BROKEN = {
         (weight(lambda t, _: t.ratio * (t.advantages > 0)), r"F is 0 at ratio 1 for a token with A = -[0-9.]+"),
         (weight(lambda t, _: t.ratio - 1), "F is 0 at ratio 1"),
         (weight(lambda t, _: t.ratio * torch.nan), "F is nan at ratio 1"),
+    ],
+    contract.weight_is_nowhere_negative: [
+        (
+            weight(lambda t, _: torch.where((t.ratio - 1).abs() > 0.01, -t.ratio, t.ratio)),
+            r"F is -[01]\.\d+ at ratio (1\.01|0\.98)\d* for a token with A = [-0-9.]+, below 0\. Return the gradient",
+        ),
+        (weight(lambda t, _: torch.where(t.ratio > 100, -1.0, t.ratio)), r"F is -1 at ratio 1\d\d"),
+        (
+            weight(lambda t, _: torch.where((t.ratio < 0.1) & (t.advantages < 0), -1.0, t.ratio)),
+            r"ratio 0\.0\d+ .* A = -",
+        ),
+        (weight(lambda t, _: torch.where(t.old_log_prob < -5, 2 - t.ratio, t.ratio)), "F is -"),
     ],
     contract.weight_does_not_depend_on_the_size_of_advantages: [
         (weight(lambda t, _: t.ratio * t.advantages.abs()), r"when A is multiplied by 0\.25\. Return the gradient"),
@@ -85,8 +107,46 @@ BROKEN = {
         (unclamped(lambda t, _: t.ratio**3), "log_ratio_clamp=null leaves the log-ratio as it is: set it to 20"),
     ],
     contract.order_of_sequences_does_not_matter: [(weight(lambda t, _: t.ratio * t.ratio[0, 0]), "order of the seq")],
-    contract.padding_does_not_matter: [(weight(lambda t, _: t.ratio / t.ratio.shape[1]), "padding matters")],
-    contract.inputs_stay_unchanged: [(weight(writes_to_the_mask), "mask was written to")],
+    contract.padding_does_not_matter: [
+        (weight(lambda t, _: t.ratio / t.ratio.shape[1]), "padding matters"),
+        (statistics(lambda t, sums: sums + torch.tensor([t.ratio.numel(), 0.0]).double()), "statistics count padding"),
+        (statistics(lambda t, sums: torch.stack([t.ratio.double().sum(), sums[1]])), "statistics count padding"),
+        (statistics(lambda t, sums: torch.stack([sums[0] * 0 + len(t.ratio), sums[1]])), "statistics count padding"),
+    ],
+    contract.weight_does_not_depend_on_the_micro_batch: [
+        (
+            weight(lambda t, _: t.ratio / t.ratio.mean()),
+            r"F of a token goes from .* Use statistics, .* sets by_batch=T",
+        ),
+        (weight(lambda t, _: t.ratio * len(t.ratio)), r"when other sequences of its micro-batch are taken away"),
+        (weight(lambda t, _: torch.where(t.ratio > t.ratio.quantile(0.8), 0.0, t.ratio)), "F of a token"),
+        (weight(lambda t, _: t.ratio / t.ratio.max()), "F of a token"),
+        (weight(lambda t, _: t.ratio / (1 + t.ratio.std())), "F of a token"),
+        (weight(lambda t, _: t.ratio / t.mask.sum()), "F of a token"),
+        (weight(lambda t, _: torch.where(t.ratio.max() > 20, t.ratio / 2, t.ratio)), "F of a token"),
+        (weight(lambda t, _: t.ratio / (1 + t.advantages.abs().max().sign() * t.mask[0].sum())), "F of a token"),
+        (weight(lambda t, _: t.ratio * (1 + torch.arange(len(t.ratio))[:, None])), "F of a token"),
+        (added_up(by_sequence=True), "other sequences of its micro-batch"),
+        (
+            weight(lambda t, _: t.ratio / (1 + t.sequence_mean(t.ratio))),
+            r"when other tokens of its sequence .* sets by_sequence=True",
+        ),
+    ],
+    contract.inputs_stay_unchanged: [
+        (writes(lambda t, _: t.mask.fill_(True)), "mask was written to by gradient_weight"),
+        (writes(lambda t, _: t.ratio.clamp_(0.8, 1.2)), r"ratio was written to .* Write ratio\.clamp\(…\) instead of"),
+        # Too wide to act on any usual ratio, and a write that no version counts.
+        (writes(lambda t, _: t.ratio.clamp_(1e-30, 1e30)), "ratio was written to"),
+        (writes(lambda t, _: t.ratio.data.clamp_(max=1e3)), "ratio was written to"),
+        (writes(lambda t, _: t.ratio[:, :1].mul_(2)), "ratio was written to"),
+        (writes(lambda t, _: t.advantages.neg_()), "advantages was written to"),
+        (writes(lambda t, _: t.log_prob.zero_()), "log_prob was written to"),
+        (writes(lambda t, bounds: bounds.high.fill_(9.0)), "high was written to"),
+        (statistics(lambda t, sums: (t.log_ratio.abs_(), sums)[1]), "log_ratio was written to by statistics"),
+        (broken(decide=lambda self, statistics: statistics.clamp_(min=1)[:1]), "statistics was written to by decide"),
+        (metrics(lambda sums, decision: {"spread": decision.mul_(2)[0]}), "decision was written to by metrics"),
+        (broken(loss_value=lambda self, t, bounds, weight: weight.neg_()), "weight was written to by loss_value"),
+    ],
     contract.statistics_are_the_same_each_time: [
         (statistics(lambda t, sums: sums + torch.rand(2)), "the statistics of the same tokens differ"),
         (statistics(lambda t, sums: sums.float()), "the statistics are torch.float32"),
@@ -122,6 +182,7 @@ BROKEN = {
         (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), READ),
         (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
         # Another mistake gets no such advice.
+        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else failing("metadata is missing")), "^metadata"),
         (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else t.ratio + t.ratio[:, :2]), "^Attempting to"),
     ],
 }
@@ -153,6 +214,12 @@ KEPT_BY_THE_PLUGIN = {
         "compiled, log_prob=inf, statistics its own: the loss is finite",
     ),
 }
+
+
+def test_a_weight_that_looks_at_its_sequence_or_batch_says_so():
+    check = contract.weight_does_not_depend_on_the_micro_batch
+    check(broken(gradient_weight=lambda self, t, _: t.ratio / (1 + t.sequence_mean(t.ratio)), by_sequence=True))
+    check(added_up(by_batch=True))
 
 
 def test_a_method_that_means_it_says_so():
@@ -204,12 +271,17 @@ def test_sound_bounds_pass_uncompiled(loss):
 
 
 def test_a_report_says_what_was_checked_and_what_failed():
-    method = weight(lambda t, _: t.ratio / t.ratio.shape[1])
+    method = statistics(lambda t, sums: sums + torch.ones_like(sums) * t.ratio.shape[1])
     report = dict(check_method(method))
     # The compiled loss waits for a method that keeps the rest.
     assert len(report) == len(CHECKS)
     assert {name: failure for name, failure in report.items() if failure} == {
-        "Three more masked positions change nothing.": "padding matters"
+        "Three more masked positions and a sequence without tokens change nothing, the statistics included.": (
+            "the statistics count padding"
+        ),
+        "Statistics and bounds are the same however the sequences are split, groups of one prompt included.": (
+            "the statistics do not add up over a split"
+        ),
     }
     with pytest.raises(
         AssertionError, match=r"finite losses and gradients, in .* .*example_losses\.py:\d+: F is nan for"

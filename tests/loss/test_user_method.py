@@ -168,6 +168,14 @@ MISTAKES = {
         "'strength' of users_losses:wrong must be keyword-only with",
     ),
     "a default of no use": (FUNCTION.format("", "ratio, *, of=()"), "default of type tuple cannot be a configuration"),
+    "an enum": (
+        "import enum\nKind = enum.Enum('Kind', 'soft hard')\n" + FUNCTION.format("", "ratio, *, kind=Kind.soft"),
+        r"type Kind cannot be a configuration value: .* annotation Literal\['word', 'other'\]",
+    ),
+    "an enum of words": (
+        "import enum\nKind = enum.StrEnum('Kind', 'soft hard')\n" + FUNCTION.format("", "ratio, *, kind=Kind.soft"),
+        "type Kind cannot be a configuration value",
+    ),
     "a function's taken name": (
         FUNCTION.replace("'wrong'", "'grpo'").format("", "ratio"),
         r"users_losses:wrong: the name 'grpo' already belongs to verl_clipx\.methods\.grpo:Grpo",
@@ -330,6 +338,122 @@ def test_an_error_in_a_loss_is_named_with_its_line(users_module):
     line = 1 + source.splitlines().index("    return ratio * missing")
     assert result.exit_code == 1
     assert f"users_losses.py:{line}: NameError: name 'missing' is not defined" in " ".join(result.output.split())
+
+
+FAULTY = """
+@register_loss("users_mean")
+def mean(ratio):
+    return ratio / ratio.mean()
+
+@register_loss("users_many")
+def many(ratio):
+    return ratio * ratio.shape[0]
+
+@register_loss("users_top")
+def top(ratio):
+    return torch.where(ratio > ratio.quantile(0.8), 0.0, ratio)
+
+@register_loss("users_backwards")
+def backwards(ratio):
+    return torch.where((ratio - 1).abs() > 0.01, -ratio, ratio)
+
+@register_loss("users_written")
+def written(ratio):
+    return ratio.clamp_(0.8, 1.2)
+
+@register_loss("users_index")
+def index(ratio):
+    return ratio[:, 1.5]
+
+@dataclass(frozen=True, kw_only=True)
+class Padded(Method, name="users_padded"):
+    statistics_size = 1
+
+    def statistics(self, t):
+        return t.ratio.double().sum()[None]
+
+    def gradient_weight(self, t, bounds):
+        return t.ratio
+"""
+FAULTS = {
+    "mean": "when other sequences of its micro-batch are taken away",
+    "many": "when other sequences of its micro-batch are taken away",
+    "top": "when other sequences of its micro-batch are taken away",
+    "backwards": "below 0. Return the gradient weight F",
+    "written": "ratio was written to by gradient_weight",
+    "index": "failed The loss can be computed.",
+    "Padded": "the statistics count padding",
+}
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_faulty_loss_is_refused_for_its_own_fault(users_module, name):
+    users_module(HEAD + FAULTY)
+    with mock.patch.object(sys, "path", [*sys.path]):
+        result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", f"users_losses:{name}"])
+    said = " ".join(result.output.split())
+    assert result.exit_code == 1 and FAULTS[name] in said, said
+    # An error has one finding: what else it keeps from being checked is no fault of the loss.
+    assert "failed Nothing waits" not in said and (name != "index" or said.count("failed") == 1)
+
+
+TYPED = """
+from typing import Literal, Optional
+
+@register_loss("users_typed")
+def typed(
+    ratio,
+    *,
+    steps: int = 3,
+    bare=2,
+    slope: float = 2,
+    on: bool = True,
+    word: str = "a",
+    kind: Literal["soft", "hard"] = "soft",
+    most: Optional[int] = None,
+    limit: float | None = 5,
+    nothing=None,
+):
+    assert [type(of) for of in (steps, bare, slope, on, word, kind)] == [int, int, float, bool, str, str]
+    assert type(most) in (int, type(None)) and type(limit) in (float, type(None)) and nothing is None
+    for _ in range(steps):
+        ratio = ratio.clamp(max=slope)
+    return ratio
+"""
+
+
+@pytest.mark.slow
+def test_parameters_arrive_in_the_type_that_the_function_says(users_module):
+    users_module(HEAD + TYPED)
+    with mock.patch.object(sys, "path", [*sys.path]):
+        result = CliRunner(env={"COLUMNS": "400"}).invoke(app, ["check-loss", "users_losses:typed"])
+    assert result.exit_code == 0, result.output
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        (dict(steps=4, bare=5, slope=1, most=7, limit=None, kind="hard"), None),
+        (dict(bare=2.5, steps=2.0), None),
+        (dict(steps=2.5), r"clipx\.steps=2\.5: must be a whole number \(any"),
+        (dict(steps=True), r"clipx\.steps=True: must be a whole number"),
+        (dict(steps=None), r"clipx\.steps=None: must be a whole number"),
+        (dict(most=1.5), r"clipx\.most=1\.5: must be a whole number .*, or null"),
+        (dict(kind="firm"), r"clipx\.kind='firm': must be one of soft, hard"),
+        (dict(on=1), r"clipx\.on=1: must be true or false"),
+        (dict(word=1), r"clipx\.word=1: must be text"),
+        (dict(bare="2"), r"clipx\.bare='2': must be a number"),
+    ],
+)
+def test_a_typed_parameter_takes_what_its_annotation_says(users_module, values, message):
+    users_module(HEAD + TYPED)
+    if message:
+        with pytest.raises(ValueError, match=message):
+            build(function="users_losses:typed", **values)
+        return
+    built_method = build(function="users_losses:typed", **values).method
+    assert {key: getattr(built_method, key) for key in values} == values
+    assert type(built_method.steps) is int and type(built_method.slope) is float
 
 
 def test_a_weight_that_is_meant_so_is_named_on_the_line(users_module):

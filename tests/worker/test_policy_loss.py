@@ -96,6 +96,37 @@ def test_gradient_is_the_weight_under_every_aggregation(actor, tensors, method, 
     torch.testing.assert_close(gradient, expected, rtol=1e-12, atol=1e-15)
 
 
+EMPTY_NORMALISERS = ({}, {"batch_num_tokens": 0, "global_batch_size": 0}, {"batch_num_tokens": 30})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "overrides"),
+    [
+        *((method, ()) for method in BUILT_IN),
+        ("grpo", ("clipx.compile=true",)),
+        ("acpo", ("clipx.compile=true",)),
+        ("gspo", ("clipx.compile=true",)),
+        ("grpo", ("+clipx/shaping=advantage_reweighting",)),
+        ("acpo", ("+clipx/select=high_entropy",)),
+    ],
+)
+def test_an_empty_mask_gives_verls_loss_and_a_gradient_of_zero(actor, tensors, method, overrides):
+    config = actor(f"+clipx={method}", *overrides, "actor_rollout_ref.actor.loss_scale_factor=9")
+    nothing = {**tensors, "response_mask": torch.zeros_like(tensors["response_mask"])}
+    further = {name: example()[name] for name in ("rollout_log_prob", "entropy", "group")}
+    for normalisers, as_tensors in itertools.product(EMPTY_NORMALISERS, (False, True)):
+        config.global_batch_info.clear()
+        config.global_batch_info.update(
+            {key: torch.tensor(float(value)) if as_tensors else value for key, value in normalisers.items()}
+        )
+        for aggregation in AGGREGATIONS:
+            expected_loss, expected, _ = call("vanilla", config, nothing, loss_agg_mode=aggregation)
+            loss, gradient, _ = call(f"clipx_{method}", config, nothing, loss_agg_mode=aggregation, **further)
+            torch.testing.assert_close(loss, expected_loss, equal_nan=True)
+            assert torch.equal(gradient, expected) and not gradient.any(), (aggregation, normalisers)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("method", BUILT_IN)
 def test_one_host_sync_per_micro_batch(actor, tensors, method):

@@ -93,6 +93,9 @@ class Method:
     # Whether a token's weight depends on the other tokens of its sequence. On an accelerator its sums are then compiled
     # over whole sequences, and otherwise over parts of them. The result is the same.
     by_sequence: ClassVar[bool] = False
+    # Whether a token's weight depends on the other sequences of its micro-batch, and so on how verl divides the batch.
+    # The contract then does not compare it over micro-batches.
+    by_batch: ClassVar[bool] = False
     # The parameters that limit the weight in addition to the bounds. A value of null means no such limit.
     other_limits: ClassVar[tuple[str, ...]] = ()
     # Where verl's clip_ratio_low and clip_ratio_high mean nothing: the parameters that decide how far the ratio may go.
@@ -104,6 +107,7 @@ class Method:
         20.0,
         optional(number(at_least=1, at_most=LARGEST_CLAMP)),
         "log importance-sampling ratios are clamped to plus or minus this, as in verl (20); null: no clamp",
+        "choice",
     )
 
     def __init_subclass__(cls, name: str | None = None, source: str = "", **kwargs: Any):
@@ -199,13 +203,18 @@ class Method:
 class FixedBounds(Method):
     """Methods whose clip bounds are constants."""
 
+    # The defaults are verl's, and those of most papers.
     clip_low: float | None = parameter(
-        0.8, optional(number(at_least=0, at_most=1, usual=USUAL_LOW)), "lower clip bound on the ratio; null: no bound"
+        0.8,
+        optional(number(at_least=0, at_most=1, usual=USUAL_LOW)),
+        "lower clip bound on the ratio; null: no bound",
+        "choice",
     )
     clip_high: float | None = parameter(
         1.2,
         optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
         "upper clip bound on the ratio; null: no bound",
+        "choice",
     )
 
     @property
@@ -248,12 +257,13 @@ def limit_of(method: Any, described: str, *bounds: float | None) -> Limit:
     return Limit(f"no bounds but {others}", others) if others else NO_LIMIT
 
 
-def dual_clip_parameter(default: float | None) -> Any:
+def dual_clip_parameter(default: float | None, source: str) -> Any:
     """The bound on the ratio of tokens with negative advantages (dual-clip PPO, arXiv 1912.09729)."""
     return parameter(
         default,
         optional(number(above=1, at_most=LARGEST_CAP, usual=(1.2, 20))),
         "tokens with A < 0 and a ratio above this get no gradient; null: no dual clip",
+        source,
     )
 
 

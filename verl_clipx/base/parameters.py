@@ -79,18 +79,22 @@ def number(
     return Allowed(f"a number ({description})", convert, (lowest, highest), reason, usual=usual)
 
 
-def integer(*, at_least: int, at_most: int) -> Allowed:
-    """A whole number in a range that includes its ends. Booleans and fractions are refused."""
+def integer(*, at_least: int | None = None, at_most: int | None = None, reason: str = "") -> Allowed:
+    """A whole number in a range that includes its ends. Booleans and fractions are refused.
+
+    Args:
+        reason: as for `number`.
+    """
+    within = number(at_least=at_least, at_most=at_most, reason=reason)
 
     def convert(value: Any) -> int:
-        if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value):
-            raise ValueError
-        if not at_least <= value <= at_most:
+        if within.convert(value) != int(value):
             raise ValueError
         return int(value)
 
-    description = f"a whole number (at least {shown(at_least)} and at most {shown(at_most)})"
-    return Allowed(description, convert, (at_least, at_most))
+    return dataclasses.replace(
+        within, description=within.description.replace("a number", "a whole number", 1), convert=convert
+    )
 
 
 def next_float32(number: float) -> float:
@@ -139,15 +143,17 @@ def optional(allowed: Allowed) -> Allowed:
     )
 
 
-def parameter(default: Any, allowed: Allowed, meaning: str) -> Any:
+def parameter(default: Any, allowed: Allowed, meaning: str, source: str = "") -> Any:
     """A dataclass field with its meaning and its allowed values.
 
     Args:
         default: the value when the user gives none.
         allowed: which values it takes.
         meaning: one line, shown by `clipx methods`.
+        source: where the default comes from: paper, script (its authors' release) or choice (this project's); empty if
+            nothing outside this project says what it should be.
     """
-    return dataclasses.field(default=default, metadata={"allowed": allowed, "meaning": meaning})
+    return dataclasses.field(default=default, metadata={"allowed": allowed, "meaning": meaning, "source": source})
 
 
 def validate(config: Any, node: str) -> None:

@@ -206,6 +206,16 @@ def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
     return {**{name: fields[name] for name in own_first}, **AROUND}
 
 
+def completed(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A clipx node with the defaults of what it leaves out; unchanged if it names no method of the plugin."""
+    name = node.get("method")
+    if name == OBSERVE:
+        fields = dataclasses.fields(Observe)
+    else:
+        fields = parameters_of(METHODS[name]).values() if name in METHODS else ()
+    return {**{field.name: field.default for field in fields}, **node}
+
+
 def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:
     """Builds and checks a clipx node.
 

@@ -1,35 +1,23 @@
-"""What `clipx methods` shows: methods, their groups and their parameters, without importing torch."""
+"""What `clipx methods` shows: methods, their groups and their parameters."""
 
 import functools
-from pathlib import Path
 from typing import Any
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.common.files import read_json_object
 from verl_clipx.common.suggestions import did_you_mean
-
-# The facts about the classes, written by facts.py.
-RECORDED = Path(__file__).with_name("methods.json")
-METHODS_FOLDER = Path(__file__).parents[1] / "methods"
 
 # The value of clipx.method that leaves verl's own loss as it is.
 OBSERVE = "observe"
 OBSERVED = "verl's own loss, our metrics", "verl, any `loss_mode`"
 
 
-@functools.cache
 def facts() -> dict[str, Any]:
-    """The facts about the built-in methods, as `facts.facts_of_classes` returns them. Callers must not change them."""
-    recorded = read_json_object(RECORDED)
-    modules = {path.stem for path in METHODS_FOLDER.glob("*.py")} - {"__init__"}
-    if modules == {one["module"].rpartition(".")[2] for one in recorded["methods"]}:
-        return recorded
-    # A method's file was added or removed after the record was written.
-    from verl_clipx.driver.facts import facts_of_classes
+    """The facts about the classes. Only what lists them imports the classes, which takes seconds."""
+    from verl_clipx.driver.facts import facts
 
-    return facts_of_classes()
+    return facts()
 
 
 def group_settings(group: str) -> dict:
@@ -86,8 +74,8 @@ def listed(name: str | None = None) -> list[dict[str, Any]]:
 
     Returns:
         For each: name, loss_mode in verl, summary, source, module of the class, names of the groups, and parameters.
-        For each parameter: name, default, value in each group, allowed values, meaning, and whether every method has
-        it.
+        For each parameter: name, default, value in each group, allowed values, meaning, source of the default, and
+        whether every method has it.
 
     Raises:
         ValueError: there is no such method; names the nearest.
@@ -138,10 +126,10 @@ def _with_groups(parameters: list[dict[str, Any]], groups: list[str], of_every_m
 
 
 def parameter_row(parameter: dict[str, Any]) -> tuple[str, ...]:
-    """A parameter's name, value in each group (or its default, without groups), allowed values and meaning."""
+    """A parameter's name, value in each group (or its default, without groups), allowed values, meaning and source."""
     values = list(parameter["in_groups"].values()) or [parameter["default"]]
     shown = ["null" if value is None else str(value) for value in values]
-    return parameter["name"], *shown, parameter["allowed"], parameter["meaning"]
+    return parameter["name"], *shown, parameter["allowed"], parameter["meaning"], parameter["source"]
 
 
 def markdown_table() -> str:

@@ -76,19 +76,20 @@ def evaluate(
 SEQUENCES, LENGTH = 6, 9
 
 
-def example(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tensor]:
+def example(dtype: torch.dtype = torch.float64, seed: int = 0, spread: float = 0.5) -> dict[str, Tensor]:
     """Sequences of different lengths with ratios on both sides of any usual bound.
 
     Args:
         dtype: the dtype of the log-probabilities and advantages.
         seed: the seed of the random numbers.
+        spread: the standard deviation of the log-ratios.
 
     Returns:
         The fields of `Inputs` that a method may ask for. The last sequence has no token in the mask.
     """
     generator = torch.Generator().manual_seed(seed)
     old_log_prob = -torch.rand(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * 3
-    drift = torch.randn(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * 0.5
+    drift = torch.randn(SEQUENCES, LENGTH, generator=generator, dtype=torch.float64) * spread
     advantages = torch.randn(SEQUENCES, 1, generator=generator, dtype=torch.float64).expand(-1, LENGTH)
     lengths = torch.tensor([LENGTH, 7, 5, 3, 1, 0])
     return {
@@ -99,6 +100,28 @@ def example(dtype: torch.dtype = torch.float64, seed: int = 0) -> dict[str, Tens
         "rollout_log_prob": (old_log_prob + drift / 10).clamp(max=0).to(dtype),
         "entropy": (drift.abs() + 0.1).to(dtype),
         "group": torch.tensor([7, 3, 7, 3, 7, 3]),
+    }
+
+
+def every_ratio() -> dict[str, Tensor]:
+    """Sequences of one token each: ratios from exp(-20) to exp(20) at several probabilities, with both signs of A.
+
+    Returns:
+        The fields of `Inputs` that a method may ask for, in float64.
+    """
+    log_ratio = torch.cat([torch.linspace(-1, 1, 401), torch.linspace(-20, 20, 161)]).double()
+    log_ratio, likelier, advantages = torch.cartesian_prod(
+        log_ratio, torch.tensor([-1e-3, -0.5, -2.0, -8.0]).double(), torch.tensor([-2.0, -0.3, 0.3, 2.0]).double()
+    ).T[:, :, None]
+    log_prob, old_log_prob = likelier + log_ratio.clamp(max=0), likelier - log_ratio.clamp(min=0)
+    return {
+        "old_log_prob": old_log_prob,
+        "log_prob": log_prob,
+        "advantages": advantages,
+        "mask": torch.ones_like(log_prob, dtype=torch.bool),
+        "rollout_log_prob": old_log_prob,
+        "entropy": -log_prob,
+        "group": torch.arange(len(log_prob)) // 2,
     }
 
 
@@ -134,14 +157,14 @@ def one_weight_per_token(method: Method) -> None:
 
 def gradient_is_weight_times_advantage(method: Method) -> None:
     """The gradient with respect to log_prob is exactly -F*A inside the mask and 0 outside."""
-    tensors = example()
-    result, actual = gradient(method, tensors)
-    t, inside = result.tokens, tensors["mask"]
-    weighted, own = result.weight * t.advantages, method.gradient(t, result.weight)
-    require(torch.equal(actual, torch.where(inside, -own, 0)), "the gradient differs from -F*A")
-    # The method's own `gradient` may differ from F * A only where A is 0.
-    apart = inside & (t.advantages != 0) & ~torch.isclose(own, weighted, rtol=1e-9, atol=1e-12)
-    require(not bool(apart.any()), "what `gradient` returns differs from F*A where A is not 0")
+    for tensors in (example(), every_ratio()):
+        result, actual = gradient(method, tensors)
+        t, inside = result.tokens, tensors["mask"]
+        weighted, own = result.weight * t.advantages, method.gradient(t, result.weight)
+        require(torch.equal(actual, torch.where(inside, -own, 0)), "the gradient differs from -F*A")
+        # The method's own `gradient` may differ from F * A only where A is 0.
+        apart = inside & (t.advantages != 0) & ~torch.isclose(own, weighted, rtol=1e-9, atol=1e-12)
+        require(not bool(apart.any()), "what `gradient` returns differs from F*A where A is not 0")
 
 
 def finite_for_every_finite_input(method: Method) -> None:
@@ -214,24 +237,86 @@ def order_of_sequences_does_not_matter(method: Method) -> None:
 
 
 def padding_does_not_matter(method: Method) -> None:
-    """Three more masked positions change nothing."""
+    """Three more masked positions and a sequence without tokens change nothing, the statistics included."""
     tensors = example()
-    padded = {
-        name: torch.nn.functional.pad(tensor, (0, 3)) if tensor.ndim == 2 else tensor
-        for name, tensor in tensors.items()
-    }
-    result, actual = gradient(method, padded)
-    cut = (result._replace(loss=result.loss[:, :LENGTH]), actual[:, :LENGTH])
-    expect_same(gradient(method, tensors), cut, "padding matters")
+    added = {2: (0, 3, 0, 1), 1: (0, 1)}
+    padded = {name: torch.nn.functional.pad(tensor, added[tensor.ndim]) for name, tensor in tensors.items()}
+    first, (result, actual) = gradient(method, tensors), gradient(method, padded)
+    require(torch.allclose(first[0].statistics, result.statistics, rtol=1e-12), "the statistics count padding")
+    cut = (result._replace(loss=result.loss[:SEQUENCES, :LENGTH]), actual[:SEQUENCES, :LENGTH])
+    expect_same(first, cut, "padding matters")
+
+
+def weight_does_not_depend_on_the_micro_batch(method: Method) -> None:
+    """The weight of a token is the same however a mini-batch is divided into micro-batches."""
+    if method.by_batch:
+        return
+    for tensors in (*(example(spread=spread) for spread in (0.05, 0.5, 3.0)), every_ratio()):
+        tensors = inputs_of(method, tensors)
+        rows, length = (torch.arange(size) for size in tensors["mask"].shape)
+        by_row = (rows * 6 // len(rows), rows * 2 // len(rows), rows % 2)
+        splits = [("sequences of its micro-batch", 0, part, DECLARE_BATCH) for part in by_row]
+        if not method.by_sequence:
+            splits.append(("tokens of its sequence", 1, length // 4, DECLARE_SEQUENCE))
+        usual = evaluate(method, **tensors)
+        for others, axis, part, declare in splits:
+            for k in range(int(part.max()) + 1):
+                own = {
+                    name: tensor.index_select(axis, (part == k).nonzero()[:, 0]) if axis < tensor.ndim else tensor
+                    for name, tensor in {**tensors, "weight": usual.weight}.items()
+                }
+                before = own.pop("weight")
+                weight = evaluate(method, statistics=usual.statistics, **own).weight
+                moved = own["mask"] & ~torch.isclose(weight, before, rtol=1e-9, atol=1e-12)
+                if bool(moved.any()):
+                    with_all, alone = (float(values[moved][0]) for values in (before, weight))
+                    raise AssertionError(
+                        f"F of a token goes from {with_all:.3g} to {alone:.3g} when other {others} are taken away. "
+                        f"{declare}"
+                    )
 
 
 def inputs_stay_unchanged(method: Method) -> None:
-    """No input tensor is written to."""
-    tensors = example()
-    before = {name: tensor.clone() for name, tensor in tensors.items()}
-    gradient(method, tensors)
-    for name, tensor in tensors.items():
-        require(torch.equal(tensor, before[name]), f"{name} was written to")
+    """No tensor that the method is given is written to."""
+    for tensors in (example(), every_ratio()):
+        inputs = Inputs(**inputs_of(method, tensors))
+        t = tokens_in(method, None, inputs)
+        statistics = without_writes(method, "statistics", t)
+        decision = without_writes(method, "decide", statistics)
+        without_writes(method, "metrics", statistics, decision)
+        bounds = without_writes(method, "bounds", t, decision)
+        without_writes(method, "bounded", t)
+        weight = without_writes(method, "gradient_weight", t, bounds)
+        without_writes(method, "gradient", t, weight)
+        without_writes(method, "loss_value", t, bounds, weight)
+
+
+def without_writes(method: Method, called: str, *given: Any) -> Any:
+    """What one of a method's functions returns.
+
+    Args:
+        called: the function's name.
+        given: tensors, or named tuples of tensors.
+
+    Raises:
+        AssertionError: the function wrote to one of them; names the function and the tensor.
+    """
+    function = getattr(method, called)
+    names = inspect.signature(function).parameters
+    tensors = {}
+    for name, one in zip(names, given, strict=True):
+        tensors |= one._asdict() if isinstance(one, tuple) else {name: one}
+    # Values too, because a write through .data is not counted in a tensor's version.
+    before = {name: (tensor._version, tensor.clone()) for name, tensor in tensors.items() if isinstance(tensor, Tensor)}
+    result = function(*given)
+    for name, (version, values) in before.items():
+        written = tensors[name]._version != version or not torch.equal(tensors[name], values)
+        require(
+            not written,
+            f"{name} was written to by {called}, so what is logged would not be what was trained. "
+            f"Write {name}.clamp(…) instead of {name}.clamp_(…), and no assignment to its entries.",
+        )
+    return result
 
 
 def expect_same(first: tuple[Evaluated, Tensor], second: tuple[Evaluated, Tensor], message: str) -> None:
@@ -315,6 +400,23 @@ def weight_is_positive_at_ratio_1(method: Method) -> None:
             raise AssertionError(f"F is {F:.3g} at ratio 1 for a token with A = {A:.3g}, not above 0. {RETURN_F}")
 
 
+def weight_is_nowhere_negative(method: Method) -> None:
+    """At no ratio the weight is below 0, so no token is pushed against its advantage."""
+    if method.unconstrained_weight:
+        return
+    tensors = every_ratio()
+    # Bounds of the usual tokens, and of these.
+    for statistics in (gradient(method, example())[0].statistics, None):
+        result, _ = gradient(method, tensors, statistics)
+        wrong = ~(result.weight >= 0)
+        if bool(wrong.any()):
+            distance = result.tokens.log_ratio.abs().where(wrong, torch.inf)
+            nearest = distance == distance.min()
+            of = (result.weight, result.tokens.ratio, result.tokens.advantages)
+            F, ratio, A = (float(values[nearest][0]) for values in of)
+            raise AssertionError(f"F is {F:.3g} at ratio {ratio:.4g} for a token with A = {A:.3g}, below 0. {RETURN_F}")
+
+
 def weight_does_not_depend_on_the_size_of_advantages(method: Method) -> None:
     """The weight stays the same when all advantages are multiplied by a positive number."""
     if method.unconstrained_weight:
@@ -358,14 +460,17 @@ def statistics_add_up_over_any_split(method: Method) -> None:
 
 def tokens_outside_the_statistics_mask_do_not_count(method: Method) -> None:
     """Tokens that do not count, such as those of Lopti's other pass, change no statistics."""
-    tensors = inputs_of(method, example())
+    tensors, other = (inputs_of(method, example(seed=seed)) for seed in (0, 1))
     counted = (torch.arange(LENGTH) % 2 == 0).expand(SEQUENCES, LENGTH)
     others = {
-        name: torch.where(counted, tensor, tensor - 1) if tensor.is_floating_point() else tensor
+        name: tensor if name in ("mask", "group") else torch.where(counted, tensor, other[name])
         for name, tensor in tensors.items()
     }
-    first, second = (token_statistics(method, None, Inputs(**given, counted=counted)) for given in (tensors, others))
-    require(torch.equal(first, second), "the statistics count tokens outside t.mask")
+    alone = {**tensors, "mask": tensors["mask"] & counted}
+    first = token_statistics(method, None, Inputs(**tensors, counted=counted))
+    for inputs in (Inputs(**others, counted=counted), Inputs(**alone)):
+        second = token_statistics(method, None, inputs)
+        require(torch.allclose(first, second, rtol=1e-9, atol=1e-9), "the statistics count tokens outside t.mask")
 
 
 def example_decision(method: Method, statistics: Tensor, tensors: dict[str, Tensor]) -> list[Tensor]:
@@ -390,6 +495,11 @@ def metrics_keep_their_keys(method: Method) -> None:
     require(not undeclared, f"over_updates returns {undeclared}, which logs does not declare: add of_rollout_batch")
 
 
+def the_loss_can_be_computed(method: Method) -> None:
+    """The loss can be computed."""
+    gradient(method, example())
+
+
 def no_value_is_read_on_the_host(method: Method) -> None:
     """Nothing waits for an accelerator: the formulas run on tensors that have no values."""
     tensors = {name: tensor.to("meta") for name, tensor in inputs_of(method, example(torch.float32)).items()}
@@ -400,7 +510,7 @@ def no_value_is_read_on_the_host(method: Method) -> None:
         token_loss(method, None, Inputs(**tensors), decision)
     except (RuntimeError, NotImplementedError, TypeError) as error:
         said = str(error).partition("\n")[0].partition(". ")[0]
-        if "meta" not in said.lower():
+        if not re.search(r"(?<![a-z])meta(?![a-z])", said.lower()):
             raise
         # The traceback is kept, because it contains the line of the loss.
         advice = ON_THE_DEVICE if "expected device" in said else KEEP_TENSORS
@@ -411,6 +521,13 @@ RETURN_F = (
     "Return the gradient weight F (for GRPO: the ratio), not a loss: the gradient is F*A, and the plugin multiplies by "
     "A. A method that means it sets unconstrained_weight=True."
 )
+
+DECLARE_BATCH = (
+    "It depends on how verl divides the batch, which is a matter of memory. Use statistics, which are summed over the "
+    "mini-batch. A method that means it sets by_batch=True."
+)
+
+DECLARE_SEQUENCE = "A method that looks at a token's whole sequence sets by_sequence=True."
 
 KEEP_TENSORS = (
     "a tensor's value is read on the host, for which an accelerator has to wait, or a shape depends on values. Keep it "
@@ -433,8 +550,10 @@ JUNK = {
 }
 
 CHECKS: tuple[Callable[[Method], None], ...] = (
+    the_loss_can_be_computed,
     one_weight_per_token,
     weight_is_positive_at_ratio_1,
+    weight_is_nowhere_negative,
     weight_does_not_depend_on_the_size_of_advantages,
     gradient_is_weight_times_advantage,
     finite_for_every_finite_input,
@@ -442,6 +561,7 @@ CHECKS: tuple[Callable[[Method], None], ...] = (
     nothing_outside_the_mask_is_read,
     order_of_sequences_does_not_matter,
     padding_does_not_matter,
+    weight_does_not_depend_on_the_micro_batch,
     inputs_stay_unchanged,
     statistics_are_the_same_each_time,
     statistics_add_up_over_any_split,
@@ -458,24 +578,34 @@ def check_method(method: Method) -> Iterator[tuple[str, str | None]]:
     """Checks the contract on a method.
 
     Yields:
-        What was checked, and how it failed with the file and line of the loss, or None. The compiled loss is checked
-        last, only if all other checks passed and there is a compiler.
+        What was checked, and how it failed with the file and line of the loss, or None. An error that the loss itself
+        raises is its own finding, and ends the checks. The compiled loss is checked last, only if all other checks
+        passed and there is a compiler.
     """
     kept = True
     for check in (*CHECKS, *COMPILED_CHECKS):
-        name = (check.__doc__ or check.__name__).strip().partition("\n")[0]
+        name = first_line(check)
         if check in COMPILED_CHECKS and not kept:
             return
         try:
             check(method)
         except NotCompiled:
             continue
-        except Exception as failure:
+        except AssertionError as failure:
             kept = False
-            kind = "" if isinstance(failure, AssertionError) else f"{type(failure).__name__}: "
-            yield name, f"{place_of(method, failure)}{kind}{failure}"
+            yield name, f"{place_of(method, failure)}{failure}"
+        except Exception as failure:
+            during = "" if check is the_loss_can_be_computed else f" This is what happened while checking: {name}"
+            said = f"{place_of(method, failure)}{type(failure).__name__}: {failure}{during}"
+            yield first_line(the_loss_can_be_computed), said
+            return
         else:
             yield name, None
+
+
+def first_line(check: Callable[[Method], None]) -> str:
+    """What a check is about, in one sentence."""
+    return (check.__doc__ or check.__name__).strip().partition("\n")[0]
 
 
 def place_of(method: Method, failure: Exception) -> str:

@@ -105,7 +105,11 @@ class _SummedLoss(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: FunctionCtx, grad_output: Tensor) -> tuple[Tensor, None, None, None]:
         (weighted,) = ctx.saved_tensors
-        return minus_product(weighted, ctx.weight * grad_output, ctx.log_prob_dtype), None, None, None
+        weight = ctx.weight
+        if isinstance(weight, Tensor):
+            # A mean over no tokens has an infinite weight. As in verl, its gradient is 0 and its value NaN.
+            weight = weight.nan_to_num(nan=math.nan, posinf=0.0)
+        return minus_product(weighted, weight * grad_output, ctx.log_prob_dtype), None, None, None
 
 
 def minus_product(weighted: Tensor, grad_output: Tensor, dtype: torch.dtype) -> Tensor:

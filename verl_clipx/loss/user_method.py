@@ -3,13 +3,15 @@
 import dataclasses
 import importlib
 import inspect
+import types
+import typing
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from torch import Tensor
 
 from verl_clipx.base.method import described, register
-from verl_clipx.base.parameters import Allowed, boolean, number, only, optional, parameter
+from verl_clipx.base.parameters import Allowed, boolean, choice, integer, number, only, optional, parameter
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.methods import Bounds, FixedBounds, Method
 from verl_clipx.methods.acpo import Acpo
@@ -27,21 +29,30 @@ DECORATED: dict[str, type[Method] | ValueError] = {}
 
 
 def register_loss(
-    name: str, *, bounds: str = "fixed", unconstrained_weight: bool = False
+    name: str,
+    *,
+    bounds: str = "fixed",
+    unconstrained_weight: bool = False,
+    by_sequence: bool = False,
+    by_batch: bool = False,
 ) -> Callable[[GradientWeight], GradientWeight]:
     """Registers a gradient weight as a policy loss with everything that the built-in losses have.
 
     The function may take the importance-sampling ratio, the advantages and the clip bounds, by these names, and returns
     F with dJ/dlog_prob = F*A per token. Its keyword-only parameters (numbers, booleans or text with defaults) become
-    parameters under the clipx node. Use it with `+clipx=custom clipx.function=package.module:name`. A mistake raises
-    an error only when the loss is used, so that the other losses of its module still work.
+    parameters under the clipx node, and arrive in the type of their annotation. Use it with `+clipx=custom
+    clipx.function=package.module:name`. A mistake raises an error only when the loss is used, so that the other losses
+    of its module still work.
 
     Args:
         name: the loss is `clipx_<name>` in verl's registry.
         bounds: where the bounds come from: "fixed" (clip_low, clip_high), "acpo" or "bapo" (their parameters). A
             function with neither the argument `bounds` nor one of these parameters has no bounds.
-        unconstrained_weight: whether F may be 0 or less at ratio 1, or change with the size of the advantages. The
-            contract then checks neither.
+        unconstrained_weight: whether F may be 0 or less, or change with the size of the advantages. The contract then
+            checks neither.
+        by_sequence: whether F of a token depends on the other tokens of its sequence.
+        by_batch: whether F of a token depends on the other sequences of its micro-batch. The contract then does not
+            compare it over micro-batches.
 
     Returns:
         A decorator that returns the function unchanged.
@@ -50,7 +61,12 @@ def register_loss(
     def decorate(gradient_weight: GradientWeight) -> GradientWeight:
         try:
             DECORATED[described(gradient_weight)] = method_class(
-                name, gradient_weight, bounds, unconstrained_weight=unconstrained_weight
+                name,
+                gradient_weight,
+                bounds,
+                unconstrained_weight=unconstrained_weight,
+                by_sequence=by_sequence,
+                by_batch=by_batch,
             )
         except ValueError as error:
             DECORATED[described(gradient_weight)] = error
@@ -59,15 +75,13 @@ def register_loss(
     return decorate
 
 
-def method_class(
-    name: str, gradient_weight: Callable[..., Any], bounds: str, *, unconstrained_weight: bool
-) -> type[Method]:
+def method_class(name: str, gradient_weight: Callable[..., Any], bounds: str, **flags: bool) -> type[Method]:
     """The method that a decorated function stands for.
 
     Args:
         gradient_weight: the user's function.
         bounds: key of `BASES`.
-        unconstrained_weight: as for `register_loss`.
+        **flags: unconstrained_weight, by_sequence and by_batch, as for `register_loss`.
 
     Raises:
         ValueError: `bounds` is unknown, or the function's signature or a default does not fit.
@@ -76,7 +90,7 @@ def method_class(
         raise ValueError(f"register_loss(bounds={bounds!r}): must be one of {', '.join(BASES)}.")
     base, fields, own = BASES[bounds], [], []
     inherited = {field.name: field.metadata for field in dataclasses.fields(base)}
-    signature = inspect.signature(gradient_weight).parameters
+    signature, hints = inspect.signature(gradient_weight).parameters, annotations_of(gradient_weight)
     of_bounds = inherited.keys() - {field.name for field in dataclasses.fields(Method)}
     if not {"bounds", *of_bounds} & signature.keys():
         if bounds != "fixed":
@@ -96,7 +110,7 @@ def method_class(
         own.append(key)
         # A parameter that the bounds have too keeps their range, with the function's default.
         known = inherited.get(key)
-        allowed = allowed_like(given.default) if known is None else known["allowed"]
+        allowed = allowed_like(given.default, hints.get(key, Any)) if known is None else known["allowed"]
         meaning = f"of {described(gradient_weight)}" if known is None else known["meaning"]
         fields.append((key, type(given.default), parameter(given.default, allowed, meaning)))
 
@@ -111,7 +125,7 @@ def method_class(
         "__module__": gradient_weight.__module__,
         "__qualname__": gradient_weight.__qualname__,
         "gradient_weight": weight,
-        "unconstrained_weight": unconstrained_weight,
+        **flags,
         "loss_value": Method.loss_value,
     }
     made = dataclasses.make_dataclass(name, fields, bases=(base,), namespace=namespace, frozen=True, kw_only=True)
@@ -120,21 +134,59 @@ def method_class(
     return made
 
 
-def allowed_like(default: Any) -> Allowed:
-    """Values of the default's kind: numbers, booleans or text; for None, a number or null.
+def annotations_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's annotations as types; none of them if one names what its module does not have."""
+    try:
+        return typing.get_type_hints(function)
+    except Exception:
+        return {}
+
+
+def allowed_like(default: Any, annotation: Any = Any) -> Allowed:
+    """Values of the annotated kind or, without an annotation, of the default's: numbers, booleans, text, or null.
+
+    A number whose annotation does not say int or float stays what the user wrote.
 
     Raises:
         ValueError: the default is of another type.
     """
-    if isinstance(default, bool):
+    is_union = typing.get_origin(annotation) in (typing.Union, types.UnionType)
+    kinds = set(typing.get_args(annotation)) if is_union else {annotation}
+    if default is None or types.NoneType in kinds:
+        kinds -= {types.NoneType}
+        without = next(iter(kinds)) if len(kinds) == 1 else float | int
+        return optional(_allowed(default, float if without is Any else without))
+    return _allowed(default, annotation)
+
+
+def _allowed(default: Any, annotation: Any) -> Allowed:
+    """As `allowed_like`, without null."""
+    if typing.get_origin(annotation) is Literal and all(isinstance(word, str) for word in typing.get_args(annotation)):
+        return choice(*typing.get_args(annotation))
+    kind = annotation if default is None else type(default)
+    if kind is bool:
         return boolean()
-    if isinstance(default, int | float):
-        return number(reason=ANY_NUMBER)
-    if default is None:
-        return optional(number(reason=ANY_NUMBER))
-    if isinstance(default, str):
+    if kind is str:
         return only("text", lambda value: isinstance(value, str))
-    raise ValueError(f"a default of type {type(default).__name__} cannot be a configuration value: use a number.")
+    if kind in (int, float) or (default is None and kind == float | int):
+        any_number = number(reason=ANY_NUMBER)
+        if annotation is int:
+            return integer(reason=ANY_NUMBER)
+        return any_number if float in (annotation, kind) else dataclasses.replace(any_number, convert=as_written)
+    raise ValueError(
+        f"a default of type {getattr(kind, '__name__', kind)} cannot be a configuration value: use a number, true or "
+        "false, text, or one of some words with the annotation Literal['word', 'other']."
+    )
+
+
+def as_written(value: Any) -> int | float:
+    """A number that float32 holds, unchanged.
+
+    Raises:
+        ValueError: the value is none.
+    """
+    number(reason=ANY_NUMBER).convert(value)
+    return value
 
 
 def load_method(function: str) -> type[Method]:

@@ -43,20 +43,28 @@ class Acpo(ClippedSurrogate, name="acpo", source="ACPO (arXiv 2606.22570), Eq. 8
         ),
     )
 
-    alpha: float = parameter(3.0, number(at_least=0, at_most=20), "epsilon of a bin = alpha * sigma + epsilon_base")
-    epsilon_base: float = parameter(0.2, number(at_least=0, at_most=1), "epsilon of a bin whose ratios do not vary")
+    alpha: float = parameter(
+        3.0, number(at_least=0, at_most=20), "epsilon of a bin = alpha * sigma + epsilon_base", "paper"
+    )
+    epsilon_base: float = parameter(
+        0.2, number(at_least=0, at_most=1), "epsilon of a bin whose ratios do not vary", "paper"
+    )
     epsilon_min: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit"
+        None, optional(number(at_least=0, at_most=1)), "smallest epsilon; null: no limit", "paper"
     )
     epsilon_max: float | None = parameter(
-        None, optional(number(at_least=0.01, at_most=LARGEST_BOUND)), "largest epsilon; null: no limit"
+        None, optional(number(at_least=0.01, at_most=LARGEST_BOUND)), "largest epsilon; null: no limit", "paper"
     )
-    bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins")
-    bin_on: str = parameter("old", choice("old", "current"), "the policy whose token probability chooses the bin")
+    bins: int = parameter(5, integer(at_least=1, at_most=100), "number of equally wide probability bins", "paper")
+    bin_on: str = parameter(
+        "old", choice("old", "current"), "the policy whose token probability chooses the bin", "paper"
+    )
     variance_epsilon: float = parameter(
-        0.0, number(at_least=0, at_most=0.01), "added to the variance under the square root"
+        0.0, number(at_least=0, at_most=0.01), "added to the variance under the square root", "choice"
     )
-    min_tokens: int = parameter(1, integer(at_least=1, at_most=1_000_000), "a bin with fewer tokens keeps epsilon_base")
+    min_tokens: int = parameter(
+        1, integer(at_least=1, at_most=1_000_000), "a bin with fewer tokens keeps epsilon_base", "choice"
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -22,18 +22,25 @@ class Aspo(FixedBounds, name="aspo", source="ASPO (arXiv 2510.06062), in the for
     other_limits: ClassVar[tuple[str, ...]] = ("weight_low", "weight_high", "negative_weight_high")
 
     flip: str = parameter(
-        "positive", choice("positive", "both"), "tokens whose weight is the reciprocal ratio: those with A > 0, or all"
+        "positive",
+        choice("positive", "both"),
+        "tokens whose weight is the reciprocal ratio: those with A > 0, or all",
+        "script",
     )
     weight_low: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "lower bound of a reciprocal weight; null: no bound"
+        None, optional(number(at_least=0, at_most=1)), "lower bound of a reciprocal weight; null: no bound", "script"
     )
     weight_high: float | None = parameter(
-        3.0, optional(number(at_least=1, at_most=LARGEST_CAP)), "upper bound of a reciprocal weight; null: no bound"
+        3.0,
+        optional(number(at_least=1, at_most=LARGEST_CAP)),
+        "upper bound of a reciprocal weight; null: no bound",
+        "script",
     )
     negative_weight_high: float | None = parameter(
         3.0,
         optional(number(at_least=1, at_most=LARGEST_CAP)),
         "upper bound of the weight of tokens that are not flipped; null: no bound",
+        "script",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

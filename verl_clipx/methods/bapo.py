@@ -68,35 +68,46 @@ class Bapo(ClippedSurrogate, name="bapo", source="BAPO (arXiv 2510.18927), Eq. 8
         0.4,
         number(at_least=0.01, at_most=10, usual=(0.2, 1)),
         "the contribution of positive tokens that the search aims at; at most 1 for contribution=share",
+        "paper",
     )
     contribution: str = parameter(
         "share",
         choice("share", "net", "ratio"),
         "of positive (P) and negative (N) tokens: share P/(P+N), net P/|P-N| (Eq. 8 as printed), ratio P/N (release)",
+        "paper",
     )
     counted: str = parameter(
         "surrogate",
         choice("surrogate", "gradient"),
         "surrogate: every token counts with its clipped value (paper); gradient: only tokens that have a gradient",
+        "paper",
     )
     weight: str = parameter(
         "old",
         choice("old", "rollout", "none"),
         "the probability that weighs a token's contribution: the old policy's, the rollout's, or none (release)",
+        "paper",
     )
-    first: str = parameter("upper", choice("upper", "lower"), "the bound that moves first (paper: upper)")
+    first: str = parameter("upper", choice("upper", "lower"), "the bound that moves first (paper: upper)", "paper")
     last_step: str = parameter(
         "full",
         choice("full", "clipped"),
         "a last step that would leave the range: full (not taken) or clipped (to its end)",
+        "paper",
     )
-    lower_start: float = parameter(0.6, number(at_least=0, at_most=1), "where the lower bound starts")
-    lower_stop: float = parameter(0.9, number(at_least=0, at_most=1), "how far the lower bound may rise")
-    lower_step: float = parameter(0.02, number(at_least=1e-3, at_most=1), "step of the lower bound")
-    upper_start: float = parameter(1.2, number(at_least=1, at_most=LARGEST_BOUND), "where the upper bound starts")
-    upper_stop: float = parameter(3.0, number(at_least=1, at_most=LARGEST_BOUND), "how far the upper bound may rise")
-    upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=1), "step of the upper bound")
-    epsilon: float = parameter(1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)")
+    lower_start: float = parameter(0.6, number(at_least=0, at_most=1), "where the lower bound starts", "paper")
+    lower_stop: float = parameter(0.9, number(at_least=0, at_most=1), "how far the lower bound may rise", "paper")
+    lower_step: float = parameter(0.02, number(at_least=1e-3, at_most=1), "step of the lower bound", "paper")
+    upper_start: float = parameter(
+        1.2, number(at_least=1, at_most=LARGEST_BOUND), "where the upper bound starts", "paper"
+    )
+    upper_stop: float = parameter(
+        3.0, number(at_least=1, at_most=LARGEST_BOUND), "how far the upper bound may rise", "paper"
+    )
+    upper_step: float = parameter(0.05, number(at_least=1e-3, at_most=1), "step of the upper bound", "paper")
+    epsilon: float = parameter(
+        1e-8, number(at_least=0, at_most=1), "added to N in contribution=ratio (release: 1e-8)", "script"
+    )
 
     def __post_init__(self) -> None:
         # Before the range, which is that of the other contributions.

@@ -21,12 +21,12 @@ class CeGppo(FixedBounds, name="ce_gppo", source="CE-GPPO (arXiv 2509.20712), in
     other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
     beta_low: float = parameter(
-        0.75, number(at_least=0, at_most=10), "scale of the weight of tokens below the lower bound, A < 0"
+        0.75, number(at_least=0, at_most=10), "scale of the weight of tokens below the lower bound, A < 0", "paper"
     )
     beta_high: float = parameter(
-        1.0, number(at_least=0, at_most=10), "scale of the weight of tokens above the upper bound, A > 0"
+        1.0, number(at_least=0, at_most=10), "scale of the weight of tokens above the upper bound, A > 0", "paper"
     )
-    dual_clip: float | None = dual_clip_parameter(None)
+    dual_clip: float | None = dual_clip_parameter(None, "paper")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio

@@ -21,12 +21,16 @@ class Cispo(ConstantWeight, FixedBounds, name="cispo", source="MiniMax-M1 (arXiv
     other_limits: ClassVar[tuple[str, ...]] = ("mask_low", "mask_high")
 
     mask_low: float | None = parameter(
-        None, optional(number(at_least=0, at_most=1)), "drop tokens with A < 0 and a ratio below this; null: drop none"
+        None,
+        optional(number(at_least=0, at_most=1)),
+        "drop tokens with A < 0 and a ratio below this; null: drop none",
+        "paper",
     )
     mask_high: float | None = parameter(
         None,
         optional(number(at_least=1, at_most=LARGEST_BOUND)),
         "drop tokens with A > 0 and a ratio above this; null: drop none",
+        "paper",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

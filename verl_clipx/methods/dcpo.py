@@ -29,12 +29,15 @@ class Dcpo(ClippedSurrogate, name="dcpo", source="DCPO (arXiv 2509.02333), Eq. 4
 
     instead_of_bounds: ClassVar[tuple[str, ...]] = ("epsilon_low", "epsilon_high", "largest_ratio")
 
-    dual_clip: float | None = dual_clip_parameter(10.0)
+    dual_clip: float | None = dual_clip_parameter(10.0, "paper")
 
-    epsilon_low: float = parameter(0.16, number(at_least=0, at_most=1), "how wide the lower bound is")
-    epsilon_high: float = parameter(0.2, number(at_least=0, at_most=1), "how wide the upper bound is")
+    epsilon_low: float = parameter(0.16, number(at_least=0, at_most=1), "how wide the lower bound is", "paper")
+    epsilon_high: float = parameter(0.2, number(at_least=0, at_most=1), "how wide the upper bound is", "paper")
     largest_ratio: float | None = parameter(
-        10.0, optional(number(at_least=1, at_most=LARGEST_CAP)), "the upper bound is at most this; null: no limit"
+        10.0,
+        optional(number(at_least=1, at_most=LARGEST_CAP)),
+        "the upper bound is at most this; null: no limit",
+        "paper",
     )
 
     @property

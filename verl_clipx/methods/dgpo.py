@@ -21,12 +21,19 @@ class Dgpo(FixedBounds, name="dgpo", source="DGPO (arXiv 2603.14389), Eq. 9-10")
         None,
         optional(number(at_least=1, at_most=LARGEST_CLAMP)),
         "beyond this log ratio, tokens whose weight is the ratio get no gradient (release: 20); null: no clamp",
+        "paper",
     )
     n: float = parameter(
-        1.0, number(at_least=1e-3, at_most=20), "decay below the lower bound: the weight falls with ratio^(n+1)"
+        1.0,
+        number(at_least=1e-3, at_most=20),
+        "decay below the lower bound: the weight falls with ratio^(n+1)",
+        "paper",
     )
     m: float = parameter(
-        2.0, number(at_least=1, at_most=100), "decay above the upper bound: the weight grows with ratio^(1-1/m)"
+        2.0,
+        number(at_least=1, at_most=100),
+        "decay above the upper bound: the weight grows with ratio^(1-1/m)",
+        "paper",
     )
 
     def __post_init__(self) -> None:

@@ -33,19 +33,25 @@ class Dppo(ConstantWeight, name="dppo", source="DPPO (arXiv 2602.04879v3), Eq. 1
         "tv",
         choice("tv", "kl"),
         "of the sampled token against all others: tv (total variation) or kl (of the old policy from the current)",
+        "paper",
     )
     threshold_low: float | None = parameter(
         0.2,
         optional(number(at_least=0, at_most=1)),
         "tokens with A < 0 whose probability fell by a larger divergence are dropped; null: no token",
+        "paper",
     )
     threshold_high: float | None = parameter(
         0.2,
         optional(number(at_least=0, at_most=1)),
         "tokens with A > 0 whose probability rose by a larger divergence are dropped; null: no token",
+        "paper",
     )
     weight_high: float | None = parameter(
-        5.0, optional(number(at_least=1, at_most=LARGEST_CAP)), "upper bound of the ratio as a weight; null: no bound"
+        5.0,
+        optional(number(at_least=1, at_most=LARGEST_CAP)),
+        "upper bound of the ratio as a weight; null: no bound",
+        "paper",
     )
 
     @property

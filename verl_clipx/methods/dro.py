@@ -23,8 +23,9 @@ class Dro(Method, name="dro", source="DRO (arXiv 2405.19107), Eq. 8, per token a
 
     instead_of_bounds: ClassVar[tuple[str, ...]] = ("beta",)
 
+    # As in the example of verl's pull request 7245 and in Tinker's documentation; verl itself has no default.
     beta: float = parameter(
-        0.05, number(above=0, at_most=100), "how strongly the gradient pulls back, per nat of the log-ratio"
+        0.05, number(above=0, at_most=100), "how strongly the gradient pulls back, per nat of the log-ratio", "choice"
     )
 
     @property

@@ -25,11 +25,13 @@ class Gmpo(FixedBounds, name="gmpo", source="GMPO (arXiv 2507.20673), Eq. 4"):
         math.exp(-0.4),
         optional(number(at_least=1 / LARGEST_BOUND, at_most=1, usual=USUAL_LOW)),
         "lower clip bound on the ratio; null: no bound",
+        "paper",
     )
     clip_high: float | None = parameter(
         math.exp(0.4),
         optional(number(at_least=1, at_most=LARGEST_BOUND, usual=USUAL_HIGH)),
         "upper clip bound on the ratio; null: no bound",
+        "paper",
     )
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:

@@ -20,7 +20,7 @@ class ClippedSurrogate(Method):
 
     other_limits: ClassVar[tuple[str, ...]] = ("dual_clip",)
 
-    dual_clip: float | None = dual_clip_parameter(None)
+    dual_clip: float | None = dual_clip_parameter(None, "paper")
 
     def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
         A, r = t.advantages, t.free_ratio
@@ -44,4 +44,4 @@ class Grpo(
 ):
     """PPO's clip with separate lower and upper bounds (DAPO's clip-higher with clip_high 1.28)."""
 
-    dual_clip: float | None = dual_clip_parameter(3.0)
+    dual_clip: float | None = dual_clip_parameter(3.0, "choice")

@@ -24,16 +24,19 @@ class Gspo(FixedBounds, name="gspo", source="GSPO (arXiv 2507.18071), Eq. 5 and 
         0.9997,
         optional(number(at_least=0, at_most=1, usual=(0.99, 1))),
         "lower clip bound on the sequence's ratio; null: no bound",
+        "paper",
     )
     clip_high: float | None = parameter(
         1.0004,
         optional(number(at_least=1, at_most=LARGEST_BOUND, usual=(1, 1.01))),
         "upper clip bound on the sequence's ratio; null: no bound",
+        "paper",
     )
     log_ratio_clamp: float | None = parameter(
         10.0,
         optional(number(at_least=1, at_most=LARGEST_CLAMP)),
         "a sequence's log-ratio above this counts as this and gets no gradient, as in verl (10); null: no limit",
+        "choice",
     )
 
     @property

@@ -59,17 +59,19 @@ class M2po(Method, name="m2po", source="M2PO (arXiv 2510.01161), Algorithm 1"):
     )
 
     threshold: float = parameter(
-        0.04, number(at_least=1e-4, at_most=1), "largest second moment of the log-ratio (the paper's tau_M2)"
+        0.04, number(at_least=1e-4, at_most=1), "largest second moment of the log-ratio (the paper's tau_M2)", "paper"
     )
     moment: str = parameter(
         "kept",
         choice("kept", "capped"),
         "the second moment of the tokens that are kept (paper), or of all, masked ones capped at the bound (release)",
+        "paper",
     )
     behaviour: str = parameter(
         "rollout",
         choice("rollout", "old"),
         "the policy that ratios are taken to: the one that sampled (paper), or verl's old policy (release)",
+        "paper",
     )
 
     @property

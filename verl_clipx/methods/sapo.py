@@ -25,11 +25,13 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
         1.0,
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
         "temperature of tokens with A > 0; larger: a narrower gate",
+        "paper",
     )
     tau_negative: float = parameter(
         1.05,
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
         "temperature of the other tokens; larger: a narrower gate",
+        "paper",
     )
 
     @property

@@ -30,14 +30,19 @@ class Topr(ConstantWeight, name="topr", source="TOPR (arXiv 2503.14286), Eq. 7-8
         "sequence",
         choice("sequence", "token"),
         "the importance ratio of the whole sequence (paper), or of each token separately",
+        "paper",
     )
-    positive_low: float = parameter(1.0, number(at_least=0, at_most=1), "smallest weight where A >= 0 (the paper's a+)")
+    positive_low: float = parameter(
+        1.0, number(at_least=0, at_most=1), "smallest weight where A >= 0 (the paper's a+)", "paper"
+    )
     positive_high: float = parameter(
-        1.0, number(at_least=1, at_most=LARGEST_CAP), "largest weight where A >= 0 (the paper's b+)"
+        1.0, number(at_least=1, at_most=LARGEST_CAP), "largest weight where A >= 0 (the paper's b+)", "paper"
     )
-    negative_low: float = parameter(0.0, number(at_least=0, at_most=1), "smallest weight where A < 0 (the paper's a-)")
+    negative_low: float = parameter(
+        0.0, number(at_least=0, at_most=1), "smallest weight where A < 0 (the paper's a-)", "paper"
+    )
     negative_high: float = parameter(
-        1.0, number(at_least=0, at_most=LARGEST_CAP), "largest weight where A < 0 (the paper's b-)"
+        1.0, number(at_least=0, at_most=LARGEST_CAP), "largest weight where A < 0 (the paper's b-)", "paper"
     )
 
     def __post_init__(self) -> None:

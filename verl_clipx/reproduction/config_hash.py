@@ -9,6 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.driver.config import completed
 
 # Keys in which two runs of one preset may differ; `.*` covers everything below a key.
 # Keys of the groups in configs/hardware are ignored too.
@@ -115,6 +116,8 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     """
     config = config.copy()
     OmegaConf.set_struct(config, False)
+    for node in ("clipx", "actor_rollout_ref.actor.policy_loss.clipx"):
+        complete(config, node)
     kept = []
     for key, parent, name in _leaves(config):
         if is_left_out(key):
@@ -126,6 +129,19 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     if values.get(_AGENT_LOOP) == _SEEDED_LOOP:
         values[_AGENT_LOOP] = _STOCK_LOOP
     return values
+
+
+def complete(config: DictConfig, key: str) -> None:
+    """Write the method's defaults into a clipx node, which groups leave out, and logs of earlier versions do not."""
+    parent, _, name = key.rpartition(".")
+    owner = OmegaConf.select(config, parent) if parent else config
+    if owner is None or OmegaConf.is_interpolation(owner, name) or not isinstance(owner.get(name), DictConfig):
+        return
+    node = owner[name]
+    method = None if OmegaConf.is_missing(node, "method") else node.get("method")
+    for parameter, default in completed({"method": method}).items():
+        if parameter not in node:
+            node[parameter] = default
 
 
 def as_written(config: DictConfig, key: str) -> str:

@@ -7,6 +7,8 @@ from pathlib import Path
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from verl_clipx.common.files import parquet_file
+from verl_clipx.driver.config import AROUND
+from verl_clipx.methods import METHODS
 from verl_clipx.reproduction.cost.memory import Rollout
 from verl_clipx.reproduction.cost.run import Run
 from verl_clipx.reproduction.divisibility import needs_reference
@@ -72,7 +74,9 @@ def observed_updates(run: Run, updates: int) -> int:
     """Return how many of a rollout batch's optimizer steps are preceded by an extra forward pass for the statistics."""
     if OmegaConf.select(run.config, "clipx.select.over") == "mini_batch":
         return updates
-    if OmegaConf.select(run.config, "clipx.scope") != "mini_batch":
+    method = METHODS.get(OmegaConf.select(run.config, "clipx.method"))
+    scope = OmegaConf.select(run.config, "clipx.scope", default=AROUND["scope"].default)
+    if method is None or not method().statistics_size or scope != "mini_batch":
         return 0
     # The first update needs no extra pass if its ratio is 1 by definition.
     return updates if run.bypasses_old_log_prob else updates - 1
