@@ -136,7 +136,9 @@ def clean(text: str) -> str:
     Every run of white space becomes one blank, since line ends, as in a matrix, mean nothing. Fractions get both pairs
     of braces, the empty set has one spelling, and a repeating decimal becomes a fraction.
     """
-    text = _ROW_SPACE.sub(r"\\\\", text.translate(_TRANSLATION))
+    if text.isascii() and text.isdigit():  # most answers
+        return text
+    text = _ROW_SPACE.sub(r"\\\\", " ".join(text.translate(_TRANSLATION).split()))
     text = _DIGIT_GROUPS.sub(lambda match: "".join(re.findall(r"\d+", match[0])), text)
     text = _SPACING.sub(" ", _NEGATIVE_SPACE.sub("", text))
     text = _PERCENT.sub(r"\\%", _CONSTANT.sub(r"\1\2 ", text))
