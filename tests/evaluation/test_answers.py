@@ -29,6 +29,7 @@ from verl_clipx.evaluation.answers import MAX_ANSWER_LENGTH, extract_answer
         ("<answer> </answer>", None),
         (r"\boxed{}", None),
         (r"\boxed {7}", "7"),
+        (r"\boxed{7}, in \boxed as asked", "7"),
         (r"\boxed{\left\{1,2\right.}", r"\left\{1,2\right."),
         (r"\boxed{7}</think> \boxed{8}", "8"),
         ("<think>so <answer>7</answer></think> <answer>8</answer>", "8"),

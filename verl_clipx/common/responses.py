@@ -1,10 +1,15 @@
 """Finds the answer in a response: after the thinking, in answer tags or in a LaTeX group."""
 
+import re
+from collections import deque
 from typing import Any
 
 THINK, END_OF_THINK = "<think>", "</think>"
 ANSWER, END_OF_ANSWER = "<answer>", "</answer>"
 BOXED = "\\boxed"
+
+# A box opens with a brace; without one, its name is only mentioned.
+BOX = re.compile(r"\\boxed\s{0,8}\{")
 
 
 def final_part(response: str) -> str | None:
@@ -69,8 +74,7 @@ def last_boxed(text: Any, max_length: int) -> str | None:
         max_length: longest content looked at, in characters.
 
     Returns:
-        The content; None if there is no \boxed, or the last one has no brace, is not closed, or is longer.
+        The content; None if there is no box, or the last one is not closed, or is longer.
     """
-    start = text.rfind(BOXED) if isinstance(text, str) else -1
-    opening = start + len(BOXED)
-    return braced(text, opening + 1, max_length) if start >= 0 and text.startswith("{", opening) else None
+    boxes = deque(BOX.finditer(text), maxlen=1) if isinstance(text, str) else None
+    return braced(text, boxes[0].end(), max_length) if boxes else None

@@ -2,12 +2,9 @@
 
 import re
 
-from verl_clipx.common.responses import braced, final_part
+from verl_clipx.common.responses import final_part, last_boxed
 
 MAX_ANSWER_LENGTH = 2000
-
-_BOXED = "\\boxed"
-_OPENING = re.compile(r"\s{0,8}\{")
 
 
 def extract_answer(text: str) -> str | None:
@@ -26,15 +23,8 @@ def extract_answer(text: str) -> str | None:
     end = text.rfind("</answer>")
     start = text.rfind("<answer>", 0, max(end, 0))
     tagged = text[start + len("<answer>") : end] if start >= 0 else None
-    boxed = _last_boxed(text if tagged is None else tagged)
+    boxed = last_boxed(text if tagged is None else tagged, MAX_ANSWER_LENGTH)
     answer = boxed if boxed is not None else tagged
     if answer is None or len(answer) > MAX_ANSWER_LENGTH:
         return None
     return re.sub(r"\s+", "", answer) or None
-
-
-def _last_boxed(text: str) -> str | None:
-    """Return the content of the last box whose braces are balanced within `MAX_ANSWER_LENGTH` characters."""
-    start = text.rfind(_BOXED)
-    opening = _OPENING.match(text, start + len(_BOXED)) if start >= 0 else None
-    return braced(text, opening.end(), MAX_ANSWER_LENGTH) if opening else None

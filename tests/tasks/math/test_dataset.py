@@ -6,6 +6,7 @@ Not covered: the public sets themselves, which need the hub (docs/tasks/math.md 
 import json
 from pathlib import Path
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
@@ -146,3 +147,55 @@ def test_fixtures_are_what_their_script_makes():
     for name, rows in make.JSON_LINES.items():
         lines = (FIXTURES / f"{name}.jsonl").read_text(encoding="utf-8").splitlines()
         assert [json.loads(line) for line in lines] == rows
+
+
+@pytest.mark.parametrize(
+    ("second", "ends"),
+    [
+        ({"answer": None}, "jsonl"),
+        ({}, "jsonl"),
+        ({"answer": float("nan")}, "parquet"),
+        ({"answer": " "}, "jsonl"),
+        ({"solution": "It is 3, without a box."}, "jsonl"),
+        ({"solution": None, "final_answer": None}, "jsonl"),
+    ],
+)
+def test_a_problem_without_an_answer_is_left_out_and_its_row_is_named(second, ends, tmp_path):
+    from typer.testing import CliRunner
+
+    from verl_clipx.cli import app
+
+    path = tmp_path / f"copy.{ends}"
+    rows = [{"problem": "What is $1+1$?", "answer": 2.0}, {"problem": "And $1+2$?", **second}]
+    if ends == "parquet":
+        pq.write_table(pa.Table.from_pylist(rows), path)
+    else:
+        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    out = tmp_path / "out"
+    result = CliRunner().invoke(app, ["data", "build", "math500", "--out", str(out), "--from", str(path)])
+    assert result.exit_code == 0, result.output
+    assert "1 problems without an answer were left out (rows 2)" in result.output
+    (row,) = pq.read_table(out / "test.parquet").to_pylist()
+    assert row["reward_model"]["ground_truth"] == "2"
+
+
+def test_a_ground_truth_that_is_missing_is_left_out_too(tmp_path):
+    path = tmp_path / "copy.jsonl"
+    row = {"prompt": [{"role": "user", "content": "?"}], "reward_model": {"style": "rule"}}
+    path.write_text(json.dumps(row) + "\n" + json.dumps(row | {"reward_model": None}) + "\n")
+    with pytest.warns(UserWarning, match=r"rows 1, 2"):
+        assert list(BY_NAME["math500"].rows(path, split="test", prompt="r1_base")) == []
+
+
+def test_a_boxed_solution_stands_in_for_a_missing_answer(tmp_path):
+    path = tmp_path / "copy.jsonl"
+    path.write_text(json.dumps({"problem": "?", "answer": None, "solution": r"So \boxed{3}, as \boxed is asked."}))
+    (row,) = BY_NAME["math500"].rows(path, split="test", prompt="r1_base")
+    assert row["reward_model"]["ground_truth"] == "3"
+
+
+def test_a_row_without_a_question_is_named_by_its_number(tmp_path):
+    path = tmp_path / "copy.jsonl"
+    path.write_text('{"problem": "?", "answer": 1}\n{"answer": 1}\n')
+    with pytest.raises(ValueError, match=r"copy\.jsonl, row 2: .*problem"):
+        list(BY_NAME["math500"].rows(path, split="test", prompt="r1_base"))

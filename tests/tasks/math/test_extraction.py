@@ -21,6 +21,8 @@ from verl_clipx.tasks.math.extraction import MAX_ANSWER_LENGTH, MAX_BOXES, extra
         (r"<think>\boxed{1}</think> \boxed{2}", "2"),
         (r"guess \boxed{1}</think><answer>\boxed{2}</answer>", "2"),
         (r"<think>a</think> b <think>c</think> \boxed{4}", "4"),
+        (r"\boxed{5}, which is in \boxed as asked.", "5"),
+        (r"\boxed{5}. So $\boxed 5$", "5"),
     ],
 )
 def test_the_last_closed_box(response, answer):
@@ -40,7 +42,9 @@ def test_the_last_closed_box(response, answer):
         (r"\boxed{5", False),
         (r"\boxed{5} no, \boxed{6", False),  # the last one counts, and it was cut off
         (r"\boxed", False),
-        (r"\boxed 5", False),
+        (r"\boxed 5", True),  # a box without a brace is none, and nothing was cut off
+        (r"$\boxed 5$", True),
+        (r"I can't put it in a \boxed command.", True),
         (r"\boxed{\}", False),  # the brace that would close it is escaped
         (r"\boxed{5\\", False),
         (r"<think> 5 \boxed{5}", False),
@@ -62,6 +66,7 @@ def test_no_answer(response, finished):
         (r"\boxed{4} \boxed{5}", False),
         (r"\boxed{ \boxed{5", False),
         (r"<think>\boxed{4}</think> \boxed{5}", True),  # the thinking may try things out
+        (r"\boxed{5}, in \boxed as asked", True),
         (r"\boxed{5}" * MAX_BOXES, True),
         (r"\boxed{5}" * (MAX_BOXES + 1), False),
     ],

@@ -13,7 +13,15 @@ from functools import lru_cache
 
 from verl_clipx.common.extras import needs_tool
 from verl_clipx.tasks.math.guards import is_safe
-from verl_clipx.tasks.math.normalisation import Number, canonical, clean, parse_number, split_unit
+from verl_clipx.tasks.math.normalisation import (
+    INEQUALITY,
+    Number,
+    canonical,
+    clean,
+    parse_number,
+    split_unit,
+    strip_bare_unit,
+)
 from verl_clipx.tasks.math.pool import shared_pool
 
 if importlib.util.find_spec("math_verify") is None:
@@ -21,7 +29,14 @@ if importlib.util.find_spec("math_verify") is None:
 
 _CACHED_QUESTIONS = 8192
 _DECIMAL = re.compile(r"\d\.\d")
-_NAME = re.compile(r"[A-Za-z]\s*(?:=|\\in(?![A-Za-z]))\s*")
+# An unknown, a value of a function, an angle, a length or a pair of unknowns; not a calculation, which may be false.
+_NAME = re.compile(
+    r"(?:(?!(?:gcd|lcm|max|min|log|ln|exp|sin|cos|tan|sqrt)\()(?:m?\s*\\angle\s*)?"
+    r"(?:[A-Za-z]+|\\(?:alpha|beta|gamma|delta|theta|lambda|mu|phi|varphi|rho|sigma|omega)(?![a-zA-Z]))'*"
+    r"(?:_(?:\w|\{\w+\}))?(?:\^\{-1\})?(?:\s*\((?:[^()=]|\([^()=]*\))*\))?"
+    r"|\\(?:gcd|max|min)\s*\((?=[^()]*[A-Za-z])[^()=]*\)|\\text\{[^{}]*\}|\([A-Za-z](?:,\s*[A-Za-z])+\))"
+    r"\s*(?:=|\\in(?![A-Za-z]))\s*"
+)
 # Not two small letters: xy equals yx.
 _WORD = re.compile(r"[A-Za-z]*[A-Z][A-Za-z]+|[A-Za-z]+[A-Z]|[A-Za-z]{3,}")
 # A text after an answer that adds another one or takes it back. The digit of cm3 or m^2 is part of a unit.
@@ -42,7 +57,6 @@ _BASE = re.compile(
 )
 _BASE_NAMES = {"two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "eight": 8, "nine": 9, "ten": 10}
 _SUBSCRIPTED_NUMBER = re.compile(r"\d\)?_")
-_INEQUALITY = re.compile(r"[<>]|\\[lg](?:e|eq|eqslant|t)(?![a-zA-Z])")
 _OR = re.compile(r"\\(?:lor|vee)(?![a-zA-Z])")
 _APPROXIMATION = re.compile(r"\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])")
 _MAGNITUDE = re.compile(
@@ -96,7 +110,7 @@ def equal_answers(answer: str, *ground_truths: str) -> bool | None:
 def _decide(
     compare: Callable[[str, str], bool | _Pair | None], answer: str, golds: tuple[str, ...], both_ways: bool
 ) -> bool | None:
-    results = [compare(clean(answer), clean(gold)) for gold in golds]
+    results = [compare(*_without_name(clean(answer), clean(gold))) for gold in golds]
     if any(result is True for result in results):
         return True
     open_pairs = [result for result in results if isinstance(result, tuple)]
@@ -119,7 +133,8 @@ def _compare_leniently(answer: str, gold: str) -> bool | _Pair | None:
         return _compare_approximation(answer, gold)
     if _SUBSCRIPTED_NUMBER.search(canonical(answer) + " " + canonical(gold)):
         return _compare_bases(answer, gold, without_base=True)
-    given, right = (parse_number(split_unit(text)[0]) for text in (answer, gold))
+    (answer, _), (gold, _) = _split_units(answer, gold)
+    given, right = parse_number(answer), parse_number(gold)
     if given is not None and right is not None:
         if given.value == right.value or _face_value(given) == _face_value(right):
             return True
@@ -142,19 +157,40 @@ def _compare_conservatively(answer: str, gold: str) -> bool | _Pair | None:
         return False
     if _SUBSCRIPTED_NUMBER.search(canonical(answer) + " " + canonical(gold)):
         return _compare_bases(answer, gold, without_base=None)
-    (plain_answer, unit), (plain_gold, unit_of_gold) = split_unit(answer), split_unit(gold)
-    given, right = parse_number(plain_answer), parse_number(plain_gold)
+    (answer, unit), (gold, unit_of_gold) = _split_units(answer, gold)
+    if unit and unit_of_gold and unit != unit_of_gold:
+        return False
+    given, right = parse_number(answer), parse_number(gold)
     if given is not None and right is not None:
-        return given.value == right.value and (unit == unit_of_gold or not unit or not unit_of_gold)
+        return given.value == right.value
     if ("%" in answer) != ("%" in gold):
         return False
     # x > 3 equals the interval of its solutions, so brackets count only between answers of the same kind.
-    both_alike = bool(_INEQUALITY.search(answer)) == bool(_INEQUALITY.search(gold))
+    both_alike = bool(INEQUALITY.search(answer)) == bool(INEQUALITY.search(gold))
     if both_alike and _delimiters(answer) != _delimiters(gold):
         return False
     if (_is_decimal(answer) and right is None) or (_is_decimal(gold) and given is None):
         return False
     return gold, answer
+
+
+def _without_name(answer: str, gold: str) -> tuple[str, str]:
+    """Return both texts without the name of a value, as in f(2)=5, if only one of them is an equation."""
+    if answer.count("=") + gold.count("=") == 1:
+        answer, gold = (
+            _NAME.sub("", text, count=1) if _NAME.match(text) and "=" in text else text for text in (answer, gold)
+        )
+    return answer, gold
+
+
+def _split_units(answer: str, gold: str) -> tuple[tuple[str, str], tuple[str, str]]:
+    """Return each text without its unit, and the unit. One in plain letters is one only if the other text has it."""
+    (answer, unit), (gold, unit_of_gold) = split_unit(answer), split_unit(gold)
+    if unit_of_gold and not unit:
+        answer = strip_bare_unit(answer, unit_of_gold)
+    elif unit and not unit_of_gold:
+        gold = strip_bare_unit(gold, unit)
+    return (answer, unit), (gold, unit_of_gold)
 
 
 @lru_cache(maxsize=_CACHED_QUESTIONS)
@@ -175,9 +211,9 @@ def _compare_as_text(answer: str, gold: str) -> bool | None:
 
 def _gives_another(answer: str, gold: str) -> bool:
     """Return whether an answer names a second one, after `or` or a text, although the right answer names only one."""
-    return any(
-        mark.search(answer) and not mark.search(gold) and not _COMMA.search(gold) for mark in (_OR, _TEXT_BETWEEN)
-    )
+    # Joined inequalities are one set of numbers, which math-verify compares.
+    marks = (_TEXT_BETWEEN,) if INEQUALITY.search(answer) else (_OR, _TEXT_BETWEEN)
+    return any(mark.search(answer) and not mark.search(gold) and not _COMMA.search(gold) for mark in marks)
 
 
 def _magnitudes(cleaned: str) -> list[str]:
@@ -241,5 +277,11 @@ def _delimiters(cleaned: str) -> str:
     """Return the outer brackets of an interval, pair or tuple; "" for a set or a plain list, whose order is free."""
     cleaned = _NAME.sub("", cleaned, count=1) if _NAME.match(cleaned) else cleaned
     if cleaned and cleaned[0] in "([" and cleaned[-1] in ")]" and _COMMA.search(cleaned[1:-1]):
-        return cleaned[0] + cleaned[-1]
+        depth = 0
+        for position, character in enumerate(cleaned):
+            depth += (character in "([") - (character in ")]")
+            if depth == 0:
+                # A list of pairs and a union of intervals have no outer brackets; all numbers are a set too.
+                is_outer = position == len(cleaned) - 1 and canonical(cleaned) != r"(-\infty,\infty)"
+                return cleaned[0] + cleaned[-1] if is_outer else ""
     return ""

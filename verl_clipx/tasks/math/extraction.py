@@ -5,18 +5,16 @@ in it can raise an error.
 """
 
 import re
-from collections.abc import Iterator
+from collections import deque
 from dataclasses import dataclass
 
-from verl_clipx.common.responses import braced, final_part
+from verl_clipx.common.responses import BOX, BOXED, braced, final_part
 
 # The longest answer among the papers' data sets has about 300 characters.
 MAX_ANSWER_LENGTH = 2000
 
 # A response with more boxes than this counts as inconsistent.
 MAX_BOXES = 64
-
-_BOX = re.compile(r"\\boxed\s{0,8}\{")
 
 
 @dataclass(frozen=True)
@@ -39,33 +37,20 @@ def extract_answer(response: str) -> Extraction:
     final = final_part(response)
     if final is None:
         return Extraction(None, finished=False, consistent=False)
-    start = final.rfind("\\boxed")
-    if start < 0:
-        return Extraction(None, finished=True, consistent=False)
-    last = _content(final, start)
+    boxes = deque(BOX.finditer(final), maxlen=MAX_BOXES + 1)
+    if not boxes:
+        # A name without a brace is a mention, unless the response was cut off there.
+        return Extraction(None, finished=not final.rstrip().endswith(BOXED), consistent=False)
+    last = _content(final, boxes[-1])
     if last is None:
         return Extraction(None, finished=False, consistent=False)
     if not last:
         return Extraction(None, finished=True, consistent=False)
-    return Extraction(last, finished=True, consistent=all(content == last for content in _contents(final)))
+    consistent = len(boxes) <= MAX_BOXES and all(_content(final, box) == last for box in boxes)
+    return Extraction(last, finished=True, consistent=consistent)
 
 
-def _contents(text: str) -> Iterator[str | None]:
-    position = 0
-    for _ in range(MAX_BOXES):
-        position = text.find("\\boxed", position)
-        if position < 0:
-            return
-        yield _content(text, position)
-        position += 1
-    if text.find("\\boxed", position) >= 0:
-        yield None
-
-
-def _content(text: str, start: int) -> str | None:
-    """Return the stripped content of the box that starts at `start`, or None if no brace closes it in time."""
-    opening = _BOX.match(text, start)
-    if opening is None:
-        return None
+def _content(text: str, opening: re.Match[str]) -> str | None:
+    """Return the stripped content of a box, or None if no brace closes it in time."""
     content = braced(text, opening.end(), MAX_ANSWER_LENGTH)
     return None if content is None else content.strip()

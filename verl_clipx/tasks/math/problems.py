@@ -3,7 +3,8 @@ r"""Problems and right answers out of the public data sets' own schemas.
 Each reader takes a local copy or None for the hub and yields problems in the source's order, repeats included.
 """
 
-from collections.abc import Callable, Iterator
+import warnings
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -77,9 +78,12 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
 
 def read_dapo_17k(source: Path | None) -> Iterator[MathProblem]:
     """Yield DAPO's problems, which are in verl's schema. The public set contains each about a hundred times."""
-    for record in read_records(source, hub=DAPO_HUB, hub_split="train"):
-        text, truth, _ = _verl_fields(record, source or DAPO_HUB)
+
+    def parse(record: Record, where: str) -> Iterator[MathProblem]:
+        text, truth, _ = _verl_fields(record, where)
         yield from _problem(_unwrap(text, _DAPO_OPENING, _DAPO_CLOSING), [truth])
+
+    yield from _parse_all(read_records(source, hub=DAPO_HUB, hub_split="train"), source or DAPO_HUB, parse)
 
 
 def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
@@ -90,24 +94,31 @@ def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
     """
     if source is None:
         raise ValueError(f"dsr_uniform is not on the hub; give a local copy of {DSR_UNIFORM_FILE}")
-    for record in read_records(source, hub="", hub_split=""):
-        text, truth, extra = _verl_fields(record, source)
+
+    def parse(record: Record, where: str) -> Iterator[MathProblem]:
+        text, truth, extra = _verl_fields(record, where)
         try:
             about = {"difficulty": float(extra["difficulty"]), "source_index": int(extra["index"])}
         except (KeyError, TypeError, ValueError, OverflowError):
-            raise ValueError(f"{source}: a record has extra_info={extra}; it needs numbers difficulty, index") from None
+            raise ValueError(
+                f"{where}: the record has extra_info={extra}; it needs numbers difficulty, index"
+            ) from None
         yield from _problem(_unwrap(text, "", _STEP_BY_STEP), [truth], about)
+
+    yield from _parse_all(read_records(source, hub="", hub_split=""), source, parse)
 
 
 def read_skywork_or1_math(source: Path | None) -> Iterator[MathProblem]:
     """Yield the mathematics of Skywork-OR1. A right answer is a JSON array of spellings; empty ones are skipped."""
-    for record in read_records(source, hub=SKYWORK_HUB, hub_split="math"):
-        text, truth, extra = _verl_fields(record, source or SKYWORK_HUB)
+
+    def parse(record: Record, where: str) -> Iterator[MathProblem]:
+        text, truth, extra = _verl_fields(record, where)
         answers = decode_ground_truth(truth)
         about = {"source": record.get("data_source"), "model_difficulty": extra.get("model_difficulty")}
-        yield from _problem(
-            _unwrap(text, "", _STEP_BY_STEP), answers if isinstance(answers, list) else [answers], about
-        )
+        answers = answers if isinstance(answers, list) else [answers]
+        yield from _problem(_unwrap(text, "", _STEP_BY_STEP), answers, about)
+
+    yield from _parse_all(read_records(source, hub=SKYWORK_HUB, hub_split="math"), source or SKYWORK_HUB, parse)
 
 
 def reader_of_benchmark(hub: str, hub_split: str, hub_config: str | None = None) -> ProblemReader:
@@ -119,22 +130,37 @@ def reader_of_benchmark(hub: str, hub_split: str, hub_config: str | None = None)
     """
 
     def read(source: Path | None) -> Iterator[MathProblem]:
-        for record in read_records(source, hub=hub, hub_split=hub_split, hub_config=hub_config):
-            yield from _benchmark_problem(record, source or hub)
+        records = read_records(source, hub=hub, hub_split=hub_split, hub_config=hub_config)
+        yield from _parse_all(records, source or hub, _benchmark_problem)
 
     return read
 
 
-def _benchmark_problem(record: Record, origin: Path | str) -> Iterator[MathProblem]:
+def _parse_all(
+    records: Iterable[Record], origin: Path | str, parse: Callable[[Record, str], Iterator[MathProblem]]
+) -> Iterator[MathProblem]:
+    """Yield the problems of all records, and warn of those that are left out because they have no answer."""
+    left_out = []
+    for number, record in enumerate(records, 1):
+        problems = list(parse(record, f"{origin}, row {number}"))
+        if not problems:
+            left_out.append(number)
+        yield from problems
+    if left_out:
+        rows = ", ".join(map(str, left_out[:10])) + (", …" if len(left_out) > 10 else "")
+        warnings.warn(f"{origin}: {len(left_out)} problems without an answer were left out (rows {rows})", stacklevel=2)
+
+
+def _benchmark_problem(record: Record, origin: str) -> Iterator[MathProblem]:
     if "reward_model" in record:
         text, truth, _ = _verl_fields(record, origin)
         text = _unwrap(text, "", _STEP_BY_STEP)
     else:
         text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
-        truth = next((record[name] for name in _ANSWER_FIELDS if record.get(name) is not None), None)
+        truth = next((record[name] for name in _ANSWER_FIELDS if not _is_missing(record.get(name))), None)
         if truth is None and isinstance(record.get("solution"), str):
-            truth = last_boxed(record["solution"], _MAX_BOX) or record["solution"]
-        if not isinstance(text, str) or truth is None:
+            truth = last_boxed(record["solution"], _MAX_BOX)
+        if not isinstance(text, str):
             raise ValueError(
                 f"{origin}: a record has the fields {sorted(record)}; it needs one of {_QUESTION_FIELDS} and one of "
                 f"{(*_ANSWER_FIELDS, 'solution')}"
@@ -144,10 +170,10 @@ def _benchmark_problem(record: Record, origin: Path | str) -> Iterator[MathProbl
     yield from _problem(text, truth if isinstance(truth, list) else [truth])
 
 
-def _verl_fields(record: Record, origin: Path | str) -> tuple[str, Any, dict[str, Any]]:
+def _verl_fields(record: Record, origin: str) -> tuple[str, Any, dict[str, Any]]:
     try:
-        text, truth = record["prompt"][0]["content"], record["reward_model"]["ground_truth"]
-    except (LookupError, TypeError):
+        text, truth = record["prompt"][0]["content"], (record["reward_model"] or {}).get("ground_truth")
+    except (LookupError, TypeError, AttributeError):
         text = truth = None
     extra = record.get("extra_info") or {}
     if not isinstance(text, str) or not isinstance(extra, dict):
@@ -172,4 +198,9 @@ def _problem(text: str, answers: list[Any], about: dict[str, Any] | None = None)
 def _spelling(answer: Any) -> str:
     if isinstance(answer, float) and answer.is_integer():
         return str(int(answer))
-    return "" if answer is None else str(answer).strip()
+    return "" if _is_missing(answer) else str(answer).strip()
+
+
+def _is_missing(value: Any) -> bool:
+    # Tables spell a missing value as NaN, which is not equal to itself.
+    return value is None or (isinstance(value, float) and value != value)

@@ -31,10 +31,8 @@ Comparison = Callable[[str, str], bool | None]
 # math-verify drops these before it parses, so that it would read 1,2,\ldots as 1,2.
 _DROPPED_SILENTLY = re.compile(r"\\ldots(?![a-zA-Z])")
 
-# Units after an answer: texts, their powers, and what joins them.
-_TEXT = r"\\(?:text\w*|mbox|math(?:rm|it|bf))\s*\{[^{}]*\}"
-_UNITS = re.compile(rf"(?<=\S)\s*{_TEXT}(?:{_TEXT}|\^\{{?-?\d\}}?|\\(?:cdot|times)(?![a-zA-Z])|[\s/])*$")
-_ANY_TEXT = re.compile(_TEXT)
+# Inequalities that are joined describe one set of numbers.
+_OR, _AND = r"\lor ", r"\land "
 
 
 def main() -> None:
@@ -71,8 +69,7 @@ def _answer(compare: Comparison, pairs: list[tuple[str, str]], both_ways: bool) 
         except MemoryError:
             raise
         except Exception:
-            # A comparison that fails counts as unequal: math-verify itself returns False on most errors.
-            equal = False
+            equal = None
         if equal:
             return b"1\n"
         undecided = undecided or equal is None
@@ -85,13 +82,22 @@ def _load_comparison() -> Comparison:
     from latex2sympy2_extended import latex2sympy
     from latex2sympy2_extended.math_normalization import normalize_latex
     from math_verify import LatexExtractionConfig, verify
-    from math_verify.grader import should_treat_as_complex
-    from sympy import Basic, MatrixBase
+    from sympy import Basic, Intersection, MatrixBase, Symbol, Union
 
     logging.disable(logging.CRITICAL)
     _parse_in_two_stages()
-    with_units = replace(LatexExtractionConfig().normalization_config, boxed="none")
-    without_units = replace(with_units, units=False)
+    # A letter at the end is a variable, not a unit.
+    normalisation = replace(LatexExtractionConfig().normalization_config, boxed="none", units=False)
+    letter_i = Symbol("i", real=True)
+
+    def read(text: str) -> Any:
+        parsed = latex2sympy(
+            normalize_latex(text, normalisation), is_real=True, convert_degrees=False, normalization_config=None
+        )
+        return _with_imaginary_unit(parsed, letter_i) if letter_i in getattr(parsed, "free_symbols", ()) else parsed
+
+    def set_of(text: str) -> Any:
+        return Union(*(Intersection(*(read(both).as_set() for both in one.split(_AND))) for one in text.split(_OR)))
 
     # The responses to one prompt share their right answer, and parsing costs more than comparing.
     @lru_cache(maxsize=256)
@@ -103,18 +109,8 @@ def _load_comparison() -> Comparison:
         """
         if _DROPPED_SILENTLY.search(text):
             return None
-        without = _UNITS.sub("", text)
-        # After a word, a text is not a unit: northeast is not north.
-        text = text if _ANY_TEXT.fullmatch(without) else without
-        # math-verify takes everything from the first text on for a unit.
-        normalised = normalize_latex(text, without_units if _ANY_TEXT.search(text) else with_units)
         try:
-            parsed = latex2sympy(
-                normalised,
-                is_real=not should_treat_as_complex(normalised),
-                convert_degrees=False,
-                normalization_config=None,
-            )
+            parsed = set_of(text) if _OR in text or _AND in text else read(text)
         except MemoryError:
             raise
         except Exception:
@@ -125,11 +121,19 @@ def _load_comparison() -> Comparison:
         right, given = expression(gold), expression(answer)
         if right is None or given is None:
             return None
-        if _is_false(given) or _differ_numerically(right, given):
+        if _is_false(given):
             return False
+        right, given = _result(right, given), _result(given, right)
+        if _differ_numerically(right, given):
+            return False
+        exact = _compare_exactly(right, given)
+        if exact is not None:
+            return exact
         # Its own time-out is off, because it raises from a signal handler, which sympy may swallow. An inequality with
         # an unknown equals the set of its solutions; without one, it is true or false.
-        return verify(right, given, allow_set_relation_comp=bool(given.free_symbols), timeout_seconds=None)
+        return verify(
+            right, given, allow_set_relation_comp=bool(given.free_symbols), timeout_seconds=None, raise_on_error=True
+        )
 
     return compare
 
@@ -139,7 +143,42 @@ def _is_false(expression: Any) -> bool:
     from sympy import Basic, Equality
 
     equations = expression.atoms(Equality) if isinstance(expression, Basic) else ()
-    return any(not one.free_symbols and _differ_numerically(one.lhs, one.rhs) for one in equations)
+    # math-verify's grammar wraps what it has already computed, such as a greatest common divisor.
+    sides = ((one.lhs.doit(), one.rhs.doit()) for one in equations if not one.free_symbols)
+    return any(_differ_numerically(left, right) for left, right in sides)
+
+
+def _with_imaginary_unit(parsed: Any, letter: Any) -> Any:
+    """Replace the letter i, which the grammar reads as a variable, by the imaginary unit."""
+    from sympy import I
+    from sympy.core.relational import Relational
+
+    if isinstance(parsed, Relational):
+        # A real unknown equals no complex number, so that sympy would evaluate the relation.
+        return type(parsed)(parsed.lhs.xreplace({letter: I}), parsed.rhs.xreplace({letter: I}), evaluate=False)
+    try:
+        return parsed.xreplace({letter: I})
+    except ValueError:  # the end of an interval, which is a pair here
+        return parsed
+
+
+def _result(expression: Any, other: Any) -> Any:
+    """Return the value that an equation names, as in f(2) = 5 or gcd(10, 15) = 5, if the other side is no equation."""
+    from sympy import Equality, UnevaluatedExpr
+    from sympy.core.function import Application
+
+    is_named = isinstance(expression, Equality) and isinstance(expression.lhs, Application | UnevaluatedExpr)
+    return expression.rhs if is_named and not other.has(Equality) else expression
+
+
+def _compare_exactly(one: Any, other: Any) -> bool | None:
+    """Compare two rational numbers of any size; None for anything else."""
+    from sympy import Expr, Rational
+
+    if not all(isinstance(e, Expr) and e.is_number and e.is_rational and not e.is_Atom for e in (one, other)):
+        return None
+    first, second = one.doit(), other.doit()
+    return bool(first == second) if isinstance(first, Rational) and isinstance(second, Rational) else None
 
 
 def _differ_numerically(one: Any, other: Any) -> bool:
@@ -162,9 +201,9 @@ def _differ_numerically(one: Any, other: Any) -> bool:
         # The coordinates are distinct, positive, and have no simple relation to each other.
         point = {symbol: 0.6180339887 + 0.4142135623 * names.index(symbol.name) for symbol in symbols}
         first, second = (complex(expression.evalf(17, subs=point)) for expression in (one, other))
+        difference, sizes = abs(first - second), (abs(first), abs(second))
     except (TypeError, ValueError, ArithmeticError, AttributeError):
         return False
-    difference, sizes = abs(first - second), (abs(first), abs(second))
     # math-verify rounds to six decimals, which would make all numbers near zero equal.
     if not symbols and min(sizes) > 0 and difference > 1e-3 * max(sizes):
         return True
