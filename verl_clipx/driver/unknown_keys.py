@@ -76,10 +76,10 @@ def of_the_plugin(override: str) -> str:
     """A sentence, after a space, for a group or a key of the plugin's without its + or without a method; else empty."""
     key, _, value = override.partition("=")
     folder = configs_folder() / key
-    if folder.is_dir() and key.partition("/")[0] in GROUPS or key == f"{NODE}/shadow":
+    if (folder.is_dir() and key.partition("/")[0] in GROUPS) or key == f"{NODE}/shadow":
         names = [path.stem for path in folder.glob("*.yaml")]
-        meant = get_close_matches(value, names, n=1) if names else [value]
-        return f" Did you mean +{key}={(meant or [value])[0]}?"
+        near = did_you_mean(value, names, f"+{key}=") if value not in names else ""
+        return near or f" Did you mean +{key}={value}?"
     if key.startswith(f"{NODE}."):
         return f" Choose a method by its group, for example +{NODE}=grpo, which has the node {NODE}."
     return ""
