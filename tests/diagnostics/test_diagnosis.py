@@ -188,7 +188,12 @@ def test_the_command_says_how_many_rules_could_be_judged(tmp_path):
     [
         ("acpo", {"alpha": 3.0}, {"actor/clipx/count/bin_0": 100.0}, "a run of BAPO"),
         # Its own rule needs a metric of its own, which is named.
-        ("acpo", {"alpha": 3.0}, {}, f"a run of BAPO, {keys.CLIPPED_HIGH}, {keys.CLIPPED_LOW}, actor/clipx/count/bin_*"),
+        (
+            "acpo",
+            {"alpha": 3.0},
+            {},
+            f"a run of BAPO, {keys.CLIPPED_HIGH}, {keys.CLIPPED_LOW}, actor/clipx/count/bin_*",
+        ),
         ("bapo", {"target": 0.4, "upper_stop": 3.0, "upper_step": 0.05}, {}, "a run of ACPO, actor/clipx/"),
         ("grpo", {"clip_high": 1.2}, {}, "a run of ACPO or BAPO, actor/clipx/"),
     ],

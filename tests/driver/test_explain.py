@@ -216,7 +216,10 @@ FACTS = f"{ACTOR}.policy_loss.run"
             f"actor.clip_ratio_high=0.28: nothing reads it there. Set {ACTOR}.clip_ratio_high, which verl reads, or "
             "remove actor.clip_ratio_high.",
         ),
-        (["+policy_loss.loss_mode=gspo"], f"Set {ACTOR}.policy_loss.loss_mode, which verl reads, or remove policy_loss"),
+        (
+            ["+policy_loss.loss_mode=gspo"],
+            f"Set {ACTOR}.policy_loss.loss_mode, which verl reads, or remove policy_loss",
+        ),
         (["+algorithm.clip_ratio_high=0.28"], f"algorithm.clip_ratio_high=0.28: nothing reads it there. Set {ACTOR}."),
         (["+clip_ratio_c=10"], "clip_ratio_c=10: nothing reads it there."),
         ([f"+{ACTOR}.policy_loss.clip_ratio_low=null"], "policy_loss.clip_ratio_low=null: nothing reads it there."),

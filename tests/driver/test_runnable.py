@@ -154,7 +154,9 @@ def test_what_verl_composes_by_itself_is_nowhere_misplaced(module, words):
 @pytest.mark.parametrize("group", ["acpo", "grpo", "observe"])
 @pytest.mark.parametrize("key", ["actor.clip_ratio_high", "algorithm.kl_loss_coef", "clip_ratio", "critic.tau_pos"])
 def test_a_key_of_the_loss_elsewhere_is_refused_under_every_group(group, key):
-    with pytest.raises(ValueError, match=rf"^{key}=0\.3: nothing reads it there\. Set {ACTOR}\.{key.rpartition('.')[2]},"):
+    with pytest.raises(
+        ValueError, match=rf"^{key}=0\.3: nothing reads it there\. Set {ACTOR}\.{key.rpartition('.')[2]},"
+    ):
         decided(group, {key: 0.3})
 
 

@@ -115,7 +115,12 @@ def test_a_stand_in_takes_nothing_from_its_environment(program, tmp_path):
     # As root, or from a restricted shell, bash passes only some of this on. A stand-in ignores all of it.
     outside, record = tmp_path / "outside.sh", tmp_path / "record"
     outside.write_text(OUTSIDE.format(tmp_path))
-    exported = {"SHELLOPTS": "xtrace:posix", "PS4": f"$({OUTSIDE})".format(tmp_path), "ENV": outside, "BASH_ENV": outside}
+    exported = {
+        "SHELLOPTS": "xtrace:posix",
+        "PS4": f"$({OUTSIDE})".format(tmp_path),
+        "ENV": outside,
+        "BASH_ENV": outside,
+    }
     functions = dict.fromkeys(("printf", "exec", ":"), f"() {{ {OUTSIDE.format(tmp_path)}; }}")
     put_programs(tmp_path / "programs", record)
     done = subprocess.run(

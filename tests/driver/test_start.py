@@ -87,7 +87,8 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     assert said[0].startswith(
         "clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_low=0.7 (group: 0.8), "
         f"clip_high=1.28 (group: 1.2; from {ACTOR}.clip_ratio_high=0.28); loss_agg_mode token-mean (the paper averages "
-        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); old_log_probs are "
+        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); no test has run "
+        f"{ACTOR}.strategy=fsdp; old_log_probs are "
     )
     expected = {
         # 1024 prompts by 256; one step off, verl bypasses by default.
@@ -157,8 +158,14 @@ def test_a_key_that_repeats_verls_default_counts_where_a_file_of_the_users_names
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["+clipx=acpo", f"{ACTOR}.policy_loss.run.epochs=3"], r"policy_loss\.run\.epochs=3: the plugin reads this fact"),
-        (["+clipx=acpo", "+algorithm.clip_ratio_high=0.28"], r"algorithm\.clip_ratio_high=0\.28: nothing reads it there"),
+        (
+            ["+clipx=acpo", f"{ACTOR}.policy_loss.run.epochs=3"],
+            r"policy_loss\.run\.epochs=3: the plugin reads this fact",
+        ),
+        (
+            ["+clipx=acpo", "+algorithm.clip_ratio_high=0.28"],
+            r"algorithm\.clip_ratio_high=0\.28: nothing reads it there",
+        ),
         (["+clipx/update=lopti", "+clipx/trace=prompts"], r"\+clipx/update, \+clipx/trace is added to a method"),
     ],
 )

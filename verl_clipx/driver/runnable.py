@@ -97,7 +97,8 @@ def facts_set_by_hand(config: DictConfig, named: Collection[str]) -> list[str]:
         f"{FACTS}.{key}={written(facts[key])}: the plugin reads this fact about the run from the run's other keys. "
         "Remove it, and set the key that it comes from."
         for key in facts
-        if any(f"{name}.".startswith(f"{FACTS}.{key}.") for name in named) or contradicts(key, facts[key], derived, actor)
+        if any(f"{name}.".startswith(f"{FACTS}.{key}.") for name in named)
+        or contradicts(key, facts[key], derived, actor)
     ]
 
 
