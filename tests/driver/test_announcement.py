@@ -2,8 +2,8 @@
 
 Covers: by overrides on verl's configuration: scope or what limits the weight, what differs from which group, averages
 and the paper's, rollout correction, temperature, verl's distillation loss, sampling that biases ratios to the rollout
-policy, options that no test has run, where old_log_probs come from in each trainer, updates per rollout batch, whether clipping can act, what is
-traced; a worker's rank 0 prints the line.
+policy, what no test has run, where old_log_probs come from in each trainer, updates per rollout batch, whether clipping
+can act, what is traced; a worker's rank 0 prints the line.
 Not covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
 """
 
@@ -73,7 +73,7 @@ def line_of(*groups, group=None, **values):
         (
             ["+clipx=observe"],
             {f"{ACTOR}.policy_loss.loss_mode": "gpg"},
-            f"verl's own loss gpg, observed (+clipx=observe); loss_agg_mode token-mean, if this loss follows it; {NO_TEST};",
+            f"loss gpg, observed (+clipx=observe); loss_agg_mode token-mean, if this loss follows it; {NO_TEST}; old",
         ),
     ],
 )
@@ -120,7 +120,7 @@ BIASED = (
         (
             "+clipx=grpo",
             {f"{ROLLOUT}.name": "cpu", f"{ROLLOUT}.logprobs_mode": "raw_logprobs", f"{ROLLOUT}.temperature": 0.9},
-            f"temperature=0.9: cpu's log-probabilities are at temperature 1, the trainer's at 0.9; {NO_TEST}; old_log_probs",
+            f"=0.9: cpu's log-probabilities are at temperature 1, the trainer's at 0.9; {NO_TEST}; old_log_probs",
         ),
         ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.calculate_log_probs": False}, None),
         ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.temperature": 0.9}, None),

@@ -218,7 +218,7 @@ FACTS = f"{ACTOR}.policy_loss.run"
         ),
         (
             ["+policy_loss.loss_mode=gspo"],
-            f"Set {ACTOR}.policy_loss.loss_mode, which verl reads, or remove policy_loss",
+            f"Set {ACTOR}.policy_loss.loss_mode, which verl reads, or remove",
         ),
         (["+algorithm.clip_ratio_high=0.28"], f"algorithm.clip_ratio_high=0.28: nothing reads it there. Set {ACTOR}."),
         (["+clip_ratio_c=10"], "clip_ratio_c=10: nothing reads it there."),

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 
 from tests.claims.configuration import ACTOR, merged
-from verl_clipx.driver.explain import ENTRIES, composed
+from verl_clipx.driver.explain import ENTRIES, MAIN_PPO, composed
 from verl_clipx.driver.runnable import TRAINER_MODE, USE_V1, is_registered_in_the_source, misplaced_keys
 from verl_clipx.driver.start import decide
 
@@ -141,10 +141,10 @@ def test_verl_passes_over_a_correction_without_the_rollouts_log_probabilities():
 @pytest.mark.parametrize(
     ("module", "words"),
     [
-        *((list(ENTRIES)[0], [f"model_engine={engine}"]) for engine in ("dp", "megatron", "veomni", "torchtitan")),
+        *((MAIN_PPO, [f"model_engine={engine}"]) for engine in ("dp", "megatron", "veomni", "torchtitan")),
         (list(ENTRIES)[1], ["hydra.searchpath=[pkg://verl.trainer.config]"]),
         (list(ENTRIES)[2], []),
-        (list(ENTRIES)[0], ["+hardware=cpu", "+clipx=acpo", "+clipx/select=high_entropy"]),
+        (MAIN_PPO, ["+hardware=cpu", "+clipx=acpo", "+clipx/select=high_entropy"]),
     ],
 )
 def test_what_verl_composes_by_itself_is_nowhere_misplaced(module, words):

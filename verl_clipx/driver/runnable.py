@@ -93,12 +93,12 @@ def facts_set_by_hand(config: DictConfig, named: Collection[str]) -> list[str]:
     from_base = OmegaConf.select(OmegaConf.load(configs_folder() / NODE / "base.yaml"), FACTS)
     # Below the same node, the interpolations have the values of this configuration.
     derived = OmegaConf.create(from_base, parent=actor.policy_loss)
+    by_hand = {name.removeprefix(f"{FACTS}.").partition(".")[0] for name in named if name.startswith(f"{FACTS}.")}
     return [
         f"{FACTS}.{key}={written(facts[key])}: the plugin reads this fact about the run from the run's other keys. "
         "Remove it, and set the key that it comes from."
         for key in facts
-        if any(f"{name}.".startswith(f"{FACTS}.{key}.") for name in named)
-        or contradicts(key, facts[key], derived, actor)
+        if key in by_hand or contradicts(key, facts[key], derived, actor)
     ]
 
 

@@ -179,6 +179,6 @@ def refuse_what_failed(script: Path, errors: str) -> None:
     for number, what in re.findall(rf"^{re.escape(str(script.resolve()))}: line (\d+): (.+)$", errors, re.MULTILINE):
         line = read_text(script).splitlines()[int(number) - 1].strip()
         raise ValueError(
-            f"{script}, line {number}, {line!r}: {what}. A script is explained without redirection, cd, other programs, "
-            "libraries or the environment's variables: give the command that it ends in instead."
+            f"{script}, line {number}, {line!r}: {what}. A script is explained without redirection, cd, other "
+            "programs, libraries or the environment's variables: give the command that it ends in instead."
         )
