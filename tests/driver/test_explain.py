@@ -209,6 +209,8 @@ FACTS = f"{ACTOR}.policy_loss.run"
         ([f"{FACTS}.group=bapo"], f"{FACTS}.group=bapo: the plugin reads"),
         ([f"+{FACTS}.taken.alpha='clip_ratio=2'"], f"{FACTS}.taken="),
         ([f"{FACTS}.paper_loss_agg_mode=token-mean"], f"{FACTS}.paper_loss_agg_mode=token-mean: the plugin reads"),
+        ([f"~{FACTS}.epochs"], f"{FACTS}.epochs=null: the plugin reads"),
+        ([f"~{FACTS}"], f"{FACTS}=null: the plugin needs these facts"),
         ([f"+{FACTS}.unknown=1"], f"{FACTS}.unknown=1: the plugin reads"),
         # A key of the loss at a place where nothing reads it.
         (

@@ -88,17 +88,17 @@ def facts_set_by_hand(config: DictConfig, named: Collection[str]) -> list[str]:
         named: full keys that the command line names.
     """
     facts, actor = OmegaConf.select(config, FACTS), OmegaConf.select(config, ACTOR)
-    if facts is None:
-        return []
+    if not facts:
+        return [f"{FACTS}={written(facts)}: the plugin needs these facts about the run. Remove it."]
     from_base = OmegaConf.select(OmegaConf.load(configs_folder() / NODE / "base.yaml"), FACTS)
     # Below the same node, the interpolations have the values of this configuration.
     derived = OmegaConf.create(from_base, parent=actor.policy_loss)
     by_hand = {name.removeprefix(f"{FACTS}.").partition(".")[0] for name in named if name.startswith(f"{FACTS}.")}
     return [
-        f"{FACTS}.{key}={written(facts[key])}: the plugin reads this fact about the run from the run's other keys. "
+        f"{FACTS}.{key}={written(facts.get(key))}: the plugin reads this fact about the run from the run's other keys. "
         "Remove it, and set the key that it comes from."
-        for key in facts
-        if key in by_hand or contradicts(key, facts[key], derived, actor)
+        for key in dict.fromkeys([*derived, *facts])
+        if key in by_hand or key not in facts or contradicts(key, facts[key], derived, actor)
     ]
 
 
