@@ -181,3 +181,27 @@ def test_the_command_says_how_many_rules_could_be_judged(tmp_path):
     log = pandas.DataFrame({key.replace("*", "0"): [0.5] * 9 for key in everything if "/" in key}, index=range(1, 10))
     whole = run_of(log, {key: 1 for key in everything if "/" not in key})
     assert judged(whole) == "None of the 14 rules found anything in made-up."
+
+
+@pytest.mark.parametrize(
+    ("method", "parameters", "metrics", "needs"),
+    [
+        ("acpo", {"alpha": 3.0}, {"actor/clipx/count/bin_0": 100.0}, "a run of BAPO"),
+        # Its own rule needs a metric of its own, which is named.
+        (
+            "acpo",
+            {"alpha": 3.0},
+            {},
+            f"a run of BAPO, {keys.CLIPPED_HIGH}, {keys.CLIPPED_LOW}, actor/clipx/count/bin_*",
+        ),
+        ("bapo", {"target": 0.4, "upper_stop": 3.0, "upper_step": 0.05}, {}, "a run of ACPO, actor/clipx/"),
+        ("grpo", {"clip_high": 1.2}, {}, "a run of ACPO or BAPO, actor/clipx/"),
+    ],
+)
+def test_a_run_is_told_to_lack_only_other_methods_than_its_own(tmp_path, method, parameters, metrics, needs):
+    record = {"clipx": {"method": method, **parameters}, "data": {"train_batch_size": 8}}
+    write_log(tmp_path / "run/metrics.jsonl", [{keys.ENTROPY: 1.0, keys.REWARD: 0.5, **metrics}] * 9)
+    (tmp_path / "run/metrics.run.json").write_text(json.dumps({"versions": {}, "configuration": record}))
+    result = CliRunner().invoke(app, ["diagnose", str(tmp_path / "run")])
+    assert result.exit_code == 0, result.output
+    assert f"need what it does not have: {needs}" in " ".join(result.output.split())

@@ -2,8 +2,8 @@
 
 Covers: by overrides on verl's configuration: scope or what limits the weight, what differs from which group, averages
 and the paper's, rollout correction, temperature, verl's distillation loss, sampling that biases ratios to the rollout
-policy, where old_log_probs come from in each trainer, updates per rollout batch, whether clipping can act, what is
-traced; a worker's rank 0 prints the line.
+policy, what no test has run, where old_log_probs come from in each trainer, updates per rollout batch, whether clipping
+can act, what is traced; a worker's rank 0 prints the line.
 Not covered: the line in verl's entry modules (test_start.py); what a trainer really does with old_log_probs.
 """
 
@@ -27,6 +27,10 @@ from verl_clipx.worker.training_worker import ClipxTraining
 V1 = "trainer.v1.trainer_mode"
 BYPASS = "algorithm.rollout_correction.bypass_mode"
 ROLLOUT = "actor_rollout_ref.rollout"
+
+
+# Of verl's default engine.
+NO_TEST = f"no test has run {ACTOR}.strategy=fsdp"
 
 
 def line_of(*groups, group=None, **values):
@@ -69,7 +73,7 @@ def line_of(*groups, group=None, **values):
         (
             ["+clipx=observe"],
             {f"{ACTOR}.policy_loss.loss_mode": "gpg"},
-            "verl's own loss gpg, observed (+clipx=observe); loss_agg_mode token-mean, if this loss follows it; old",
+            f"loss gpg, observed (+clipx=observe); loss_agg_mode token-mean, if this loss follows it; {NO_TEST}; old",
         ),
     ],
 )
@@ -111,7 +115,7 @@ BIASED = (
         (
             "+clipx=grpo",
             {f"{ROLLOUT}.name": "cpu", f"{ROLLOUT}.logprobs_mode": "raw_logprobs", f"{ROLLOUT}.temperature": 0.9},
-            "temperature=0.9: cpu's log-probabilities are at temperature 1, the trainer's at 0.9; old_log_probs",
+            f"=0.9: cpu's log-probabilities are at temperature 1, the trainer's at 0.9; {NO_TEST}; old_log_probs",
         ),
         ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.calculate_log_probs": False}, None),
         ("+clipx=acpo", {**SAMPLED, f"{ROLLOUT}.top_p": 1.0, f"{ROLLOUT}.temperature": 0.9}, None),
@@ -196,9 +200,11 @@ SEQUENCES = f"(the paper averages each sequence first; set {AGG}=seq-mean-token-
 
 @pytest.mark.parametrize("group", ["sapo", "gspo", "topr", "acpo", "acpo_reference", "grpo"])
 def test_a_paper_that_averages_each_sequence_first_under_a_mean_over_all_tokens(group):
-    assert f"; loss_agg_mode token-mean {SEQUENCES}; old_log_probs " in line_of(f"+clipx={group}")
+    assert f"; loss_agg_mode token-mean {SEQUENCES}; {NO_TEST}; old_log_probs " in line_of(f"+clipx={group}")
     line = line_of(f"+clipx={group}", **{AGG: "seq-mean-token-mean"})
-    assert "; loss_agg_mode seq-mean-token-mean; old_log_probs " in line
+    assert f"; loss_agg_mode seq-mean-token-mean; {NO_TEST}; old_log_probs " in line
+    tested = line_of(f"+clipx={group}", **{f"{ACTOR}.strategy": "fsdp2"})
+    assert f"; loss_agg_mode token-mean {SEQUENCES}; old_log_probs " in tested
 
 
 @pytest.mark.parametrize("group", ["dapo", "dgpo", "bapo", "observe"])
@@ -225,7 +231,7 @@ def test_rollout_correction_and_temperature(group):
     )
     assert (
         "; rollout correction rollout_is=token (threshold 0.5_5, normalised over the batch), rollout_rs=seq_mean_k3 "
-        "(threshold 0.03); log-probabilities at temperature 0.6; old_log_probs "
+        f"(threshold 0.03); log-probabilities at temperature 0.6; {NO_TEST}; old_log_probs "
     ) in line
     assert not {"correction", "temperature"} & set(line_of(f"+clipx={group}").split())
 

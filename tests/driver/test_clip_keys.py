@@ -20,7 +20,8 @@ from tests.claims.configuration import actor_of, built, hydra_s, merged
 from tests.golden.runs import registered_loss
 from verl_clipx.driver.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_DEFAULTS, meanings
 from verl_clipx.driver.config import completed
-from verl_clipx.driver.start import decide, named_keys
+from verl_clipx.driver.start import decide
+from verl_clipx.driver.user_keys import named_keys
 from verl_clipx.methods import BUILT_IN, METHODS
 
 

@@ -8,10 +8,13 @@ Not covered: that the run prints the same line (tests/driver/test_start.py), the
 
 import inspect
 import re
+import socket
 import subprocess
 import sys
 from importlib import import_module
+from pathlib import Path
 
+import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
@@ -190,6 +193,180 @@ def test_the_older_trainer_makes_its_updates_whatever_the_v1_trainers_keys_say()
 def test_it_prints_each_key_of_verls_that_is_taken_over(words, expected):
     code, output = explain(*NEEDED, *words)
     assert code == 0 and output.splitlines()[2:] == expected
+
+
+FACTS = f"{ACTOR}.policy_loss.run"
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        # A fact about the run, which its line and its loss depend on.
+        ([f"{FACTS}.loss_agg_mode=token-mean"], f"{FACTS}.loss_agg_mode=token-mean: the plugin reads this fact about"),
+        ([f"{FACTS}.bypass=True"], f"{FACTS}.bypass=True: the plugin reads this fact about the run from the run's"),
+        ([f"{FACTS}.epochs=1"], f"{FACTS}.epochs=1: the plugin reads"),
+        ([f"{FACTS}.options={{}}"], f"{FACTS}.options={{}}: the plugin reads"),
+        ([f"{FACTS}.group=bapo"], f"{FACTS}.group=bapo: the plugin reads"),
+        ([f"+{FACTS}.taken.alpha='clip_ratio=2'"], f"{FACTS}.taken="),
+        ([f"{FACTS}.paper_loss_agg_mode=token-mean"], f"{FACTS}.paper_loss_agg_mode=token-mean: the plugin reads"),
+        ([f"~{FACTS}.epochs"], f"{FACTS}.epochs=null: the plugin reads"),
+        ([f"~{FACTS}"], f"{FACTS}=null: the plugin needs these facts"),
+        ([f"+{FACTS}.unknown=1"], f"{FACTS}.unknown=1: the plugin reads"),
+        # A key of the loss at a place where nothing reads it.
+        (
+            ["+actor.clip_ratio_high=0.28"],
+            f"actor.clip_ratio_high=0.28: nothing reads it there. Set {ACTOR}.clip_ratio_high, which verl reads, or "
+            "remove actor.clip_ratio_high.",
+        ),
+        (
+            ["+policy_loss.loss_mode=gspo"],
+            f"Set {ACTOR}.policy_loss.loss_mode, which verl reads, or remove",
+        ),
+        (["+algorithm.clip_ratio_high=0.28"], f"algorithm.clip_ratio_high=0.28: nothing reads it there. Set {ACTOR}."),
+        (["+clip_ratio_c=10"], "clip_ratio_c=10: nothing reads it there."),
+        ([f"+{ACTOR}.policy_loss.clip_ratio_low=null"], "policy_loss.clip_ratio_low=null: nothing reads it there."),
+        ([f"+{ACTOR}.kl_cov_ratio=0.1"], f"Set {ACTOR}.policy_loss.kl_cov_ratio, which verl reads"),
+        (["+critic.clip_ratio=0.1"], "critic.clip_ratio=0.1: nothing reads it there."),
+        (["+algorithm.loss_agg_mode=token-mean"], "algorithm.loss_agg_mode=token-mean: nothing reads it there."),
+        (["+trainer.mine={clip_ratio: 0.1}"], "trainer.mine.clip_ratio=0.1: nothing reads it there."),
+        (["+data.dro_beta=0.1"], f"Set {ACTOR}.policy_loss.dro_beta, which verl reads"),
+    ],
+)
+@pytest.mark.slow
+def test_what_would_be_ignored_or_would_change_the_line_alone_is_refused(words, message):
+    code, output = explain(*NEEDED, "+clipx=acpo", *words)
+    assert code == 1 and message in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("content", "group", "message"),
+    [
+        # verl's default, which the composed configuration does not tell from a key that nobody has set.
+        (f"{ACTOR}.clip_ratio_high: 0.2", "dapo", f"{ACTOR}.clip_ratio_high=0.2 would be clipx.clip_high=1.2, but its"),
+        (f"{ACTOR}.clip_ratio: 0.2", "dapo", f"{ACTOR}.clip_ratio=0.2 would be clipx.clip_high=1.2, but its"),
+        (f"{ACTOR}.clip_ratio_high: 0.28", "acpo", f"{ACTOR}.clip_ratio_high=0.28 with +clipx=acpo, which has no"),
+        (f"{FACTS}.epochs: 3", "acpo", f"{FACTS}.epochs=3: the plugin reads this fact"),
+        (f"{FACTS}.taken.alpha: clip_ratio=2", "acpo", f"{FACTS}.taken="),
+        ("algorithm.clip_ratio_high: 0.28", "acpo", "algorithm.clip_ratio_high=0.28: nothing reads it there."),
+    ],
+)
+@pytest.mark.parametrize("by", ["--config-dir", "--config-path"])
+def test_a_file_of_the_users_says_as_much_as_the_command_line(tmp_path, content, group, message, by):
+    key, _, value = content.partition(": ")
+    *nodes, last = key.split(".")
+    lines = [*nodes, f"{last}: {value}"]
+    nested = "\n".join(f"{'  ' * depth}{line}{':' * (depth < len(nodes))}" for depth, line in enumerate(lines))
+    # A file of the user's is a group, or the whole configuration that begins with verl's.
+    if by == "--config-dir":
+        (tmp_path / "mine").mkdir()
+        (tmp_path / "mine" / "own.yaml").write_text(f"# @package _global_\n{nested}\n")
+        words = [f"--config-dir={tmp_path}", f"+clipx={group}", "+mine=own"]
+    else:
+        begins = "hydra:\n  searchpath: [pkg://verl.trainer.config]\ndefaults: "
+        (tmp_path / "own.yaml").write_text(f"{begins}[ppo_trainer, clipx: {group}, _self_]\n{nested}\n")
+        words = [f"--config-path={tmp_path}", "--config-name=own"]
+    code, output = explain("python3", "-m", "verl.trainer.main_ppo", *words, *NEEDED)
+    assert code == 1 and message in output and "Traceback" not in output
+
+
+@pytest.mark.slow
+def test_a_file_that_says_what_the_run_trains_changes_nothing(tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.yaml").write_text(
+        "# @package _global_\nactor_rollout_ref:\n  actor: {clip_ratio: 0.2, clip_ratio_low: 0.2, loss_agg_mode: "
+        "token-mean}\ndata: {own_kwargs: {clip_ratio: 0.3}}\n"
+    )
+    words = ("python", "-m", "verl.trainer.main_ppo", f"--config-dir={tmp_path}", *NEEDED, "+clipx=grpo")
+    assert explain(*words, "+mine=own") == explain(*words)
+    assert explain(*words)[0] == 0
+    # What ce_gppo's group has not, and verl's default is taken over where somebody has set it.
+    (tmp_path / "mine" / "own.yaml").write_text(f"# @package {ACTOR}\nclip_ratio_c: 3.0\n")
+    code, output = explain(*words[:-1], "+clipx=ce_gppo", "+mine=own")
+    assert code == 0 and f"taken over: {ACTOR}.clip_ratio_c=3.0 as clipx.dual_clip=3" in output
+
+
+MODIFIERS = ("select=high_entropy", "shaping=advantage_reweighting", "update=lopti", "trace=prompts", "shadow=acpo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("modifiers", [*((one,) for one in MODIFIERS), MODIFIERS[:2], (*MODIFIERS[:3], MODIFIERS[4])])
+def test_a_modifier_without_a_method_is_refused_by_its_name(modifiers):
+    code, output = explain(*NEEDED, *(f"+clipx/{modifier}" for modifier in modifiers))
+    assert code == 1
+    for modifier in modifiers:
+        assert f"+clipx/{modifier.partition('=')[0]}" in output
+    assert "added to a method, and none is chosen. Choose one as well, for example +clipx=grpo." in output
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("word", "answer"),
+    [
+        ("clipx=acpo", "Did you mean +clipx=acpo?"),
+        ("clipx=apco", "Did you mean +clipx=acpo?"),
+        ("clipx=ours", "Did you mean +clipx=ours?"),
+        ("clipx/select=high_entropy", "Did you mean +clipx/select=high_entropy?"),
+        ("clipx/shadow=acpo", "Did you mean +clipx/shadow=acpo?"),
+        ("hardware=cpu", "Did you mean +hardware=cpu?"),
+        ("recipe=acpo/grpo", "Did you mean +recipe=acpo/grpo?"),
+        ("clipx.alpha=2", "Choose a method by its group, for example +clipx=grpo"),
+    ],
+)
+def test_a_group_without_its_plus_is_answered_with_it(word, answer):
+    code, output = explain(*NEEDED, word)
+    assert code == 1 and f"{word}: verl's configuration has no such key. {answer}" in output
+
+
+MODEL_OF_IMAGES = Path(__file__).parent / "fixtures" / "models" / "of_images"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("words", "options"),
+    [
+        ([f"{ACTOR}.strategy=fsdp2"], None),
+        ([], f"{ACTOR}.strategy=fsdp"),
+        (["model_engine=megatron"], f"{ACTOR}.strategy=megatron"),
+        (["model_engine=veomni"], f"{ACTOR}.strategy=veomni"),
+        (["model_engine=torchtitan"], f"{ACTOR}.strategy=torchtitan"),
+        ([f"{ACTOR}.strategy=fsdp2", "actor_rollout_ref.rollout.name=sglang"], "actor_rollout_ref.rollout.name=sglang"),
+        ([f"{ACTOR}.strategy=fsdp2", f"actor_rollout_ref.model.path={MODEL_OF_IMAGES}"], "images and videos"),
+        (
+            [f"{ACTOR}.strategy=fsdp2", "algorithm.adv_estimator=optimal_token_baseline"],
+            "algorithm.adv_estimator=optimal_token_baseline",
+        ),
+        (
+            ["actor_rollout_ref.rollout.name=sglang", f"{ACTOR}.qat.enable=True"],
+            f"{ACTOR}.strategy=fsdp, actor_rollout_ref.rollout.name=sglang, QAT",
+        ),
+    ],
+)
+def test_the_line_names_the_options_that_no_test_has_run(words, options):
+    code, output = explain(*NEEDED, "actor_rollout_ref.rollout.name=vllm", "+clipx=acpo", *words)
+    assert code == 0, output
+    if options is None:
+        assert "no test has run" not in output
+    else:
+        assert f"; no test has run {options}; old_log_probs" in output
+
+
+@pytest.mark.slow
+def test_neither_the_hub_nor_vllm_is_asked(monkeypatch):
+    # With a network and without one, the answer is the same.
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(socket.socket, "connect", lambda *_: pytest.fail("a connection"))
+    for module in [name for name in sys.modules if name.startswith("verl.workers.rollout.vllm_rollout")]:
+        monkeypatch.delitem(sys.modules, module)
+    monkeypatch.setitem(sys.modules, "vllm", None)
+    models = ["actor_rollout_ref.model.path=some/model", "critic.model.path=some/critic"]
+    lora = ["actor_rollout_ref.model.lora_rank=8", "actor_rollout_ref.rollout.name=vllm"]
+    critic = ["algorithm.adv_estimator=gae", *models, "+clipx=acpo"]
+    code, output = explain(*NEEDED, *critic, "critic.ppo_micro_batch_size_per_gpu=4", *lora)
+    assert code == 0 and output.startswith("clipx: clipx_acpo (+clipx=acpo)"), output
+    # What verl's check says of the rest of the critic stands.
+    code, output = explain(*NEEDED, *critic)
+    assert code == 1 and "[critic] Please set at least one of 'critic.micro_batch_size'" in output
 
 
 def test_it_says_where_the_plugin_has_no_part():

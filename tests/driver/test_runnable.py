@@ -9,10 +9,12 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 
 from tests.claims.configuration import ACTOR, merged
-from verl_clipx.driver.runnable import TRAINER_MODE, USE_V1, is_registered_in_the_source
+from verl_clipx.driver.explain import ENTRIES, MAIN_PPO, composed
+from verl_clipx.driver.runnable import TRAINER_MODE, USE_V1, is_registered_in_the_source, misplaced_keys
 from verl_clipx.driver.start import decide
 
 CORRECTION = "algorithm.rollout_correction"
@@ -133,3 +135,40 @@ def test_verl_passes_over_a_correction_without_the_rollouts_log_probabilities():
         rollout_corr_helper.compute_rollout_correction_and_rejection_mask(
             torch.zeros(1, 2), torch.zeros(1, 2), torch.ones(1, 2), rollout_is="nonsense"
         )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("module", "words"),
+    [
+        *((MAIN_PPO, [f"model_engine={engine}"]) for engine in ("dp", "megatron", "veomni", "torchtitan")),
+        (list(ENTRIES)[1], ["hydra.searchpath=[pkg://verl.trainer.config]"]),
+        (list(ENTRIES)[2], []),
+        (MAIN_PPO, ["+hardware=cpu", "+clipx=acpo", "+clipx/select=high_entropy"]),
+    ],
+)
+def test_what_verl_composes_by_itself_is_nowhere_misplaced(module, words):
+    assert misplaced_keys(composed(module, words)[0]) == []
+
+
+@pytest.mark.parametrize("group", ["acpo", "grpo", "observe"])
+@pytest.mark.parametrize("key", ["actor.clip_ratio_high", "algorithm.kl_loss_coef", "clip_ratio", "critic.tau_pos"])
+def test_a_key_of_the_loss_elsewhere_is_refused_under_every_group(group, key):
+    with pytest.raises(
+        ValueError, match=rf"^{key}=0\.3: nothing reads it there\. Set {ACTOR}\.{key.rpartition('.')[2]},"
+    ):
+        decided(group, {key: 0.3})
+
+
+def test_what_verl_passes_on_to_other_code_may_have_any_name():
+    free = ["reward.custom_reward_function.reward_kwargs", "actor_rollout_ref.model.override_config"]
+    assert decided("acpo", {f"{node}.clip_ratio": 0.3 for node in free})
+
+
+def test_facts_of_a_configuration_that_has_changed_since_it_was_resolved_are_refused():
+    config = merged(["+clipx=acpo"])
+    OmegaConf.resolve(config)
+    decide(config, group="acpo")
+    config.actor_rollout_ref.actor.ppo_epochs = 2
+    with pytest.raises(ValueError, match=r"policy_loss\.run\.epochs=1: the plugin reads this fact about the run"):
+        decide(config, group="acpo")

@@ -7,7 +7,9 @@ Not covered: what explain says of a
 command (test_explain.py); that verl's examples expand as before (scripts/verl_example_overrides.py).
 """
 
+import contextlib
 import os
+import subprocess
 import time
 
 import psutil
@@ -15,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.driver.script import commands_of
+from verl_clipx.driver.script import commands_of, put_programs
 
 TRAINS = "python3 -m verl.trainer.main_ppo"
 
@@ -82,6 +84,78 @@ def test_what_needs_more_is_refused_with_its_line(script, line, said, tmp_path):
     assert refused.exit_code == 1
     message = " ".join(refused.output.split())
     assert "line 2" in message and said in message
+    assert sorted(os.listdir(tmp_path)) == ["run.sh"]
+
+
+# What a shell without restrictions would do for a script that cannot write by itself.
+OUTSIDE = "[[ $- == *r* ]] || echo run >{0}/run"
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        f"export PS4='$({OUTSIDE})' SHELLOPTS; set -x",
+        f"printf() {{{{ {OUTSIDE}; }}}}; export -f printf",
+        f"export PROMPT_COMMAND='{OUTSIDE}' BASHOPTS SHELLOPTS",
+        "export BASH_ENV={0}/outside.sh",
+        "export ENV={0}/outside.sh; set -o posix; export SHELLOPTS",
+        "export IFS=/ CDPATH=/ GLOBIGNORE=x; PATH={0}",
+    ],
+)
+def test_what_a_script_exports_is_run_by_no_program(script, line, tmp_path):
+    (tmp_path / "outside.sh").write_text(OUTSIDE.format(tmp_path))
+    path = script(f"{line.format(tmp_path)}\npython3 -c x\nmkdir x\ncat x | tee y\n{TRAINS} a=1\n")
+    with contextlib.suppress(ValueError):
+        commands_of(["bash", path])
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("program", ["python3", "ray", "mkdir", "tee"])
+def test_a_stand_in_takes_nothing_from_its_environment(program, tmp_path):
+    # As root, or from a restricted shell, bash passes only some of this on. A stand-in ignores all of it.
+    outside, record = tmp_path / "outside.sh", tmp_path / "record"
+    outside.write_text(OUTSIDE.format(tmp_path))
+    exported = {
+        "SHELLOPTS": "xtrace:posix",
+        "PS4": f"$({OUTSIDE})".format(tmp_path),
+        "ENV": outside,
+        "BASH_ENV": outside,
+    }
+    functions = dict.fromkeys(("printf", "exec", ":"), f"() {{ {OUTSIDE.format(tmp_path)}; }}")
+    put_programs(tmp_path / "programs", record)
+    done = subprocess.run(
+        [tmp_path / "programs" / program, "a=1"],
+        env=exported | {f"BASH_FUNC_{name}%%": body for name, body in functions.items()},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+    )
+    assert not (tmp_path / "run").exists() and "+" not in done.stderr
+    assert record.exists() == (program in ("python3", "ray"))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "export LD_PRELOAD={0}/code.so",
+        "LD_PRELOAD={0}/code.so cat x",
+        'declare -x "LD_""AUDIT={0}/code.so"',
+        "declare -n other=LD_LIBRARY_PATH; export other; other={0}",
+        "printf -v LD_PRELOAD %s {0}/code.so; export LD_PRELOAD",
+        "read -r LD_PRELOAD <<<{0}/code.so; export LD_PRELOAD",
+        "load() {{ local -x LD_PRELOAD={0}/code.so; cat x; }}; load",
+        "set -a; for GCONV_PATH in {0}; do cat x; done",
+        "export LOCPATH={0} LC_ALL=own",
+        "export LD_DEBUG=all LD_DEBUG_OUTPUT={0}/run",
+        "export LD_PROFILE=libc.so.6 LD_PROFILE_OUTPUT={0}",
+        "export GLIBC_TUNABLES=glibc.malloc.check=3",
+        "unset LD_PRELOAD; export LD_PRELOAD={0}/code.so",
+    ],
+)
+def test_a_variable_that_makes_programs_load_code_is_refused_with_its_line(script, line, tmp_path):
+    path = script(f"# A comment.\n{line.format(tmp_path)}\n{TRAINS} a=1\n")
+    with pytest.raises(ValueError, match=r"line 2, .*(LD_|GCONV_|LOC|GLIBC_)\w*: (cannot unset: )?readonly variable"):
+        commands_of(["bash", path])
     assert sorted(os.listdir(tmp_path)) == ["run.sh"]
 
 

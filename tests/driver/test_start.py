@@ -86,7 +86,8 @@ def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
     assert said[0].startswith(
         "clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_low=0.7 (group: 0.8), "
         f"clip_high=1.28 (group: 1.2; from {ACTOR}.clip_ratio_high=0.28); loss_agg_mode token-mean (the paper averages "
-        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); old_log_probs are "
+        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); no test has run "
+        f"{ACTOR}.strategy=fsdp; old_log_probs are "
     )
     expected = {
         # 1024 prompts by 256; one step off, verl bypasses by default.
@@ -141,6 +142,35 @@ def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run,
 def test_a_key_that_repeats_verls_default_counts_where_the_command_line_names_it(run):
     with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
         run("v1", "+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2")
+
+
+def test_a_key_that_repeats_verls_default_counts_where_a_file_of_the_users_names_it(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.yaml").write_text(f"# @package {ACTOR}\nclip_ratio_high: 0.2\n")
+    own = (f"hydra.searchpath=[file://{tmp_path}]", "+mine=own")
+    with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
+        run("v1", "+clipx=dapo", *own)
+    with pytest.raises(RayStarts):
+        run("v1", "+clipx=grpo", *own)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["+clipx=acpo", f"{ACTOR}.policy_loss.run.epochs=3"],
+            r"policy_loss\.run\.epochs=3: the plugin reads this fact",
+        ),
+        (
+            ["+clipx=acpo", "+algorithm.clip_ratio_high=0.28"],
+            r"algorithm\.clip_ratio_high=0\.28: nothing reads it there",
+        ),
+        (["+clipx/update=lopti", "+clipx/trace=prompts"], r"\+clipx/update, \+clipx/trace is added to a method"),
+    ],
+)
+def test_a_run_refuses_what_explain_does(run, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run("v1", *overrides)
 
 
 def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, composed, capsys):

@@ -123,16 +123,19 @@ def judged(run: Run) -> str:
     if not needs:
         return f"None of the {len(RULES)} rules found anything in {run.name}."
     parts: set[str] = set()
+    methods: set[str] = set()
     for rule in RULES:
         missing = needs.get(rule.name, [])
-        of_method = any(key.startswith("clipx.") for key in rule.columns)
-        if of_method and {key for key in rule.columns if "/" in key} <= {*missing}:
-            parts.add("a run of ACPO or BAPO")
+        parameters = {key for key in rule.columns if key.startswith("clipx.")}
+        of_another = parameters and not parameters & run.configuration.keys()
+        if of_another and {key for key in rule.columns if "/" in key} <= {*missing}:
+            methods.add(rule.link.partition("#")[2].upper())
         else:
             parts |= {key if "/" in key or run.configuration else "the run's configuration" for key in missing}
+    other_methods = [f"a run of {' or '.join(sorted(methods))}"] if methods else []
     return (
         f"None of the {len(RULES) - len(needs)} rules that {run.name} allows to judge found anything. "
-        f"{len(needs)} need what it does not have: {', '.join(sorted(parts))}."
+        f"{len(needs)} need what it does not have: {', '.join([*other_methods, *sorted(parts)])}."
     )
 
 

@@ -19,6 +19,7 @@ from verl_clipx.driver.support import (
     WITH_ROLLOUT_RS,
     distillation_term,
     mismatch_remark,
+    untested,
 )
 
 
@@ -46,6 +47,7 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         averages(run, observed=observed),
         *corrections(run, observed=observed),
         biased,
+        untested_options(run),
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=lopti),
     ]
@@ -95,6 +97,13 @@ def corrections(run: RunFacts, *, observed: bool) -> list[str]:
     if temperature in (None, 1):
         return corrected
     return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
+
+
+def untested_options(run: RunFacts) -> str:
+    """Which of the run's options no test has run; empty if tests have run all of them."""
+    # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
+    options = [option for option in untested(run.options) if not option.endswith("=None")]
+    return f"no test has run {', '.join(options)}" if options else ""
 
 
 def traced(settings: Settings | Observe) -> str:

@@ -156,7 +156,8 @@ def given(key: str, verl_values: Mapping[str, Any], named: Collection[str]) -> t
     Args:
         key: one of `MAPPED`; clip_ratio may replace the first two.
         verl_values: verl's keys and their values; a missing key sets nothing.
-        named: full keys that the command line names. Such a key counts even if it repeats verl's default.
+        named: full keys that the command line or a file of the user's names. Such a key counts even if it repeats
+            verl's default.
     """
     for source in (key, "clip_ratio") if key in ("clip_ratio_low", "clip_ratio_high") else (key,):
         if source not in verl_values or (verl_values[source] is None and source in NULL_IS_SILENT):
@@ -182,7 +183,7 @@ def taken_over(
     Args:
         method: the method with the parameters of its group and of the user's overrides.
         verl_values: verl's keys and their values, as for `given`.
-        named: full keys that the command line names, verl's and the plugin's.
+        named: full keys that the command line or a file of the user's names, verl's and the plugin's.
         group: the group that +clipx= names, or None if unknown.
 
     Returns:

@@ -15,7 +15,7 @@ from hydra._internal.config_repository import ConfigRepository
 from hydra.core.config_search_path import SearchPathQuery
 from hydra.core.global_hydra import GlobalHydra
 from hydra.errors import InstantiationException
-from omegaconf import DictConfig, open_dict
+from omegaconf import DictConfig, OmegaConf, open_dict
 from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
@@ -23,8 +23,9 @@ from verl_clipx.base.method import NODE, Method, interval
 from verl_clipx.driver.announcement import shown
 from verl_clipx.driver.clip_keys import ACTOR, written
 from verl_clipx.driver.config import Settings, clip_range
-from verl_clipx.driver.start import decide, instantiated, named_keys
+from verl_clipx.driver.start import decide, instantiated
 from verl_clipx.driver.unknown_keys import near_another, refused_by_verl, with_known_keys
+from verl_clipx.driver.user_keys import keys_in_files, named_keys
 
 # verl's entry modules, each with the name of its default configuration in the folder "config" beside the module.
 MAIN_PPO = "verl.trainer.main_ppo"
@@ -92,15 +93,10 @@ def explained(words: Sequence[str]) -> Explanation:
         Exception: Hydra's errors in composing, or verl's own in validating.
     """
     module, arguments = split_command(words)
-    config, overrides, choices = with_known_keys(partial(composed, module), arguments)
-    decision = decide(config, named=named_keys(overrides), group=choices.get(NODE))
+    config, overrides, choices, named = with_known_keys(partial(composed, module), arguments)
+    decision = decide(config, named=named, group=choices.get(NODE))
     if module == MAIN_PPO:
-        with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                validate_config(config, need_reference_policy(config), need_critic(config))
-            except InstantiationException as error:
-                raise refused_by_verl(error, config) from None
+        validate(config)
     actor = config.actor_rollout_ref.actor
     loss_mode, node = actor.policy_loss.loss_mode, actor.policy_loss.get(NODE)
     settings = None if node is None else instantiated(node)
@@ -114,6 +110,28 @@ def explained(words: Sequence[str]) -> Explanation:
         for parameter, of in decision.taken.items()
     )
     return Explanation(decision.line, loss_mode, True, bounds, tuple(taken), notes)
+
+
+def validate(config: DictConfig) -> None:
+    """Calls verl's own check of a configuration, without those parts that need the critic's model or vLLM.
+
+    Raises:
+        ValueError: verl has no such key; names the nearest.
+        Exception: verl's own errors.
+    """
+    config = config.copy()
+    with open_dict(config):
+        # verl would load the critic's tokenizer from the hub, and ask an installed vLLM for its LoRA ranks.
+        config.critic.model = None
+        config.actor_rollout_ref.model.lora_rank = 0
+        if OmegaConf.select(config, "actor_rollout_ref.model.lora.rank"):
+            config.actor_rollout_ref.model.lora.rank = 0
+    with contextlib.redirect_stdout(io.StringIO()), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            validate_config(config, need_reference_policy(config), need_critic(config))
+        except InstantiationException as error:
+            raise refused_by_verl(error, config) from None
 
 
 def of_method(method: Method) -> str:
@@ -145,8 +163,8 @@ def split_command(words: Sequence[str]) -> tuple[str, list[str]]:
     return module, list(words[place + 1 :])
 
 
-def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[str], DictConfig]:
-    """The configuration that an entry module would get, its overrides, and Hydra's choices of groups.
+def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[str], DictConfig, set[str]]:
+    """The configuration of an entry module, its overrides, Hydra's choices of groups, and the keys that the user set.
 
     Args:
         module: one of `ENTRIES`.
@@ -169,10 +187,11 @@ def composed(module: str, arguments: Sequence[str]) -> tuple[DictConfig, list[st
         if options.config_dir is not None:
             prepend_folder(Path(options.config_dir))
         config = compose(options.config_name, overrides, return_hydra_config=True)
+        named = named_keys(overrides) | keys_in_files(options.config_name, overrides)
     choices = config.hydra.runtime.choices
     with open_dict(config):
         del config.hydra
-    return config, overrides, choices
+    return config, overrides, choices, named
 
 
 def prepend_folder(folder: Path) -> None:

@@ -4,22 +4,43 @@ verl decides which values are allowed, by its registries of losses and trainers 
 correction.
 """
 
+from collections.abc import Collection
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import torch
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.base.method import NODE
-from verl_clipx.driver.clip_keys import ACTOR, DRO_BETA, MISPLACED, written
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.driver.clip_keys import ACTOR, DRO_BETA, MISPLACED, OF_OTHER_LOSSES, VERL_DEFAULTS, written
 from verl_clipx.driver.config import Observe, Settings
 from verl_clipx.driver.listing import OBSERVE
 from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, USE_V1, WITH_ROLLOUT_IS, WITH_ROLLOUT_RS
+from verl_clipx.driver.unknown_keys import FACTS, paths
 
 CALCULATE_LOG_PROBS = "actor_rollout_ref.rollout.calculate_log_probs"
 TRAINER_MODE = "trainer.v1.trainer_mode"
 # Keys in the configurations of verl's experimental trainers, which do not read trainer.v1.
 OF_EXPERIMENTAL = ("rollout", "async_training")
+# The nodes from which verl's policy loss reads keys, and the keys that each of them has.
+READ_AT = {
+    ACTOR: (
+        *VERL_DEFAULTS,
+        *("loss_agg_mode", "loss_scale_factor", "entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type"),
+    ),
+    f"{ACTOR}.policy_loss": ("loss_mode", "dro_beta", *OF_OTHER_LOSSES, *MISPLACED),
+}
+# Losses of their own, which read some of these names.
+OTHER_LOSSES = {
+    "critic": ("loss_agg_mode", "loss_scale_factor"),
+    "distillation.distillation_loss": ("clip_ratio", "clip_ratio_low", "clip_ratio_high", "loss_mode"),
+}
+# Keys in such a node belong to the code that verl passes them on to.
+PASSED_ON = ("kwargs", "override")
+# Groups set this one: it is about their paper, not about the run.
+OF_THE_PAPER = "paper_loss_agg_mode"
 
 
 def what_stops(config: DictConfig, node: Settings | Observe) -> list[str]:
@@ -32,9 +53,72 @@ def what_stops(config: DictConfig, node: Settings | Observe) -> list[str]:
         One message for each reason, with the keys, their values and what to do.
     """
     found = [no_update(config), unknown_trainer(config), without_log_probs(config), *refused_corrections(config)]
+    found += misplaced_keys(config)
     if isinstance(node, Observe):
         found += [unknown_loss(config), without_penalty(config), *misplaced_temperatures(config)]
     return [message for message in found if message is not None]
+
+
+def misplaced_keys(config: DictConfig) -> list[str]:
+    """Keys of the policy loss, by their names, at places where nothing reads them."""
+    places: dict[str, list[str]] = {}
+    for node, names in READ_AT.items():
+        for name in names:
+            places.setdefault(name, []).append(node)
+    found = []
+    for key in paths(OmegaConf.to_container(config, resolve=False)):
+        node, _, name = key.rpartition(".")
+        ours = key.startswith((f"{NODE}.", f"{ACTOR}.policy_loss.{NODE}.", f"{FACTS}."))
+        if name not in places or ours or any(part in node for part in PASSED_ON):
+            continue
+        if node not in places[name] and name not in OTHER_LOSSES.get(node, ()):
+            value = OmegaConf.select(config, key, throw_on_resolution_failure=False)
+            found.append(
+                f"{key}={written(value)}: nothing reads it there. Set {places[name][0]}.{name}, which verl reads, or "
+                f"remove {key}."
+            )
+    return found
+
+
+def facts_set_by_hand(config: DictConfig, named: Collection[str]) -> list[str]:
+    """Facts about the run that do not say what the run's configuration says, or that the command line names.
+
+    Args:
+        config: verl's whole configuration.
+        named: full keys that the command line names.
+    """
+    facts, actor = OmegaConf.select(config, FACTS), OmegaConf.select(config, ACTOR)
+    if not facts:
+        return [f"{FACTS}={written(facts)}: the plugin needs these facts about the run. Remove it."]
+    from_base = OmegaConf.select(OmegaConf.load(configs_folder() / NODE / "base.yaml"), FACTS)
+    # Below the same node, the interpolations have the values of this configuration.
+    derived = OmegaConf.create(from_base, parent=actor.policy_loss)
+    by_hand = {name.removeprefix(f"{FACTS}.").partition(".")[0] for name in named if name.startswith(f"{FACTS}.")}
+    return [
+        f"{FACTS}.{key}={written(facts.get(key))}: the plugin reads this fact about the run from the run's other keys. "
+        "Remove it, and set the key that it comes from."
+        for key in dict.fromkeys([*derived, *facts])
+        if key in by_hand or key not in facts or contradicts(key, facts[key], derived, actor)
+    ]
+
+
+def contradicts(key: str, value: Any, derived: DictConfig, actor: DictConfig) -> bool:
+    """Whether a fact about the run is not what the run's configuration says.
+
+    Args:
+        key, value: the fact.
+        derived: all facts, as the configuration gives them.
+        actor: verl's actor node.
+    """
+    # The driver fills the group in, and the methods' groups the paper's mode.
+    if key in ("group", OF_THE_PAPER):
+        return False
+    if key != "taken":
+        return key not in derived or value != derived[key]
+    sources = [source.partition("=") for source in (value or {}).values()]
+    # The driver removes verl's misplaced keys once it has taken them over.
+    popped = [f"policy_loss.{name}" for name in MISPLACED]
+    return any(of not in popped and written(OmegaConf.select(actor, of)) != given for of, _, given in sources)
 
 
 def no_update(config: DictConfig) -> str | None:

@@ -1,8 +1,9 @@
 """Finds the verl commands that a shell script would run, without running them.
 
-The script runs in a restricted bash (no redirection of output, no cd, no program by its path), in an empty folder and
-with a new environment. Its PATH contains only some programs that change nothing, stand-ins that do nothing, and
-stand-ins for Python that record their arguments. A line that needs more is named and refused.
+The script runs in a restricted bash (no redirection of output, no cd, no program by its path, no variable by which a
+program would load code of the script's), in an empty folder and with a new environment. Its PATH contains only some
+programs that change nothing, stand-ins that do nothing, and stand-ins for Python that record their arguments. A line
+that needs more is named and refused.
 """
 
 import contextlib
@@ -31,6 +32,9 @@ WITHOUT_EFFECT = ("chmod", "cp", "curl", "git", "hf", "huggingface-cli", "lsof",
 WITHOUT_EFFECT += ("npu-smi", "nvidia-smi", "pip", "pip3", "pkill", "rm", "sleep", "sysctl", "touch", "wget")
 # Bash itself opens a network connection when it reads from these.
 NETWORK = ("/dev/tcp", "/dev/udp")
+# The dynamic linker and the C library load code, or write files, where these variables say (man ld.so, man 3 iconv).
+LOADING = ("LD_PRELOAD", "LD_LIBRARY_PATH", "LD_AUDIT", "LD_DEBUG", "LD_DEBUG_OUTPUT", "LD_ORIGIN_PATH", "LD_PROFILE")
+LOADING += ("LD_PROFILE_OUTPUT", "LD_TRACE_LOADED_OBJECTS", "GLIBC_TUNABLES", "GCONV_PATH", "LOCPATH", "NLSPATH")
 SECONDS = 10.0
 
 
@@ -54,14 +58,16 @@ def commands_of(words: Sequence[str], *, seconds: float = SECONDS) -> list[list[
         raise ValueError(f"{script}: this script does not exist.")
     refuse_network(script, words[2:])
     with tempfile.TemporaryDirectory() as folder:
-        programs, record, empty = (Path(folder) / name for name in ("programs", "record", "empty"))
+        programs, record, empty, first = (Path(folder) / name for name in ("programs", "record", "empty", "first.sh"))
         empty.mkdir()
         record.touch()
+        # Bash runs this file before the script.
+        write_text(first, f"readonly {' '.join(LOADING)}\nunset BASH_ENV\n")
         put_programs(programs, record)
         bash = subprocess.Popen(
             [shutil.which("bash"), "--restricted", str(script.resolve()), *words[2:]],
             cwd=empty,
-            env={"PATH": str(programs), "HOME": str(empty)},
+            env={"PATH": str(programs), "HOME": str(empty), "BASH_ENV": str(first)},
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.PIPE,
@@ -156,7 +162,8 @@ printf '%s\\0' $(($# + 1)) "${{0##*/}}" "$@" >>'{record}'"""
     bodies = dict.fromkeys((*WITHOUT_EFFECT, *OF_THE_MACHINE), ":") | {"tee": f"exec {shutil.which('cat')}"}
     for name, body in (bodies | dict.fromkeys((*PYTHONS, *LAUNCHERS), writes)).items():
         if name not in real:
-            write_text(folder / name, f"#!{shutil.which('bash')}\n{body}\n")
+            # -p: functions, options and startup files that the script exports would act in here without restrictions.
+            write_text(folder / name, f"#!{shutil.which('bash')} -p\n{body}\n")
             (folder / name).chmod(0o755)
     for name in real:
         if (program := shutil.which(name)) is not None:
@@ -172,6 +179,6 @@ def refuse_what_failed(script: Path, errors: str) -> None:
     for number, what in re.findall(rf"^{re.escape(str(script.resolve()))}: line (\d+): (.+)$", errors, re.MULTILINE):
         line = read_text(script).splitlines()[int(number) - 1].strip()
         raise ValueError(
-            f"{script}, line {number}, {line!r}: {what}. A script is explained without redirection, cd, other programs "
-            "or the environment's variables: give the command that it ends in instead."
+            f"{script}, line {number}, {line!r}: {what}. A script is explained without redirection, cd, other "
+            "programs, libraries or the environment's variables: give the command that it ends in instead."
         )

@@ -29,9 +29,10 @@ from verl_clipx.driver.clip_keys import (
     sources,
     taken_over,
 )
-from verl_clipx.driver.config import Settings
-from verl_clipx.driver.hydra_nodes import another_loss
-from verl_clipx.driver.runnable import what_stops
+from verl_clipx.driver.config import Observe, Settings
+from verl_clipx.driver.hydra_nodes import another_loss, missing_method
+from verl_clipx.driver.runnable import facts_set_by_hand, what_stops
+from verl_clipx.driver.user_keys import keys_set_by_user
 from verl_clipx.methods import METHODS
 
 NAMES = ("project_name", "experiment_name")
@@ -84,7 +85,7 @@ def start(config: DictConfig, *, printed: Collection[str] = ()) -> list[str]:
     hydra = HydraConfig.get() if HydraConfig.initialized() else None
     decision = decide(
         config,
-        named=named_keys(hydra.overrides.task) if hydra else (),
+        named=keys_set_by_user(),
         group=hydra.runtime.choices.get(NODE) if hydra else None,
     )
     if decision is None:
@@ -128,7 +129,7 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
 
     Args:
         config: as for `start`.
-        named: full keys that the command line names.
+        named: full keys that the command line or a file of the user's names.
         group: the group that +clipx= names, or None if unknown.
 
     Returns:
@@ -136,7 +137,8 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
 
     Raises:
         ValueError: a loss_mode of the plugin's is without its group or contradicts it; a clip key of verl's means
-            nothing to the method; the run lacks what a method needs; a key is misspelt; or verl would stop later.
+            nothing to the method or stands where nobody reads it; the run lacks what a method needs; a key is misspelt;
+            there is no method; a fact about the run was set by hand; or verl would stop later.
     """
     node = OmegaConf.select(config, f"{ACTOR}.policy_loss")
     if node is None:
@@ -146,7 +148,9 @@ def decide(config: DictConfig, *, named: Collection[str] = (), group: str | None
         refuse_without_group(node.loss_mode)
         return None
     settings, taken = instantiated(node[NODE]), {}
-    refused = what_stops(config, settings)
+    if not isinstance(settings, Settings | Observe):
+        raise ValueError(missing_method(settings))
+    refused = [*facts_set_by_hand(config, named), *what_stops(config, settings)]
     if isinstance(settings, Settings):
         refused.append(another_loss(node.loss_mode, settings))
         actor = OmegaConf.select(config, ACTOR)
@@ -210,11 +214,6 @@ def instantiated(node: Any) -> Any:
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from None
         raise
-
-
-def named_keys(overrides: Collection[str]) -> set[str]:
-    """The keys that a command line's overrides name, for example clipx.alpha for `+clipx.alpha=2`."""
-    return {override.lstrip("+~").split("=")[0] for override in overrides}
 
 
 def refuse_without_group(loss_mode: Any) -> None:

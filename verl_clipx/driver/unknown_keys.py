@@ -8,10 +8,12 @@ from typing import Any, TypeVar
 from hydra.errors import ConfigCompositionException, InstantiationException
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.base.method import NODE
+from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.suggestions import did_you_mean
 from verl_clipx.driver.clip_keys import ACTOR
 
-Composed = TypeVar("Composed", bound=tuple[DictConfig, ...])
+Composed = TypeVar("Composed", bound=tuple[Any, ...])
 
 NOT_THERE = re.compile(r"Could not override '(.+)'\.")
 
@@ -23,6 +25,9 @@ MOST_PLACES = 3
 
 # Names as alike as adv_estimater and adv_estimator, by difflib's ratio.
 NEARLY_THE_SAME = 0.9
+
+# The folders of the plugin's groups, which are all added with +.
+GROUPS = (NODE, "hardware", "recipe")
 
 # What the plugin's groups tell the worker about the run. Nobody sets these keys, so they are not suggested.
 FACTS = f"{ACTOR}.policy_loss.run"
@@ -62,8 +67,22 @@ def with_known_keys(compose: Callable[[list[str]], Composed], words: Sequence[st
 def absent(override: str, config: DictConfig) -> str:
     """The message for an override, KEY=VALUE, of a key that verl's configuration does not have."""
     key = override.partition("=")[0]
-    hint = nearest(key, config) or f" If a part of verl reads it without a default, write +{override}."
+    hint = of_the_plugin(override) or nearest(key, config)
+    hint = hint or f" If a part of verl reads it without a default, write +{override}."
     return f"{override}: verl's configuration has no such key.{hint}"
+
+
+def of_the_plugin(override: str) -> str:
+    """A sentence, after a space, for a group or a key of the plugin's without its + or without a method; else empty."""
+    key, _, value = override.partition("=")
+    folder = configs_folder() / key
+    if (folder.is_dir() and key.partition("/")[0] in GROUPS) or key == f"{NODE}/shadow":
+        names = [path.stem for path in folder.glob("*.yaml")]
+        near = did_you_mean(value, names, f"+{key}=") if value not in names else ""
+        return near or f" Did you mean +{key}={value}?"
+    if key.startswith(f"{NODE}."):
+        return f" Choose a method by its group, for example +{NODE}=grpo, which has the node {NODE}."
+    return ""
 
 
 def nearest(key: str, config: DictConfig) -> str:

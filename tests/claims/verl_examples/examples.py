@@ -20,7 +20,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import merged, verl_s_own
 from verl_clipx.driver.explain import MAIN_PPO, composed
-from verl_clipx.driver.start import decide, named_keys
+from verl_clipx.driver.start import decide
+from verl_clipx.driver.user_keys import named_keys
 
 HERE = Path(__file__).parent
 GROUPS = ("grpo", "acpo")
@@ -62,7 +63,7 @@ def outcomes() -> dict[str, dict[str, str]]:
 
 def by_hydra(example: Example, group: str) -> str:
     """What comes of an example with a group, composed as verl's main does."""
-    config, overrides, choices = composed(MAIN_PPO, [*example.arguments, f"+clipx={group}"])
+    config, overrides, choices, _ = composed(MAIN_PPO, [*example.arguments, f"+clipx={group}"])
     return outcome(config, overrides, choices["clipx"])
 
 
