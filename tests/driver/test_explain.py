@@ -286,7 +286,7 @@ def test_a_file_that_says_what_the_run_trains_changes_nothing(tmp_path):
     assert code == 0 and f"taken over: {ACTOR}.clip_ratio_c=3.0 as clipx.dual_clip=3" in output
 
 
-MODIFIERS = ("select=high_entropy", "shaping=advantage_reweighting", "update=lopti", "trace=prompts", "shadow=acpo")
+MODIFIERS = ("select=high_entropy", "shaping=advantage_reweighting", "update=lopti", "trace=prompts")
 
 
 @pytest.mark.slow
@@ -307,7 +307,6 @@ def test_a_modifier_without_a_method_is_refused_by_its_name(modifiers):
         ("clipx=apco", "Did you mean +clipx=acpo?"),
         ("clipx=ours", "Did you mean +clipx=ours?"),
         ("clipx/select=high_entropy", "Did you mean +clipx/select=high_entropy?"),
-        ("clipx/shadow=acpo", "Did you mean +clipx/shadow=acpo?"),
         ("hardware=cpu", "Did you mean +hardware=cpu?"),
         ("recipe=acpo/grpo", "Did you mean +recipe=acpo/grpo?"),
         ("clipx.alpha=2", "Choose a method by its group, for example +clipx=grpo"),
