@@ -162,3 +162,11 @@ def test_hardware_groups_set_nothing_that_the_losses_or_the_batches_are_made_of(
     assert not [
         key for key in hardware_keys() if key.startswith(("clipx.", "algorithm.", "actor_rollout_ref.actor.optim"))
     ]
+
+
+def test_a_default_that_a_log_spells_out_is_no_difference():
+    short = OmegaConf.create({"clipx": {"method": "acpo", "alpha": 2.0}})
+    long = OmegaConf.create({"clipx": {"method": "acpo", "alpha": 2.0, "bins": 5, "scope": "mini_batch"}})
+    assert differences(significant_values(short), significant_values(long)) == []
+    long.clipx.bins = 6
+    assert differences(significant_values(short), significant_values(long)) == ["clipx.bins: preset 5, run 6"]

@@ -9,7 +9,7 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.driver.config import completed
+from verl_clipx.driver.config import NODES, completed
 
 # Keys in which two runs of one preset may differ; `.*` covers everything below a key.
 # Keys of the groups in configs/hardware are ignored too.
@@ -140,7 +140,7 @@ def complete(config: DictConfig, key: str) -> None:
     node = owner[name]
     method = None if OmegaConf.is_missing(node, "method") else node.get("method")
     for parameter, default in completed({"method": method}).items():
-        if parameter not in node:
+        if parameter not in node and parameter not in NODES:
             node[parameter] = default
 
 
