@@ -1,8 +1,8 @@
 """What README, reversal.md and negative_results.md say of the table reversal, and two pages of their own tables.
 
-Covers: each number of their sentences, computed anew from the logs in docs/results/runs; which rows have a dual clip and
-how old their rollouts are; that limits and failed controls stay on the page. Not covered: the generated tables
-(`clipx table collect` and `render` have their tests) and the trials before the table, whose logs were not kept.
+Covers: each number of their sentences, computed anew from the logs in docs/results/runs; the tables of power; which
+rows have a dual clip and how old their rollouts are; that limits and failed controls stay on the page. Not covered: the
+generated tables (`clipx table collect` and `render` have their tests) and runs whose logs were not kept.
 """
 
 import re
@@ -111,7 +111,7 @@ def sentences_of_reversal() -> list[str]:
     levels = [at_end(f"{method}_64", ENTROPY).mean() for method in ("acpo", "dgpo", "cispo")]
     behind = (series("dppo_stale", REWARD) - series("dppo_narrow_stale", REWARD))[:3, 5:7] * 100
     return [
-        f"the default bounds is {interval(minus('grpo_narrow_16', 'grpo_16'))}".replace("is ", "is ", 1),
+        f"the default bounds is {interval(minus('grpo_narrow_16', 'grpo_16'))}",
         f"DPPO 0.1 minus DPPO 0.2 is {interval(minus('dppo_narrow_stale', 'dppo_stale'))} "
         f"(p {minus('dppo_narrow_stale', 'dppo_stale').p_value:.3f})",
         f"DPPO 0.1 is behind by {behind.min():.0f} to {behind.max():.0f} points",
@@ -153,6 +153,8 @@ def sentences_of_reversal() -> list[str]:
         f"ACPO minus GRPO is {interval(minus('acpo_64', 'grpo_64'))} (p {corrected('acpo_64', '64'):.3f})",
         f"DGPO {interval(minus('dgpo_64', 'grpo_64'))} (p {corrected('dgpo_64', '64'):.3f})",
         f"CISPO is at {interval(minus('cispo_64', 'grpo_64'))} (p {corrected('cispo_64', '64'):.3f})",
+        f"with seed 1 GRPO ends at {at_end('grpo_64')[0]:.3f}, M2PO at {at_end('m2po_64')[0]:.3f} and ACPO at "
+        f"{at_end('acpo_64')[0]:.3f}",
         f"{min(kl):.0f} to {max(kl):.0f} times GRPO's",
         f"falls to {min(levels):.1f} to {max(levels):.1f} nats",
         f"the correlation over DPPO's six seeds is {correlation('dppo_narrow_stale', 'dppo_stale'):.2f}",
@@ -166,7 +168,7 @@ def test_each_number_of_reversal_is_that_of_the_logs(sentence):
     assert sentence in text_of("docs/results/reversal.md")
 
 
-def points(compared: Comparison) -> str:
+def points(compared: Comparison) -> tuple[str, str]:
     low, high = sorted(abs(100 * bound) for bound in (compared.low, compared.high))
     return f"{abs(100 * compared.difference):.1f} points", f"[{low:.1f}, {high:.1f}]"
 
@@ -179,13 +181,8 @@ def test_each_number_of_readme_and_of_the_negative_results_is_that_of_the_logs()
     assert f"ACPO ends {points(many)[0]} below GRPO" in readme and points(many)[1] in readme
     assert f"from {signed(100 * wide.low, 1)} to {signed(100 * wide.high, 1)} points" in readme
     assert f"ACPO minus GRPO with bounds of 1/3 and 3 is {interval(wide)}" in negative
-    assert (
-        f"the difference in reward is {interval(minus('dppo_narrow_stale', 'dppo_stale'))}".replace(
-            interval(minus("dppo_narrow_stale", "dppo_stale")),
-            f"{signed(minus('dppo_narrow_stale', 'dppo_stale').difference)}, with an interval of ",
-        )
-        in negative
-    )
+    control, bounds = interval(minus("dppo_narrow_stale", "dppo_stale")).split(" ", 1)
+    assert f"the difference in reward is {control}, with an interval of {bounds}" in negative
 
 
 def test_rows_differ_in_more_than_their_bounds():
@@ -220,15 +217,12 @@ def test_no_other_reward_differs_from_grpo_s():
 @pytest.mark.parametrize(
     "sentence",
     [
-        "If a control does not separate, the page will say so, with the power that the seeds gave it, and the other rows "
-        "will not be read as a ranking.",
-        "Differences between methods are likely to be smaller, so plan for ten seeds of a cell before you compare methods "
-        "in it.",
-        "How many seeds there are was decided by the time that was left, not beforehand. The numbers were looked at after "
-        "three seeds.",
+        "If a control does not separate, the page will say so, with the power that the seeds gave it, and the other",
+        "so plan for ten seeds of a cell before you compare methods in it.",
+        "How many seeds there are was decided by the time that was left, not beforehand.",
+        "The numbers were looked at after three seeds.",
         "Then it catches up, because this policy can hardly get beyond 0.6 in such a run.",
-        "This was noticed afterwards, so it is a guess for the next design (shorter runs, or a policy with more room), not "
-        "a result.",
+        "so it is a guess for the next design (shorter runs, or a policy with more room), not a result.",
         "You can conclude that the setting learns",
         "ACPO's fell from 0.43 to 0.23 in three batches.",
         "It has no baseline in the table, so that the correction stays as it was fixed.",
@@ -239,8 +233,27 @@ def test_what_was_promised_and_what_failed_stays_on_the_page(sentence):
 
 
 def power(points_of_reward: float, seeds: int, deviation: float) -> str:
-    design = Design(questions=100_000, samples=1, seeds=seeds)
-    return f"{100 * power_of(assumed_parts(0.5, 0.25, 0.0, deviation), points_of_reward, design):.0f} %"
+    """As `clipx eval power` has it by default: accuracy 0.5, half of the variance between questions, agreement 0.9."""
+    parts, design = assumed_parts(0.5, 0.5, 0.9, deviation / 100), Design(questions=100_000, samples=1, seeds=seeds)
+    return f"{100 * power_of(parts, points_of_reward / 100, design):.0f} %"
+
+
+@pytest.mark.parametrize(
+    ("deviation", "seeds", "differences"), [(5.0, (3, 5, 10), (8, 12, 20)), (3.5, (3, 10, 20), (2, 5, 10, 15))]
+)
+def test_the_tables_of_power_are_those_of_the_command(deviation, seeds, differences):
+    page = text_of("docs/results/reversal.md")
+    for number in seeds:
+        row = " | ".join(power(difference, number, deviation) for difference in differences)
+        assert f"| {number} | {row} |" in page
+
+
+def test_the_control_s_power_is_that_of_its_six_seeds():
+    deviation = 100 * np.sqrt(np.mean([at_end(row).var(ddof=1) for row in CONTROLS[0]]))
+    assert f"{deviation:.2f}" == "2.55"
+    two, five, ten = (power(difference, 6, 2.5) for difference in (2, 5, 10))
+    sentence = f"a chance of {two} to show a difference of 2 points, of {five} to show 5 and of {ten} to show 10"
+    assert sentence in text_of("docs/results/reversal.md")
 
 
 def test_performance_repeats_the_number_of_its_own_table():
