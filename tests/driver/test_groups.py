@@ -40,7 +40,7 @@ PUBLISHED = {
     "ce_gppo": dict(clip_low=0.8, clip_high=1.2, beta_low=0.75, beta_high=1.0, dual_clip=None),
     "ce_gppo_reference": dict(beta_low=0.75, beta_high=1.0, dual_clip=3.0),
     "aspo": dict(flip="positive", weight_low=None, weight_high=3.0, negative_weight_high=3.0),
-    "aspo_literal": dict(flip="both", weight_low=0.67, weight_high=4.0),
+    "aspo_dgpo": dict(flip="both", weight_low=0.67, weight_high=4.0, negative_weight_high=None),
     "dgpo": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=None),
     "dgpo_reference": dict(clip_low=0.8, clip_high=1.2, n=1.0, m=2.0, log_ratio_clamp=20.0),
     "dro": dict(beta=0.05, log_ratio_clamp=None),

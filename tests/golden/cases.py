@@ -1,8 +1,9 @@
 """Golden vectors as test cases.
 
 Each file holds the inputs and outputs of one call of a method's reference: the authors' released function, verl's own,
-or an independent reading of the paper's formula (`paper_*`). `manifest.json` says which, with its hyperparameters and
-what is known to be wrong with it (`reference_bugs`, and `note` and `nonfinite` of an entry).
+or a separate implementation of the paper's formula (`paper_*`), which may share a reading with ours (settings.py).
+`manifest.json` says which, with its hyperparameters and what is known to be wrong with it (`reference_bugs`,
+and `note` and `nonfinite` of an entry).
 """
 
 import json

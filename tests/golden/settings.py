@@ -161,12 +161,14 @@ SETUPS: Mapping[str, Setup] = {
     "paper_cegppo": Setup(
         ("+clipx=ce_gppo",), (*EPSILONS, Key("beta1", "beta_low", 0.75), Key("beta2", "beta_high", 1.0)), UNCLAMPED
     ),
+    # Not Eq. 6 of DGPO's paper as printed: the vectors share the group's reading of it, 1/ratio clamped to the caps.
+    # They are a second opinion on the arithmetic, not on the reading.
     "paper_aspo": Setup(
-        ("+clipx=aspo_literal",),
+        ("+clipx=aspo_dgpo",),
         (*EPSILONS, Key("e_lo", "weight_low", 0.33, below), Key("e_hi", "weight_high", 3.0, above)),
         UNCLAMPED,
     ),
-    # The bounds on 1/ratio of Eq. 6 with the flip of the authors' code, whose own cap is 3 for both signs.
+    # The same bounds on 1/ratio with the flip of the authors' code, whose own cap is 3 for both signs.
     "paper_aspo_posonly": Setup(
         ("+clipx=aspo",),
         (*EPSILONS, Key("e_lo", "weight_low", UNPUBLISHED, below), Key("e_hi", "weight_high", UNPUBLISHED, above)),

@@ -1,4 +1,4 @@
-"""ASPO's weight by hand, for its authors' reading and for Eq. 6 of the DGPO paper as printed.
+"""ASPO's weight by hand, for its authors' reading and for the one that DGPO's rows train.
 
 Does not cover the loss around it.
 """
@@ -7,6 +7,7 @@ import math
 
 import pytest
 
+from tests.composition import built_once
 from verl_clipx.methods.aspo import Aspo
 
 from .at import row, weight
@@ -20,11 +21,19 @@ def test_authors_reading_by_hand():
     assert weight(Aspo(**BOUNDS), ratio, advantages).tolist() == [[3.0, 2.0, 0.8, 0.0, 0.0, 0.8, 2.0, 3.0]]
 
 
-def test_printed_equation_by_hand():
+def test_dgpo_s_rows_by_hand():
     ratio = row(0.125, 0.5, 1.25, 2.0, 0.5, 0.8, 1.0, 4.0)
     advantages = row(1.0, 1.0, 1.0, 1.0, -1.0, -1.0, -1.0, -1.0)
-    found = weight(Aspo(flip="both", weight_low=0.67, weight_high=4.0, **BOUNDS), ratio, advantages)
-    assert found.tolist() == [[4.0, 2.0, 0.8, 0.0, 0.0, 1.25, 1.0, 0.67]]
+    weights = weight(Aspo(flip="both", weight_low=0.67, weight_high=4.0, **BOUNDS), ratio, advantages)
+    assert weights.tolist() == [[4.0, 2.0, 0.8, 0.0, 0.0, 1.25, 1.0, 0.67]]
+
+
+def test_the_group_of_dgpo_s_rows_swaps_the_caps_that_eq_6_prints():
+    """DGPO's Table 1: LP is a small ratio with A > 0, where Eq. 6 prints 1 - 0.33; HN a large one with A < 0: 1 + 3."""
+    low, high = 0.67, 4.0
+    method = built_once(("+clipx=aspo_dgpo",)).policy_loss.clipx.method
+    # Printed: [low, high].
+    assert weight(method, row(0.1, 10.0), row(1.0, -1.0)).tolist() == [[high, low]]
 
 
 def test_caps_can_be_left_out():

@@ -220,6 +220,11 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
         ("dgpo/dapo17k_7b_dgpo", {"n": 1, "m": 2}),
         ("dgpo/dapo17k_7b_dgpo_n2_m1", {"n": 2, "m": 1}),
         ("dgpo/dapo17k_7b_ce_gppo", {"beta_low": 0.75, "beta_high": 1.0}),
+        # Table 12 prints 0.33 and 3 beside 1 for all three sizes; the authors' own code has a cap of 3.
+        *(
+            (f"dgpo/dapo17k_{size}_aspo", {"flip": "both", "weight_low": 0.67, "weight_high": 4.0})
+            for size in ("1_5b", "7b", "14b")
+        ),
         ("bapo/skywork_7b_bapo", {"target": 0.4, "lower_stop": 0.9, "lower_step": 0.02, "upper_stop": 3.0}),
         ("bapo/skywork_7b_bapo_script", {"target": 0.5, "lower_start": 0.8, "upper_stop": 2.0, "first": "lower"}),
         ("bapo/octothinker_3b_bapo", {"target": 0.45, "lower_start": 0.8, "lower_stop": 0.9, "upper_stop": 2.0}),

@@ -103,7 +103,7 @@ GROUPS = (
         "acpo",
         "acpo_reference",
         "aspo",
-        "aspo_literal",
+        "aspo_dgpo",
         "bapo",
         "bapo_reference",
         "ce_gppo",

@@ -20,7 +20,7 @@ from verl_clipx.methods import BUILT_IN
 # The groups that differ from these in numbers alone: dapo, cispo_minimax, ce_gppo_reference, dgpo_reference,
 # dcpo_reference, dppo_reference, m2po_reference.
 GROUPS = (
-    *("grpo", "cispo", "cispo_acpo", "gppo", "ce_gppo", "aspo", "aspo_literal", "dgpo"),
+    *("grpo", "cispo", "cispo_acpo", "gppo", "ce_gppo", "aspo", "aspo_dgpo", "dgpo"),
     *("acpo", "acpo_reference", "bapo", "bapo_reference", "dcpo", "dppo", "dppo_kl", "dro", "gmpo", "gspo", "sapo"),
     "topr",
 )
