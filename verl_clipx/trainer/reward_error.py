@@ -1,4 +1,4 @@
-"""The standard error of a step's mean score over its prompts, logged by trainer/health.py."""
+"""The standard error of a step's mean score over its prompts, logged by health.py."""
 
 from typing import Any
 

@@ -10,9 +10,10 @@ import numpy
 import pytest
 import torch
 from verl import DataProto
+from verl.utils.tracking import Tracking
 
 from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.reward_error import standard_error
+from verl_clipx.trainer.reward_error import standard_error
 
 # Every module of verl's that imports the function by name.
 TRAINERS = (
@@ -70,7 +71,11 @@ def batch(with_uid: bool) -> DataProto:
 @pytest.mark.parametrize("trainer", TRAINERS)
 @pytest.mark.parametrize("with_uid", [False, True])
 def test_verls_trainers_get_it_beside_the_mean(trainer, with_uid):
-    metrics = importlib.import_module(trainer).compute_data_metrics(batch=batch(with_uid), use_critic=False)
+    compute = importlib.import_module(trainer).compute_data_metrics
+    Tracking("project", "run", [], config={"clipx": {"log": False}})
+    metrics = compute(batch=batch(with_uid), use_critic=False)
+    Tracking("project", "run", [], config={})
+    assert keys.REWARD_ERROR not in compute(batch=batch(with_uid), use_critic=False)
     assert metrics["critic/score/mean"] == pytest.approx(1 / 3)
     # Totals of what is left of the mean: 1/3 and -1/3.
     assert metrics[keys.REWARD_ERROR] == pytest.approx((4 / 9) ** 0.5 / 3)
