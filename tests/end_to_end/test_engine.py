@@ -286,7 +286,7 @@ def tinker_s_update(rank, world, policy, rows):
 
 
 def first_updates(rank, world, policy, rows):
-    """Of a rollout batch with one update and of one with two: the forwards and the largest epsilon of the first."""
+    """The first update's forwards and largest epsilon with one and two updates; the last's with more than announced."""
     from verl.utils import tensordict_utils as tu
 
     loaded = torch.load(rows, weights_only=False)
@@ -294,12 +294,19 @@ def first_updates(rank, world, policy, rows):
     engine, found = worker.engine, {}
     original, forwards = engine.forward_step, []
     engine.forward_step = lambda *args, **kwargs: (forwards.append(1), original(*args, **kwargs))[1]
+    # The receipt would stop a run that makes other updates than its line says.
+    announced = (*ONE_UPDATE, "clipx.receipt=off")
     for updates, prompts in (("one", 8), ("two", 16)):
-        data = prepared(worker, loaded, (*ONE_UPDATE, f"data.train_batch_size={prompts}"))
+        data = prepared(worker, loaded, (*announced, f"data.train_batch_size={prompts}"))
         tu.assign_non_tensor(data, mini_batch_size=len(loaded), epochs=1)
         forwards.clear()
         metrics = tu.get(worker.train_mini_batch(data), "metrics")
         found[updates] = len(forwards), max(metrics[f"clipx/epsilon/bin_{k}"][0] for k in range(5))
+    # As verl's v1 trainer does where an agent loop returns more rows, or the critic's mini-batch is larger.
+    data = prepared(worker, loaded, (*announced, "data.train_batch_size=8"))
+    tu.assign_non_tensor(data, mini_batch_size=len(loaded) // 3, epochs=1)
+    metrics = tu.get(worker.train_mini_batch(data), "metrics")
+    found["more than announced"] = max(metrics[f"clipx/epsilon_last/bin_{k}"][0] for k in range(5))
     return found
 
 
@@ -469,3 +476,4 @@ def test_one_update_a_rollout_batch_is_at_ratio_1_by_the_configuration_and_other
     assert forwards == 3 and epsilon == pytest.approx(0.2, rel=1e-9)
     forwards, epsilon = found["first_updates"]["two"]
     assert forwards == 6 and epsilon > 0.25
+    assert found["first_updates"]["more than announced"] > 0.25

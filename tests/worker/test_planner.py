@@ -102,8 +102,17 @@ def test_with_one_update_a_rollout_batch_the_statistics_are_those_at_ratio_1():
     run = Run("acpo", at_ratio_one=True)
     # Whatever the update will find: its ratio is 1 by the configuration.
     step = run.step(batch())
-    assert run.observations == 0 and not run.planner.needs_extra_pass and run.reductions == 1
+    assert run.observations == 0 and run.reductions == 1
     assert (epsilons(step) == 0.2).all() and torch.equal(step.statistics, RANKS * run.own(batch(drift=0)))
+
+
+def test_an_update_more_than_the_configuration_gives_has_its_extra_pass():
+    # verl's v1 trainer fills up a rollout batch to whole mini-batches of the actor and the critic.
+    run = Run("acpo", at_ratio_one=True)
+    assert run.step(batch()).decided_from is DecidedFrom.RATIO_ONE
+    assert run.step(batch(), "update_1").decided_from is DecidedFrom.MINI_BATCH and run.observations == 1
+    # So dropout is refused, under which the ratio would not be 1 either.
+    assert run.planner.needs_extra_pass
 
 
 @pytest.mark.parametrize("further", [{"select": EntropySelection(over="mini_batch")}, {"update": Lopti(eta=0.25)}])

@@ -15,6 +15,7 @@ from verl_clipx.diagnostics.declared_figures import declared_plate
 from verl_clipx.diagnostics.drawing import FORMATS, inline, save, shortened, style, svg_of, widened
 from verl_clipx.diagnostics.findings import findings
 from verl_clipx.diagnostics.log_figures import Plate, log_plates
+from verl_clipx.diagnostics.ratio_parts import ratio_parts
 from verl_clipx.diagnostics.replay.of_run import what_clipping_took
 from verl_clipx.diagnostics.runs import Run, Setting, baseline_of, differences, read_run, settings_of
 from verl_clipx.diagnostics.sentences import Finding, number
@@ -95,7 +96,7 @@ def write_report(
         told += of_replays
     with style():
         others = declared_plate(settings)
-        plates = [*log_plates(settings, compared_with), *trace_plates(updates), others]
+        plates = [*log_plates(settings, compared_with), *trace_plates(updates), ratio_parts(updates), others]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
         _remove_those_before([*written, *([TOKENS] if updates else [])], out)

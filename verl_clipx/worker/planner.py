@@ -16,7 +16,7 @@ from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import NOTHING_REJECTED, Rejection
 from verl_clipx.worker.state import ControllerState
-from verl_clipx.worker.step import OptimizerStep, micro_batch_of
+from verl_clipx.worker.step import FIRST, OptimizerStep, micro_batch_of
 
 
 class MiniBatchStatistics(NamedTuple):
@@ -74,9 +74,8 @@ class StepPlanner:
 
     @property
     def needs_extra_pass(self) -> bool:
-        """Whether some optimizer steps need the extra pass."""
-        selecting = self.settings.selects_over_mini_batch or self.counts_selected
-        return selecting or self._source(remembered=False) is DecidedFrom.MINI_BATCH
+        """Whether some optimizer steps may need the extra pass."""
+        return self.settings.needs_extra_pass or self.counts_selected
 
     def passes(self, data: Any) -> list[TokenPass | None]:
         """The passes over a rollout batch: those of Lopti, or a single one over all tokens, which is None.
@@ -106,7 +105,7 @@ class StepPlanner:
         Raises:
             ValueError: the method needs a field that the mini-batch lacks.
         """
-        step = OptimizerStep(position, token_pass, decided_from=self._source(remembered=self._remembers(position)))
+        step = OptimizerStep(position, token_pass, decided_from=self._source(position))
         parts = self._counts(data, token_pass) | self._behind_bounds(data, step)
         if self._pending is not None:
             parts["pending"] = self._pending[1]
@@ -115,19 +114,17 @@ class StepPlanner:
         self._decide(step, totals)
         return step
 
-    def _source(self, *, remembered: bool) -> DecidedFrom:
-        """The tokens that an update's bounds are decided from.
-
-        Args:
-            remembered: whether statistics of the update at its position in an earlier rollout batch are there.
-        """
+    def _source(self, position: str) -> DecidedFrom:
+        """The tokens that the bounds of the update at a position are decided from."""
         settings = self.settings
         if not settings.adaptive or settings.scope == "micro_batch":
             return DecidedFrom.MICRO_BATCH
-        if settings.scope == "lagged" and remembered:
+        if settings.scope == "lagged" and self._remembers(position):
             return DecidedFrom.LAGGED
+        # verl may fill up a rollout batch to more updates than the configuration gives: only the first is at ratio 1.
+        first = self.at_ratio_one and position == FIRST.position
         # Without a forward pass the current policy's entropy is unknown. A pass that is made anyway is used.
-        at_ratio_one = settings.scope == "lagged" or (self.at_ratio_one and not settings.selects_over_mini_batch)
+        at_ratio_one = settings.scope == "lagged" or (first and not settings.selects_over_mini_batch)
         needs_entropy = "entropy" in self.method.asks_for
         return DecidedFrom.RATIO_ONE if at_ratio_one and not needs_entropy else DecidedFrom.MINI_BATCH
 
