@@ -47,16 +47,23 @@ class Update:
     Args:
         config: verl's ActorConfig.
         step: the optimizer step.
-        tested: as for Receipt.
+        tested, trained: as for Receipt.
         loss_fn: in the place of verl's.
     """
 
-    def __init__(self, config, step=None, *, tested=True, loss_fn=None):
+    def __init__(self, config, step=None, *, tested=True, loss_fn=None, trained=None):
         self.step = step or OptimizerStep()
         settings, run = config.policy_loss.clipx, config.policy_loss.run
         loss_fn = loss_fn or partial(ppo_loss, config=config)
         self.receipt = Receipt(
-            settings, run, loss_fn, partial(call_of, settings), lambda part: part, rank=1, tested=tested
+            settings,
+            run,
+            loss_fn,
+            partial(call_of, settings),
+            lambda part: part,
+            rank=1,
+            tested=tested,
+            trained=trained,
         )
         self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
 

@@ -1,7 +1,8 @@
 """Makes micro-batches on which any two losses differ, and compares gradients."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -9,6 +10,9 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.method import Method
+from verl_clipx.base.tokens import Inputs, Tokens
+from verl_clipx.loss.loss import tokens_in
+from verl_clipx.modifiers.advantage_reweighting import AdvantageReweighting
 from verl_clipx.worker.layout import flat, padded, response_part
 
 # How far two gradients may differ, relative to a token's, by the dtype of log_prob.
@@ -25,8 +29,15 @@ ROUNDING, STEADY = 1e-6, 0.05
 # and the moved one.
 MOVED = 0.025
 
-# How many probes are tried, and how many of them are always taken: one of each kind, and several if the run rejects.
-TRIED, KINDS, OF_REJECTION = 60, 5, 15
+# The log-ratio to the rollout policy, as a share of that to the old one, so that the two are told apart.
+OF_ROLLOUT = 0.8
+
+# How many probes are searched, on how many tokens at most; how many are always taken: one of each kind, and several if
+# the run rejects; and on how many the decisions are compared.
+TRIED, MOST_TOKENS, KINDS, OF_REJECTION, DECISIONS = 400, 1 << 20, 6, 15, 100
+
+# How far bounds by the same formulas from the same statistics may be apart, relative to half their width.
+SAME_BOUNDS = 1e-6
 
 
 class Probe(NamedTuple):
@@ -48,7 +59,7 @@ def probes(mask: Tensor) -> Iterator[Probe]:
         return torch.rand(shape or mask.shape, generator=generator) * (high - low) + low
 
     rows, count = (mask.shape[0], 1), mask.cpu().sum(-1, keepdim=True).clamp(min=1)
-    while True:
+    for number in itertools.count():
         # A bound on a sequence's ratio may be on the mean or on the sum of its tokens' log-ratios, or reject by both.
         size, noise = 10 ** draw(-3, 0.5, *rows), draw(-1, 1)
         noise = noise - torch.where(mask.cpu(), noise, 0.0).sum(-1, keepdim=True) / count
@@ -57,8 +68,10 @@ def probes(mask: Tensor) -> Iterator[Probe]:
         # A narrow band around any ratio: of what adapts to the spread, the spread is then small beside the distance.
         band = draw(-1, 1, 1, 1) + 10 ** draw(-2, 0, 1, 1) * draw(-1, 1)
         for log_ratio in (wide, near, of_sequences + noise * size, band, draw(-25, 25), of_sequences / count):
-            advantages = 10 ** draw(-1, 1) * (draw(-1, 1) > draw(-0.5, 0.5, 1, 1)).float().mul(2).sub(1)
-            yield Probe(log_ratio.to(mask.device), advantages.to(mask.device))
+            # What adapts to the balance of the signs is decided by all of them, from hardly any above 0 to all.
+            share = draw(-1.2, 1.2, 1, 1) if number else torch.zeros(1, 1)
+            advantages = 10 ** draw(-1, 1) * (draw(-1, 1) > share).float().mul(2).sub(1)
+            yield Probe(log_ratio.expand(mask.shape).to(mask.device), advantages.to(mask.device))
 
 
 def probed(model_output: Any, data: Any, probe: Probe) -> Any:
@@ -71,8 +84,7 @@ def probed(model_output: Any, data: Any, probe: Probe) -> Any:
     current = response_part(model_output["log_probs"], data, probe.log_ratio.shape[1]).float()
     copy["old_log_probs"] = current - probe.log_ratio
     if "rollout_log_probs" in data:
-        # Between the two, so that a ratio to the one is not taken for a ratio to the other.
-        copy["rollout_log_probs"] = current - 0.8 * probe.log_ratio
+        copy["rollout_log_probs"] = current - OF_ROLLOUT * probe.log_ratio
     copy["advantages"] = probe.advantages.to(padded(data["advantages"]).dtype)
     return copy
 
@@ -92,6 +104,89 @@ def neighbours(method: Method) -> list[Method]:
                 # Outside the parameter's range, or at odds with another one.
                 continue
     return near
+
+
+def on_probes(inputs: Inputs, made_up: Sequence[Probe]) -> Inputs:
+    """The same sequences once for each of the probes, one below the other.
+
+    Args:
+        inputs: of a micro-batch.
+    """
+
+    def repeated(values: Tensor | None) -> Tensor | None:
+        return None if values is None else values.repeat(len(made_up), *[1] * (values.ndim - 1))
+
+    log_ratio, advantages = (torch.cat(part) for part in zip(*made_up, strict=True))
+    log_prob = repeated(inputs.log_prob).float()
+    rollout = None if inputs.rollout_log_prob is None else log_prob - OF_ROLLOUT * log_ratio
+    others = {name: repeated(getattr(inputs, name)) for name in ("mask", "entropy", "group")}
+    return Inputs(log_prob, log_prob - log_ratio, advantages, rollout_log_prob=rollout, **others)
+
+
+def telling(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, decision: Tensor, made_up: Sequence[Probe]
+) -> set[int]:
+    """The probes on which each of the method's neighbours has another gradient, as far as there are any.
+
+    Args:
+        inputs: of a micro-batch.
+        decision: under which the bounds are; it is also moved itself.
+    """
+    inputs = on_probes(inputs, made_up)
+
+    def gradient(of: Method, decision: Tensor, moved: float = 0.0) -> Tensor:
+        t = tokens_in(of, shaping, inputs._replace(log_prob=inputs.log_prob + moved))
+        return of.gradient(t, of.gradient_weight(t, of.bounds(t, decision)))
+
+    others = [(other, decision) for other in neighbours(method) if other.statistics_size == method.statistics_size]
+    if len(decision):
+        others += [(method, decision * (1 + by)) for by in (MOVED, -MOVED)]
+    expected, unit = gradient(method, decision), inputs.advantages.abs()
+    looked_at = inputs.mask & steady(expected, unit, lambda by: gradient(method, decision, by))
+    resolved = 2 * RESOLVED[inputs.log_prob.dtype] * torch.maximum(expected.abs(), LEAST * unit)
+    chosen: set[int] = set()
+    for other, moved in others:
+        differs = (gradient(other, moved) - expected).abs() > resolved
+        probes_that_tell = (differs & looked_at).view(len(made_up), -1).any(1).nonzero().flatten().tolist()
+        if probes_that_tell and chosen.isdisjoint(probes_that_tell):
+            chosen.add(probes_that_tell[0])
+    return chosen
+
+
+def bounds_of(method: Method, tokens: Tokens, decision: Tensor) -> Tensor:
+    """The lower and the upper bound of each token, (2, sequences, length), float64."""
+    ones = torch.ones_like(tokens.ratio, dtype=torch.float64)
+    return torch.stack([ones * bound for bound in method.bounds(tokens, decision)])
+
+
+def bounds_apart(first: Tensor, second: Tensor) -> Tensor:
+    """The largest difference of bounds, relative to half the first ones' width, 0-d; 0 for equal infinite ones.
+
+    Args:
+        first, second: from `bounds_of`.
+    """
+    half = ((first[1] - first[0]) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
+    return torch.where(first == second, 0.0, (first - second).abs() / half).max()
+
+
+def decisions_differ(
+    announced: Method, trained: Method, shaping: AdvantageReweighting | None, inputs: Inputs, made_up: Sequence[Probe]
+) -> bool:
+    """Whether two methods decide on other bounds from the statistics of any of the probes.
+
+    Args:
+        inputs: of a micro-batch.
+    """
+    if announced is trained:
+        return False
+    for probe in made_up:
+        bounds = []
+        for method in (announced, trained):
+            t = tokens_in(method, shaping, on_probes(inputs, [probe]))
+            bounds.append(bounds_of(method, t, method.decide(method.statistics(t))))
+        if bool(bounds_apart(*bounds) > SAME_BOUNDS):
+            return True
+    return False
 
 
 def leaf_of(model_output: Any) -> tuple[dict[str, Any], Tensor]:

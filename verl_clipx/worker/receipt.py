@@ -19,26 +19,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import NODE
+from verl_clipx.base.method import NODE, Method
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
 from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
+from verl_clipx.loss.loss import token_statistics
 from verl_clipx.worker.announced import Call, announced_gradient, left_in_bypass_mode, missing_corrections
 from verl_clipx.worker.layout import flat, in_model_output, padded, response_part
+from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.probe import (
+    DECISIONS,
     KINDS,
-    MOVED,
+    MOST_TOKENS,
     OF_REJECTION,
     RESOLVED,
     TRIED,
     Expected,
+    bounds_apart,
+    bounds_of,
+    decisions_differ,
     leaf_of,
-    neighbours,
     no_policy_loss,
+    on_probes,
     probed,
     probes,
     steady,
+    telling,
 )
 from verl_clipx.worker.rollout_gap import compared_with_rollout, gap_to_rollout
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
@@ -69,6 +76,7 @@ class Receipt:
         tested: whether tests have run all of the run's options. If not, under clipx.receipt=auto only what is compared
             on copies stops the run; what depends on the engine is logged as a warning.
         half: whether the engine computes in half precision.
+        trained: the method that decides on the bounds; None: the announced one.
 
     Attributes:
         open: whether the receipt still compares updates. Once it is closed, updates cost nothing.
@@ -85,11 +93,12 @@ class Receipt:
         rank: int,
         tested: bool,
         half: bool = False,
+        trained: Method | None = None,
     ):
         self.open = True
         self._all_reduce, self._rank = all_reduce, rank
         self._settings, self._run, self._tested, self._half = settings, run, tested, half
-        self._loss_fn, self._called = loss_fn, called
+        self._loss_fn, self._called, self._trained = loss_fn, called, trained or settings.method
         # How many tokens were compared on copies, how many of them verl would reject, and the largest difference.
         self._tokens, self._rejected, self._largest = 0, 0, 0.0
         # The number of micro-batches and updates whose backward pass was compared, and the largest difference there.
@@ -294,54 +303,39 @@ class Receipt:
             of the update's last micro-batch, (3,), float64.
         """
         method, decided = self._settings.method, step.statistics.to(trained.device)
-        bounds = [self._bounds(decision.to(trained.device)) for decision in (step.decision, method.decide(trained))]
-        half = ((bounds[0][1] - bounds[0][0]) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
-        apart = torch.where(bounds[0] == bounds[1], 0.0, (bounds[0] - bounds[1]).abs() / half)
-        return torch.stack([trained.abs().sum(), decided.abs().sum(), apart.max()])
+        of = [bounds_of(method, self._last, of) for of in (step.decision.to(trained.device), method.decide(trained))]
+        return torch.stack([trained.abs().sum(), decided.abs().sum(), bounds_apart(*of)])
 
     def _compare_on_copies(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> None:
         """Compares the policy's term under probes: under the step's decision, and under decisions from the probes."""
         mask = padded(data["response_mask"]).bool()
         if not mask.any():
             return
+        made_up = list(itertools.islice(probes(mask), max(KINDS, min(TRIED, MOST_TOKENS // mask.numel()))))
+        rejects = self._run.options.get(BYPASS) and self._run.options.get(ROLLOUT_RS)
+        of_each_kind = range(min(OF_REJECTION if rejects else KINDS, len(made_up)))
+        method, shaping = self._settings.method, self._settings.shaping
+        known = self._called(aside(step), leaf_of(model_output)[0], data).micro_batch
+        log_prob = response_part(model_output["log_probs"], data, mask.shape[1])
+        inputs = inputs_of(
+            self._settings, known, log_prob=log_prob, old_log_prob=log_prob, advantages=log_prob, mask=mask
+        )._replace(counted=None)
+        if decisions_differ(method, self._trained, shaping, inputs, made_up[:DECISIONS]):
+            self._wrong("the bounds are decided otherwise than announced", on_copies=True)
+        decision = step.decision
+        if decision is None:
+            decision = method.decide(token_statistics(method, shaping, on_probes(inputs, made_up[:1])))
+        under = {*of_each_kind, *telling(method, shaping, inputs, decision, made_up)}
         own = dataclasses.replace(aside(step), decision=None, statistics=None)
-        for probe_step in [own] if step.decision is None else [aside(step), own]:
-            self._compare_under(probe_step, model_output, data, dp_group, mask)
-            if not self._settings.adaptive:
-                break
+        for probe_step, numbers in ((step, sorted(under)), (own, of_each_kind if len(decision) else ())):
+            for number in numbers:
+                self._compare_probe(probe_step, model_output, probed(model_output, data, made_up[number]), dp_group)
 
-    def _compare_under(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any, mask: Tensor) -> None:
-        """Compares the policy's term under probes on which the announced method differs from its neighbours."""
-        method, rejects = self._settings.method, self._run.options.get(BYPASS) and self._run.options.get(ROLLOUT_RS)
-        # Each of these has to differ on a probe from what is announced.
-        if step.decision is None:
-            others = [{"method": other} for other in neighbours(method)]
-        else:
-            others = [{"decision": step.decision * (1 + by)} for by in (MOVED, -MOVED) if self._settings.adaptive]
-        for number, probe in enumerate(itertools.islice(probes(mask), TRIED)):
-            copy = probed(model_output, data, probe)
-            besides = torch.zeros_like(flat(model_output["log_probs"]).detach())
-            expected = self._expected(step, model_output, copy, besides)
-            seen = [other for other in others if self._differs(expected, step, model_output, copy, other)]
-            others = [other for other in others if other not in seen]
-            if number < (OF_REJECTION if rejects else KINDS) or seen:
-                self._compare_probe(expected, step, model_output, copy, dp_group)
-            elif not others:
-                break
-
-    def _differs(self, expected: Expected, step: OptimizerStep, model_output: Any, copy: Any, other: dict) -> bool:
-        """Whether another method or decision has another gradient on a probe than the announced one."""
-        gradient = self._flat_announced(step, model_output, copy, **other)[0]
-        dtype = expected.besides.dtype
-        return bool(expected.difference(gradient.to(dtype)) > 2 * RESOLVED[dtype])
-
-    def _compare_probe(
-        self, expected: Expected, step: OptimizerStep, model_output: Any, copy: Any, dp_group: Any
-    ) -> None:
+    def _compare_probe(self, step: OptimizerStep, model_output: Any, copy: Any, dp_group: Any) -> None:
         with no_policy_loss():
             besides = self._gradient(step, model_output, copy, dp_group)
         whole = self._gradient(step, model_output, copy, dp_group)
-        largest = float(expected._replace(besides=besides).difference(whole))
+        largest = float(self._expected(step, model_output, copy, besides).difference(whole))
         mask = padded(copy["response_mask"]).bool()
         log_ratio = response_part(model_output["log_probs"], copy, mask.shape[1]) - padded(copy["old_log_probs"])
         self._rejected += int((mask & ~left_in_bypass_mode(self._run, mask, log_ratio)).sum())
@@ -385,12 +379,6 @@ class Receipt:
             return self._flat_announced(step, model_output, data, moved=by)[0]
 
         return Expected(gradient, besides, unit, steady(gradient, unit, moved))
-
-    def _bounds(self, decision: Tensor) -> Tensor:
-        """The bounds of the tokens that were last looked at, (2, sequences, response length)."""
-        bounds = self._settings.method.bounds(self._last, decision)
-        ones = torch.ones_like(self._last.ratio)
-        return torch.stack([ones * bound for bound in bounds]).double()
 
     def _hold(self, where: str, largest: float, *, on_copies: bool) -> None:
         if not largest <= self._allowed:

@@ -151,6 +151,7 @@ class ClipxTraining:
                 rank=self.rank,
                 tested=not untested(policy_loss.run.options),
                 half=in_half_precision(self.engine_config),
+                trained=self.planner.method,
             )
         if settings.detailed:
             self.anatomy = AnatomySums(policy_loss.run, self._all_reduce, device)
