@@ -20,6 +20,7 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
@@ -27,6 +28,7 @@ from tests.matrix import product
 from verl_clipx.driver import receipt as of_trainer
 from verl_clipx.loss.contract import example
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.worker import loss_function as loss_function_module
 from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
@@ -100,6 +102,29 @@ class Update:
             end(self.step)
         self.receipt.end_update(self.step)
         return leaf.grad
+
+    def run_in_parts(self, *, before=None, change=None, skip=(), factors=(1, 1, 1)):
+        """One update at ratio 1 in three micro-batches.
+
+        Args:
+            before: called with each one's number before its loss.
+            change: what is done to verl's micro-batch, given its number.
+            skip: the numbers of those that are not backpropagated.
+            factors: on each one's loss.
+        """
+        batch = example()
+        batch["log_prob"] = batch["old_log_prob"]
+        for number, rows in enumerate(([0, 3], [1, 4], [2, 5])):
+            data, output = micro_batch(batch, rows)
+            if change is not None:
+                change(number, data)
+            if before is not None:
+                before(number)
+            output["log_probs"].requires_grad_()
+            loss, _ = self.loss_function(model_output=output, data=data)
+            if number not in skip:
+                (loss * factors[number]).backward()
+        self.receipt.end_update(self.step)
 
     def end_rollout_batch(self, updates, before=0):
         """The largest difference, after as many updates in the last pass and before it."""
@@ -240,8 +265,22 @@ def first_rows(arguments, number=1):
     return (rows >= number).expand_as(arguments["log_prob"])
 
 
+def not_finite(sign):
+    """A loss whose gradient is not a number at a token, and has a sign of its own elsewhere."""
+
+    def loss(**arguments):
+        value, metrics = ORIGINAL("acpo", **arguments)
+        first = torch.zeros_like(arguments["log_prob"])
+        first[0, 0] = math.nan
+        return value * sign + (arguments["log_prob"] * first).sum(), metrics
+
+    return loss
+
+
 LOSSES = {
     "the sign": scaled(-1.0),
+    "not a number": not_finite(1.0),
+    "not a number and the sign": not_finite(-1.0),
     "twice as much": scaled(2.0),
     "one per cent more": scaled(1.01),
     "nothing": scaled(0.0),
@@ -449,6 +488,7 @@ def updated_with(actor, statistics_of):
 
 
 PARTS = {
+    "other tokens of the same number": lambda whole: torch.cat([whole[:5], whole[5:].flip(0)]),
     "one micro-batch of four": lambda whole: whole / 4,
     "one of two ranks": lambda whole: whole / 2,
     "two ranks counted twice": lambda whole: whole * 2,
@@ -514,6 +554,71 @@ def with_another_loss_from_the_second_rollout_batch_on(actor, monkeypatch, _):
     return trained_otherwise((update.run(), largest), (first, largest))
 
 
+def in_parts(actor, monkeypatch, _, **how):
+    Update(actor("+clipx=acpo")).run_in_parts(**how)
+
+
+def of_the_opposite_sign(actor, monkeypatch, _):
+    """From the second micro-batch on."""
+
+    def before(number):
+        if number == 1:
+            monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
+
+    in_parts(actor, monkeypatch, _, before=before)
+
+
+def own_number_of_tokens(number, data):
+    tu.assign_non_tensor(data, batch_num_tokens=int(padded(data["response_mask"]).sum()))
+
+
+def old_log_probs(make, numbers=(0, 1, 2)):
+    """The old log-probabilities of some micro-batches, made of the right ones, whose rows may differ in length."""
+
+    def change(number, data):
+        if number in numbers:
+            rows = [make(row) for row in data["old_log_probs"].unbind()]
+            data["old_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    return partial(in_parts, change=change)
+
+
+def repeating_the_first_pass(actor, monkeypatch, _):
+    low = OptimizerStep(token_pass=TokenPass("low", 0.5, True), counted_tokens=10.0)
+    update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), low)
+    update.receipt.begin_update(low, RolloutBatch(updates_before_pass=4))
+
+
+def one_pass_of_two(actor, monkeypatch, _):
+    low = OptimizerStep(token_pass=TokenPass("low", 0.5, True), counted_tokens=10.0)
+    update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), low)
+    update.run()
+    update.end_rollout_batch(ANNOUNCED)
+
+
+def other_tokens_in_the_second_pass(actor, monkeypatch, _):
+    """The pass is right, and the worker restricts the loss to the other tokens."""
+    high = OptimizerStep(token_pass=TokenPass("high", 0.5, True), counted_tokens=10.0)
+    update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), high)
+    update.receipt.begin_update(high, RolloutBatch(updates_before_pass=4))
+    original = loss_function_module.restricted
+    monkeypatch.setattr(
+        loss_function_module, "restricted", lambda output, data, tokens: original(output, data, ~tokens)
+    )
+    update.run()
+
+
+def nothing_in_the_mask(actor, monkeypatch, _, receipt="stop"):
+    update = Update(actor("+clipx=grpo", f"clipx.receipt={receipt}"))
+
+    def change(data):
+        data["response_mask"] = data["response_mask"] * False
+        tu.assign_non_tensor(data, batch_num_tokens=0)
+
+    update.run(change=change)
+    return update.receipt.end_rollout_batch(RolloutBatch(update=ANNOUNCED))
+
+
 class Fault(NamedTuple):
     """A fault that is planted.
 
@@ -528,6 +633,7 @@ class Fault(NamedTuple):
     variants: Sequence[str] = ("",)
 
 
+OF_OLD_POLICY = "old_log_probs are announced as recomputed .* nats away on average, more than 0.001"
 DIFFERS = r"receipt: at ratios .* the gradient differs.*receipt=warn"
 OF_OTHER_TOKENS = r"receipt: the statistics behind the bounds sum to .* the run does not"
 # Every fault that these tests plant; docs/swap.md has the number of those that are found, and the kinds that are not.
@@ -558,6 +664,31 @@ PLANTED = (
             without_a_backward_pass, "receipt: no backward pass came from the loss"
         ),
         "a skipped update": Fault(partial(with_updates, 1), "1 updates on the first rollout batch, not 2 as announced"),
+        "no backward pass of a later micro-batch": Fault(
+            partial(in_parts, skip=(2,)), "no backward pass came from the loss of 1 of 3 micro-batches"
+        ),
+        "a later micro-batch of the opposite sign": Fault(of_the_opposite_sign, "in the backward pass the gradient"),
+        "an engine that turns a later micro-batch's sign": Fault(
+            partial(in_parts, factors=(1, 1, -1)), "micro-batches are multiplied by factors from -1 to 1"
+        ),
+        "an engine that scales a later micro-batch": Fault(
+            partial(in_parts, factors=(1, 0.5, 1)), "micro-batches are multiplied by factors from 0.5 to 1"
+        ),
+        "each micro-batch's own number of tokens": Fault(
+            partial(in_parts, change=own_number_of_tokens), r"losses are divided by a mini-batch's 6, 8, 11 tokens"
+        ),
+        "stale old log-probabilities in a later micro-batch": Fault(
+            old_log_probs(lambda row: row - 0.01, numbers=(2,)), OF_OLD_POLICY
+        ),
+        "stale old log-probabilities": Fault(old_log_probs(lambda row: row - 0.01), OF_OLD_POLICY),
+        "shifted old log-probabilities": Fault(old_log_probs(lambda row: row.roll(1)), OF_OLD_POLICY),
+        "old log-probabilities at another temperature": Fault(old_log_probs(lambda row: row * 1.25), OF_OLD_POLICY),
+        "Lopti's second pass repeats the first": Fault(
+            repeating_the_first_pass, "Lopti's pass over the high tokens takes the low ones"
+        ),
+        "one pass of Lopti's two": Fault(one_pass_of_two, "4 updates on the first rollout batch, not 8 as announced"),
+        "the other tokens in Lopti's second pass": Fault(other_tokens_in_the_second_pass, DIFFERS),
+        "nothing to compare": Fault(nothing_in_the_mask, "no token of the first rollout batch could be compared"),
         "a second epoch": Fault(partial(with_updates, 4), "4 updates on the first rollout batch, not 2 as announced"),
         "bounds that nobody decided": Fault(
             without_bounds, r"no bounds were decided for the mini-batch under clipx\.scope=mini_batch"
@@ -595,6 +726,39 @@ def test_it_warns_where_it_is_told_to(actor, monkeypatch, caplog):
         update.run()
     assert "the run does not train what its line says" in caplog.text
     assert update.end_rollout_batch(ANNOUNCED) == pytest.approx(2, rel=1e-3)
+
+
+def test_what_is_compared_on_copies_stops_on_every_engine_and_the_rest_where_tests_ran(actor, monkeypatch, caplog):
+    with monkeypatch.context() as patched:
+        patched.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
+        with pytest.raises(RuntimeError, match=DIFFERS):
+            Update(actor("+clipx=acpo"), tested=False).run()
+    update = Update(actor("+clipx=acpo"), tested=False)
+    with caplog.at_level(logging.WARNING):
+        update.run(backward=False)
+    assert "no backward pass came from the loss" in caplog.text
+    with pytest.raises(RuntimeError, match="no backward pass came from the loss"):
+        Update(actor("+clipx=acpo", "clipx.receipt=stop"), tested=False).run(backward=False)
+
+
+def test_micro_batches_of_an_update_add_up(actor):
+    update = Update(actor("+clipx=acpo"))
+    update.run_in_parts()
+    assert update.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert "in the backward pass of 3 micro-batches in 1 updates to" in str(update.receipt)
+
+
+def test_where_nothing_can_be_compared_auto_warns(actor, caplog):
+    with caplog.at_level(logging.WARNING):
+        ((difference,),) = nothing_in_the_mask(actor, None, "", receipt="auto").values()
+    assert math.isnan(difference) and "no token of the first rollout batch could be compared" in caplog.text
+
+
+def test_a_ratio_of_one_is_looked_at_with_the_precision_s_tolerance(actor):
+    for half, distance in ((False, 5e-4), (True, 0.03)):
+        update = Update(actor("+clipx=grpo"))
+        update.receipt._half = half
+        update.run_in_parts(change=lambda _, data, by=distance: data.set("old_log_probs", data["old_log_probs"] + by))
 
 
 def test_a_complete_receipt_costs_nothing(actor, monkeypatch):

@@ -19,6 +19,7 @@ from verl_clipx.driver.support import (
     WITH_ROLLOUT_RS,
     distillation_term,
     mismatch_remark,
+    untested,
 )
 
 
@@ -49,7 +50,7 @@ def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
         f"old_log_probs {source_of_old_log_probs(run)}",
         updates(run, limit, twice=lopti),
     ]
-    return f"{'; '.join(filter(None, parts))}{shadowed(settings)}{traced(settings)}"
+    return f"{'; '.join(filter(None, parts))}{shadowed(settings)}{traced(settings)}{without_tests(run)}"
 
 
 # The plugin does not know what limits verl's own loss.
@@ -101,6 +102,11 @@ def shadowed(settings: Settings | Observe) -> str:
     """The methods in the shadow of the one that trains, after a semicolon; empty if there are none."""
     shadow = getattr(settings, "shadow", None)
     return "" if shadow is None else f"; in the shadow {', '.join(shadow.methods)}"
+
+
+def without_tests(run: RunFacts) -> str:
+    """What no test has run of the run's options, after a semicolon; empty if tests have run all, or none is known."""
+    return f"; no test has run {', '.join(options)}" if run.options and (options := untested(run.options)) else ""
 
 
 def traced(settings: Settings | Observe) -> str:
