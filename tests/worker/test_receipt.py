@@ -32,6 +32,7 @@ from verl_clipx.worker import loss_function as loss_function_module
 from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
+from verl_clipx.worker.probe import neighbours
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
@@ -488,7 +489,7 @@ def updated_with(actor, statistics_of):
 
 
 PARTS = {
-    "other tokens of the same number": lambda whole: torch.cat([whole[:5], whole[5:].flip(0)]),
+    "as many tokens, farther from ratio 1": lambda whole: torch.cat([whole[:10], whole[10:] + 0.04]),
     "one micro-batch of four": lambda whole: whole / 4,
     "one of two ranks": lambda whole: whole / 2,
     "two ranks counted twice": lambda whole: whole * 2,
@@ -635,7 +636,7 @@ class Fault(NamedTuple):
 
 OF_OLD_POLICY = "old_log_probs are announced as recomputed .* nats away on average, more than 0.001"
 DIFFERS = r"receipt: at ratios .* the gradient differs.*receipt=warn"
-OF_OTHER_TOKENS = r"receipt: the statistics behind the bounds sum to .* the run does not"
+OF_OTHER_TOKENS = r"receipt: the (statistics behind the bounds sum to|bounds differ by) .* the run does not"
 # Every fault that these tests plant; docs/swap.md has the number of those that are found, and the kinds that are not.
 PLANTED = (
     {f"loss: {name}": Fault(partial(with_another_loss, loss), DIFFERS) for name, loss in LOSSES.items()}
@@ -675,7 +676,7 @@ PLANTED = (
             partial(in_parts, factors=(1, 0.5, 1)), "micro-batches are multiplied by factors from 0.5 to 1"
         ),
         "each micro-batch's own number of tokens": Fault(
-            partial(in_parts, change=own_number_of_tokens), r"losses are divided by a mini-batch's 6, 8, 11 tokens"
+            partial(in_parts, change=own_number_of_tokens), r"losses are divided by a mini-batch's 5, 8, 12 tokens"
         ),
         "stale old log-probabilities in a later micro-batch": Fault(
             old_log_probs(lambda row: row - 0.01, numbers=(2,)), OF_OLD_POLICY
@@ -712,6 +713,81 @@ def test_a_planted_fault_is_found(actor, monkeypatch, name, variant):
 @pytest.mark.parametrize("name", sorted(PLANTED.keys() - set(FOUND)))
 def test_what_is_listed_as_invisible_is(actor, monkeypatch, name):
     assert PLANTED[name].run(actor, monkeypatch, "") < 1e-5
+
+
+GROUPS = sorted(
+    file.stem
+    for file in (REPOSITORY / "configs/clipx").glob("*.yaml")
+    # Without a loss of their own, or with bounds that the user sets.
+    if file.stem not in ("base", "custom", "observe", "grpo_clip_acpo_average", "grpo_clip_high_acpo")
+)
+# Under each of these parameters the gradient is the same, or off by less than a millionth of that at F = 1.
+SAME_LOSS = {
+    "acpo.min_tokens": "a single ratio in a bin does not vary either",
+    "bapo.epsilon": "only contribution=ratio reads it",
+    "bapo_reference.epsilon": "1e-8 of the negative tokens' contribution",
+    "bapo_reference.lower_step": "no step helps, because N only grows, and the last one is cut to the range",
+    **dict.fromkeys(
+        [
+            f"{group}.log_ratio_clamp"
+            for group in GROUPS
+            if group.startswith(("aspo", "ce_gppo_reference", "cispo", "dapo", "dcpo", "dppo", "grpo", "sapo"))
+            or group in ("acpo_reference", "bapo_reference")
+        ],
+        "beyond it the token is clipped already, or its ratio is e^-20",
+    ),
+}
+
+
+def trained_as(actor, monkeypatch, announced, other, method=None):
+    """Trains one group's loss, or another method, under the name of an announced one."""
+    config, trains = (actor(f"+clipx={group}", CALCULATED) for group in (announced, other))
+    if method is not None:
+        object.__setattr__(trains.policy_loss.clipx, "method", method)
+    settings = trains.policy_loss.clipx
+    trains.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
+    monkeypatch.setitem(
+        core_algos.POLICY_LOSS_REGISTRY,
+        f"clipx_{config.policy_loss.clipx.method.name}",
+        lambda **given: ORIGINAL(settings.method.name, **given | {"config": trains}),
+    )
+    same = settings.method.name == config.policy_loss.clipx.method.name
+    Update(config, trained=settings.method if same else None).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("announced", GROUPS)
+def test_every_two_groups_are_told_apart(actor, monkeypatch, announced):
+    passed = []
+    for other in GROUPS:
+        with monkeypatch.context() as patched:
+            try:
+                trained_as(actor, patched, announced, other)
+                passed.append(other)
+            except RuntimeError as error:
+                assert "receipt: " in str(error)
+    assert passed == [announced]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_number_moved_by_a_twentieth_is_seen(actor, monkeypatch, group):
+    method = actor(f"+clipx={group}", CALCULATED).policy_loss.clipx.method
+    missed = set()
+    for other in neighbours(method, 0.05):
+        (name,) = [key for key, value in other.parameters.items() if value != method.parameters[key]]
+        with monkeypatch.context() as patched:
+            try:
+                trained_as(actor, patched, group, group, other)
+                missed.add(f"{group}.{name}")
+            except RuntimeError as error:
+                assert "receipt: " in str(error)
+    assert missed <= SAME_LOSS.keys()
+
+
+def test_a_run_that_announces_dapo_does_not_train_grpo(actor, monkeypatch):
+    with pytest.raises(RuntimeError, match=DIFFERS):
+        trained_as(actor, monkeypatch, "dapo", "grpo")
 
 
 def test_the_page_says_how_many_are_found():

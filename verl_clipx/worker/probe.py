@@ -67,7 +67,7 @@ def probes(mask: Tensor) -> Iterator[Probe]:
         wide, near = draw(-2.5, 2.5), draw(-0.5, 0.5)
         # A narrow band around any ratio: of what adapts to the spread, the spread is then small beside the distance.
         band = draw(-1, 1, 1, 1) + 10 ** draw(-2, 0, 1, 1) * draw(-1, 1)
-        for log_ratio in (wide, near, of_sequences + noise * size, band, draw(-25, 25), of_sequences / count):
+        for log_ratio in (wide, near, of_sequences + noise * size, band, draw(-30, 30), of_sequences / count):
             # What adapts to the balance of the signs is decided by all of them, from hardly any above 0 to all.
             share = draw(-1.2, 1.2, 1, 1) if number else torch.zeros(1, 1)
             advantages = 10 ** draw(-1, 1) * (draw(-1, 1) > share).float().mul(2).sub(1)
@@ -89,17 +89,22 @@ def probed(model_output: Any, data: Any, probe: Probe) -> Any:
     return copy
 
 
-def neighbours(method: Method) -> list[Method]:
-    """The method with each of its numbers in turn a little larger and a little smaller."""
+def neighbours(method: Method, share: float = MOVED) -> list[Method]:
+    """The method with each of its numbers in turn a little larger and a little smaller, a whole number by 1.
+
+    Args:
+        share: by which they are moved.
+    """
     near = []
     for field in dataclasses.fields(method):
         value = getattr(method, field.name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             continue
-        for step in (MOVED, -MOVED):
+        for step in (share, -share):
             try:
                 changed = value + (1 if step > 0 else -1) if isinstance(value, int) else value * (1 + step)
-                near.append(dataclasses.replace(method, **{field.name: changed}))
+                if changed != value:
+                    near.append(dataclasses.replace(method, **{field.name: changed}))
             except ValueError:
                 # Outside the parameter's range, or at odds with another one.
                 continue

@@ -13,7 +13,7 @@ import dataclasses
 import itertools
 import logging
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
@@ -325,11 +325,15 @@ class Receipt:
         decision = step.decision
         if decision is None:
             decision = method.decide(token_statistics(method, shaping, on_probes(inputs, made_up[:1])))
-        under = {*of_each_kind, *telling(method, shaping, inputs, decision, made_up)}
         own = dataclasses.replace(aside(step), decision=None, statistics=None)
-        for probe_step, numbers in ((step, sorted(under)), (own, of_each_kind if len(decision) else ())):
+
+        def compare(probe_step: OptimizerStep, numbers: Iterable[int]) -> None:
             for number in numbers:
                 self._compare_probe(probe_step, model_output, probed(model_output, data, made_up[number]), dp_group)
+
+        compare(step, of_each_kind)
+        compare(own, of_each_kind if len(decision) else ())
+        compare(step, sorted(telling(method, shaping, inputs, decision, made_up).difference(of_each_kind)))
 
     def _compare_probe(self, step: OptimizerStep, model_output: Any, copy: Any, dp_group: Any) -> None:
         with no_policy_loss():
