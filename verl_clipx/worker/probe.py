@@ -61,7 +61,7 @@ def probes(mask: Tensor) -> Iterator[Probe]:
     rows, count = (mask.shape[0], 1), mask.cpu().sum(-1, keepdim=True).clamp(min=1)
     for number in itertools.count():
         # A bound on a sequence's ratio may be on the mean or on the sum of its tokens' log-ratios, or reject by both.
-        size, noise = 10 ** draw(-3, 0.5, *rows), draw(-1, 1)
+        size, noise = 10 ** draw(-3, 1.5, *rows), draw(-1, 1)
         noise = noise - torch.where(mask.cpu(), noise, 0.0).sum(-1, keepdim=True) / count
         of_sequences = draw(-1, 1, *rows) * size
         wide, near = draw(-2.5, 2.5), draw(-0.5, 0.5)
