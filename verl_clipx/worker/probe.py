@@ -64,10 +64,11 @@ def probes(mask: Tensor) -> Iterator[Probe]:
         size, noise = 10 ** draw(-3, 1.5, *rows), draw(-1, 1)
         noise = noise - torch.where(mask.cpu(), noise, 0.0).sum(-1, keepdim=True) / count
         of_sequences = draw(-1, 1, *rows) * size
+        far = of_sequences / count if number % 2 else draw(-12, 12, *rows)
         wide, near = draw(-2.5, 2.5), draw(-0.5, 0.5)
         # A narrow band around any ratio: of what adapts to the spread, the spread is then small beside the distance.
         band = draw(-1, 1, 1, 1) + 10 ** draw(-2, 0, 1, 1) * draw(-1, 1)
-        for log_ratio in (wide, near, of_sequences + noise * size, band, draw(-30, 30), of_sequences / count):
+        for log_ratio in (wide, near, of_sequences + noise * size, band, draw(-30, 30), far):
             # What adapts to the balance of the signs is decided by all of them, from hardly any above 0 to all.
             share = draw(-1.2, 1.2, 1, 1) if number else torch.zeros(1, 1)
             advantages = 10 ** draw(-1, 1) * (draw(-1, 1) > share).float().mul(2).sub(1)
