@@ -11,12 +11,12 @@ from itertools import combinations
 
 import numpy as np
 import pytest
+from verl_clipx.common.statistics.power import Design, assumed_parts, power_of
 
 from tests.composition import built_once
 from verl_clipx.common.statistics.collapse import last_level
 from verl_clipx.common.statistics.comparison import Comparison, compare_means, holm
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.common.statistics.power import Design, assumed_parts, power_of
 from verl_clipx.reproduction.run_folder import KeptRun
 
 from .documents import ROOT

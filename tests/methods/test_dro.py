@@ -74,9 +74,10 @@ def without_advantages(data):
 def test_the_receipt_knows_the_pull_where_the_advantages_are_0(monkeypatch):
     config = copy.deepcopy(built_once(OURS))
     update = Update(config)
+    update.run(change=without_advantages)
     assert update.run(moved=0.5, change=without_advantages).any()
     assert update.end_rollout_batch(4) < 1e-5
-    assert "in the first update's backward pass to" in str(update.receipt)
+    assert "in the backward pass of 2 micro-batches in 2 updates to" in str(update.receipt)
     other = copy.deepcopy(built_once(("+clipx=dro", "clipx.beta=0.2")))
     other.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
     registered = core_algos.POLICY_LOSS_REGISTRY["clipx_dro"]

@@ -20,6 +20,7 @@ import torch
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+from verl.utils import tensordict_utils as tu
 from verl.utils.tracking import Tracking
 from verl.workers.utils.losses import ppo_loss
 
@@ -28,9 +29,11 @@ from tests.matrix import product
 from verl_clipx.driver import receipt as of_trainer
 from verl_clipx.loss.contract import example
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.worker import loss_function as loss_function_module
 from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
+from verl_clipx.worker.probe import neighbours
 from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
@@ -48,20 +51,27 @@ class Update:
     Args:
         config: verl's ActorConfig.
         step: the optimizer step.
-        stops: as for Receipt.
+        tested, trained: as for Receipt.
         loss_fn: in the place of verl's.
     """
 
-    def __init__(self, config, step=None, *, stops=True, loss_fn=None):
+    def __init__(self, config, step=None, *, tested=True, loss_fn=None, trained=None):
         self.step = step or OptimizerStep()
         settings, run = config.policy_loss.clipx, config.policy_loss.run
         loss_fn = loss_fn or partial(ppo_loss, config=config)
         self.receipt = Receipt(
-            settings, run, loss_fn, partial(call_of, settings), lambda part: part, rank=1, stops=stops
+            settings,
+            run,
+            loss_fn,
+            partial(call_of, settings),
+            lambda part: part,
+            rank=1,
+            tested=tested,
+            trained=trained,
         )
         self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
 
-    def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None, factor=0.5):
+    def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None, factor=0.5, end=None):
         """One update.
 
         Args:
@@ -71,6 +81,7 @@ class Update:
             besides: what an engine adds to the loss, of the log-probabilities.
             change: what is done to verl's micro-batch.
             factor: on the whole loss, as an engine's.
+            end: what is done to the step before it ends.
         """
         batch = example()
         batch["log_prob"] = batch["old_log_prob"] + moved * torch.linspace(-1, 1, batch["mask"].numel()).view(
@@ -89,12 +100,38 @@ class Update:
         loss, _ = self.loss_function(model_output={**output, "log_probs": nested}, data=data)
         if backward:
             (loss * factor + (0 if besides is None else besides(nested.values()))).backward()
+        if end is not None:
+            end(self.step)
         self.receipt.end_update(self.step)
         return leaf.grad
 
-    def end_rollout_batch(self, updates):
-        """The largest difference, after as many updates."""
-        ((difference,),) = self.receipt.end_rollout_batch(RolloutBatch(update=updates)).values()
+    def run_in_parts(self, *, before=None, change=None, skip=(), factors=(1, 1, 1)):
+        """One update at ratio 1 in three micro-batches.
+
+        Args:
+            before: called with each one's number before its loss.
+            change: what is done to verl's micro-batch, given its number.
+            skip: the numbers of those that are not backpropagated.
+            factors: on each one's loss.
+        """
+        batch = example()
+        batch["log_prob"] = batch["old_log_prob"]
+        for number, rows in enumerate(([0, 3], [1, 4], [2, 5])):
+            data, output = micro_batch(batch, rows)
+            if change is not None:
+                change(number, data)
+            if before is not None:
+                before(number)
+            output["log_probs"].requires_grad_()
+            loss, _ = self.loss_function(model_output=output, data=data)
+            if number not in skip:
+                (loss * factors[number]).backward()
+        self.receipt.end_update(self.step)
+
+    def end_rollout_batch(self, updates, before=0):
+        """The largest difference, after as many updates in the last pass and before it."""
+        batch = RolloutBatch(update=updates, updates_before_pass=before)
+        ((difference,),) = self.receipt.end_rollout_batch(batch).values()
         return difference
 
 
@@ -117,7 +154,7 @@ def test_every_method_is_what_it_announces(actor, method):
     update.run(moved=0.5)
     assert 0 <= update.end_rollout_batch(ANNOUNCED) < 1e-5
     assert f"clipx_{method} under token-mean" in str(update.receipt)
-    assert "in the first update's backward pass to" in str(update.receipt)
+    assert "in the backward pass of 2 micro-batches in 2 updates to" in str(update.receipt)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +166,7 @@ def test_it_holds_under_every_option(actor, method, name):
     update.run()
     update.run(moved=0.5)
     assert update.end_rollout_batch(ANNOUNCED) < 1e-5
-    assert str(update.receipt).count("backward pass to") == 2
+    assert "in the backward pass of 2 micro-batches in 2 updates to" in str(update.receipt)
 
 
 @pytest.mark.slow
@@ -139,7 +176,7 @@ def test_it_holds_compiled(actor, method):
     update.run()
     update.run(moved=0.5)
     assert update.end_rollout_batch(ANNOUNCED) < 1e-5
-    assert str(update.receipt).count("backward pass to") == 2
+    assert "in the backward pass of 2 micro-batches in 2 updates to" in str(update.receipt)
 
 
 def test_weights_of_a_correction_and_a_pass_of_lopti_are_part_of_it(actor):
@@ -149,7 +186,7 @@ def test_weights_of_a_correction_and_a_pass_of_lopti_are_part_of_it(actor):
     low = OptimizerStep(token_pass=TokenPass("low", 0.5, True), counted_tokens=10.0)
     update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), low)
     update.run()
-    assert update.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert update.end_rollout_batch(ANNOUNCED, before=ANNOUNCED) < 1e-5
 
 
 ORIGINAL = policy_loss_module.policy_loss
@@ -230,8 +267,22 @@ def first_rows(arguments, number=1):
     return (rows >= number).expand_as(arguments["log_prob"])
 
 
+def not_finite(sign):
+    """A loss whose gradient is not a number at a token, and has a sign of its own elsewhere."""
+
+    def loss(**arguments):
+        value, metrics = ORIGINAL("acpo", **arguments)
+        first = torch.zeros_like(arguments["log_prob"])
+        first[0, 0] = math.nan
+        return value * sign + (arguments["log_prob"] * first).sum(), metrics
+
+    return loss
+
+
 LOSSES = {
     "the sign": scaled(-1.0),
+    "not a number": not_finite(1.0),
+    "not a number and the sign": not_finite(-1.0),
     "twice as much": scaled(2.0),
     "one per cent more": scaled(1.01),
     "nothing": scaled(0.0),
@@ -430,14 +481,16 @@ def updated_with(actor, statistics_of):
     config = actor("+clipx=acpo")
     update, method = Update(config), config.policy_loss.clipx.method
     update.step.collect = True
-    update.run()
-    step = update.step
-    step.statistics = statistics_of(step.collected)
-    step.decision = method.decide(step.statistics)
-    update.receipt.end_update(step)
+
+    def end(step):
+        step.statistics = statistics_of(step.collected)
+        step.decision = method.decide(step.statistics)
+
+    update.run(end=end)
 
 
 PARTS = {
+    "as many tokens, farther from ratio 1": lambda whole: torch.cat([whole[:10], whole[10:] + 0.04]),
     "one micro-batch of four": lambda whole: whole / 4,
     "one of two ranks": lambda whole: whole / 2,
     "two ranks counted twice": lambda whole: whole * 2,
@@ -503,6 +556,71 @@ def with_another_loss_from_the_second_rollout_batch_on(actor, monkeypatch, _):
     return trained_otherwise((update.run(), largest), (first, largest))
 
 
+def in_parts(actor, monkeypatch, _, **how):
+    Update(actor("+clipx=acpo")).run_in_parts(**how)
+
+
+def of_the_opposite_sign(actor, monkeypatch, _):
+    """From the second micro-batch on."""
+
+    def before(number):
+        if number == 1:
+            monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
+
+    in_parts(actor, monkeypatch, _, before=before)
+
+
+def own_number_of_tokens(number, data):
+    tu.assign_non_tensor(data, batch_num_tokens=int(padded(data["response_mask"]).sum()))
+
+
+def old_log_probs(make, numbers=(0, 1, 2)):
+    """The old log-probabilities of some micro-batches, made of the right ones, whose rows may differ in length."""
+
+    def change(number, data):
+        if number in numbers:
+            rows = [make(row) for row in data["old_log_probs"].unbind()]
+            data["old_log_probs"] = torch.nested.as_nested_tensor(rows, layout=torch.jagged)
+
+    return partial(in_parts, change=change)
+
+
+def repeating_the_first_pass(actor, monkeypatch, _):
+    low = OptimizerStep(token_pass=TokenPass("low", 0.5, True), counted_tokens=10.0)
+    update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), low)
+    update.receipt.begin_update(low, RolloutBatch(updates_before_pass=4))
+
+
+def one_pass_of_two(actor, monkeypatch, _):
+    low = OptimizerStep(token_pass=TokenPass("low", 0.5, True), counted_tokens=10.0)
+    update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), low)
+    update.run()
+    update.end_rollout_batch(ANNOUNCED)
+
+
+def other_tokens_in_the_second_pass(actor, monkeypatch, _):
+    """The pass is right, and the worker restricts the loss to the other tokens."""
+    high = OptimizerStep(token_pass=TokenPass("high", 0.5, True), counted_tokens=10.0)
+    update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), high)
+    update.receipt.begin_update(high, RolloutBatch(updates_before_pass=4))
+    original = loss_function_module.restricted
+    monkeypatch.setattr(
+        loss_function_module, "restricted", lambda output, data, tokens: original(output, data, ~tokens)
+    )
+    update.run()
+
+
+def nothing_in_the_mask(actor, monkeypatch, _, receipt="stop"):
+    update = Update(actor("+clipx=grpo", f"clipx.receipt={receipt}"))
+
+    def change(data):
+        data["response_mask"] = data["response_mask"] * False
+        tu.assign_non_tensor(data, batch_num_tokens=0)
+
+    update.run(change=change)
+    return update.receipt.end_rollout_batch(RolloutBatch(update=ANNOUNCED))
+
+
 class Fault(NamedTuple):
     """A fault that is planted.
 
@@ -517,8 +635,9 @@ class Fault(NamedTuple):
     variants: Sequence[str] = ("",)
 
 
+OF_OLD_POLICY = "old_log_probs are announced as recomputed .* nats away on average, more than 0.001"
 DIFFERS = r"receipt: at ratios .* the gradient differs.*receipt=warn"
-OF_OTHER_TOKENS = r"receipt: the statistics behind the bounds sum to .* the run does not"
+OF_OTHER_TOKENS = r"receipt: the (statistics behind the bounds sum to|bounds differ by) .* the run does not"
 # Every fault that these tests plant; docs/swap.md has the number of those that are found, and the kinds that are not.
 PLANTED = (
     {f"loss: {name}": Fault(partial(with_another_loss, loss), DIFFERS) for name, loss in LOSSES.items()}
@@ -547,6 +666,31 @@ PLANTED = (
             without_a_backward_pass, "receipt: no backward pass came from the loss"
         ),
         "a skipped update": Fault(partial(with_updates, 1), "1 updates on the first rollout batch, not 2 as announced"),
+        "no backward pass of a later micro-batch": Fault(
+            partial(in_parts, skip=(2,)), "no backward pass came from the loss of 1 of 3 micro-batches"
+        ),
+        "a later micro-batch of the opposite sign": Fault(of_the_opposite_sign, "in the backward pass the gradient"),
+        "an engine that turns a later micro-batch's sign": Fault(
+            partial(in_parts, factors=(1, 1, -1)), "micro-batches are multiplied by factors from -1 to 1"
+        ),
+        "an engine that scales a later micro-batch": Fault(
+            partial(in_parts, factors=(1, 0.5, 1)), "micro-batches are multiplied by factors from 0.5 to 1"
+        ),
+        "each micro-batch's own number of tokens": Fault(
+            partial(in_parts, change=own_number_of_tokens), r"losses are divided by a mini-batch's 5, 8, 12 tokens"
+        ),
+        "stale old log-probabilities in a later micro-batch": Fault(
+            old_log_probs(lambda row: row - 0.01, numbers=(2,)), OF_OLD_POLICY
+        ),
+        "stale old log-probabilities": Fault(old_log_probs(lambda row: row - 0.01), OF_OLD_POLICY),
+        "shifted old log-probabilities": Fault(old_log_probs(lambda row: row.roll(1)), OF_OLD_POLICY),
+        "old log-probabilities at another temperature": Fault(old_log_probs(lambda row: row * 1.25), OF_OLD_POLICY),
+        "Lopti's second pass repeats the first": Fault(
+            repeating_the_first_pass, "Lopti's pass over the high tokens takes the low ones"
+        ),
+        "one pass of Lopti's two": Fault(one_pass_of_two, "4 updates on the first rollout batch, not 8 as announced"),
+        "the other tokens in Lopti's second pass": Fault(other_tokens_in_the_second_pass, DIFFERS),
+        "nothing to compare": Fault(nothing_in_the_mask, "no token of the first rollout batch could be compared"),
         "a second epoch": Fault(partial(with_updates, 4), "4 updates on the first rollout batch, not 2 as announced"),
         "bounds that nobody decided": Fault(
             without_bounds, r"no bounds were decided for the mini-batch under clipx\.scope=mini_batch"
@@ -572,6 +716,81 @@ def test_what_is_listed_as_invisible_is(actor, monkeypatch, name):
     assert PLANTED[name].run(actor, monkeypatch, "") < 1e-5
 
 
+GROUPS = sorted(
+    file.stem
+    for file in (REPOSITORY / "configs/clipx").glob("*.yaml")
+    # Without a loss of their own, or with bounds that the user sets.
+    if file.stem not in ("base", "custom", "observe", "grpo_clip_acpo_average", "grpo_clip_high_acpo")
+)
+# Under each of these parameters the gradient is the same, or off by less than a millionth of that at F = 1.
+SAME_LOSS = {
+    "acpo.min_tokens": "a single ratio in a bin does not vary either",
+    "bapo.epsilon": "only contribution=ratio reads it",
+    "bapo_reference.epsilon": "1e-8 of the negative tokens' contribution",
+    "bapo_reference.lower_step": "no step helps, because N only grows, and the last one is cut to the range",
+    **dict.fromkeys(
+        [
+            f"{group}.log_ratio_clamp"
+            for group in GROUPS
+            if group.startswith(("aspo", "ce_gppo_reference", "cispo", "dapo", "dcpo", "dppo", "grpo", "sapo"))
+            or group in ("acpo_reference", "bapo_reference")
+        ],
+        "beyond it the token is clipped already, or its ratio is e^-20",
+    ),
+}
+
+
+def trained_as(actor, monkeypatch, announced, other, method=None):
+    """Trains one group's loss, or another method, under the name of an announced one."""
+    config, trains = (actor(f"+clipx={group}", CALCULATED) for group in (announced, other))
+    if method is not None:
+        object.__setattr__(trains.policy_loss.clipx, "method", method)
+    settings = trains.policy_loss.clipx
+    trains.global_batch_info.update(dp_size=1, batch_num_tokens=25, global_batch_size=6)
+    monkeypatch.setitem(
+        core_algos.POLICY_LOSS_REGISTRY,
+        f"clipx_{config.policy_loss.clipx.method.name}",
+        lambda **given: ORIGINAL(settings.method.name, **given | {"config": trains}),
+    )
+    same = settings.method.name == config.policy_loss.clipx.method.name
+    Update(config, trained=settings.method if same else None).run()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("announced", GROUPS)
+def test_every_two_groups_are_told_apart(actor, monkeypatch, announced):
+    passed = []
+    for other in GROUPS:
+        with monkeypatch.context() as patched:
+            try:
+                trained_as(actor, patched, announced, other)
+                passed.append(other)
+            except RuntimeError as error:
+                assert "receipt: " in str(error)
+    assert passed == [announced]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("group", GROUPS)
+def test_every_number_moved_by_a_twentieth_is_seen(actor, monkeypatch, group):
+    method = actor(f"+clipx={group}", CALCULATED).policy_loss.clipx.method
+    missed = set()
+    for other in neighbours(method, 0.05):
+        (name,) = [key for key, value in other.parameters.items() if value != method.parameters[key]]
+        with monkeypatch.context() as patched:
+            try:
+                trained_as(actor, patched, group, group, other)
+                missed.add(f"{group}.{name}")
+            except RuntimeError as error:
+                assert "receipt: " in str(error)
+    assert missed <= SAME_LOSS.keys()
+
+
+def test_a_run_that_announces_dapo_does_not_train_grpo(actor, monkeypatch):
+    with pytest.raises(RuntimeError, match="receipt: the bounds are decided otherwise than announced"):
+        trained_as(actor, monkeypatch, "dapo", "grpo")
+
+
 def test_the_page_says_how_many_are_found():
     (number,) = re.findall(r"The tests plant (\d+) faults", (REPOSITORY / "docs/swap.md").read_text())
     assert int(number) == len(FOUND) >= 50
@@ -579,11 +798,44 @@ def test_the_page_says_how_many_are_found():
 
 def test_it_warns_where_it_is_told_to(actor, monkeypatch, caplog):
     monkeypatch.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
-    update = Update(actor("+clipx=acpo"), stops=False)
+    update = Update(actor("+clipx=acpo", "clipx.receipt=warn"))
     with caplog.at_level(logging.WARNING):
         update.run()
     assert "the run does not train what its line says" in caplog.text
     assert update.end_rollout_batch(ANNOUNCED) == pytest.approx(2, rel=1e-3)
+
+
+def test_what_is_compared_on_copies_stops_on_every_engine_and_the_rest_where_tests_ran(actor, monkeypatch, caplog):
+    with monkeypatch.context() as patched:
+        patched.setitem(core_algos.POLICY_LOSS_REGISTRY, "clipx_acpo", scaled(-1.0))
+        with pytest.raises(RuntimeError, match=DIFFERS):
+            Update(actor("+clipx=acpo"), tested=False).run()
+    update = Update(actor("+clipx=acpo"), tested=False)
+    with caplog.at_level(logging.WARNING):
+        update.run(backward=False)
+    assert "no backward pass came from the loss" in caplog.text
+    with pytest.raises(RuntimeError, match="no backward pass came from the loss"):
+        Update(actor("+clipx=acpo", "clipx.receipt=stop"), tested=False).run(backward=False)
+
+
+def test_micro_batches_of_an_update_add_up(actor):
+    update = Update(actor("+clipx=acpo"))
+    update.run_in_parts()
+    assert update.end_rollout_batch(ANNOUNCED) < 1e-5
+    assert "in the backward pass of 3 micro-batches in 1 updates to" in str(update.receipt)
+
+
+def test_where_nothing_can_be_compared_auto_warns(actor, caplog):
+    with caplog.at_level(logging.WARNING):
+        ((difference,),) = nothing_in_the_mask(actor, None, "", receipt="auto").values()
+    assert math.isnan(difference) and "no token of the first rollout batch could be compared" in caplog.text
+
+
+def test_a_ratio_of_one_is_looked_at_with_the_precision_s_tolerance(actor):
+    for half, distance in ((False, 5e-4), (True, 0.03)):
+        update = Update(actor("+clipx=grpo"))
+        update.receipt._half = half
+        update.run_in_parts(change=lambda _, data, by=distance: data.set("old_log_probs", data["old_log_probs"] + by))
 
 
 def test_a_complete_receipt_costs_nothing(actor, monkeypatch):

@@ -174,7 +174,7 @@ RECEIPT = RUN(
     "receipt",
     "largest difference between the announced gradient on log_prob and the one that the loss has, in the first rollout "
     "batch after each start",
-    "of the largest gradient",
+    "of a token's gradient",
 )
 STANDARD_ERROR = RUN(
     "critic/score/standard_error",

@@ -91,7 +91,9 @@ ON_THE_PATH = (
     Row(f"{ACTOR}.use_kl_loss", READ, "ppo_loss adds the KL loss to the method's loss"),
     Row(f"{ACTOR}.kl_loss_coef", READ, "belongs to that KL loss"),
     Row(f"{ACTOR}.kl_loss_type", READ, "belongs to that KL loss"),
-    Row(f"{ACTOR}.strategy", READ, "chooses the engine; the receipt stops a run only if a test covers the engine"),
+    Row(
+        f"{ACTOR}.strategy", READ, "chooses the engine; where no test covers it, some of the receipt's checks only warn"
+    ),
     Row(f"{ACTOR}.global_batch_info", IRRELEVANT, "verl's ppo_loss sets it for the aggregation"),
     Row(BYPASS, READ, "makes the ratio the one to the policy that sampled"),
     Row(

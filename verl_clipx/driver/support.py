@@ -320,7 +320,7 @@ class Row:
     Args:
         option: its name.
         key: how it is switched on; keys under `ACTOR` are written without that prefix.
-        test: the file of the tests that run it on the CPU; None if no test does.
+        tested: whether a test runs it on the CPU.
         remark: why no test runs it, why it is refused, or other remarks.
         refusal: the function with which the driver refuses it, or None.
         on: how to recognise a run that has it: from keys of `READ` to the value that they have, or to a function that
@@ -329,7 +329,7 @@ class Row:
 
     option: str
     key: str
-    test: str | None = None
+    tested: bool = False
     remark: str = ""
     refusal: Refusal | None = None
     on: Mapping[str, Any] = field(default_factory=dict)
@@ -339,7 +339,7 @@ class Row:
         """One of "refused", "run" (by a test on the CPU) and "untested"."""
         if self.refusal is not None:
             return "refused"
-        return "run" if self.test else "untested"
+        return "run" if self.tested else "untested"
 
     def is_on(self, options: Options) -> bool:
         """Whether a run has this option; False if `on` is empty."""
@@ -347,20 +347,8 @@ class Row:
         return bool(self.on) and all(value(of) if callable(value) else of == value for of, value in found)
 
 
-RANKS = "tests/end_to_end/test_invariance.py"
-ENGINE = "tests/end_to_end/test_engine.py"
-TRAINING = "tests/end_to_end/test_training.py"
-GPU_CHECK = "tests/end_to_end/test_gpu.py"
-TRAINERS = "tests/end_to_end/test_trainers.py"
-OPTIONS = "tests/end_to_end/test_options.py"
-VLLM = "tests/end_to_end/test_vllm.py"
-# Remarks for options whose bounds, gradients and log-probabilities are tested in the engine without Ray, and that also
-# run with Ray.
-BOTH = f"also through Ray: {OPTIONS}"
-BESIDE_VLLM = f"also through Ray: {TRAINING}; with vLLM: {VLLM}"
-
 ROWS = (
-    Row("FSDP2", "strategy=fsdp2", RANKS, "on 1, 2 and 4 ranks over gloo", on={STRATEGY: "fsdp2"}),
+    Row("FSDP2", "strategy=fsdp2", True, "on 1, 2 and 4 ranks over gloo", on={STRATEGY: "fsdp2"}),
     Row("FSDP1", "strategy=fsdp", remark="can't start from parameters on a CPU"),
     Row("Megatron", "model_engine=megatron", remark="needs GPUs; a rank of the last pipeline stage keeps the state"),
     Row(
@@ -381,7 +369,7 @@ ROWS = (
     Row(
         "FSDP-Turbo",
         "strategy=fsdp_turbo",
-        remark="needs GPUs; shares sequences among ranks by itself, with eager attention: tests/driver/test_support.py",
+        remark="needs GPUs; shares sequences among ranks by itself, with eager attention",
     ),
     Row("Automodel", "strategy=automodel", remark="needs GPUs; verl 0.9.1 has no configuration of it for the actor"),
     Row("QAT", "qat.enable=True", remark="needs GPUs", on={QAT: True}),
@@ -398,11 +386,11 @@ ROWS = (
         remark="no model in the tests accepts them",
         on={MODEL_PATH: takes_images},
     ),
-    Row("vLLM", f"{ENGINE_NAME}=vllm", VLLM, "vLLM's build for CPUs", on={ENGINE_NAME: "vllm"}),
+    Row("vLLM", f"{ENGINE_NAME}=vllm", True, "vLLM's build for CPUs", on={ENGINE_NAME: "vllm"}),
     Row(
         "the CPU's rollout",
         f"{ENGINE_NAME}=cpu",
-        TRAINING,
+        True,
         "this project's server, chosen by +hardware=cpu",
         on={ENGINE_NAME: "cpu"},
     ),
@@ -413,13 +401,15 @@ ROWS = (
         remark="if the method needs the extra pass, which would choose routes of its own",
         refusal=recorded_routes,
     ),
-    Row("packing", "actor_rollout_ref.model.use_remove_padding=True", RANKS, f"with sdpa; {BESIDE_VLLM}"),
-    Row("dynamic batch sizes", "use_dynamic_bsz=True", RANKS, BESIDE_VLLM),
+    Row(
+        "packing", "actor_rollout_ref.model.use_remove_padding=True", True, "with sdpa; also through Ray, and with vLLM"
+    ),
+    Row("dynamic batch sizes", "use_dynamic_bsz=True", True, "also through Ray, and with vLLM"),
     Row(
         "Ulysses, flash attention",
         "ulysses_sequence_parallel_size=2",
-        RANKS,
-        f"on 2 and 4 ranks, with the kernel's formula in torch, because the kernel needs GPUs; {BOTH}",
+        True,
+        "on 2 and 4 ranks, with the kernel's formula in torch, because the kernel needs GPUs; also through Ray",
     ),
     Row(
         "Ulysses, sdpa or eager attention",
@@ -427,37 +417,52 @@ ROWS = (
         remark=f"{WRONG_ATTENTION}; this includes every CPU, and the worker checks the model's own attention",
         refusal=attention_on_a_slice,
     ),
-    Row("gradient checkpointing", "actor_rollout_ref.model.enable_gradient_checkpointing=True", RANKS, BESIDE_VLLM),
-    Row("offload", "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True", RANKS, BESIDE_VLLM),
-    Row("hybrid sharding", "fsdp_config.fsdp_size=2", RANKS, f"on 4 ranks; {BOTH}"),
-    Row("chunked entropy", "fsdp_config.entropy_from_logits_with_chunking=True", RANKS, f"with packing; {BESIDE_VLLM}"),
-    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", RANKS, "the training only; the rollout needs GPUs"),
+    Row(
+        "gradient checkpointing",
+        "actor_rollout_ref.model.enable_gradient_checkpointing=True",
+        True,
+        "also through Ray, and with vLLM",
+    ),
+    Row(
+        "offload",
+        "fsdp_config.param_offload=True, fsdp_config.optimizer_offload=True",
+        True,
+        "also through Ray, and with vLLM",
+    ),
+    Row("hybrid sharding", "fsdp_config.fsdp_size=2", True, "on 4 ranks; also through Ray"),
+    Row(
+        "chunked entropy",
+        "fsdp_config.entropy_from_logits_with_chunking=True",
+        True,
+        "with packing; also through Ray, and with vLLM",
+    ),
+    Row("LoRA", "actor_rollout_ref.model.lora_rank=4", True, "the training only; the rollout needs GPUs"),
     Row(
         "LoRA, merged for the rollout",
         "actor_rollout_ref.model.lora.merge=True",
-        OPTIONS,
-        f"the training: {RANKS}; verl rounds merged weights to bfloat16",
+        True,
+        "the training without Ray, too; verl rounds merged weights to bfloat16",
     ),
     Row(
         "fused kernels",
         f"{FUSED_KERNELS}=True",
-        GPU_CHECK,
-        f"with torch's back end and tied embeddings; {BOTH}",
+        True,
+        "with torch's back end and tied embeddings; also through Ray",
     ),
     Row(
         "fused kernels under FSDP2, untied embeddings",
         f"{FUSED_KERNELS}=True",
-        remark=f"{WRAPPED_HEAD}: {ENGINE}; the driver refuses it if it can read the model's configuration",
+        remark=f"{WRAPPED_HEAD}; the driver refuses it if it can read the model's configuration",
         refusal=fused_kernels_of_a_wrapped_head,
     ),
-    Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", GPU_CHECK, BOTH),
-    Row("KL loss", "use_kl_loss=True", TRAINING),
-    Row("several epochs", "ppo_epochs=2", TRAINERS),
+    Row("bfloat16", "fsdp_config.mixed_precision.param_dtype=bf16", True, "also through Ray"),
+    Row("KL loss", "use_kl_loss=True", True),
+    Row("several epochs", "ppo_epochs=2", True),
     Row(
         "rollout correction",
         "algorithm.rollout_correction.rollout_is=token",
-        TRAINERS,
-        "both weights and rejection; the weights in the loss: tests/worker/test_policy_loss.py",
+        True,
+        "both weights and rejection",
     ),
     Row(
         "rollout correction of M2PO's ratio to the rollout policy",
@@ -465,12 +470,11 @@ ROWS = (
         remark="because the ratio would be corrected twice",
         refusal=corrected_twice,
     ),
-    Row("bypass mode", f"{BYPASS}=True", TRAINING, "in the v1 trainer's colocate_async mode"),
+    Row("bypass mode", f"{BYPASS}=True", True, "in the v1 trainer's colocate_async mode"),
     Row(
         "bypass mode, v0 trainer",
         f"{BYPASS}=True trainer.use_v1=False",
-        remark="verl names its own loss only in the driver, after the workers were built, so the composed loss trains: "
-        "tests/worker/test_verl_contract.py",
+        remark="verl names its own loss only in the driver, after the workers were built, so the composed loss trains",
         on={BYPASS: True, USE_V1: False},
     ),
     Row(
@@ -482,8 +486,8 @@ ROWS = (
     Row(
         "rejection in bypass mode",
         f"{BYPASS}=True {ROLLOUT_RS}=seq_mean_k3",
-        TRAINING,
-        "rejects by the current weights, as verl's own bypass loss does; every method: tests/worker/test_rejection.py",
+        True,
+        "rejects by the current weights, as verl's own bypass loss does",
     ),
     Row(
         "REINFORCE as verl's own bypass loss",
@@ -501,7 +505,7 @@ ROWS = (
     Row(
         "distillation beside task rewards",
         f"{DISTILLATION}=True",
-        remark="verl's distillation loss is added to the method's: tests/worker/test_training_worker.py",
+        remark="verl's distillation loss is added to the method's",
         on={DISTILLATION: True},
     ),
     Row(
@@ -510,28 +514,28 @@ ROWS = (
         remark="because verl then trains only its distillation loss",
         refusal=distilled_without_task_rewards,
     ),
-    Row("v1 trainer, sync", "trainer.v1.trainer_mode=sync", TRAINING),
-    Row("v1 trainer, colocate_async", "trainer.v1.trainer_mode=colocate_async", TRAINING),
-    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", TRAINERS, "weights are sent over gloo"),
-    Row("v0 trainer", "trainer.use_v1=False", TRAINERS),
-    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", TRAINERS, "weights are sent over gloo"),
+    Row("v1 trainer, sync", "trainer.v1.trainer_mode=sync", True),
+    Row("v1 trainer, colocate_async", "trainer.v1.trainer_mode=colocate_async", True),
+    Row("v1 trainer, separate_async", "trainer.v1.trainer_mode=separate_async", True, "weights are sent over gloo"),
+    Row("v0 trainer", "trainer.use_v1=False", True),
+    Row("one_step_off_policy", "verl.experimental.one_step_off_policy", True, "weights are sent over gloo"),
     Row(
         "fully_async_policy",
         "verl.experimental.fully_async_policy",
-        TRAINERS,
-        f"weights are sent over gloo; old_log_probs of restored weights: {ENGINE}",
+        True,
+        "weights are sent over gloo; also with old_log_probs of restored weights",
     ),
     Row(
         "verl's Tinker worker",
         "verl.workers.engine_workers_tinker",
-        ENGINE,
+        True,
         "with fixed bounds; scope=mini_batch and lagged, selection and Lopti stop at the first loss",
     ),
-    Row("GRPO's advantages", f"{ESTIMATOR}=grpo", TRAINING, on={ESTIMATOR: "grpo"}),
+    Row("GRPO's advantages", f"{ESTIMATOR}=grpo", True, on={ESTIMATOR: "grpo"}),
     Row(
         "RLOO, REINFORCE++, GAE with a critic",
         f"{ESTIMATOR}=rloo",
-        TRAINERS,
+        True,
         on={ESTIMATOR: ("rloo", "reinforce_plus_plus", "gae").__contains__},
     ),
     Row(
@@ -542,10 +546,10 @@ ROWS = (
     Row(
         "group filtering",
         f"{GROUP_FILTERING}=True",
-        remark="the worker gets batches that are filled up again: tests/cpu/test_replay_buffer.py",
+        remark="the worker gets batches that are filled up again",
         on={GROUP_FILTERING: True},
     ),
-    Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", TRAINERS),
+    Row("several turns with tools", "actor_rollout_ref.rollout.multi_turn.enable=True", True),
 )
 
 # For each of these keys, every run has one value, which a test has run or not.
@@ -570,10 +574,10 @@ REFUSALS: tuple[Refusal, ...] = tuple(row.refusal for row in ROWS if row.refusal
 
 def support_table() -> str:
     """The table of options in docs/support.md, one row per option."""
-    said = {"run": "run on the CPU: [{0}](../{0})", "untested": "untested", "refused": "refused"}
+    state_in_words = {"run": "run on the CPU", "untested": "untested", "refused": "refused"}
     rows = ["| option | switched on by | state | |", "|---|---|---|---|"]
     rows += [
-        f"| {row.option} | `{row.key}` | {said[row.state].format(row.test)} | {row.remark} |".replace("  ", " ")
+        f"| {row.option} | `{row.key}` | {state_in_words[row.state]} | {row.remark} |".replace("  ", " ")
         for row in ROWS
     ]
     return "\n".join(rows)

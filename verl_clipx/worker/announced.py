@@ -1,4 +1,4 @@
-"""What a run announces about its loss, computed directly by the formulas: F, F * A and the gradient on log_prob."""
+"""What a run announces about its loss, computed directly by the formulas: the gradient that log_prob must have."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
@@ -6,10 +6,12 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from verl_clipx.base.method import Method
+from verl_clipx.base.tokens import Tokens
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
 from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
-from verl_clipx.loss.loss import token_statistics, tokens_in
+from verl_clipx.loss.loss import finite, token_statistics, tokens_in
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.step import MicroBatch
@@ -23,53 +25,65 @@ class Call(NamedTuple):
     data: Any
 
 
-def announced_weight(settings: Settings, run: RunFacts, call: Call) -> tuple[Tensor, Tensor, Tensor]:
-    """F and F * A of each token as announced, computed directly by the formulas.
+class Announced(NamedTuple):
+    """What the policy's term must do to log_prob.
 
     Args:
-        call: what verl's loss function gets.
-
-    Returns:
-        F and F * A, both 0 outside the third, which is the mask of the tokens that are not rejected, bool. Each is
-        (sequences, response length).
+        gradient: the loss's gradient, (sequences, response length); NaN where an input is not finite.
+        unit: the size of the gradient at F = 1, (sequences, response length).
+        tokens: what it was computed from.
     """
-    known, data = call.micro_batch, call.data
-    mask = left_in_bypass_mode(run, call, padded(data["response_mask"]).bool())
-    inputs = inputs_of(
-        settings,
-        known,
-        log_prob=response_part(call.model_output["log_probs"], data, mask.shape[1]),
-        old_log_prob=padded(data["old_log_probs"]),
-        advantages=padded(data["advantages"]),
-        mask=mask,
-    )
-    method, decision = settings.method, known.step.decision
-    if decision is None:
-        decision = method.decide(token_statistics(method, settings.shaping, inputs))
-    tokens = tokens_in(method, settings.shaping, inputs)
-    weight = torch.where(mask, method.gradient_weight(tokens, method.bounds(tokens, decision)), 0.0)
-    return weight, torch.where(mask, method.gradient(tokens, weight), 0.0), mask
+
+    gradient: Tensor
+    unit: Tensor
+    tokens: Tokens
 
 
-def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
-    """The gradient that the policy's term must have on log_prob, (sequences, response length).
+def announced_gradient(
+    settings: Settings,
+    run: RunFacts,
+    call: Call,
+    *,
+    method: Method | None = None,
+    decision: Tensor | None = None,
+    moved: float = 0.0,
+) -> Announced:
+    """The gradient that the policy's term must have on log_prob.
 
     Args:
         call: what verl's loss function gets.
+        method: in the place of the announced one.
+        decision: in the place of the step's.
+        moved: added to every log-probability, in nats.
     """
     from verl.trainer.ppo.core_algos import agg_loss
 
-    known, data = call.micro_batch, call.data
-    _, weighted, averaged = announced_weight(settings, run, call)
+    known, data, method = call.micro_batch, call.data, method or settings.method
+    whole = padded(data["response_mask"]).bool()
+    log_prob = response_part(call.model_output["log_probs"], data, whole.shape[1])
+    if moved:
+        log_prob = log_prob.to(torch.promote_types(log_prob.dtype, torch.float32)) + moved
+    old = padded(data["old_log_probs"])
+    mask = left_in_bypass_mode(run, whole, log_prob - old)
+    inputs = inputs_of(
+        settings, known, log_prob=log_prob, old_log_prob=old, advantages=padded(data["advantages"]), mask=mask
+    )
+    decision = known.step.decision if decision is None else decision
+    if decision is None:
+        decision = method.decide(token_statistics(method, settings.shaping, inputs))
+    tokens = tokens_in(method, settings.shaping, inputs)
+    weight = method.gradient_weight(tokens, method.bounds(tokens, decision))
+    weighted = torch.where(finite(tokens), method.gradient(tokens, weight), torch.nan)
+    unit = tokens.advantages.abs()
     if "rollout_is_weights" in data:
-        weighted = weighted * padded(data["rollout_is_weights"])
-    tokens = data["batch_num_tokens"]
+        weighted, unit = (of * padded(data["rollout_is_weights"]) for of in (weighted, unit))
+    weighted, averaged, number = torch.where(mask, weighted, 0.0), mask, data["batch_num_tokens"]
     if settings.select is not None:
         selected = settings.select.selected(known.entropy, averaged, known.step.entropy_bucket)
-        weighted = torch.where(selected, weighted, 0.0)
+        weighted = torch.where(selected | ~known.entropy.isfinite(), weighted, 0.0)
         if settings.select.normaliser == "selected":
             averaged = selected
-            tokens = tokens if known.step.selected_tokens is None else known.step.selected_tokens
+            number = number if known.step.selected_tokens is None else known.step.selected_tokens
     with torch.enable_grad():
         ones = torch.ones_like(weighted, requires_grad=True)
         total = agg_loss(
@@ -77,24 +91,24 @@ def announced_gradient(settings: Settings, run: RunFacts, call: Call) -> Tensor:
             loss_mask=averaged,
             loss_agg_mode=run.loss_agg_mode,
             dp_size=data["dp_size"],
-            batch_num_tokens=tokens,
+            batch_num_tokens=number,
             global_batch_size=data["global_batch_size"],
             loss_scale_factor=run.loss_scale_factor,
         )
-    return -weighted * torch.autograd.grad(total, ones)[0]
+    (of_token,) = torch.autograd.grad(total, ones)
+    return Announced(-weighted * of_token, unit * of_token, tokens)
 
 
-def left_in_bypass_mode(run: RunFacts, call: Call, mask: Tensor) -> Tensor:
+def left_in_bypass_mode(run: RunFacts, mask: Tensor, log_ratio: Tensor) -> Tensor:
     """The tokens that verl's own bypass loss would keep, by verl's own code: bool, (sequences, response length).
 
     Args:
-        call: what verl's loss function gets.
         mask: all tokens of the responses, bool.
+        log_ratio: relative to the rollout policy.
     """
     if not run.options.get(BYPASS) or run.options.get(ROLLOUT_RS) is None:
         return mask
-    log_prob = response_part(call.model_output["log_probs"], call.data, mask.shape[1])
-    return left_by_verl(run.options, mask, log_prob - padded(call.data["old_log_probs"]))
+    return left_by_verl(run.options, mask, log_ratio)
 
 
 def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:

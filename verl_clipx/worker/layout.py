@@ -72,6 +72,22 @@ def response_part(output: Tensor, data: Any, width: int) -> Tensor:
     return torch.where(column < response[:, None], values[position], 0)
 
 
+def in_model_output(values: Tensor, data: Any, total: int) -> Tensor:
+    """Values of response tokens where the model's output for them stands, and 0 elsewhere, (total,).
+
+    Args:
+        values: (sequences, response length).
+        data: verl's micro-batch.
+        total: number of tokens of all prompts and responses.
+    """
+    prompt, response = lengths(data)
+    column = torch.arange(values.shape[1], device=values.device)
+    first = (prompt + response).cumsum(0) - response - 1
+    position = (first[:, None] + column).clamp(max=total - 1)
+    inside = torch.where(column < response[:, None], values, 0)
+    return inside.new_zeros(total).scatter_add(0, position.flatten(), inside.flatten())
+
+
 def where_kept(kept: Tensor, output: Tensor, other: Callable[[Tensor], Tensor]) -> Tensor:
     """The model's output, replaced by `other` of it at the positions that are not kept; `kept` is bool, (total,)."""
     values = torch.where(kept, flat(output), other(flat(output)))

@@ -20,8 +20,7 @@ from verl_clipx.common.run_files import checkpoint_step
 from verl_clipx.driver.announcement import announcement
 from verl_clipx.driver.config import Observe, Settings, clip_range
 from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.receipt import stops
-from verl_clipx.driver.support import BYPASS, ROLLOUT_RS
+from verl_clipx.driver.support import BYPASS, ROLLOUT_RS, untested
 from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
@@ -31,7 +30,7 @@ from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
-from verl_clipx.worker.receipt import Receipt
+from verl_clipx.worker.receipt import Receipt, in_half_precision
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.skipped_updates import SkippedUpdates
@@ -128,10 +127,16 @@ class ClipxTraining:
         if self.planner.needs_extra_pass:
             refuse_dropout(self.engine.module)
         if settings.receipt != "off":
-            stop = stops(settings.receipt, policy_loss.run.options)
-            called = partial(call_of, settings)
             self.receipt = Receipt(
-                settings, policy_loss.run, loss_fn, called, self._all_reduce, rank=self.rank, stops=stop
+                settings,
+                policy_loss.run,
+                loss_fn,
+                partial(call_of, settings),
+                self._all_reduce,
+                rank=self.rank,
+                tested=not untested(policy_loss.run.options),
+                half=in_half_precision(self.engine_config),
+                trained=self.planner.method,
             )
 
     @property
