@@ -4,11 +4,11 @@ Covers: diagnose, bounds, replay, report and check-loss at the command line. Not
 """
 
 import csv
+import fcntl
 import json
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 
 import pyarrow
 import pyarrow.parquet
@@ -137,12 +137,22 @@ def test_a_name_in_the_metrics_is_never_a_formula(tmp_path, start):
     assert "\r=" not in start or '"' in text
 
 
-def test_reports_into_one_folder_at_once_do_not_meet(tmp_path):
-    run = write_run(tmp_path / "acpo-seed1", "acpo")
-    command = [sys.executable, "-m", "verl_clipx.cli", "report", str(run), "--out", str(tmp_path / "page")]
-    with ThreadPoolExecutor(3) as pool:
-        done = list(pool.map(lambda _: subprocess.run(command, capture_output=True, text=True), range(3)))
-    assert [one.returncode for one in done] == [0, 0, 0], [one.stdout + one.stderr for one in done]
+def test_a_report_waits_for_another_one_into_its_folder(tmp_path):
+    run = write_run(tmp_path / "grpo-seed1", "grpo", steps=2, traced=False)
+    page = tmp_path / "page"
+    page.mkdir()
+    command = [sys.executable, "-m", "verl_clipx.cli", "report", str(run), "--out", str(page)]
+    descriptor = os.open(page, os.O_RDONLY)
+    try:
+        # As a report does while it writes.
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        second = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        with pytest.raises(subprocess.TimeoutExpired):
+            second.wait(45)
+        assert list(page.iterdir()) == []
+    finally:
+        os.close(descriptor)
+    assert second.wait(120) == 0 and (page / "report.html").exists()
 
 
 @pytest.mark.parametrize("words", ["methods", "metrics --help", "table list --json", "check-loss ./a.py:f"])
