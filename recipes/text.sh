@@ -7,6 +7,19 @@ text() {
     if [[ $1 =~ ^[A-Za-z/][A-Za-z0-9_./-]*$ && $1 == *[/_.-]* ]]; then
         printf '%s\n' "$1"
     else
-        printf "'%s'\n" "${1//\'/\\\'}"
+        local rest=$1 quoted='' slashes plain
+        # shellcheck disable=SC2016 # the text itself
+        while [[ -n $rest ]]; do
+            slashes=${rest%%[!\\]*}
+            rest=${rest#"$slashes"}
+            # Hydra and OmegaConf halve backslashes only before a quote, an interpolation, and at the end.
+            [[ -n $rest && $rest != \'* && $rest != '${'* ]] || slashes+=$slashes
+            [[ $rest != \'* && $rest != '${'* ]] || slashes+=\\
+            plain=${rest%%[\\\'$]*}
+            [[ -n $plain ]] || plain=${rest:0:1}
+            rest=${rest#"$plain"}
+            quoted+=$slashes$plain
+        done
+        printf "'%s'\n" "$quoted"
     fi
 }

@@ -332,6 +332,7 @@ def diagnose(
     with failing(), warnings_on(messages_console()):
         of_run = read_run(run)
         found = diagnose(of_run)
+        none_found = "" if found else judged(of_run)
     if as_json:
         rows = [
             {
@@ -349,8 +350,8 @@ def diagnose(
         return
     for one in found:
         console.print(f"[bold]{escape(one.head)}[/] {escape(one.text)}", highlight=False)
-    if not found:
-        console.print(judged(of_run), markup=False, highlight=False)
+    if none_found:
+        console.print(none_found, markup=False, highlight=False)
 
 
 @app.command()

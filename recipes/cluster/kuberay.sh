@@ -27,7 +27,10 @@ source recipes/cluster/payload.sh
 
 # Here for its errors only.
 parse_payload "$NNODES" "$@"
-printf -v payload '%q ' "$@"
+payload=
+for word in "$@"; do
+    payload+="$(quoted "$word") "
+done
 job=$(python3 recipes/cluster/render_rayjob.py --name "$JOB_NAME" --image "$IMAGE" --nodes "$NNODES" \
     --gpus "$NGPUS_PER_NODE" --claim "$CLAIM" --retries "$RETRIES" --payload "${payload% }")
 if [[ $DRY_RUN == 1 ]]; then

@@ -6,7 +6,8 @@ cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 # shellcheck source=recipes/cluster/payload.sh
 source recipes/cluster/payload.sh
 
-# xargs takes the quotes off and, unlike eval, runs nothing.
-mapfile -t words < <(xargs -n 1 printf '%s\n' <<<"$CLIPX_PAYLOAD")
+# Takes the quotes off and, unlike eval, runs nothing.
+split='import os, shlex; print("\0".join(shlex.split(os.environ["CLIPX_PAYLOAD"])), end="\0")'
+mapfile -d '' words < <(python3 -c "$split")
 parse_payload "$NNODES" "${words[@]}"
 exec "${PAYLOAD[@]}"

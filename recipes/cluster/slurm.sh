@@ -70,7 +70,8 @@ parse_payload "${#nodes[@]}" "$@"
 if [[ -z $HEAD_ADDRESS ]]; then
     # Not the host's name: many a host resolves its own name to a loopback address, and then no node is the head.
     addresses=$(srun --overlap --nodes=1 --ntasks=1 --nodelist="${nodes[0]}" hostname -I)
-    read -r HEAD_ADDRESS _ <<<"$addresses"
+    # shellcheck disable=SC2086 # one word an address
+    HEAD_ADDRESS=$(ipv4_of "${nodes[0]}" $addresses)
 fi
 starts=$((${SLURM_RESTART_COUNT:-0} + 1))
 printf 'nodes: %s; head: %s (%s); start %d of this job\n' "${nodes[*]}" "${nodes[0]}" "$HEAD_ADDRESS" "$starts"

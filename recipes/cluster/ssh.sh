@@ -33,7 +33,14 @@ source recipes/cluster/payload.sh
 token=$WORKDIR/runs/.ray_auth_token
 secret=(env RAY_AUTH_MODE=token RAY_AUTH_TOKEN_PATH="$token")
 
-read -ra hosts <<<"$HOSTS"
+# A host file's lines, and commas, separate as blanks do.
+read -ra hosts <<<"${HOSTS//[,[:space:]]/ }"
+for host in "${hosts[@]}"; do
+    if [[ ! $host =~ ^[A-Za-z0-9_.:@%][A-Za-z0-9_.:@%-]*$ ]]; then
+        printf 'HOSTS: %s is no name of a host; give names or addresses alone, without options or comments\n' "$host" >&2
+        exit 2
+    fi
+done
 if [[ ${#hosts[@]} == 0 ]]; then
     echo 'HOSTS is empty: HOSTS="node1 node2" bash recipes/cluster/ssh.sh start' >&2
     exit 2
@@ -46,7 +53,9 @@ over() {
     shift
     local line
     printf -v line '%q ' "$@"
-    ssh -o BatchMode=yes "$host" "cd $(printf %q "$WORKDIR") && ${ACTIVATE:+. $(printf %q "$ACTIVATE") && }$line"
+    line="cd $(printf %q "$WORKDIR") && ${ACTIVATE:+. $(printf %q "$ACTIVATE") && }$line"
+    # %q writes for bash, and the login shell may be another one: it only takes the single quotes off.
+    ssh -o BatchMode=yes "$host" "exec bash -c $(quoted "$line")"
 }
 
 # The same without standard input: ssh would swallow that of a loop.
@@ -56,7 +65,8 @@ head_address() {
     if [[ -z $HEAD_ADDRESS ]]; then
         local addresses
         addresses=$(on "$head" hostname -I)
-        read -r HEAD_ADDRESS _ <<<"$addresses"
+        # shellcheck disable=SC2086 # one word an address
+        HEAD_ADDRESS=$(ipv4_of "$head" $addresses)
     fi
 }
 

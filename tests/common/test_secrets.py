@@ -65,3 +65,123 @@ def test_the_rest_stays():
         "words": ["api_key", "xyz", "--max-tokens", "5"],
     }
     assert redacted(rest) == rest
+
+
+LETTERS = "aB3dE5gH7jK9mN1pQ3sT5vW7yZ9bC2eF4hJ6kL8nP0"
+HEX = "0123456789abcdef" * 4
+WHERE = "/home/me/data"
+
+# Put together here, so that no scanner takes this file for a leak. Each is a text and what must not be left of it.
+SHAPES = {
+    "Bearer header": (f"Authorization: Bearer {LETTERS}", LETTERS),
+    "bare Bearer": (f"curl -H 'bearer {LETTERS}'", LETTERS),
+    "basic header": ("authorization=Basic dXNlcjpwYXNz", "dXNlcjpwYXNz"),
+    "header in JSON": ('{"Authorization": "Token xyzxyz"}', "xyzxyz"),
+    "API key header": ("X-Api-Key: xyzxyz", "xyzxyz"),
+    "PEM key": ("-----BEGIN RSA PRIVATE " + f"KEY-----\n{LETTERS}\n-----END RSA PRIVATE KEY-----", LETTERS),
+    "OpenSSH key, cut off": ("-----BEGIN OPENSSH PRIVATE " + f"KEY-----\n{LETTERS}\n{HEX}", HEX),
+    "option token=": ("serve --token=xyzxyz --n 1", "xyzxyz"),
+    "option token": ("serve --token xyzxyz --n 1", "xyzxyz"),
+    "token in JSON": ('{"token": "xyzxyz"}', "xyzxyz"),
+    "passphrase": ("ssh.passphrase=xyzxyz", "xyzxyz"),
+    "credentials.value": ("+credentials.value=xyzxyz", "xyzxyz"),
+    "client secret": ("client_secret: xyzxyz", "xyzxyz"),
+    "SAS signature": ("https://a.blob.core.windows.net/c?sv=2024&sig=xyz%2Fxyz%3D&se=1", "xyz%2Fxyz%3D"),
+    "Amazon's signed address": (f"https://b.s3.amazonaws.com/k?X-Amz-Signature={HEX}", HEX),
+    "Google's signed address": (f"https://storage.googleapis.com/k?a=1&X-Goog-Signature={HEX}", HEX),
+    "Azure connection string": ("AccountName=me;AccountKey=xyzxyz==;EndpointSuffix=x", "xyzxyz"),
+    "Amazon key id": ("note AKIA" + "ABCDEFGHIJKLMNOP", "ABCDEFGHIJKLMNOP"),
+    "Amazon temporary key id": ("ASIA" + "ABCDEFGHIJKLMNOP", "ABCDEFGHIJKLMNOP"),
+    "Google API key": ("AIza" + LETTERS[:35], LETTERS[:35]),
+    "Google access": ("ya29." + LETTERS, LETTERS),
+    "Google client secret": ("GOCSPX-" + LETTERS[:28], LETTERS[:28]),
+    "cookie": ("Cookie: session=xyzxyz; csrf=zyxzyx", "zyxzyx"),
+    "cookie in JSON": ('{"Set-Cookie": "id=xyzxyz; Secure"}', "xyzxyz"),
+    "Slack webhook": ("https://hooks.slack.com" + f"/services/T0/B0/{LETTERS}", LETTERS),
+    "Discord webhook": ("https://discord.com/api" + f"/webhooks/12/{LETTERS}", LETTERS),
+    "Teams webhook": ("https://me.webhook.office.com" + f"/webhookb2/{LETTERS}", LETTERS),
+    "Feishu webhook": ("https://open.feishu.cn" + f"/open-apis/bot/v2/hook/{LETTERS}", LETTERS),
+    "Telegram bot": ("https://api.telegram.org" + f"/bot123456789:{LETTERS[:35]}/send", LETTERS[:35]),
+    "hub": ("hf_" + LETTERS[:34], LETTERS[:34]),
+    "hub in a list of words": ("login hf_" + LETTERS[:34] + " now", LETTERS[:34]),
+    "GitHub": ("ghp_" + LETTERS[:36], LETTERS[:36]),
+    "GitHub, fine-grained": ("github_pat_" + LETTERS, LETTERS),
+    "GitLab": ("glpat-" + LETTERS[:20], LETTERS[:20]),
+    "Slack": ("xoxb-" + f"123456789012-{LETTERS[:24]}", LETTERS[:24]),
+    "OpenAI": ("sk-proj-" + LETTERS, LETTERS),
+    "Anthropic": ("sk-ant-api03-" + LETTERS, LETTERS),
+    "Stripe": ("sk_live_" + LETTERS[:24], LETTERS[:24]),
+    "Groq": ("gsk_" + LETTERS, LETTERS),
+    "NVIDIA": ("nvapi-" + LETTERS, LETTERS),
+    "W&B key under its name": (f"WANDB_API_KEY={HEX[:40]}", HEX[:40]),
+    "W&B key of a login": (f"wandb login {HEX[:40]}", HEX[:40]),
+    "W&B key, long": ("wandb_v1_" + LETTERS, LETTERS),
+    "JSON web token": (f"eyJ{LETTERS}.eyJ{LETTERS}.{HEX}", HEX),
+    "npm": ("npm_" + LETTERS[:36], LETTERS[:36]),
+    "PyPI": ("pypi-" + LETTERS * 2, LETTERS),
+    "SendGrid": ("SG." + f"{LETTERS[:22]}.{LETTERS}", LETTERS),
+    "address with password": ("postgres://user:xyzxyz@host/db", "xyzxyz"),
+    "address with user only": (f"https://{LETTERS}@host/repository.git", LETTERS),
+}
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_a_credential_is_known_by_its_shape_under_any_name(shape):
+    text, secret = SHAPES[shape]
+    assert secret in text
+    for value in (text, [text, "x"], {"note": text}, {"env": {"A": f"{WHERE} {text}"}}):
+        shown = str(redacted(value))
+        assert secret not in shown and REDACTED in shown
+    # What is redacted once stays as it is.
+    assert redacted(redacted(text)) == redacted(text)
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "token",
+        "passphrase",
+        "credentials",
+        "credentials.value",
+        "client_secret",
+        "cookie",
+        "Set-Cookie",
+        "Authorization",
+        "webhook_url",
+        "AWS_SESSION_TOKEN",
+        "aws_access_key_id",
+        "AZURE_STORAGE_ACCOUNT_KEY",
+        "connection_string",
+        "DB_PWD",
+        "http.token",
+        "wandb.key",
+    ],
+)
+def test_more_names_of_credentials(key):
+    assert redacted({key: "xyz"}) == {key: REDACTED}
+
+
+def test_ordinary_values_stay():
+    rest = {
+        "path": "/home/me/data/sk-learn/model.safetensors",
+        "model": "Qwen/Qwen2.5-7B-Instruct-hf_format",
+        "tokenizer": "hf_tokenizer_and_processor_of_the_model",
+        "name": "sk-learn-random-forest-classifier-large",
+        "lr": 1e-6,
+        "commit": HEX[:40],
+        "digest": f"sha256:{HEX}",
+        "PWD": "/home/me",
+        "eos_token": "<|endoftext|>",
+        "stop_token_ids": [1, 2],
+        "note": "Basic functionality; the bearer of this message; a cookie recipe",
+        "time": "12:30:05.123 of 2026-11-25",
+        "address": "https://huggingface.co/datasets/openai/gsm8k?split=train&n=5",
+        "discord": "https://discord.com/invite",
+        "override": "actor_rollout_ref.actor.optim.lr=1e-6 data.max_tokens=5",
+        "secretary": "x",
+        "task": "task-aB3dE5gH7jK9mN1pQ3sT5vW7",
+        "uuid": "123e4567-e89b-12d3-a456-426614174000",
+        "signature": "question -> answer",
+        "address_of_ray": "10.0.0.1:6379",
+    }
+    assert redacted(rest) == rest

@@ -7,6 +7,7 @@ containers, requeue before the time limit and after a lost node, exit code, resu
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 import time
@@ -38,7 +39,7 @@ esac
 """
 # The address is asked for by one step; the other is the run, which lasts until it is ended if the test wants that.
 SRUN = """
-[[ $* != *"hostname -I"* ]] || { echo "10.0.0.7 192.168.1.7 fd00::7"; exit; }
+[[ $* != *"hostname -I"* ]] || { echo "${ADDRESSES-10.0.0.7 192.168.1.7 fd00::7}"; exit; }
 echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" >>"$HOME/secrets"
 touch "$HOME/step_started"
 [[ -n ${RAY_DOES_NOT_START:-} ]] || for word in "$@"; do [[ $word != */runs/.begun-* ]] || touch "$word"; done
@@ -277,3 +278,42 @@ def test_wrong_submissions_say_what_to_do(cluster, tmp_path):
     done = submit(cluster, "METHOD=acpo")
     assert done.returncode == 2 and "no recipe: nothing left" in done.stderr
     assert not any(call[0] == "srun" for call in cluster.calls)
+
+
+def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
+    table = "acpo_table3"
+    planned = subprocess.run(
+        ["clipx", "table", "plan", table, "--nodes", "3", "--seed", "1"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    lines = [line for line in planned.splitlines() if "; launch " in line]
+    # One of them measures its bounds on another run.
+    assert any("clipx bounds" in line for line in lines)
+    for line in lines:
+        cluster.record.unlink(missing_ok=True)
+        words = shlex.split(line)
+        done = submit(cluster, *words)
+        assert done.returncode == 0, done.stderr
+        payload = payload_of(step_of(cluster))
+        assert payload[-5:] == [*GUARD, *words[-3:]][-5:]
+        assert set(words[:-3]) <= set(payload)
+
+
+def test_a_plan_for_another_number_of_nodes_is_refused(cluster):
+    done = submit(cluster, "NNODES=1", RECIPE)
+    assert done.returncode == 2 and "NNODES=1: the cluster has 3 nodes" in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("addresses", "head"), [("fd00::7 10.0.0.7", "10.0.0.7:"), ("", None), ("fd00::7 fe80::1%eth0", None)]
+)
+def test_the_heads_address_is_an_ipv4_one_or_asked_for(cluster, addresses, head):
+    done = submit(cluster, RECIPE, ADDRESSES=addresses)
+    if head:
+        assert done.returncode == 0 and any(word.startswith(head) for word in step_of(cluster))
+    else:
+        assert done.returncode == 2 and "gpu07: hostname -I names no IPv4 address" in done.stderr
+        assert "set HEAD_ADDRESS" in done.stderr

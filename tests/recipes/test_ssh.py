@@ -8,7 +8,7 @@ import re
 
 import pytest
 
-from .shell import RECIPES, ROOT, Machine
+from .shell import RECIPES, ROOT, Machine, overrides_of
 
 SCRIPT = RECIPES / "cluster" / "ssh.sh"
 RECIPE = "recipes/acpo/run_qwen2.5_3b_fsdp.sh"
@@ -17,7 +17,7 @@ SSH = """
 [[ $1 == -o ]] && shift 2
 host=$1; shift
 [[ $host != "${GONE:-}" ]] || exit 255
-exec sh -c "$*"
+exec "${LOGIN_SHELL:-sh}" -c "$*"
 """
 
 
@@ -136,3 +136,56 @@ def test_wrong_calls_say_what_to_do(hosts):
     done = hosts.run(SCRIPT, "run", "recipes/nothing.sh", HOSTS="node1")
     assert done.returncode == 2 and "no such recipe" in done.stderr
     assert not hosts.record.exists()
+
+
+@pytest.mark.parametrize("separator", ["\n", "\r\n", ",", "\t", ", ", "\n\n  "])
+def test_hosts_may_come_from_a_host_file(hosts, workdir, separator):
+    names = ["node1", "user@node2", "10.0.0.3"]
+    done = hosts.run(SCRIPT, "stop", HOSTS=separator.join(names) + separator, WORKDIR=str(workdir))
+    assert done.returncode == 0, done.stderr
+    assert [host for host, _ in on_hosts(hosts)] == [*names[1:], names[0]]
+
+
+@pytest.mark.parametrize("word", ["slots=8", "#node2", "-oProxyCommand=x", "node[1-2]", "node2;"])
+def test_what_is_no_host_is_refused_before_anything_starts(hosts, workdir, word):
+    done = hosts.run(SCRIPT, "start", HOSTS=f"node1 {word}", WORKDIR=str(workdir))
+    assert done.returncode == 2 and f"HOSTS: {word} " in done.stderr
+    assert not hosts.record.exists()
+
+
+@pytest.mark.parametrize("shell", ["sh", "dash", "bash"])
+def test_words_arrive_whole_whatever_the_login_shell(hosts, workdir, shell):
+    words = [
+        "trainer.x=ü",
+        "trainer.y=a\tb",
+        "trainer.z=it's",
+        "trainer.u=a\\",
+        "trainer.v=$HOME `ls`",
+        "trainer.w=a\nb",
+    ]
+    done = hosts.run(
+        *(SCRIPT, "run", "DRY_RUN=1", RECIPE, *words),
+        HOSTS="node1", HEAD_ADDRESS="10.5.5.5", WORKDIR=str(workdir), LOGIN_SHELL=shell,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert overrides_of(done.stdout)[-len(words) :] == words
+
+
+@pytest.mark.parametrize(
+    ("addresses", "head"),
+    [("fd00::7 10.0.0.1", "10.0.0.1"), ("fe80::1%eth0 fd00::7 192.168.1.7 10.0.0.1", "192.168.1.7")],
+)
+def test_the_head_is_named_by_its_first_ipv4_address(hosts, workdir, addresses, head):
+    (hosts.commands / "hostname").write_text(f"#!/bin/bash\necho '{addresses}'\n")
+    done = hosts.run(SCRIPT, "status", HOSTS="node1", WORKDIR=str(workdir))
+    assert done.returncode == 0, done.stderr
+    assert hosts.calls[-1] == ["ray", "status", f"--address={head}:6379"]
+
+
+@pytest.mark.parametrize("addresses", ["", "fd00::7"])
+@pytest.mark.parametrize("verb", ["start", "status"])
+def test_a_head_without_an_ipv4_address_is_refused_with_what_to_do(hosts, workdir, addresses, verb):
+    (hosts.commands / "hostname").write_text(f"#!/bin/bash\necho '{addresses}'\n")
+    done = hosts.run(SCRIPT, verb, HOSTS="node1", WORKDIR=str(workdir))
+    assert done.returncode == 2 and "node1: hostname -I names no IPv4 address" in done.stderr
+    assert "HEAD_ADDRESS" in done.stderr and not any(call[0] == "ray" for call in hosts.calls)

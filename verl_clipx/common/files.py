@@ -116,12 +116,16 @@ def write_json(path: Path, value: Any) -> None:
     write_text(path, json.dumps(value, indent=2, ensure_ascii=False) + "\n")
 
 
+# The full-width forms too, which a spreadsheet may take for the ASCII ones.
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+
+
 def no_formula(cell: Any) -> Any:
     """A cell of a CSV file; a text that a spreadsheet would take for a formula gets an apostrophe in front.
 
     Source: OWASP, CSV Injection.
     """
-    return f"'{cell}" if isinstance(cell, str) and cell.startswith(("=", "+", "-", "@", "\t", "\r")) else cell
+    return f"'{cell}" if isinstance(cell, str) and cell.startswith(_FORMULA) else cell
 
 
 def hash_of_file(path: Path) -> str:

@@ -1,4 +1,10 @@
-"""Credentials in configurations: they are found by the names of keys and the form of addresses, and never shown."""
+"""Credentials in configurations: they are known by the names of keys and their own shapes, and never shown.
+
+Both lists are our own. detect-secrets, the one scanner on PyPI whose patterns can be imported, lacks the shapes of
+training's own services (Hugging Face, Anthropic, Google, signed addresses, Bearer headers) and reads source code.
+
+Source: the providers' documentation of their tokens; gitleaks, config/gitleaks.toml.
+"""
 
 import re
 from collections.abc import Mapping
@@ -7,13 +13,41 @@ from typing import Any
 
 REDACTED = "[redacted]"
 
-# Matches keys in capitals and with hyphens too: OPENAI_API_KEY, hf-token; but not `tokens`, the parts of a text.
-_NAME = r"(?:(?:api|access|secret|private)[_-]?keys?|(?:auth|access|hf|hub|bearer)[_-]?token|passwd|password)"
-_KEY = re.compile(rf"{_NAME}(?![a-z])", re.IGNORECASE)
+# Matches keys in capitals and with hyphens too: OPENAI_API_KEY, hf-token; but not `tokens` and `pad_token`, parts of a
+# text.
+_NAME = (
+    r"(?:(?:api|access|account|secret|private|signing|encryption|license|ssh|wandb)[_.-]?keys?"
+    r"|(?:auth|access|hf|hub|bearer|refresh|session|id|github|gitlab|slack|bot|api|sas|wandb|personal|security)[_-]?token"
+    r"|passwd|password|passphrase|(?<=_)pwd|(?<![a-z])secrets?|credentials?(?:\.\w+)*|(?:proxy-)?authorization"
+    r"|(?:basic|http|proxy)[_-]auth|cookies?|webhook(?:[_-]?ur[li])?|sas[_-]?ur[li]|connection[_-]?string)"
+)
+_KEY = re.compile(rf"{_NAME}(?![a-z])|(?:^|[.])token$", re.IGNORECASE)
 # In a text: an override or part of a query, a member of a JSON object, or an option with its value (or list).
 _ASSIGNED = re.compile(
-    rf"((?:{_NAME}[\"']?\s*[=:]|(?<![\w.-])--[\w.-]*{_NAME}\s(?!\s*-))\s*[\"']?)(\[[^\]]*\]?|[^\s,&{{}}\"']+)",
+    rf"((?:{_NAME}[\"']?\s*[=:]|(?<![\w-])(?:--)?token(?:=|[\"']\s*:)|(?<![\w.-])--(?:[\w.-]*{_NAME}|token)\s(?!\s*-))\s*[\"']?)"
+    r"(\[(?!redacted\])[^\]]*\]?|[^\s,&{}\"'\[][^\s,&{}\"']*)",
     re.IGNORECASE,
+)
+# Headers whose value has blanks in it: it ends with the line or the quotes around it.
+_HEADER = re.compile(r"((?:authorization|cookie)[\"']?\s*[:=]\s*[\"']?)[^\"'\r\n]+", re.IGNORECASE)
+_SHAPES = re.compile(
+    r"-----BEGIN [A-Z0-9 ]*PRIVATE KEY[A-Z ]*-----.*?(?:-----END [A-Z0-9 ]*-----|\Z)"
+    r"|(?<=bearer )(?=\S*\d)[\w.~+/=-]{16,}"
+    r"|(?<=wandb login )[\w-]{40,}"
+    # Amazon's, Google's and Azure's signed addresses
+    r"|(?<=[?&])(?:sig|signature|x-(?:amz|goog)-(?:signature|credential))=[^&\s\"']+"
+    # addresses by which whoever knows them can post
+    r"|(?<=://)(?:hooks\.slack\.com|(?:\w+\.)?discord(?:app)?\.com/api/webhooks|[\w-]+\.webhook\.office\.com"
+    r"|open\.(?:feishu\.cn|larksuite\.com)/open-apis/bot|qyapi\.weixin\.qq\.com/cgi-bin/webhook"
+    r"|api\.telegram\.org/bot)[^\s\"',]*"
+    r"|(?<![\w-])(?-i:"
+    r"hf_[A-Za-z0-9]{30,}|api_org_[A-Za-z0-9]{30,}|gh[opsur]_[A-Za-z0-9]{30,}|github_pat_\w{30,}"
+    r"|gl(?:pat|dt|ft|soat|rt|cbt|ptt|agent|imt|oas)-[\w-]{20,}|xox[a-z]-[\w-]{10,}|xapp-[\w-]{10,}"
+    r"|sk-(?=[\w-]*\d)(?=[\w-]*[A-Z])[\w-]{20,}|sk-[a-f0-9]{32}|[rs]k_(?:live|test)_\w{16,}|gsk_\w{30,}|nvapi-[\w-]{30,}"
+    r"|r8_\w{30,}|wandb_v1_\w{30,}|(?:AKIA|ASIA|ABIA|ACCA)[A-Z0-9]{16}|AIza[\w-]{35}|ya29\.[\w-]{20,}"
+    r"|GOCSPX-[\w-]{20,}|eyJ[\w-]{8,}\.[\w-]{8,}\.[\w-]*|npm_\w{30,}|pypi-[\w-]{50,}|SG\.[\w-]{16,}\.[\w-]{16,}"
+    r"|dop_v1_[a-f0-9]{64}|\d{8,10}:[\w-]{35}(?![\w-]))",
+    re.IGNORECASE | re.DOTALL,
 )
 # An option, whose value is the next word in a list.
 _OPTION = re.compile(r"--[\w.-]+")
@@ -35,7 +69,8 @@ def redacted(value: Any) -> Any:
         pairs = pairwise([None, *value])
         return [_of_key(one, two) if _is_option(one) and not _is_option(two) else redacted(two) for one, two in pairs]
     if isinstance(value, str):
-        return _ASSIGNED.sub(rf"\1{REDACTED}", _IN_ADDRESS.sub(REDACTED, value))
+        shown = _IN_ADDRESS.sub(REDACTED, _SHAPES.sub(REDACTED, value))
+        return _ASSIGNED.sub(rf"\1{REDACTED}", _HEADER.sub(rf"\1{REDACTED}", shown))
     return value
 
 

@@ -1,6 +1,7 @@
 """The console that every command prints with: text from data or files cannot control the terminal."""
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -83,11 +84,18 @@ def with_whole_output(command: Callable[[], None]) -> None:
     Raises:
         SystemExit: the command's; or with 1, if standard output is full or was closed by its reader.
     """
+    # Python has no stream where the caller closed one; a file opened later would take its number.
+    closed = sys.stdout is None
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     try:
         try:
             command()
         finally:
             sys.stdout.flush()
+            if closed:
+                raise OSError(errno.EBADF, "standard output is closed")
     except BrokenPipeError:
         _leave_stdout()
         raise SystemExit(1) from None

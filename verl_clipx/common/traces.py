@@ -184,6 +184,17 @@ def is_whole(shards: list[Shard], facts: list[UpdateFacts | None]) -> bool:
     return len(known) == len(shards) and {shard.rank for shard in shards} == set(range(known[0].ranks))
 
 
+def has_all_updates(shards: list[Shard], expected: int | None) -> bool:
+    """Whether the files of a step are of all its updates, the first to the last.
+
+    Args:
+        shards: of one step.
+        expected: how many updates the step had; None: unknown, so that only a gap shows that one is missing.
+    """
+    updates = {shard.update for shard in shards}
+    return updates == set(range(max(expected or 0, len(updates))))
+
+
 def _read(path: Path) -> pyarrow.Table:
     try:
         table = read_table(path)

@@ -112,13 +112,23 @@ def lacking(rule: Rule, run: Run) -> list[str]:
     missing = [
         key
         for key in rule.columns
-        if not (keys.of_bins("count", run.log) if key == COUNT else key in run.log or key in run.configuration)
+        if not (keys.of_bins("count", run.log) if key == COUNT else _is_logged(run, key) or key in run.configuration)
     ]
     return missing if not rule.any_of or len(missing) == len(rule.columns) else []
 
 
+def _is_logged(run: Run, key: str) -> bool:
+    return key in run.log and bool(numpy.isfinite(run.log[key].to_numpy(dtype=float)).any())
+
+
 def judged(run: Run) -> str:
-    """Says that no rule found anything, how many rules the log and record allow to judge, and what the rest need."""
+    """Says that no rule found anything, how many rules the log and record allow to judge, and what the rest need.
+
+    Raises:
+        ValueError: nothing that the run logged is a finite number, so that no rule says anything of its training.
+    """
+    if not any(_is_logged(run, key) for key in run.log):
+        raise ValueError(f"{run.name}: no metric in its log has a finite number, so nothing can be said of the run.")
     needs = {rule.name: missing for rule in RULES if (missing := lacking(rule, run))}
     if not needs:
         return f"None of the {len(RULES)} rules found anything in {run.name}."

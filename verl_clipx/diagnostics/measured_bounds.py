@@ -1,5 +1,6 @@
 """The bounds that an ACPO run used, as numbers for the fixed bounds of ACPO's ablations (its Table 3)."""
 
+import math
 from typing import NamedTuple
 
 from pandas import DataFrame
@@ -41,7 +42,7 @@ def measured_bounds(log: DataFrame) -> MeasuredBounds:
         Highest and average epsilon. Each step's average is weighted by its tokens.
 
     Raises:
-        ValueError: the log has no epsilons: it is not of an ACPO run.
+        ValueError: the log has no epsilons, as it is not of an ACPO run, or they give no finite bounds.
     """
     names = {"highest": f"{EPSILON}highest", "average": f"{EPSILON}average"}
     missing = [name for name in names.values() if name not in log]
@@ -50,4 +51,10 @@ def measured_bounds(log: DataFrame) -> MeasuredBounds:
     rows = log.dropna(subset=list(names.values()))
     tokens = rows[[name for name in log if name.startswith(COUNT)]].sum(axis=1)
     average = (rows[names["average"]] * tokens).sum() / tokens.sum()
-    return MeasuredBounds(float(rows[names["highest"]].max()), float(average), len(rows))
+    found = MeasuredBounds(float(rows[names["highest"]].max()), float(average), len(rows))
+    if not (math.isfinite(found.highest) and math.isfinite(found.average)):
+        raise ValueError(
+            f"the log gives no finite bounds: highest epsilon {found.highest:g}, average {found.average:g} over "
+            f"{len(rows)} steps with both. Its steps need finite epsilons and token counts ({COUNT}…)."
+        )
+    return found

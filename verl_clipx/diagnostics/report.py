@@ -1,6 +1,10 @@
 """`clipx report`: one page about the given runs, with its figures and its numbers."""
 
+import contextlib
+import fcntl
+import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import pandas
@@ -99,13 +103,13 @@ def write_report(
         plates = [*log_plates(settings, compared_with), *trace_plates(updates), ratio_parts(updates), others]
         plates = [plate for plate in plates if plate.panels]
         written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
-        _remove_those_before([*written, *([TOKENS] if updates else [])], out)
-        drawings = _write_figures(plates, out / FIGURES)
-    write_text(out / METRICS, _without_formulas(_metrics(settings)).to_csv(index=False))
-    if updates:
-        with replacing(out / TOKENS) as partial:
-            # The line ends of RFC 4180: with a bare line feed, Python would leave a carriage return in a cell unquoted.
-            _without_formulas(_traced(updates)).to_csv(partial, index=False, lineterminator="\r\n")
+    with _alone_in(out):
+        with style():
+            _remove_those_before([*written, *([TOKENS] if updates else [])], out)
+            drawings = _write_figures(plates, out / FIGURES)
+        _write_csv(out / METRICS, _metrics(settings))
+        if updates:
+            _write_csv(out / TOKENS, _traced(updates))
     sections = token_sections(updates)
     page = environment.get_template("report.html").render(
         title=title or _title([setting.label for setting in settings]),
@@ -133,6 +137,20 @@ def write_report(
     )
     write_text(out / PAGE, page)
     return told
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Makes a folder if missing, and waits within it for other reports that are being written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # Some network file systems do not lock folders: there, one report at a time is the user's part.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def _remove_those_before(names: list[str], out: Path) -> None:
@@ -187,6 +205,12 @@ def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
 def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
     tables = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
     return pandas.concat(tables, ignore_index=True).drop(columns="prompt_text")
+
+
+def _write_csv(path: Path, table: pandas.DataFrame) -> None:
+    with replacing(path) as partial:
+        # The line ends of RFC 4180: with a bare line feed, Python would leave a carriage return in a cell unquoted.
+        _without_formulas(table).to_csv(partial, index=False, lineterminator="\r\n")
 
 
 def _without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:

@@ -46,8 +46,9 @@ def skipped_updates(log: pandas.DataFrame, not_finite: Mapping[str, list[int]]) 
     updates = None
     if keys.SKIPPED_UPDATES in log:
         counts = log[keys.SKIPPED_UPDATES]
-        steps = list(counts.index[counts > 0])
-        updates = round(float(counts[counts > 0].sum()))
+        counts = counts[counts > 0]
+        steps = list(counts.index)
+        updates = round(total) if math.isfinite(total := float(counts.sum())) else None
     else:
         steps = not_finite.get(keys.GRADIENT_NORM, [])
     if not steps:

@@ -201,6 +201,11 @@ def load_method(function: str) -> type[Method]:
     module_name, separator, attribute = function.partition(":") if isinstance(function, str) else ("", "", "")
     if not separator or not module_name or not attribute:
         raise ValueError(f"clipx.function={function!r}: write it as package.module:name.")
+    if not all(part.isidentifier() for part in module_name.split(".")):
+        raise ValueError(
+            f"clipx.function={function!r}: {module_name} is no name of a module: write package.module:name. "
+            "For a file my_losses.py write my_losses:name, with the file's folder on PYTHONPATH."
+        )
     try:
         loaded = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:

@@ -73,7 +73,9 @@ def replayed(path: Path, words: list[str], *, step: int | None = None, match: st
     run = read_run(path)
     updates = traced_step(run, step)
     if not updates:
-        raise ValueError(f"{run.traces}: in this step no update's numbers are finite; name another by --step.")
+        raise ValueError(
+            f"{run.traces}: no update of this step has tokens with finite numbers; name another by --step."
+        )
     own = own_settings(run)
     found, matches = [], []
     for label, settings, one in chosen_settings(candidates, target, own, updates):

@@ -1,5 +1,6 @@
 """Finds the value of a parameter at which a number of a replay reaches a target."""
 
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -57,8 +58,8 @@ def target_of(text: str) -> tuple[str, float]:
     """
     name, _, number = text.partition("=")
     try:
-        if name in QUANTITIES:
-            return name, float(number)
+        if name in QUANTITIES and math.isfinite(target := float(number)):
+            return name, target
     except ValueError:
         pass
     raise ValueError(f"--match {text}: must be {' or '.join(f'{name}=NUMBER' for name in QUANTITIES)}.")
@@ -81,7 +82,9 @@ def matched(
     if len(candidate.swept) != 1:
         raise ValueError(f"--match: give {candidate.group} one parameter, with the ends of its range: clipx.alpha=0,4.")
     ((parameter, values),) = candidate.swept.items()
-    if len(values) < 2 or not all(isinstance(value, int | float) and not isinstance(value, bool) for value in values):
+    if len(values) < 2 or not all(
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) for value in values
+    ):
         raise ValueError(
             f"--match: clipx.{parameter}={','.join(map(str, values))}: the ends of a range are two numbers."
         )

@@ -200,7 +200,7 @@ def _against(tokens: pandas.DataFrame, updates: Sequence[TracedTokens]) -> float
 
 
 def _by_probability(tokens: pandas.DataFrame) -> list[tuple[float, float]]:
-    quarter = (numpy.exp(tokens.old_log_prob) * QUARTILES).astype(int).clip(0, QUARTILES - 1)
+    quarter = (numpy.exp(tokens.old_log_prob.clip(upper=0)) * QUARTILES).astype(int).clip(0, QUARTILES - 1)
     above, below = tokens.bounded > tokens.high, tokens.bounded < tokens.low
     clipped = {
         "LN": tokens.counts & below & ~above & (tokens.advantage < 0),

@@ -7,7 +7,7 @@ import numpy
 import pandas
 
 from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
-from verl_clipx.common.traces import is_whole, read_facts, read_shards
+from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
 from verl_clipx.diagnostics.replay.numbers import Number, percent
 from verl_clipx.diagnostics.runs import Run
 from verl_clipx.diagnostics.sentences import Finding
@@ -50,9 +50,13 @@ def what_clipping_took(run: Run, step: int) -> Finding | None:
     places = sorted({shard.update for shard in run.shards if shard.step == step})
     shards = [[one for one in run.shards if (one.step, one.update) == (step, update)] for update in places]
     tables = [read_shards(run.traces, of_update).to_pandas() for of_update in shards]
-    if not all(numpy.isfinite(table[["ratio", "weight", "advantage"]]).all(axis=None) for table in tables):
+    tables = [table for table in tables if len(table)]
+    if not tables or not all(
+        numpy.isfinite(table[["ratio", "weight", "advantage"]]).all(axis=None) for table in tables
+    ):
         return None
     whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
+    whole = whole and has_all_updates([one for one in run.shards if one.step == step], run.updates_a_step)
     found = numbers_of_run(tables, whole=whole)
     taken = found[TAKEN]
     if not taken.value > 0:

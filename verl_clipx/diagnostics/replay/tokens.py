@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.common.traces import Shard, UpdateFacts, is_whole, read_facts, read_shards
+from verl_clipx.common.traces import Shard, UpdateFacts, has_all_updates, is_whole, read_facts, read_shards
 from verl_clipx.diagnostics.runs import Run
 
 # What the loss computes from; verl would have skipped an update with a value here that is not finite.
@@ -55,7 +55,7 @@ class TracedTokens:
         step, update: which.
         table: a row for each token, as `traces.SCHEMA` says, in the order of the batch's mask.
         batch: the same tokens as tensors.
-        whole: whether the trace has every token of the update.
+        whole: whether the trace has every token of the update, and every update of its step.
         share: the share of the prompts that is traced; None if unknown.
         decided_from: the tokens that the run's bounds were decided from, or None if unknown.
         decisions: a micro-batch's number, as in `TokenBatch`, to what the run's method decided for it.
@@ -79,7 +79,7 @@ def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
         step: the step; None: the last one in which a traced token has an advantage, or else the last one.
 
     Returns:
-        Those whose numbers are finite.
+        Those that have tokens, and whose numbers are finite.
 
     Raises:
         ValueError: the run has no traces, or none of that step, or one cannot be read.
@@ -106,6 +106,8 @@ def _update(run: Run, step: int, update: int) -> TracedTokens | None:
     tables = [read_shards(run.traces, [shard]).to_pandas() for shard in shards]
     facts = [read_facts(run.traces, shard) for shard in shards]
     table = pandas.concat(tables, ignore_index=True)
+    if table.empty:
+        return None
     if table.unshaped_advantage.isna().any():
         if any(key.startswith("clipx.shaping.") for key in run.configuration):
             raise ValueError(f"{run.traces}: traces of version 1 lack the advantages before clipx.shaping.")
@@ -119,7 +121,8 @@ def _update(run: Run, step: int, update: int) -> TracedTokens | None:
         update,
         table,
         batch,
-        is_whole(shards, facts),
+        is_whole(shards, facts)
+        and has_all_updates([one for one in run.shards if one.step == step], run.updates_a_step),
         known[0].fraction if known else run.configuration.get("clipx.trace.fraction"),
         known[0].decided_from if known else None,
         _decisions(shards, facts, numbers),
