@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.composition import composed  # noqa: F401
+from tests.composition import compose_once, composed  # noqa: F401
 from verl_clipx.common import verl_version as versions
 from verl_clipx.driver import doctor
 
@@ -53,6 +53,8 @@ def test_beside_another_version_it_is_silent_until_it_is_asked_for(checkout):
 @pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx/select=high_entropy", "+hardware=a100x8"])
 def test_each_group_asks(composed, monkeypatch, group):  # noqa: F811
     monkeypatch.setattr("verl.__version__", "0.8.0")
+    # What other tests have composed is not asked again.
+    compose_once.cache_clear()
     composed()
     with pytest.raises(Exception, match=r"verl-clipx needs verl<0\.10,>=0\.9\.0, and this is verl 0\.8\.0"):
         composed(group)

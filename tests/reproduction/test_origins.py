@@ -187,7 +187,7 @@ def test_every_parameter_of_a_group_has_an_origin():
         and leaf.key.rpartition(".")[2] not in wiring
         and not (isinstance(leaf.value, str) and leaf.value.startswith("${"))
     }
-    assert len(leaves) > 200 and not without
+    assert len(leaves) > 100 and not without
 
 
 def test_every_part_is_used():

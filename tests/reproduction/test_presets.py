@@ -18,6 +18,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call_of
+from verl_clipx.driver.config import completed
 from verl_clipx.reproduction.origins import groups_of, read_origins
 from verl_clipx.reproduction.presets import (
     PAPERS,
@@ -145,8 +146,13 @@ def test_every_key_is_one_that_verl_has():
 
 @pytest.mark.parametrize("name", one_of_each_kind())
 def test_origins_are_those_of_the_values_that_hydra_takes(name):
-    found = {key: origin.value for key, origin in read_origins(name).items()}
-    assert found == dict(leaves(OmegaConf.to_container(preset_alone(name))))
+    found, of_hydra = read_origins(name), dict(leaves(OmegaConf.to_container(preset_alone(name))))
+    assert {key: found[key].value for key in of_hydra} == of_hydra
+    # What its group leaves to the class of its method.
+    defaults = completed(OmegaConf.to_container(preset_alone(name).clipx))
+    rest = {key: origin for key, origin in found.items() if key not in of_hydra}
+    assert all(origin.file.startswith("verl_clipx/methods/") for origin in rest.values())
+    assert {key: origin.value for key, origin in rest.items()} == {key: defaults[key[6:]] for key in rest}
 
 
 def expected_updates(name: str) -> int:
@@ -232,7 +238,7 @@ def test_batches_and_learning_rates_by_hand(name, prompts, mini_batch, responses
     ],
 )
 def test_the_methods_parameters_by_hand(name, expected):
-    clipx = settings(name).clipx
+    clipx = OmegaConf.create(completed(OmegaConf.to_container(settings(name).clipx, resolve=True)))
     assert {key: OmegaConf.select(clipx, key) for key in expected} == expected
 
 

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
@@ -10,7 +10,9 @@ from typing import Any
 import yaml
 from omegaconf import OmegaConf
 
+from verl_clipx.base.method import Method
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.methods import METHODS
 from verl_clipx.reproduction.rows import SELF, Entry, entry_at, settings_of, table_file
 
 LABELS = {
@@ -35,7 +37,7 @@ class Origin:
         value: the value as written, with interpolations unresolved.
         kind: a key of LABELS; None for a value of a recipe's file whose comment has no label.
         comment: the comment above the value, without its label.
-        file: the file or table that sets it, relative to the configs folder.
+        file: the file or table that sets it, relative to the configs folder; for a default, the method's file.
     """
 
     key: str
@@ -58,7 +60,22 @@ def read_origins(name: str) -> dict[str, Origin]:
     found: dict[str, Origin] = {}
     for origin in _merged(f"recipe/{name}"):
         found[origin.key] = origin
-    return found
+    return {origin.key: origin for origin in _of_class(found)} | found
+
+
+def _of_class(found: dict[str, Origin]) -> Iterator[Origin]:
+    """The defaults of the preset's method: what its group leaves to the class."""
+    chosen = found.get("clipx.method")
+    if chosen is None or chosen.value not in METHODS:
+        return
+    method = METHODS[chosen.value]
+    for field in fields(method):
+        if source := field.metadata.get("source"):
+            yield Origin(f"clipx.{field.name}", field.default, source, field.metadata["meaning"], _file_of(method))
+
+
+def _file_of(method: type[Method]) -> str:
+    return f"{method.__module__.replace('.', '/')}.py"
 
 
 def is_wiring(origin: Origin) -> bool:
