@@ -72,9 +72,11 @@ def show(
 ) -> None:
     """Show what a preset sets and where each value comes from; all other values are verl's own defaults."""
     from hydra.errors import HydraException
-    from omegaconf import OmegaConf
+    from omegaconf import OmegaConf, open_dict
     from omegaconf.errors import OmegaConfBaseException
 
+    from verl_clipx.base.method import NODE
+    from verl_clipx.driver.config import completed
     from verl_clipx.reproduction.origins import LABELS, is_wiring, overridden, read_origins, title_of
     from verl_clipx.reproduction.presets import check_method, compose_preset, updates_per_rollout
 
@@ -85,6 +87,10 @@ def show(
         if all_values:
             print_plain(OmegaConf.to_yaml(config, resolve=True).rstrip("\n"))
             return
+        if NODE in config:
+            # What a group leaves to the class of its method has an origin, too.
+            with open_dict(config):
+                config[NODE] = completed(OmegaConf.to_container(config[NODE], resolve=False))
         rows = []
         for _, origin in sorted(read_origins(name).items()):
             if is_wiring(origin):
