@@ -23,14 +23,16 @@ from worker_update import Row, rank_environment, rollout_batch
 
 # A run's first rollout batch has a receipt (docs/swap.md), the others have none.
 LATER = "clipx.receipt=off"
+# The old log-probabilities are made up, and not recomputed as the line says.
+FIRST = "clipx.receipt=warn"
 VARIANTS = {
     "vanilla": (),
     "acpo, micro_batch": ("+clipx=acpo", "clipx.scope=micro_batch", LATER),
     "acpo, lagged": ("+clipx=acpo", "clipx.scope=lagged", LATER),
     "acpo, mini_batch": ("+clipx=acpo", LATER),
-    "acpo, mini_batch, a run's first": ("+clipx=acpo",),
+    "acpo, mini_batch, a run's first": ("+clipx=acpo", FIRST),
     "bapo, mini_batch": ("+clipx=bapo", LATER),
-    "grpo, a run's first": ("+clipx=grpo",),
+    "grpo, a run's first": ("+clipx=grpo", FIRST),
     "grpo, lopti": ("+clipx=grpo", "+clipx/update=lopti", LATER),
 }
 VOCABULARY = 512

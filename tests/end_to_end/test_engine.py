@@ -46,6 +46,9 @@ def prepared(worker, rows, overrides):
     from verl.workers.utils.losses import ppo_loss
 
     worker.set_loss_fn(partial(ppo_loss, config=actor_config(overrides)))
+    if worker.receipt is not None:
+        # The rows' old log-probabilities are made up, and not recomputed as the line says.
+        worker.receipt.open = False
     data = mini_batch(rows, sequences=len(rows))
     tu.assign_non_tensor(data, use_dynamic_bsz=False, micro_batch_size_per_gpu=3)
     return data

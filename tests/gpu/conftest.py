@@ -93,7 +93,10 @@ class Bench:
         Args:
             updates: number of optimizer steps on the rollout batch, as the run also announces.
         """
-        announced = (f"data.train_batch_size={updates}", f"{ACTOR}.ppo_mini_batch_size=1")
+        announced = [f"data.train_batch_size={updates}", f"{ACTOR}.ppo_mini_batch_size=1"]
+        if any(override.startswith("+clipx=") for override in overrides):
+            # The sample's old log-probabilities are made up, and not recomputed as the line says.
+            announced.append("clipx.receipt=warn")
         config = self.configuration(*announced, *overrides, tied=tied)
         return update(config, self.samples[tied].rows, updates=updates)
 
