@@ -204,12 +204,6 @@ def test_an_engine_option_is_in_force(results, option, cut):
 
 
 @pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
-def test_under_every_engine_option_moved_weights_are_seen_and_others_not(results, option, cut):
-    shown = results[cut, f"plain, {option}"].options
-    assert not shown["moved before"] and shown["moved after"]
-
-
-@pytest.mark.parametrize(("option", "cut"), UNDER_ENGINES, ids=str)
 def test_engine_options_change_no_log_probability(results, option, cut):
     whole, part = results[CUTS[0], "plain"].log_probs, results[cut, f"plain, {option}"].log_probs
     assert len(whole) == ROWS

@@ -11,6 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
+from verl_clipx.driver.config import completed
 
 pytestmark = pytest.mark.slow
 
@@ -25,7 +26,7 @@ def trained(monkeypatch, tmp_path):
     made = []
 
     def train(config, log):
-        made.append((config.data.seed, config.clipx.clip_high, config.actor_rollout_ref.rollout.seed))
+        made.append((config.data.seed, completed(config.clipx)["clip_high"], config.actor_rollout_ref.rollout.seed))
         log.write_text(
             "".join(
                 json.dumps({"step": step, "data": {"critic/score/mean": step / 100, "actor/ppo_kl": 0.001, "x": 1}})

@@ -22,7 +22,6 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from verl_clipx.base.shared_metrics import REGIONS
 from verl_clipx.driver.config import Observe, clip_range
-from verl_clipx.driver.health import HealthLimits
 from verl_clipx.loss.compiled import observed_functions
 from verl_clipx.loss.contract import example
 from verl_clipx.worker.loss_function import with_micro_batch
@@ -383,7 +382,7 @@ def test_the_group_leaves_verls_loss_mode_and_its_parameters(actor):
         policy_loss = actor(*overrides, f"{POLICY_LOSS}.clip_cov_ub=4").policy_loss
         assert (policy_loss.loss_mode, policy_loss.clip_cov_ub) == ("gspo", 4)
     built = actor("+clipx=observe", "clipx.compile=false", f"{ACTOR}.clip_ratio_high=0.28")
-    assert built.policy_loss.clipx == Observe(compile=False, health_limits=HealthLimits())
+    assert built.policy_loss.clipx == Observe(compile=False)
     assert clip_range(built) == (0.8, 1.28)
 
 

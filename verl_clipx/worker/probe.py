@@ -185,6 +185,8 @@ def decisions_differ(
     """
     if announced is trained:
         return False
+    if any(getattr(inputs, name) is None for name in trained.asks_for):
+        return True
     for probe in made_up:
         bounds = []
         for method in (announced, trained):

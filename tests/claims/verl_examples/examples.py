@@ -19,6 +19,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import merged, verl_s_own
+from verl_clipx.driver.config import completed
 from verl_clipx.driver.explain import MAIN_PPO, composed
 from verl_clipx.driver.start import decide
 from verl_clipx.driver.user_keys import named_keys
@@ -93,7 +94,8 @@ def outcome(config: DictConfig, overrides: Iterable[str], group: str) -> str:
     except ValueError as error:
         keys = [re.match(r"(?:actor_rollout_ref\.actor\.)?([\w.]+)=", line) for line in str(error).splitlines()]
         return f"refused: {', '.join(key[1] if key else str(error) for key in keys)}"
-    return ", ".join(f"{name}={shown(config.clipx.get(name))}" for name in SHOWN[group])
+    node = completed(OmegaConf.to_container(config.clipx))
+    return ", ".join(f"{name}={shown(node[name])}" for name in SHOWN[group])
 
 
 def shown(value: Any) -> str:
