@@ -35,7 +35,7 @@ def named_keys(overrides: Collection[str]) -> set[str]:
 def keys_in_files(config_name: str | None, overrides: Sequence[str]) -> set[str]:
     """The full keys in those files of a composed configuration that are neither verl's, Hydra's nor the plugin's.
 
-    The facts about the run are left out: each is compared with the run itself (`start.refuse_set_facts`).
+    The facts about the run are left out: each is compared with the run itself (`runnable.facts_set_by_hand`).
 
     Args:
         config_name: the primary configuration's name.

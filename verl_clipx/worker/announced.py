@@ -6,7 +6,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import Method
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.driver.config import Settings
 from verl_clipx.driver.hydra_nodes import RunFacts
@@ -44,21 +43,17 @@ def announced_gradient(
     run: RunFacts,
     call: Call,
     *,
-    method: Method | None = None,
-    decision: Tensor | None = None,
     moved: float = 0.0,
 ) -> Announced:
     """The gradient that the policy's term must have on log_prob.
 
     Args:
         call: what verl's loss function gets.
-        method: in the place of the announced one.
-        decision: in the place of the step's.
         moved: added to every log-probability, in nats.
     """
     from verl.trainer.ppo.core_algos import agg_loss
 
-    known, data, method = call.micro_batch, call.data, method or settings.method
+    known, data, method = call.micro_batch, call.data, settings.method
     whole = padded(data["response_mask"]).bool()
     log_prob = response_part(call.model_output["log_probs"], data, whole.shape[1])
     if moved:
@@ -68,7 +63,7 @@ def announced_gradient(
     inputs = inputs_of(
         settings, known, log_prob=log_prob, old_log_prob=old, advantages=padded(data["advantages"]), mask=mask
     )
-    decision = known.step.decision if decision is None else decision
+    decision = known.step.decision
     if decision is None:
         decision = method.decide(token_statistics(method, settings.shaping, inputs))
     tokens = tokens_in(method, settings.shaping, inputs)
