@@ -33,11 +33,8 @@ MOVED = 0.025
 OF_ROLLOUT = 0.8
 
 # How many probes are searched, on how many tokens at most; how many are always taken: one of each kind, and several if
-# the run rejects; and on how many the decisions are compared.
+# the run rejects; and how many are searched for those from which a neighbour decides otherwise.
 TRIED, MOST_TOKENS, KINDS, OF_REJECTION, DECISIONS = 400, 1 << 20, 6, 15, 100
-
-# How far bounds by the same formulas from the same statistics may be apart, relative to half their width.
-SAME_BOUNDS = 1e-6
 
 
 class Probe(NamedTuple):
@@ -147,16 +144,53 @@ def telling(
     others = [(other, decision) for other in neighbours(method) if other.statistics_size == method.statistics_size]
     if len(decision):
         others += [(method, decision * (1 + by)) for by in (MOVED, -MOVED)]
-    expected, unit = gradient(method, decision), inputs.advantages.abs()
-    looked_at = inputs.mask & steady(expected, unit, lambda by: gradient(method, decision, by))
-    resolved = 2 * RESOLVED[inputs.log_prob.dtype] * torch.maximum(expected.abs(), LEAST * unit)
+    differs = difference_from(gradient(method, decision), inputs, lambda by: gradient(method, decision, by))
     chosen: set[int] = set()
     for other, moved in others:
-        differs = (gradient(other, moved) - expected).abs() > resolved
-        probes_that_tell = (differs & looked_at).view(len(made_up), -1).any(1).nonzero().flatten().tolist()
+        seen = differs(gradient(other, moved))
+        probes_that_tell = seen.view(len(made_up), -1).any(1).nonzero().flatten().tolist()
         if probes_that_tell and chosen.isdisjoint(probes_that_tell):
             chosen.add(probes_that_tell[0])
     return chosen
+
+
+def deciding(
+    method: Method, shaping: AdvantageReweighting | None, inputs: Inputs, made_up: Sequence[Probe]
+) -> set[int]:
+    """The probes from whose own statistics each of the method's neighbours decides on another gradient.
+
+    Args:
+        inputs: of a micro-batch.
+    """
+    left, chosen = neighbours(method), set()
+    for number, probe in enumerate(made_up):
+        of_probe = on_probes(inputs, [probe])
+
+        def gradient(of: Method, moved: float = 0.0, of_probe: Inputs = of_probe) -> Tensor:
+            t = tokens_in(of, shaping, of_probe._replace(log_prob=of_probe.log_prob + moved))
+            return of.gradient(t, of.gradient_weight(t, of.bounds(t, of.decide(of.statistics(t)))))
+
+        differs = difference_from(gradient(method), of_probe, lambda by, gradient=gradient: gradient(method, by))
+        unseen = [other for other in left if not bool(differs(gradient(other)).any())]
+        if len(unseen) < len(left):
+            chosen.add(number)
+        left = unseen
+        if not left:
+            break
+    return chosen
+
+
+def difference_from(expected: Tensor, inputs: Inputs, moved: Callable[[float], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A function that says which tokens' gradients the receipt would tell from the expected ones: bool, like them.
+
+    Args:
+        expected: gradients of the inputs' tokens.
+        moved: as for `steady`.
+    """
+    unit = inputs.advantages.abs()
+    looked_at = inputs.mask & steady(expected, unit, moved)
+    resolved = 2 * RESOLVED[inputs.log_prob.dtype] * torch.maximum(expected.abs(), LEAST * unit)
+    return lambda gradient: looked_at & ((gradient - expected).abs() > resolved)
 
 
 def bounds_of(method: Method, tokens: Tokens, decision: Tensor) -> Tensor:
@@ -173,28 +207,6 @@ def bounds_apart(first: Tensor, second: Tensor) -> Tensor:
     """
     half = ((first[1] - first[0]) / 2).nan_to_num(1.0, posinf=1.0).clamp(min=1e-12)
     return torch.where(first == second, 0.0, (first - second).abs() / half).max()
-
-
-def decisions_differ(
-    announced: Method, trained: Method, shaping: AdvantageReweighting | None, inputs: Inputs, made_up: Sequence[Probe]
-) -> bool:
-    """Whether two methods decide on other bounds from the statistics of any of the probes.
-
-    Args:
-        inputs: of a micro-batch.
-    """
-    if announced is trained:
-        return False
-    if any(getattr(inputs, name) is None for name in trained.asks_for):
-        return True
-    for probe in made_up:
-        bounds = []
-        for method in (announced, trained):
-            t = tokens_in(method, shaping, on_probes(inputs, [probe]))
-            bounds.append(bounds_of(method, t, method.decide(method.statistics(t))))
-        if bool(bounds_apart(*bounds) > SAME_BOUNDS):
-            return True
-    return False
 
 
 def leaf_of(model_output: Any) -> tuple[dict[str, Any], Tensor]:

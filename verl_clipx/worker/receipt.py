@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.base.method import NODE, Method
+from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.driver.config import Settings
@@ -39,7 +39,7 @@ from verl_clipx.worker.probe import (
     Expected,
     bounds_apart,
     bounds_of,
-    decisions_differ,
+    deciding,
     leaf_of,
     no_policy_loss,
     on_probes,
@@ -77,7 +77,6 @@ class Receipt:
         tested: whether tests have run all of the run's options. If not, under clipx.receipt=auto only what is compared
             on copies stops the run; what depends on the engine is logged as a warning.
         half: whether the engine computes in half precision.
-        trained: the method that decides on the bounds; None: the announced one.
 
     Attributes:
         open: whether the receipt still compares updates. Once it is closed, updates cost nothing.
@@ -94,12 +93,11 @@ class Receipt:
         rank: int,
         tested: bool,
         half: bool = False,
-        trained: Method | None = None,
     ):
         self.open = True
         self._all_reduce, self._rank = all_reduce, rank
         self._settings, self._run, self._tested, self._half = settings, run, tested, half
-        self._loss_fn, self._called, self._trained = loss_fn, called, trained or settings.method
+        self._loss_fn, self._called = loss_fn, called
         # How many tokens were compared on copies, how many of them verl would reject, and the largest difference.
         self._tokens, self._rejected, self._largest = 0, 0, 0.0
         # The number of micro-batches and updates whose backward pass was compared, and the largest difference there.
@@ -321,8 +319,6 @@ class Receipt:
         inputs = inputs_of(
             self._settings, known, log_prob=log_prob, old_log_prob=log_prob, advantages=log_prob, mask=mask
         )._replace(counted=None)
-        if decisions_differ(method, self._trained, shaping, inputs, made_up[:DECISIONS]):
-            self._wrong("the bounds are decided otherwise than announced", on_copies=True)
         decision = step.decision
         if decision is None:
             decision = method.decide(token_statistics(method, shaping, on_probes(inputs, made_up[:1])))
@@ -333,7 +329,8 @@ class Receipt:
                 self._compare_probe(probe_step, model_output, probed(model_output, data, made_up[number]), dp_group)
 
         compare(step, of_each_kind)
-        compare(own, of_each_kind if len(decision) else ())
+        if len(decision):
+            compare(own, sorted({*of_each_kind, *deciding(method, shaping, inputs, made_up[:DECISIONS])}))
         compare(step, sorted(telling(method, shaping, inputs, decision, made_up).difference(of_each_kind)))
 
     def _compare_probe(self, step: OptimizerStep, model_output: Any, copy: Any, dp_group: Any) -> None:

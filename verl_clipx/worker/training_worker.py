@@ -136,7 +136,6 @@ class ClipxTraining:
                 rank=self.rank,
                 tested=not untested(policy_loss.run.options),
                 half=in_half_precision(self.engine_config),
-                trained=self.planner.method,
             )
 
     @property
