@@ -12,7 +12,7 @@ import pandas
 import typer
 from shared import DOCS, clipx
 
-from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.runs.run_log import read_run_log
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first

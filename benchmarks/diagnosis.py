@@ -3,7 +3,7 @@
 Run: python benchmarks/diagnosis.py
 
 Reads the logs under docs/results, of which benchmarks/known_faults.py and `clipx table fill reversal` made those that
-are kept apart. Writes the tables of docs/diagnosis.md, and verl_clipx/diagnostics/base_rates.json, which has what the
+are kept apart. Writes the tables of docs/diagnosis.md, and verl_clipx/diagnose/base_rates.json, which has what the
 page says beside a share.
 """
 
@@ -16,14 +16,14 @@ import numpy
 import pandas
 
 from verl_clipx.common.files import read_text, write_text
+from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
-from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.base_rates import MEASURES, PATH, of_run
-from verl_clipx.diagnostics.diagnosis import diagnose
-from verl_clipx.diagnostics.run_log import table_of, with_entropy
-from verl_clipx.diagnostics.runs import Run
-from verl_clipx.diagnostics.sentences import percent
-from verl_clipx.reproduction.run_folder import KeptRun
+from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
+from verl_clipx.diagnose.rules import diagnose
+from verl_clipx.papers.tables.run_folder import KeptRun
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.run_log import table_of, with_entropy
 
 DOCS = Path(__file__).parents[1] / "docs"
 PAGE, RESULTS = DOCS / "diagnosis.md", DOCS / "results"

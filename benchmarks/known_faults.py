@@ -5,7 +5,7 @@ Run: CLIPX_DATA=DATA python benchmarks/known_faults.py RUNS    (DATA: where `cli
 
 Small policies on reversal, trained by verl's trainer and worker in this process. RUNS is where the logs go, a file
 each: docs/results/runs/faults has those that tests read. What is there is not made again. What each fault should lead
-to was written down before the first of these runs; tests/diagnostics/test_known_faults.py counts.
+to was written down before the first of these runs; tests/diagnose/test_known_faults.py counts.
 """
 
 import os
@@ -20,11 +20,11 @@ from typing import Annotated, Any
 import typer
 
 from verl_clipx.common.files import hash_of_file, read_bytes
-from verl_clipx.diagnostics import keys
-from verl_clipx.diagnostics.diagnosis import RULES
+from verl_clipx.diagnose.rules import RULES
 from verl_clipx.one_process.commands import SEED_KEYS
 from verl_clipx.one_process.only_rank import become_only_rank
-from verl_clipx.reproduction.run_folder import keep_run, kept_path, metrics_of
+from verl_clipx.papers.tables.run_folder import keep_run, kept_path, metrics_of
+from verl_clipx.runs import keys
 
 # A fault of the running training begins at one of these steps of 16, by name and seed.
 FIRST, CHOICES = 6, 5
@@ -219,8 +219,8 @@ def make(path: Path, name: str, seed: int) -> None:
     from omegaconf import OmegaConf
 
     from verl_clipx.one_process import trainer as in_one_process
-    from verl_clipx.reproduction.collect import commit_here, versions_here
-    from verl_clipx.reproduction.presets import compose_preset
+    from verl_clipx.papers.tables.collect import commit_here, versions_here
+    from verl_clipx.papers.tables.presets import compose_preset
 
     setting, at = SETTINGS[name], step_of(name, seed)
 

@@ -23,9 +23,9 @@ from shared import actor_config
 from verl.trainer.ppo.core_algos import get_policy_loss_fn
 
 from verl_clipx.base.tokens import OPTIONAL
-from verl_clipx.driver.config import OBSERVE
 from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.methods import METHODS
+from verl_clipx.run.config import OBSERVE
 from verl_clipx.worker.observe import observe_registered
 from verl_clipx.worker.policy_loss import inputs_of, settings_for
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch

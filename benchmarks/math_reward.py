@@ -14,8 +14,8 @@ from typing import Annotated
 import psutil
 import typer
 
-from verl_clipx.tasks.math import equality, pool
-from verl_clipx.tasks.math.reward import compute_score
+from verl_clipx.papers.tasks.math import equality, pool
+from verl_clipx.papers.tasks.math.reward import compute_score
 
 # Right answer, spellings of it, wrong answers, for a problem's number.
 Kind = Callable[[int], tuple[str, list[str], list[str]]]

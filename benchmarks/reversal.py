@@ -16,8 +16,8 @@ from shared import DOCS, clipx
 
 from verl_clipx.common.files import write_text
 from verl_clipx.common.statistics.comparison import compare_means
-from verl_clipx.reproduction.run_folder import KeptRun
-from verl_clipx.reproduction.tables_definition import load_table
+from verl_clipx.papers.tables.definition import load_table
+from verl_clipx.papers.tables.run_folder import KeptRun
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first

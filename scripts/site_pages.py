@@ -100,7 +100,7 @@ def reference() -> str:
 
 def method_pages() -> dict[str, str]:
     """A page a method, and its figure."""
-    from verl_clipx.driver.listing import listed
+    from verl_clipx.run.listing import listed
 
     pages = {}
     for method in listed():
@@ -112,8 +112,8 @@ def method_pages() -> dict[str, str]:
 
 def figure(name: str) -> str:
     """The gradient weight of a method over the ratio, as `clipx methods NAME --plot` draws it."""
-    from verl_clipx.diagnostics.weight_figure import draw_weights
     from verl_clipx.methods import METHODS
+    from verl_clipx.report.weight_figure import draw_weights
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "figure.svg"

@@ -16,7 +16,7 @@ import tempfile
 from io import BytesIO
 from pathlib import Path
 
-from verl_clipx.driver.script import HARMLESS, put_programs, recorded
+from verl_clipx.run.script import HARMLESS, put_programs, recorded
 
 MODULE = "verl.trainer.main_ppo"
 # Scripts that may write may have these.

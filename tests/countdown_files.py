@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from verl_clipx.tasks.building import build_split
-from verl_clipx.tasks.catalog import definition_named
+from verl_clipx.papers.tasks.building import build_split
+from verl_clipx.papers.tasks.catalog import definition_named
 
 
 def write_countdown(folder: Path, train: int, test: int, seed: int = 0) -> dict[str, Path]:

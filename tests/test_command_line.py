@@ -17,7 +17,7 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.composition import compose_once
-from tests.diagnostics.runs import write_run
+from tests.runs.example_runs import write_run
 from verl_clipx.cli import app
 from verl_clipx.common.extras import FOR_CPU
 
@@ -121,10 +121,10 @@ def test_explain_as_json():
 
 
 def test_doctor_as_json(monkeypatch):
-    from verl_clipx.driver.doctor import Finding
+    from verl_clipx.check.doctor import Finding
 
     found = [Finding("ok", "Python", "3.11"), Finding("error", "verl", "not installed", "install it")]
-    monkeypatch.setattr("verl_clipx.driver.doctor.examine", lambda ray: [("versions", found)])
+    monkeypatch.setattr("verl_clipx.check.doctor.examine", lambda ray: [("versions", found)])
     assert as_json("doctor", "--no-ray", code=1)["findings"][1] == {
         "group": "versions",
         "level": "error",
@@ -258,7 +258,7 @@ def test_the_extra_of_a_missing_package_is_named(monkeypatch, tmp_path):
 
 
 def test_the_doctor_names_the_extra_of_cpu_runs(monkeypatch):
-    from verl_clipx.driver import doctor
+    from verl_clipx.check import doctor
 
     assert doctor.check_cpu_packages().level == "ok"
     without(monkeypatch, "uvicorn")

@@ -173,7 +173,7 @@ print(all(callable(get_policy_loss_fn(f"clipx_{name}")) for name in METHODS), le
 
 
 def test_a_reward_of_mathematics_names_the_extra(tmp_path):
-    program = "from verl_clipx.tasks.reward import compute_score; compute_score('math', r'\\boxed{1}', '\"1\"')"
+    program = "from verl_clipx.papers.tasks.reward import compute_score; compute_score('math', r'\\boxed{1}', '\"1\"')"
     done = python_without(NOT_OF_VERL, tmp_path, "-c", program)
     assert done.returncode == 1
     wanted = "ModuleNotFoundError: a reward of mathematics needs math-verify: pip install 'verl-clipx[tools]'"

@@ -16,9 +16,9 @@ import pyarrow.parquet
 import pytest
 from typer.testing import CliRunner, Result
 
-from tests.diagnostics.runs import write_run
-from tests.evaluation.tiny import save_questions
 from tests.matrix import product
+from tests.papers.evaluation.tiny import save_questions
+from tests.runs.example_runs import write_run
 from verl_clipx.cli import app
 from verl_clipx.common.traces import SCHEMA
 
@@ -35,8 +35,8 @@ def clipx(*words: object) -> Result:
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
     """A run with traces; drawing takes seconds and is another test's."""
-    monkeypatch.setattr("verl_clipx.diagnostics.report.log_plates", lambda *arguments: [])
-    monkeypatch.setattr("verl_clipx.diagnostics.report.trace_plates", lambda updates: [])
+    monkeypatch.setattr("verl_clipx.report.page.log_plates", lambda *arguments: [])
+    monkeypatch.setattr("verl_clipx.report.page.trace_plates", lambda updates: [])
     return write_run(tmp_path / "run", "acpo", steps=2)
 
 

@@ -19,18 +19,18 @@ from omegaconf import OmegaConf
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from tests.diagnostics.runs import write_log
-from tests.evaluation.tiny import save_questions
-from tests.reproduction.tables import small_table
+from tests.papers.evaluation.tiny import save_questions
+from tests.papers.tables.tables import small_table
+from tests.runs.example_runs import write_log
 from verl_clipx.cli import app
 from verl_clipx.common.files import hash_of_file
 from verl_clipx.common.traces import SCHEMA, Shard
 from verl_clipx.common.traces import write_shard as write_trace_shard
-from verl_clipx.evaluation.folder import EvaluationFolder
-from verl_clipx.evaluation.results import score
-from verl_clipx.evaluation.samples import Sample, write_shard
-from verl_clipx.reproduction import collect, tables_definition
-from verl_clipx.reproduction.config_hash import significant_values
+from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.results import score
+from verl_clipx.papers.evaluation.samples import Sample, write_shard
+from verl_clipx.papers.tables import collect, definition
+from verl_clipx.papers.tables.config_hash import significant_values
 
 MISSING = object()
 RUN = "run/metrics.jsonl"
@@ -130,10 +130,10 @@ def folder(whole, tmp_path, monkeypatch):
         columns: [{name: B, measure: {benchmark: b, metric: avg@1}}]
         rows: [{name: P, preset: p}]
     """
-    monkeypatch.setattr(tables_definition, "load_table", lambda name: small_table(table))
+    monkeypatch.setattr(definition, "load_table", lambda name: small_table(table))
     monkeypatch.setattr(collect, "_values_of_preset", lambda name: significant_values(OmegaConf.create(SMALL)))
     # Drawing takes seconds and reads no file.
-    monkeypatch.setattr("verl_clipx.diagnostics.report.log_plates", lambda settings, baseline: [])
+    monkeypatch.setattr("verl_clipx.report.page.log_plates", lambda settings, baseline: [])
     copy = tmp_path / "all"
     shutil.copytree(whole, copy)
     config = copy / "evaluation" / "config.json"

@@ -11,13 +11,13 @@ __version__ = "0.1.0"
 
 _PUBLIC = {
     "register_loss": "verl_clipx.loss.user_method",
-    "check_loss": "verl_clipx.loss.contract",
+    "check_loss": "verl_clipx.check.contract",
     "Bounds": "verl_clipx.methods",
     "FixedBounds": "verl_clipx.methods",
     "METHODS": "verl_clipx.methods",
     "Method": "verl_clipx.methods",
     "Tokens": "verl_clipx.base.tokens",
-    "evaluate": "verl_clipx.loss.contract",
+    "evaluate": "verl_clipx.check.contract",
     "of_decision": "verl_clipx.base.metric",
     "of_rollout_batch": "verl_clipx.base.metric",
     "parameter": "verl_clipx.base.parameters",
@@ -29,7 +29,7 @@ __all__ = ["__version__", *_PUBLIC]
 def __getattr__(name: str) -> Any:
     # Configurations recorded before the folder `driver` existed use this name as `_target_`; Hydra looks here first.
     if name == "training":
-        return SimpleNamespace(hydra_nodes=import_module("verl_clipx.driver.hydra_nodes"))
+        return SimpleNamespace(hydra_nodes=import_module("verl_clipx.run.hydra_nodes"))
     if name not in _PUBLIC:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_PUBLIC[name]), name)

@@ -27,11 +27,11 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
-from verl_clipx.evaluation.commands import evaluation_app
 from verl_clipx.one_process.commands import fill
-from verl_clipx.reproduction.recipe_commands import recipe_app
-from verl_clipx.reproduction.table_commands import table_app
-from verl_clipx.tasks.commands import app as data_app
+from verl_clipx.papers.evaluation.commands import evaluation_app
+from verl_clipx.papers.tables.recipe_commands import recipe_app
+from verl_clipx.papers.tables.table_commands import table_app
+from verl_clipx.papers.tasks.commands import app as data_app
 
 
 class Commands(TyperGroup):
@@ -93,16 +93,16 @@ def doctor(
     if as_json and (keys or options):
         fail("--json prints what the checks found; --keys and --options print Markdown. Leave one of them out.", 2)
     if keys:
-        from verl_clipx.driver.ledger import path_table
+        from verl_clipx.run.ledger import path_table
 
         print_plain(path_table())
         return
     if options:
-        from verl_clipx.driver.support import support_table
+        from verl_clipx.run.support import support_table
 
         print_plain(support_table())
         return
-    from verl_clipx.driver.doctor import examine
+    from verl_clipx.check.doctor import examine
 
     colours = {"ok": "green", "warning": "yellow", "error": "red"}
     table = Table(show_lines=False, title="clipx doctor")
@@ -140,7 +140,7 @@ def methods(
 ) -> None:
     """List the methods, or the parameters of one, or draw one."""
     sys.path.insert(0, "")
-    from verl_clipx.driver.listing import listed, markdown_table, parameter_row
+    from verl_clipx.run.listing import listed, markdown_table, parameter_row
 
     if markdown:
         print_plain(markdown_table())
@@ -205,9 +205,9 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
     """
     from omegaconf import OmegaConf
 
-    from verl_clipx.diagnostics.weight_figure import draw_weights
-    from verl_clipx.driver.config import Observe, build
-    from verl_clipx.driver.listing import group_settings
+    from verl_clipx.report.weight_figure import draw_weights
+    from verl_clipx.run.config import Observe, build
+    from verl_clipx.run.listing import group_settings
 
     with failing():
         for word in parameters:
@@ -235,8 +235,8 @@ def explain(context: typer.Context, as_json: AsJson = False) -> None:
 
     # Without a GPU, importing verl prints a warning, but nothing here needs one.
     os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
-    from verl_clipx.driver.explain import explained
-    from verl_clipx.driver.script import SHELLS, commands_of
+    from verl_clipx.run.explain import explained
+    from verl_clipx.run.script import SHELLS, commands_of
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
@@ -256,8 +256,8 @@ def check_loss(
 ) -> None:
     """Check a loss of your own against the contract that every loss must keep."""
     sys.path.insert(0, "")
-    from verl_clipx.driver.config import build
-    from verl_clipx.loss.contract import check_method
+    from verl_clipx.check.contract import check_method
+    from verl_clipx.run.config import build
 
     with failing():
         method = build(function=function).method
@@ -295,8 +295,8 @@ def report(
     if replay or match:
         # The user's own loss may be in the working directory.
         sys.path.insert(0, "")
-    from verl_clipx.diagnostics import follow as following
-    from verl_clipx.diagnostics.report import PAGE, write_report
+    from verl_clipx.report import follow as following
+    from verl_clipx.report.page import PAGE, write_report
 
     findings = []
 
@@ -325,9 +325,9 @@ def diagnose(
     as_json: AsJson = False,
 ) -> None:
     """Say what went wrong in a run: from which step on, what shows it and what to do."""
-    from verl_clipx.diagnostics.base_rates import MEASURES, rates
-    from verl_clipx.diagnostics.diagnosis import diagnose, judged
-    from verl_clipx.diagnostics.runs import read_run
+    from verl_clipx.diagnose.base_rates import MEASURES, rates
+    from verl_clipx.diagnose.rules import diagnose, judged
+    from verl_clipx.runs.run import read_run
 
     with failing(), warnings_on(messages_console()):
         of_run = read_run(run)
@@ -371,7 +371,7 @@ def replay(
 ) -> None:
     """Apply methods to the tokens that a run traced: what would each clip, and which tokens would change?"""
     sys.path.insert(0, "")
-    from verl_clipx.diagnostics.replay.command import content_of, print_replayed, replayed
+    from verl_clipx.replay.command import content_of, print_replayed, replayed
 
     with failing():
         found = replayed(run, settings or [], step=step, match=match)
@@ -386,8 +386,8 @@ def bounds(
     metrics: Annotated[Path, typer.Argument(help="The metrics of an ACPO run: VERL_FILE_LOGGER_PATH's file.")],
 ) -> None:
     """Measure an ACPO run's bounds and print the overrides of its two ablations with fixed bounds."""
-    from verl_clipx.diagnostics.measured_bounds import measured_bounds
-    from verl_clipx.diagnostics.run_log import read_run_log
+    from verl_clipx.runs.measured_bounds import measured_bounds
+    from verl_clipx.runs.run_log import read_run_log
 
     with failing(), warnings_on(console):
         found = measured_bounds(read_run_log(metrics))

@@ -64,7 +64,7 @@ def _decide_at_the_start(device: ModuleType) -> None:
     # Each of verl's entry modules calls this first, with its configuration. Nothing else calls it.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
-        from verl_clipx.driver.start import start_entry
+        from verl_clipx.run.start import start_entry
 
         detect(config)
         start_entry(config)
@@ -78,7 +78,7 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
         from verl_clipx.common.run_lock import release
-        from verl_clipx.driver.start import start_run
+        from verl_clipx.run.start import start_run
 
         start_run(config)
         try:
@@ -93,7 +93,7 @@ def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
     def options(*, _root_):
-        from verl_clipx.driver.support import READ
+        from verl_clipx.run.support import READ
 
         # A node and not a dictionary, because verl resolves its configuration in place, which needs OmegaConf's types.
         return omegaconf.OmegaConf.create({key: omegaconf.OmegaConf.select(_root_, key) for key in READ})

@@ -8,7 +8,7 @@ set -xeuo pipefail
 # a group of configs/clipx
 METHOD=${METHOD:-grpo}
 
-# the folder that `python -m verl_clipx.tasks.knights_and_knaves.policy runs/policies` prints
+# the folder that `python -m verl_clipx.papers.tasks.knights_and_knaves.policy runs/policies` prints
 MODEL_PATH=${MODEL_PATH:-runs/knights_and_knaves/policy}
 TRAIN_FILE=${TRAIN_FILE:-data/kk_tiny/train.parquet}
 TEST_FILE=${TEST_FILE:-data/kk_tiny/test.parquet}

@@ -29,7 +29,7 @@ MINI_BATCH_SIZE=${MINI_BATCH_SIZE:-4}
 # responses a rank passes at once: its share of an optimizer step
 MICRO_BATCH_SIZE=${MICRO_BATCH_SIZE:-$((MINI_BATCH_SIZE * ROLLOUT_N / (NNODES * NGPUS_PER_NODE)))}
 ACTOR_LR=${ACTOR_LR:-1e-5}
-# verl pads every prompt to this length: `python -m verl_clipx.tasks.prompt_length` measures the longest
+# verl pads every prompt to this length: `python -m verl_clipx.papers.tasks.prompt_length` measures the longest
 MAX_PROMPT_LENGTH=${MAX_PROMPT_LENGTH:-64}
 MAX_RESPONSE_LENGTH=${MAX_RESPONSE_LENGTH:-14}
 # compute_score_of_last_answer scores the last number of a response, which the model earns from the first step on;

@@ -20,7 +20,7 @@ train() {
         data.max_prompt_length="$MAX_PROMPT_LENGTH"
         data.max_response_length="$MAX_RESPONSE_LENGTH"
         data.seed="$SEED"
-        reward.custom_reward_function.path="pkg://verl_clipx.tasks.$task.reward"
+        reward.custom_reward_function.path="pkg://verl_clipx.papers.tasks.$task.reward"
         reward.custom_reward_function.name=compute_score
     )
 

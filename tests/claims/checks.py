@@ -19,10 +19,10 @@ from verl.utils.config import omega_conf_to_dataclass
 from tests.claims.documents import ROOT, Command, Wrong
 from tests.recipes.shell import Machine
 from verl_clipx.cli import app
-from verl_clipx.driver.listing import listed
-from verl_clipx.reproduction.presets import preset_names
-from verl_clipx.reproduction.tables_definition import load_table
-from verl_clipx.tasks.catalog import definition_named, definitions
+from verl_clipx.papers.tables.definition import load_table
+from verl_clipx.papers.tables.presets import preset_names
+from verl_clipx.papers.tasks.catalog import definition_named, definitions
+from verl_clipx.run.listing import listed
 
 ELLIPSIS = "…"
 # They change the machine, or need another one.

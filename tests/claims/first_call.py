@@ -20,7 +20,7 @@ from verl.workers.config import ActorConfig
 from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
-from verl_clipx.driver.config import Observe
+from verl_clipx.run.config import Observe
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered

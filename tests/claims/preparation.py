@@ -7,16 +7,16 @@ from pathlib import Path
 import numpy as np
 from typer.testing import CliRunner
 
-from tests.diagnostics.runs import write_run
-from tests.evaluation.evaluations import evaluation_of, questions_file
-from tests.evaluation.tiny import save_model, save_questions
-from tests.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
+from tests.papers.evaluation.evaluations import evaluation_of, questions_file
+from tests.papers.evaluation.tiny import save_model, save_questions
+from tests.papers.tasks.knights_and_knaves.released import OTHER, TRAIN, record, release
+from tests.runs.example_runs import write_run
 from verl_clipx.cli import app
-from verl_clipx.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
-from verl_clipx.tasks.tiny_policy.model import ModelConfig
-from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
+from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
+from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
+from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
-TASKS = Path(__file__).parents[1] / "tasks"
+TASKS = Path(__file__).parents[1] / "papers" / "tasks"
 SMALL = WarmStartConfig(
     steps=3, batch_size=4, model=ModelConfig(hidden_size=64, intermediate_size=64, num_layers=1, max_length=64)
 )

@@ -6,7 +6,7 @@ Python blocks run, YAML is parsed; marked commands and inline code have existing
 variables; a page that breaks any of these rules fails.
 
 Not covered: what the output says, beyond that there is some; commands that a mark, `<!-- needs: … -->`, excuses; the
-fresh interpreters of `clipx doctor`, for which this process stands in (tests/driver/test_doctor.py starts them), and
+fresh interpreters of `clipx doctor`, for which this process stands in (tests/check/test_doctor.py starts them), and
 its Ray worker; whether a `python -m pytest` command passes, which is its own test's matter.
 """
 
@@ -44,8 +44,8 @@ from tests.claims.documents import (
     inline_code_of,
 )
 from tests.claims.preparation import PREPARATIONS
+from verl_clipx.check import doctor
 from verl_clipx.cli import app
-from verl_clipx.driver import doctor
 from verl_clipx.methods import METHODS
 
 # Inline code that is a command, with the variables before it.
@@ -307,11 +307,11 @@ def page(*lines: str, language: str = "bash", needs: str = "") -> str:
         (page("docker build --file docker/Dockerfile.tpu .", needs="Docker"), "docker/Dockerfile.tpu: no such file"),
         (page("python benchmarks/coverage.py --repeat 5", needs="minutes"), "No such option: --repeat"),
         (page("python benchmarks/loss.py --repeats 2"), "no test can run this"),
-        (page("python -m verl_clipx.tasks.countdown.policy runs/policies"), "no test can run this"),
+        (page("python -m verl_clipx.papers.tasks.countdown.policy runs/policies"), "no test can run this"),
         (page("clipx data build countdown --out data --option size=-1"), "exit code 1"),
         (page("python benchmarks/loss.py --repeat 2", needs="minutes"), "No such option: --repeat"),
         (page("python -m pytest tests/test_nothing.py"), "tests/test_nothing.py: no such file"),
-        (page("python -m pytest tests/driver/test_doctor.py -k test_nothing"), "-k test_nothing: no such test"),
+        (page("python -m pytest tests/check/test_doctor.py -k test_nothing"), "-k test_nothing: no such test"),
         (page("python -c 'print('"), "never closed"),
         (page("make install"), "make: the tests know no such program"),
         # blocks

@@ -15,12 +15,12 @@ import torch
 
 from tests.matrix import MATRIX
 from verl_clipx.base.parameters import FLOAT32_LARGEST, next_float32, number, optional
-from verl_clipx.driver.announcement import unusual
-from verl_clipx.driver.config import AROUND, build, parameters_of
-from verl_clipx.driver.listing import group_names, group_settings
-from verl_clipx.loss.contract import finite_for_every_finite_input
+from verl_clipx.check.contract import finite_for_every_finite_input
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.run.announcement import unusual
+from verl_clipx.run.config import AROUND, build, parameters_of
+from verl_clipx.run.listing import group_names, group_settings
 
 from .configuration import actor_of, merged
 from .first_call import first_call

@@ -1,7 +1,7 @@
 """What scripts/quickstart.sh runs: GRPO and the method, by seed, with whose overrides; which methods it refuses.
 
 Covers: its order of commands, with stand-ins for Python and clipx; names of runs, which of them are trained, what is
-kept; the choices with MODEL. Not covered: the model itself (tests/tasks/pretrained), training and the page
+kept; the choices with MODEL. Not covered: the model itself (tests/papers/tasks/pretrained), training and the page
 (tests/end_to_end/test_quickstart.py), signals (tests/recipes/test_signals.py).
 """
 
@@ -218,13 +218,13 @@ def test_a_pretrained_model_is_fetched_measured_and_trained_in_bfloat16_where_th
     prepared = [call for call in machine.calls if call[1:3] == ["data", "build"] or "verl_clipx." in " ".join(call)]
     assert prepared[:3] == [
         ["clipx", "data", "build", "reasoning_gym_addition", "--out", str(runs / "data")],
-        ["python", "-m", "verl_clipx.tasks.pretrained", str(tmp_path / "runs" / "models")],
-        ["python", "-m", "verl_clipx.tasks.prompt_length", "/models/smollm2", *data],
+        ["python", "-m", "verl_clipx.papers.tasks.pretrained", str(tmp_path / "runs" / "models")],
+        ["python", "-m", "verl_clipx.papers.tasks.prompt_length", "/models/smollm2", *data],
     ]
     assert ".[cpu,reasoning,pretrained]" in " ".join(word for call in machine.calls for word in call)
     assert trained(machine) == ["grpo-seed1", "acpo-seed1"]
     for call in trainings(machine):
-        assert "reward.custom_reward_function.path=pkg://verl_clipx.tasks.reasoning_gym.reward" in call
+        assert "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.reasoning_gym.reward" in call
     settings = ["/models/smollm2", "bf16", "38", "6", data[0]]
     assert given(tmp_path, f"{runs.name}/grpo-seed1") == given(tmp_path, f"{runs.name}/acpo-seed1") == settings
     assert "this CPU computes in bfloat16" in done.stdout and "Apache-2.0" in done.stdout
@@ -251,7 +251,7 @@ def test_any_model_by_its_folder_or_its_name_on_the_hub(tmp_path):
     for model, name in ((str(tmp_path / "own model"), None), ("org/Model-1B", "org-Model-1B_reasoning_gym_gcd")):
         machine, done = start(tmp_path, "grpo", MODEL=model, TASK="reasoning_gym_gcd", TOTAL_STEPS="2")
         assert done.returncode == 0, done.stderr
-        assert not any("verl_clipx.tasks.pretrained" in call for call in machine.calls)
+        assert not any("verl_clipx.papers.tasks.pretrained" in call for call in machine.calls)
         (run,) = map(folder_of, trainings(machine))
         assert run.name == "grpo_TOTAL_STEPS=2-seed1" and (name is None or run.parent.name == name)
         assert (run / "given").read_text().startswith(f"{model} ")

@@ -17,7 +17,7 @@ from tests.composition import built_once
 from verl_clipx.common.statistics.collapse import last_level
 from verl_clipx.common.statistics.comparison import Comparison, compare_means, holm
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.reproduction.run_folder import KeptRun
+from verl_clipx.papers.tables.run_folder import KeptRun
 
 from .documents import ROOT
 

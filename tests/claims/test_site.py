@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 from tests.claims.documents import ROOT
-from verl_clipx.driver.listing import listed
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.run.listing import listed
 
 # MkDocs, too, loads it by its path.
 _SPEC = importlib.util.spec_from_file_location("site_pages", ROOT / "scripts" / "site_pages.py")

@@ -1,7 +1,7 @@
 """Files that appear whole or not at all, and files that cannot be read.
 
 Covers: what reaches the disk in which order; an interrupted write; cut off, nested, large files, aliases, files of the
-wrong kind. Not covered: a kill (tests/evaluation/test_run.py); what commands make of the errors
+wrong kind. Not covered: a kill (tests/papers/evaluation/test_run.py); what commands make of the errors
 (tests/test_wrong_files.py).
 """
 

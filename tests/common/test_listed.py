@@ -48,7 +48,7 @@ def test_no_line_of_a_table_is_longer_than_the_console():
     ],
 )
 def test_names_are_in_one_piece(arguments, names, monkeypatch):
-    for module in ("cli", "reproduction.recipe_commands", "reproduction.table_commands", "tasks.commands"):
+    for module in ("cli", "papers.tables.recipe_commands", "papers.tables.table_commands", "papers.tasks.commands"):
         monkeypatch.setattr(f"verl_clipx.{module}.console", TerminalConsole(width=80))
     result = CliRunner().invoke(app, list(arguments))
     assert result.exit_code == 0, result.output

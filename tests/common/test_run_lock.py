@@ -2,7 +2,7 @@
 
 Covers: a process that lives, one that ends within the wait, one that was killed, children of the holder that outlive
 it; a file system without locks; a folder that is read-only. Not covered: two hosts, whose locks a shared file system
-keeps apart; verl's door is in tests/driver/test_start.py.
+keeps apart; verl's door is in tests/run/test_start.py.
 """
 
 import errno

@@ -1,7 +1,7 @@
 """What counts as a credential in a configuration.
 
 Covers: names of keys, nested and in texts; addresses; what is left alone. Not covered: where configurations are written
-and shown (tests/diagnostics).
+and shown (tests/report).
 """
 
 import pytest

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.composition import compose_once, composed  # noqa: F401
+from verl_clipx.check import doctor
 from verl_clipx.common import verl_version as versions
-from verl_clipx.driver import doctor
 
 LOSSES = "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY as known; print('vanilla' in known, *known)"
 

@@ -8,10 +8,10 @@ import pytest
 from filelock import FileLock
 
 from tests.countdown_files import write_countdown
-from verl_clipx.tasks.countdown.config import CountdownConfig
-from verl_clipx.tasks.countdown.generator import generate_problems
-from verl_clipx.tasks.countdown.policy import fit_policy
-from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
+from verl_clipx.papers.tasks.countdown.config import CountdownConfig
+from verl_clipx.papers.tasks.countdown.generator import generate_problems
+from verl_clipx.papers.tasks.countdown.policy import fit_policy
+from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 # After fewer steps so few answers are right that a batch without any, and so without a gradient, comes up in CI.
 WARM_START_STEPS = 350

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pandas
 
-from verl_clipx.diagnostics.run_log import read_growing_rows, read_run_log, table_of
+from verl_clipx.runs.run_log import read_growing_rows, read_run_log, table_of
 
 from .process_tree import kill_tree
 
@@ -130,7 +130,7 @@ def common_overrides(task, folder: Path, steps: int) -> list[str]:
         "data.train_batch_size=16",
         "data.max_prompt_length=64",
         "data.max_response_length=24",
-        "reward.custom_reward_function.path=pkg://verl_clipx.tasks.countdown.reward",
+        "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.countdown.reward",
         f"actor_rollout_ref.model.path={task.policy}",
         # At higher rates the policy forgets within three steps how to be right, and nothing has a gradient.
         "actor_rollout_ref.actor.optim.lr=5e-4",

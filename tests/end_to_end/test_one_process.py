@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas
 import pytest
 
-from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.runs.run_log import read_run_log
 
 from .runs import common_overrides, launch, metrics_of, output_of, train
 from .training_ranks import on_ranks

@@ -3,7 +3,8 @@
 Covers: both runs with their traces, which overrides each gets, samples that the seed fixes, the page; that a replay of
 each run's own setting has the bounds that it trained with and the clip fractions that it logged; with `-m matrix` also
 `MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
-Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/tasks), several
+Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/papers/tasks),
+several
 seeds (tests/claims/test_quickstart.py), learning and times (docs/quickstart.md has measured runs).
 """
 
@@ -19,7 +20,7 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards
-from verl_clipx.diagnostics.runs import read_run
+from verl_clipx.runs.run import read_run
 
 from .runs import REPOSITORY, SECONDS
 

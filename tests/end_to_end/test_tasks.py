@@ -7,8 +7,8 @@ evaluation_round.py checks every run of the tests has in test_training.py. Not c
 
 import pytest
 
-from verl_clipx.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
-from verl_clipx.tasks.tiny_policy.warm_start import WarmStartConfig
+from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
+from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 from .conftest import Task
 from .evaluation_round import VALIDATION, check_evaluation, clipx
@@ -46,7 +46,7 @@ def test_train_then_evaluate(name, request, tmp_path):
         given,
         tmp_path / "run",
         "+clipx=grpo",
-        f"reward.custom_reward_function.path=pkg://verl_clipx.tasks.{name}.reward",
+        f"reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.{name}.reward",
         "+clipx/rollout=seeded",
         "actor_rollout_ref.actor.optim.lr=2e-4",
         "actor_rollout_ref.rollout.n=8",

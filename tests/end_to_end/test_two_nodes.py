@@ -23,8 +23,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from verl_clipx.diagnostics.run_log import read_growing_rows, read_run_log, table_of
 from verl_clipx.loss.user_method import load_method
+from verl_clipx.runs.run_log import read_growing_rows, read_run_log, table_of
 
 from .process_tree import kill_tree
 from .ray_nodes import HEAD, NODES, ON_TWO_NODES, REPOSITORY, Cluster, ray_cluster

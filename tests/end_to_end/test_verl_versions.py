@@ -53,7 +53,7 @@ def test_it_is_the_oldest_that_is_admitted_and_the_doctor_takes_it(python):
     version = oldest(required())
     assert said(python, "-c", "import verl; print(verl.__version__)").strip() == version == "0.9.0"
     verdict = (
-        "from verl_clipx.driver.doctor import VERL_RANGE, in_range; print(in_range('verl', VERL_RANGE, 'error').level)"
+        "from verl_clipx.check.doctor import VERL_RANGE, in_range; print(in_range('verl', VERL_RANGE, 'error').level)"
     )
     assert said(python, "-c", verdict).strip() == "ok"
     where = said(python, "-c", "import verl, verl_clipx; print(verl.__file__); print(verl_clipx.__file__)").split()

@@ -22,11 +22,11 @@ import psutil
 import pytest
 import torch
 
-from verl_clipx.diagnostics.run_log import read_run_log
-from verl_clipx.tasks.building import build_split
-from verl_clipx.tasks.catalog import definition_named
-from verl_clipx.tasks.pretrained.conversion import prepare
-from verl_clipx.tasks.pretrained.package import SMOLLM2
+from verl_clipx.papers.tasks.building import build_split
+from verl_clipx.papers.tasks.catalog import definition_named
+from verl_clipx.papers.tasks.pretrained.conversion import prepare
+from verl_clipx.papers.tasks.pretrained.package import SMOLLM2
+from verl_clipx.runs.run_log import read_run_log
 
 from .conftest import Task
 from .method_checks import CHECKS, SETTINGS
@@ -205,7 +205,7 @@ def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
     files = [tmp_path / "data" / f"{split}.parquet" for split in ("train", "test")]
     run = train_with_vllm(
         "+clipx=acpo",
-        "reward.custom_reward_function.path=pkg://verl_clipx.tasks.reasoning_gym.reward",
+        "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.reasoning_gym.reward",
         "actor_rollout_ref.actor.optim.lr=1e-5",
         "data.max_response_length=8",
         task=Task(*files, prepare(SMOLLM2, tmp_path / "models")),

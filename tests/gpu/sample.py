@@ -48,7 +48,7 @@ def save_model(folder: Path, *, tied: bool):
     """
     from transformers import Qwen2Config, Qwen2ForCausalLM
 
-    from verl_clipx.tasks.tiny_policy.tokenizer import build_tokenizer
+    from verl_clipx.papers.tasks.tiny_policy.tokenizer import build_tokenizer
 
     tokenizer = build_tokenizer()
     config = Qwen2Config(

@@ -16,8 +16,8 @@ from torch._dynamo.testing import CompileCounterWithBackend
 from torch.testing import assert_close
 
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.check.contract import compiled_it_is_the_same
 from verl_clipx.loss.compiled import TokenFunctions, in_parts, token_functions
-from verl_clipx.loss.contract import compiled_it_is_the_same
 from verl_clipx.loss.loss import token_statistics
 from verl_clipx.methods import BUILT_IN, METHODS, Method
 from verl_clipx.modifiers import AdvantageReweighting

@@ -12,7 +12,7 @@ import torch
 from torch.testing import assert_close
 
 from verl_clipx.base.tokens import OPTIONAL, Inputs
-from verl_clipx.loss.contract import evaluate, example, gradient, inputs_of
+from verl_clipx.check.contract import evaluate, example, gradient, inputs_of
 from verl_clipx.loss.loss import per_token_loss, token_loss, token_statistics
 from verl_clipx.loss.metrics import TOKENS, token_metrics
 from verl_clipx.methods import BUILT_IN, METHODS, Bounds, Method

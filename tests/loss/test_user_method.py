@@ -18,14 +18,14 @@ from tests import example_losses
 from tests.claims.configuration import built, hydra_s
 from tests.worker.test_policy_loss import call
 from verl_clipx import METHODS, evaluate
+from verl_clipx.check.contract import example
 from verl_clipx.cli import app
-from verl_clipx.driver.announcement import announcement
-from verl_clipx.driver.config import build
 from verl_clipx.loss import user_method
-from verl_clipx.loss.contract import example
 from verl_clipx.loss.rollout_metrics import with_updates
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.grpo import Grpo
+from verl_clipx.run.announcement import announcement
+from verl_clipx.run.config import build
 
 MODULE = example_losses.__name__
 

@@ -4,7 +4,7 @@ Covers the contract that users run on a loss of their own, uncompiled, and beyon
 advantages are multiplied by; random splits by rows and by tokens, the
 working precision, a batch without tokens, the size of what is allocated, and that the meta device, where reading a
 value raises, is never left. Does not cover the compiled losses (tests/loss/test_compiled.py), the contract's own power
-(tests/loss/test_contract.py), nor the worker that adds the statistics of ranks.
+(tests/check/test_contract.py), nor the worker that adds the statistics of ranks.
 """
 
 import pytest
@@ -16,13 +16,13 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.check.contract import CHECKS, evaluate, example, gradient, inputs_of
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.driver.config import Settings, build
-from verl_clipx.driver.listing import group_settings
-from verl_clipx.loss.contract import CHECKS, evaluate, example, gradient, inputs_of
 from verl_clipx.loss.loss import token_loss, token_statistics
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.modifiers import AdvantageReweighting
+from verl_clipx.run.config import Settings, build
+from verl_clipx.run.listing import group_settings
 
 GROUPS = {path.stem: group_settings(path.stem) for path in sorted((configs_folder() / "clipx").glob("*.yaml"))}
 NODES = {group: build(**node) for group, node in GROUPS.items() if "method" in node}

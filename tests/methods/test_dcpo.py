@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
-from verl_clipx.loss.contract import CHECKS, evaluate, example
+from verl_clipx.check.contract import CHECKS, evaluate, example
 from verl_clipx.methods.dcpo import Dcpo
 
 from .at import row, tokens_at

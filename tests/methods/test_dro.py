@@ -14,8 +14,8 @@ from verl.trainer.ppo import core_algos
 from tests.composition import built_once
 from tests.worker.test_receipt import Update
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.check.contract import CHECKS
 from verl_clipx.loss.compiled import token_functions
-from verl_clipx.loss.contract import CHECKS
 from verl_clipx.methods.dro import Dro
 
 from .against_verl import ACTOR, AGGREGATIONS, assert_parts_add_up, assert_same_as_verl, ragged

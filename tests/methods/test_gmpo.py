@@ -13,7 +13,7 @@ from torch.testing import assert_close
 
 from tests.composition import built_once
 from tests.golden.runs import registered_loss
-from verl_clipx.loss.contract import CHECKS
+from verl_clipx.check.contract import CHECKS
 from verl_clipx.methods.gmpo import Gmpo
 
 from .against_verl import ACTOR, assert_parts_add_up, ragged

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.testing import assert_close
 
-from verl_clipx.loss.contract import evaluate
+from verl_clipx.check.contract import evaluate
 from verl_clipx.methods import Bounds
 from verl_clipx.methods.acpo import Acpo
 from verl_clipx.methods.bapo import Bapo

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.loss.contract import CHECKS, evaluate
+from verl_clipx.check.contract import CHECKS, evaluate
 from verl_clipx.loss.metrics import token_metrics, token_sums
 from verl_clipx.methods.gspo import Gspo
 

@@ -16,7 +16,7 @@ from verl.utils.config import omega_conf_to_dataclass
 
 from tests.composition import built_once, compose_once
 from tests.golden.runs import registered_loss
-from verl_clipx.loss.contract import CHECKS, evaluate, example
+from verl_clipx.check.contract import CHECKS, evaluate, example
 from verl_clipx.methods.m2po import LARGEST, M2po, inner_edges
 
 from .at import row, tokens_at

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from verl_clipx.loss.contract import CHECKS
+from verl_clipx.check.contract import CHECKS
 from verl_clipx.methods.sapo import Sapo
 
 from .against_verl import ACTOR, assert_parts_add_up, assert_same_as_verl, ragged

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.driver.config import completed
+from verl_clipx.run.config import completed
 
 pytestmark = pytest.mark.slow
 

@@ -12,7 +12,7 @@ import pytest
 from hydra import compose, initialize_config_module
 from verl.trainer.ppo.reward import get_custom_reward_fn
 
-from verl_clipx.reproduction.presets import preset_names
+from verl_clipx.papers.tables.presets import preset_names
 
 from .shell import RECIPES, ROOT, Machine, overrides_of
 

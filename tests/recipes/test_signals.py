@@ -177,7 +177,7 @@ PYTHON_LAUNCHERS = {
     "table": """
 import sys
 from pathlib import Path
-from verl_clipx.reproduction.table_plan import EVALUATE, Job, run_job
+from verl_clipx.papers.tables.table_plan import EVALUATE, Job, run_job
 run_job(Job(EVALUATE, "b", "exec training", Path(sys.argv[1]), False), print)
 """,
     "guard": f"""

@@ -18,10 +18,10 @@ from verl.trainer.ppo.v1 import trainer_base
 from verl.utils.tracking import Tracking
 
 from tests.claims.configuration import merged
-from tests.diagnostics.runs import write_log
-from verl_clipx.diagnostics.findings import findings
-from verl_clipx.diagnostics.runs import read_run, settings_of
-from verl_clipx.driver.start import instantiated
+from tests.runs.example_runs import write_log
+from verl_clipx.diagnose.findings import findings
+from verl_clipx.run.start import instantiated
+from verl_clipx.runs.run import read_run, settings_of
 from verl_clipx.trainer import hooks
 
 NAN = float("nan")

@@ -20,10 +20,10 @@ from tensorboard.plugins.custom_scalar import layout_pb2
 from verl.utils.tracking import FileLogger, Tracking
 
 from tests.common.test_traces import columns
-from tests.diagnostics.runs import write_run
+from tests.runs.example_runs import write_run
 from verl_clipx.common.run_files import record_path
 from verl_clipx.common.traces import Shard, shards_in, write_shard
-from verl_clipx.diagnostics.run_log import read_run_log
+from verl_clipx.runs.run_log import read_run_log
 from verl_clipx.trainer.log import write_record
 
 NODE = {"clipx": {"method": "acpo"}}

@@ -12,7 +12,7 @@ import torch
 from verl import DataProto
 from verl.utils.tracking import Tracking
 
-from verl_clipx.diagnostics import keys
+from verl_clipx.runs import keys
 from verl_clipx.trainer.reward_error import standard_error
 
 # Every module of verl's that imports the function by name.

@@ -30,9 +30,9 @@ import json, re, sys
 import torch
 from pathlib import Path
 from tests.composition import built_once
-from tests.diagnostics.runs import write_run
+from tests.runs.example_runs import write_run
 from tests.worker.test_logged_metrics import SPLITS, WHOLE, logged, random_batch
-from verl_clipx.diagnostics.report import write_report
+from verl_clipx.report.page import write_report
 from verl_clipx.loss.metric_listing import markdown_table, tensorboard_charts
 
 actor = lambda *overrides: built_once(overrides)

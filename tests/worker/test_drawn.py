@@ -24,10 +24,10 @@ from verl.workers.utils.losses import ppo_loss
 from tests.jagged import jagged
 from tests.worker.drawn import NOT_DRAWN, VALUES, Drawn, composed, drawn
 from tests.worker.test_receipt import Update
-from verl_clipx.driver.clip_keys import ACTOR, MISPLACED, default_of, meanings
-from verl_clipx.driver.ledger import ON_THE_PATH, REFUSED, TAKEN, row_of
-from verl_clipx.driver.start import decide
-from verl_clipx.driver.support import (
+from verl_clipx.run.clip_keys import ACTOR, MISPLACED, default_of, meanings
+from verl_clipx.run.ledger import ON_THE_PATH, REFUSED, TAKEN, row_of
+from verl_clipx.run.start import decide
+from verl_clipx.run.support import (
     BYPASS,
     LOSS_TYPE,
     ROLLOUT_IS,

@@ -13,7 +13,7 @@ from verl.workers.utils.losses import ppo_loss
 from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.jagged import micro_batch
-from verl_clipx.loss.contract import example
+from verl_clipx.check.contract import example
 from verl_clipx.worker.layout import TokenPass, in_model_layout, padded, response_part, restricted
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep

@@ -21,9 +21,9 @@ from verl.workers.utils.losses import ppo_loss
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from verl_clipx.base.shared_metrics import REGIONS
-from verl_clipx.driver.config import Observe, clip_range
+from verl_clipx.check.contract import example
 from verl_clipx.loss.compiled import observed_functions
-from verl_clipx.loss.contract import example
+from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.registry import is_ours

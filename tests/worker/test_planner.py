@@ -10,12 +10,12 @@ import pytest
 import torch
 
 from verl_clipx.base.tokens import Inputs
+from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.driver.config import build
-from verl_clipx.loss.contract import example
 from verl_clipx.loss.loss import token_statistics
 from verl_clipx.modifiers import EntropySelection, Lopti
 from verl_clipx.modifiers.entropy_selection import entropy_statistics
+from verl_clipx.run.config import build
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
 

@@ -15,7 +15,7 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
-from verl_clipx.loss.contract import evaluate, example
+from verl_clipx.check.contract import evaluate, example
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
 

@@ -26,9 +26,9 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.jagged import micro_batch
 from tests.matrix import product
-from verl_clipx.driver import receipt as of_trainer
-from verl_clipx.loss.contract import example
+from verl_clipx.check.contract import example
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.run import receipt as of_trainer
 from verl_clipx.worker import loss_function as loss_function_module
 from verl_clipx.worker import policy_loss as policy_loss_module
 from verl_clipx.worker.layout import TokenPass, padded

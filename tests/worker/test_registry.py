@@ -39,7 +39,7 @@ def fake_core_algos(**registry):
 def test_importing_verl_loads_no_heavy_module_of_the_plugin_and_verls_own_imports_register(tmp_path):
     code = (
         "import sys, verl\n"
-        "rooms = ('verl_clipx.worker', 'verl_clipx.driver', 'verl_clipx.loss', 'verl_clipx.methods')\n"
+        "rooms = ('verl_clipx.worker', 'verl_clipx.run', 'verl_clipx.loss', 'verl_clipx.methods')\n"
         "print([m for m in sys.modules if m.startswith(rooms) "
         "or m in ('verl.trainer.ppo.core_algos', 'verl.workers.engine_workers')])\n"
         "from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY\n"

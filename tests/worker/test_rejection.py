@@ -24,11 +24,11 @@ from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
 from tests.matrix import product
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.driver.announcement import announcement
-from verl_clipx.driver.config import build
-from verl_clipx.loss.contract import example
+from verl_clipx.check.contract import example
 from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.run.announcement import announcement
+from verl_clipx.run.config import build
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch

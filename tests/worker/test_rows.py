@@ -7,7 +7,7 @@ Not covered: real rollouts (tests/end_to_end).
 import torch
 
 from tests.jagged import micro_batch
-from verl_clipx.loss.contract import example
+from verl_clipx.check.contract import example
 from verl_clipx.worker.rows import ages, prompt_groups
 
 ROWS = [0, 1, 2, 3, 4]

@@ -17,8 +17,8 @@ import torch
 
 from tests.worker.test_tracer import shards_after, tracer_to
 from verl_clipx.common import files
-from verl_clipx.driver.config import build
 from verl_clipx.methods import METHODS
+from verl_clipx.run.config import build
 from verl_clipx.worker import training_worker as worker_module
 from verl_clipx.worker.planner import StepPlanner
 from verl_clipx.worker.state import FILE, ControllerState, UnusableState, description, read_state, write_state

@@ -15,10 +15,10 @@ import torch
 
 from tests.jagged import micro_batch
 from verl_clipx.base.tokens import OPTIONAL
+from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.driver.config import Settings
-from verl_clipx.loss.contract import example
 from verl_clipx.methods import Method
+from verl_clipx.run.config import Settings
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.planner import StepPlanner

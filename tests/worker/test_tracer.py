@@ -22,12 +22,12 @@ from verl.workers.utils.losses import ppo_loss
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import jagged, micro_batch
 from verl_clipx.base.shared_metrics import REGIONS
+from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import Shard, read_facts, read_shards, shards_in
-from verl_clipx.driver.trace import Trace
-from verl_clipx.loss.contract import example
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.run.trace import Trace
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered

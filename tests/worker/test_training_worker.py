@@ -24,8 +24,8 @@ from verl.workers.utils.losses import ppo_loss
 
 from tests.host_syncs import counted_host_syncs
 from tests.jagged import micro_batch
+from verl_clipx.check.contract import example
 from verl_clipx.common.traces import shards_in
-from verl_clipx.loss.contract import example
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.worker.extra_pass import refuse_dropout
 from verl_clipx.worker.layout import TokenPass

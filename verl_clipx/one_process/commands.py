@@ -43,9 +43,9 @@ def fill(
     kept when the run ends, so that an interrupted command can continue, and further seeds add to existing ones.
     """
     from verl_clipx.one_process.only_rank import become_only_rank
-    from verl_clipx.reproduction.run_folder import kept_path
-    from verl_clipx.reproduction.table_plan import PREPARE, Places, plan_table, run_job
-    from verl_clipx.reproduction.tables_definition import load_table
+    from verl_clipx.papers.tables.definition import load_table
+    from verl_clipx.papers.tables.run_folder import kept_path
+    from verl_clipx.papers.tables.table_plan import PREPARE, Places, plan_table, run_job
 
     with failing():
         table = load_table(name)
@@ -85,10 +85,10 @@ def make_run(path: Path, preset: str, seed: int) -> None:
         ValueError: the runs beside it started from another policy.
     """
     from verl_clipx.one_process.trainer import train
-    from verl_clipx.reproduction.collect import commit_here, versions_here
-    from verl_clipx.reproduction.config_hash import as_written, significant_values
-    from verl_clipx.reproduction.presets import compose_preset
-    from verl_clipx.reproduction.run_folder import KEPT, KeptRun, keep_run, metrics_of
+    from verl_clipx.papers.tables.collect import commit_here, versions_here
+    from verl_clipx.papers.tables.config_hash import as_written, significant_values
+    from verl_clipx.papers.tables.presets import compose_preset
+    from verl_clipx.papers.tables.run_folder import KEPT, KeptRun, keep_run, metrics_of
 
     overrides = [f"{key}={seed}" for key in SEED_KEYS]
     config = compose_preset(

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import ALIKE_PROMPTS, CUT_RESPONSES, NOT_FINITE, UNDECIDED
-from verl_clipx.diagnostics.keys import REWARD_ERROR
-from verl_clipx.driver.health import HealthLimits, exceeded
+from verl_clipx.run.health import HealthLimits, exceeded
+from verl_clipx.runs.keys import REWARD_ERROR
 from verl_clipx.trainer.reward_error import prompt_numbers, standard_error
 
 logger = logging.getLogger(__name__)

@@ -21,8 +21,8 @@ class TrainedRun:
     """
 
     def __init__(self, config: dict[str, Any]):
-        from verl_clipx.driver.health import HealthLimits
-        from verl_clipx.driver.receipt import ReceiptCheck
+        from verl_clipx.run.health import HealthLimits
+        from verl_clipx.run.receipt import ReceiptCheck
         from verl_clipx.trainer.health import Watch
 
         node = config[NODE]

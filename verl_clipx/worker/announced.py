@@ -7,10 +7,10 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.tokens import Tokens
-from verl_clipx.driver.config import Settings
-from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.loss.loss import finite, token_statistics, tokens_in
+from verl_clipx.run.config import Settings
+from verl_clipx.run.hydra_nodes import RunFacts
+from verl_clipx.run.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.step import MicroBatch

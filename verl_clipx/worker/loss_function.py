@@ -9,9 +9,9 @@ from verl.utils.metric import AggregationType, Metric
 from verl_clipx.base.method import NODE
 from verl_clipx.base.metric import Over
 from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
-from verl_clipx.driver.config import Observe, Settings
 from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
+from verl_clipx.run.config import Observe, Settings
 from verl_clipx.worker.announced import Call
 from verl_clipx.worker.layout import padded, response_part, restricted
 from verl_clipx.worker.not_finite import not_finite_in, together

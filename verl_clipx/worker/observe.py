@@ -11,9 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.driver.config import Observe, clip_range
 from verl_clipx.loss.metrics import OF_GRADIENT, to_host
 from verl_clipx.loss.observed import ObservedTokens, observed_metrics
+from verl_clipx.run.config import Observe, clip_range
 from verl_clipx.worker.step import current_micro_batch
 
 # Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.driver.config import Settings
 from verl_clipx.modifiers.lopti import probability_quantile, probability_statistics
+from verl_clipx.run.config import Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.rejection import NOTHING_REJECTED, Rejection

@@ -12,11 +12,11 @@ from torch import Tensor
 from verl_clipx.base.method import NODE, Method, declared
 from verl_clipx.base.shared_metrics import REJECTED, SELECTED
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.driver.config import Settings, settings_without_group
-from verl_clipx.driver.hydra_nodes import another_loss, refuse_padded_length
 from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
+from verl_clipx.run.config import Settings, settings_without_group
+from verl_clipx.run.hydra_nodes import another_loss, refuse_padded_length
 from verl_clipx.worker.aggregation import aggregated
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch

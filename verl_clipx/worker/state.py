@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from verl_clipx.common.files import read_json, remove_partials, write_text
-from verl_clipx.driver.config import Settings
 from verl_clipx.methods import Method
+from verl_clipx.run.config import Settings
 
 logger = logging.getLogger(__name__)
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from torch import Tensor
 
 from verl_clipx.common.decided_from import DecidedFrom
-from verl_clipx.driver.config import Settings
+from verl_clipx.run.config import Settings
 from verl_clipx.worker.layout import TokenPass, padded
 from verl_clipx.worker.not_finite import NotFinite
 from verl_clipx.worker.rows import AGE, prompt_groups

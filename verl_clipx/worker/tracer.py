@@ -20,10 +20,10 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
-from verl_clipx.driver.config import Settings
-from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
+from verl_clipx.run.config import Settings
+from verl_clipx.run.trace import Trace
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.rows import ages, prompt_groups
 from verl_clipx.worker.trace_writer import TraceWriter

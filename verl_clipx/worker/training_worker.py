@@ -17,13 +17,13 @@ from verl.utils.device import get_device_id
 
 from verl_clipx.base.method import NODE
 from verl_clipx.common.run_files import checkpoint_step
-from verl_clipx.driver.announcement import announcement
-from verl_clipx.driver.config import Observe, Settings, clip_range
-from verl_clipx.driver.hydra_nodes import RunFacts
-from verl_clipx.driver.support import BYPASS, ROLLOUT_RS, untested
-from verl_clipx.driver.trace import Trace
 from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
+from verl_clipx.run.announcement import announcement
+from verl_clipx.run.config import Observe, Settings, clip_range
+from verl_clipx.run.hydra_nodes import RunFacts
+from verl_clipx.run.support import BYPASS, ROLLOUT_RS, untested
+from verl_clipx.run.trace import Trace
 from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded

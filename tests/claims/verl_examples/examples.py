@@ -19,10 +19,10 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import merged, verl_s_own
-from verl_clipx.driver.config import completed
-from verl_clipx.driver.explain import MAIN_PPO, composed
-from verl_clipx.driver.start import decide
-from verl_clipx.driver.user_keys import named_keys
+from verl_clipx.run.config import completed
+from verl_clipx.run.explain import MAIN_PPO, composed
+from verl_clipx.run.start import decide
+from verl_clipx.run.user_keys import named_keys
 
 HERE = Path(__file__).parent
 GROUPS = ("grpo", "acpo")

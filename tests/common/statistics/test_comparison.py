@@ -1,7 +1,8 @@
 """One inference over seeds and questions: values by hand, what is refused, and in made-up evaluations 93 to 97 %
 coverage of the 95 % interval with 3, 5 and 10 seeds. benchmarks/coverage.py has the whole table.
 
-Not covered: reading evaluations (tests/evaluation/test_compare.py), tables (tests/reproduction/test_significance.py).
+Not covered: reading evaluations (tests/papers/evaluation/test_compare.py), tables
+(tests/papers/tables/test_significance.py).
 """
 
 import numpy as np

@@ -1,7 +1,7 @@
 """Squared errors of means, clustered or not, and the split into question, seed and sample: values by hand, identities,
 recovery of known parts.
 
-Not covered: intervals (test_comparison.py, tests/evaluation/test_estimators.py).
+Not covered: intervals (test_comparison.py, tests/papers/evaluation/test_estimators.py).
 """
 
 import numpy as np

@@ -1,0 +1,289 @@
+"""The contract's power: each check finds a method that breaks it, and sound losses of a user keep it.
+
+Does not cover the built-in methods, which keep it with every group's settings (tests/methods/test_contract.py).
+"""
+
+import dataclasses
+
+import pytest
+import torch
+
+from tests import example_losses
+from tests.example_losses import WithinSpread
+from verl_clipx import check_loss, of_decision
+from verl_clipx.check import contract
+from verl_clipx.check.contract import CHECKS, COMPILED_CHECKS, check_method
+from verl_clipx.loss.compiled import token_functions
+from verl_clipx.loss.user_method import method_of
+
+
+def broken(**methods):
+    """A sound method with some of its methods replaced."""
+    return type("Broken", (WithinSpread,), methods)()
+
+
+def weight(formula):
+    return broken(gradient_weight=lambda self, t, bounds: formula(t, bounds))
+
+
+def unclamped(formula):
+    return dataclasses.replace(weight(formula), log_ratio_clamp=None)
+
+
+def statistics(formula):
+    return broken(statistics=lambda self, t: formula(t, WithinSpread.statistics(self, t)))
+
+
+def metrics(formula):
+    return broken(metrics=lambda self, statistics, decision: formula(statistics, decision))
+
+
+def writes(write):
+    """A method whose weight is the ratio, after it wrote to its tokens or bounds."""
+    return weight(lambda t, bounds: (write(t, bounds), t.ratio)[1])
+
+
+def failing(message):
+    raise RuntimeError(message)
+
+
+def added_up(**attributes):
+    """A method that divides by the ratios of its micro-batch, with some attributes."""
+    return broken(gradient_weight=lambda self, t, bounds: t.ratio / (1 + t.ratio.sum()), **attributes)
+
+
+def prompts(self, t):
+    # One whose responses are split over micro-batches counts twice.
+    same = t.group[:, None] == t.group
+    return torch.stack([t.mask.sum(), (1 / same.sum(0)).sum()]).double()
+
+
+READ = r"^a tensor's value is read on the host.* write torch\.where\(condition, a, b\) instead of `if`.* PyTorch said: "
+
+BROKEN = {
+    contract.the_loss_can_be_computed: [(weight(lambda t, _: t.ratio[:, 1.5]), "only integers")],
+    contract.one_weight_per_token: [
+        (weight(lambda t, _: t.ratio.mean(-1, keepdim=True)), r"has shape \(6, 1\)"),
+        (weight(lambda t, _: t.ratio.float()), "the weight is torch.float32"),
+    ],
+    contract.weight_is_positive_at_ratio_1: [
+        # The commonest mistake: PPO's loss in the place of the weight.
+        (
+            weight(lambda t, _: -torch.minimum(t.ratio * t.advantages, t.ratio.clamp(0.8, 1.2) * t.advantages)),
+            r"F is -[0-9.]+ at ratio 1 for a token with A = [0-9.]+, not above 0\. Return the gradient weight F",
+        ),
+        (weight(lambda t, _: t.ratio * (t.advantages > 0)), r"F is 0 at ratio 1 for a token with A = -[0-9.]+"),
+        (weight(lambda t, _: t.ratio - 1), "F is 0 at ratio 1"),
+        (weight(lambda t, _: t.ratio * torch.nan), "F is nan at ratio 1"),
+    ],
+    contract.weight_is_nowhere_negative: [
+        (
+            weight(lambda t, _: torch.where((t.ratio - 1).abs() > 0.01, -t.ratio, t.ratio)),
+            r"F is -[01]\.\d+ at ratio (1\.01|0\.98)\d* for a token with A = [-0-9.]+, below 0\. Return the gradient",
+        ),
+        (weight(lambda t, _: torch.where(t.ratio > 100, -1.0, t.ratio)), r"F is -1 at ratio 1\d\d"),
+        (
+            weight(lambda t, _: torch.where((t.ratio < 0.1) & (t.advantages < 0), -1.0, t.ratio)),
+            r"ratio 0\.0\d+ .* A = -",
+        ),
+        (weight(lambda t, _: torch.where(t.old_log_prob < -5, 2 - t.ratio, t.ratio)), "F is -"),
+    ],
+    contract.weight_does_not_depend_on_the_size_of_advantages: [
+        (weight(lambda t, _: t.ratio * t.advantages.abs()), r"when A is multiplied by 0\.25\. Return the gradient"),
+        (weight(lambda t, _: torch.where(t.advantages > 1.5, 2 * t.ratio, t.ratio)), r"F goes from .* multiplied by"),
+    ],
+    contract.gradient_is_weight_times_advantage: [(weight(lambda t, _: torch.rand_like(t.ratio)), "differs from -F")],
+    contract.finite_for_every_finite_input: [
+        (
+            weight(lambda t, _: torch.where(t.ratio > 10, 0 * t.ratio.exp(), t.ratio)),
+            r"F is nan for torch\.float64 inputs where log_prob - old_log_prob is 20 \(the ratio is 4\.85e\+08\) and "
+            r"A = [-0-9.]+\. Clamp what goes into an exponential",
+        ),
+        (
+            broken(loss_value=lambda self, t, bounds, weight: t.free_ratio**3),
+            r"the loss is inf for torch\.float64 inputs where log_prob - old_log_prob is 10000 \(the ratio is 4\.85e\+0"
+            r"8, 9\.\d+e\+147 without log_ratio_clamp\) .* With the clamped ratio it is finite: use that",
+        ),
+        (unclamped(lambda t, _: t.ratio**3), "log_ratio_clamp=null leaves the log-ratio as it is: set it to 20"),
+    ],
+    contract.order_of_sequences_does_not_matter: [(weight(lambda t, _: t.ratio * t.ratio[0, 0]), "order of the seq")],
+    contract.padding_does_not_matter: [
+        (weight(lambda t, _: t.ratio / t.ratio.shape[1]), "padding matters"),
+        (statistics(lambda t, sums: sums + torch.tensor([t.ratio.numel(), 0.0]).double()), "statistics count padding"),
+        (statistics(lambda t, sums: torch.stack([t.ratio.double().sum(), sums[1]])), "statistics count padding"),
+        (statistics(lambda t, sums: torch.stack([sums[0] * 0 + len(t.ratio), sums[1]])), "statistics count padding"),
+    ],
+    contract.weight_does_not_depend_on_the_micro_batch: [
+        (
+            weight(lambda t, _: t.ratio / t.ratio.mean()),
+            r"F of a token goes from .* Use statistics, .* sets by_batch=T",
+        ),
+        (weight(lambda t, _: t.ratio * len(t.ratio)), r"when other sequences of its micro-batch are taken away"),
+        (weight(lambda t, _: torch.where(t.ratio > t.ratio.quantile(0.8), 0.0, t.ratio)), "F of a token"),
+        (weight(lambda t, _: t.ratio / t.ratio.max()), "F of a token"),
+        (weight(lambda t, _: t.ratio / (1 + t.ratio.std())), "F of a token"),
+        (weight(lambda t, _: t.ratio / t.mask.sum()), "F of a token"),
+        (weight(lambda t, _: torch.where(t.ratio.max() > 20, t.ratio / 2, t.ratio)), "F of a token"),
+        (weight(lambda t, _: t.ratio / (1 + t.advantages.abs().max().sign() * t.mask[0].sum())), "F of a token"),
+        (weight(lambda t, _: t.ratio * (1 + torch.arange(len(t.ratio))[:, None])), "F of a token"),
+        (added_up(by_sequence=True), "other sequences of its micro-batch"),
+        (
+            weight(lambda t, _: t.ratio / (1 + t.sequence_mean(t.ratio))),
+            r"when other tokens of its sequence .* sets by_sequence=True",
+        ),
+    ],
+    contract.inputs_stay_unchanged: [
+        (writes(lambda t, _: t.mask.fill_(True)), "mask was written to by gradient_weight"),
+        (writes(lambda t, _: t.ratio.clamp_(0.8, 1.2)), r"ratio was written to .* Write ratio\.clamp\(…\) instead of"),
+        # Too wide to act on any usual ratio, and a write that no version counts.
+        (writes(lambda t, _: t.ratio.clamp_(1e-30, 1e30)), "ratio was written to"),
+        (writes(lambda t, _: t.ratio.data.clamp_(max=1e3)), "ratio was written to"),
+        (writes(lambda t, _: t.ratio[:, :1].mul_(2)), "ratio was written to"),
+        (writes(lambda t, _: t.advantages.neg_()), "advantages was written to"),
+        (writes(lambda t, _: t.log_prob.zero_()), "log_prob was written to"),
+        (writes(lambda t, bounds: bounds.high.fill_(9.0)), "high was written to"),
+        (statistics(lambda t, sums: (t.log_ratio.abs_(), sums)[1]), "log_ratio was written to by statistics"),
+        (broken(decide=lambda self, statistics: statistics.clamp_(min=1)[:1]), "statistics was written to by decide"),
+        (metrics(lambda sums, decision: {"spread": decision.mul_(2)[0]}), "decision was written to by metrics"),
+        (broken(loss_value=lambda self, t, bounds, weight: weight.neg_()), "weight was written to by loss_value"),
+    ],
+    contract.statistics_are_the_same_each_time: [
+        (statistics(lambda t, sums: sums + torch.rand(2)), "the statistics of the same tokens differ"),
+        (statistics(lambda t, sums: sums.float()), "the statistics are torch.float32"),
+        (statistics(lambda t, sums: sums[:1]), r"statistics of shape \(1,\)"),
+    ],
+    contract.statistics_add_up_over_any_split: [
+        (statistics(lambda t, sums: sums / sums[0].clamp(min=1)), "do not add up"),
+        (broken(asks_for=("group",), statistics=prompts), "do not add up"),
+    ],
+    contract.tokens_outside_the_statistics_mask_do_not_count: [
+        (statistics(lambda t, sums: torch.stack([sums[0], t.log_ratio.square().sum()])), "count tokens outside t.mask"),
+    ],
+    contract.metrics_keep_their_keys: [
+        (metrics(lambda sums, decision: {"spread": decision[0]} if sums[0] > 0 else {}), "the keys depend on the data"),
+        (metrics(lambda sums, decision: {"width": decision[0]}), r"returns 'width', which it does not declare: add"),
+        (
+            metrics(lambda sums, decision: {"spread": decision}),
+            "'spread' with 1 dimensions. A metric must have no dimension",
+        ),
+        (
+            broken(logs=(of_decision("spread", "", ""), of_decision("ratio_mean", "", ""))),
+            "'ratio_mean': another metric",
+        ),
+        (
+            broken(over_updates=lambda self, found: {"last": 1.0}),
+            r"over_updates returns \['last'\], which logs does not",
+        ),
+    ],
+    contract.no_value_is_read_on_the_host: [
+        (weight(lambda t, _: t.ratio if t.ratio.sum() > 0 else -t.ratio), READ),
+        (broken(decide=lambda self, sums: torch.tensor([sums[0].item()])), READ),
+        (weight(lambda t, _: torch.from_numpy(t.ratio.numpy())), READ),
+        (statistics(lambda t, sums: torch.stack([sums[0], t.ratio[t.mask].double().sum()])), READ),
+        (weight(lambda t, _: t.ratio + torch.zeros(9)), r"Make it there, for example with torch\.zeros_like"),
+        # Another mistake gets no such advice.
+        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else failing("metadata is missing")), "^metadata"),
+        (weight(lambda t, _: t.ratio if t.ratio.device.type == "cpu" else t.ratio + t.ratio[:, :2]), "^Attempting to"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("check", "method", "message"),
+    [pytest.param(check, *case, id=check.__name__) for check, cases in BROKEN.items() for case in cases],
+)
+def test_a_check_finds_a_method_that_breaks_it(check, method, message):
+    with pytest.raises(Exception, match=message):
+        check(method)
+    # The same method unbroken keeps it.
+    check(WithinSpread())
+
+
+# What no method can break as long as the plugin keeps its part, and that part.
+KEPT_BY_THE_PLUGIN = {
+    contract.nothing_outside_the_mask_is_read: ("base.tokens.where", lambda mask, values, other: values, "are read"),
+    contract.not_finite_inside_the_mask_reaches_the_gradient: (
+        "loss.loss.finite",
+        lambda t: torch.ones_like(t.mask),
+        "log_prob=inf, statistics its own: the loss is finite",
+    ),
+    # As good as `finite` uncompiled; to the compiler it is true of every number.
+    contract.compiled_it_is_the_same: (
+        "loss.loss.finite",
+        lambda t: (t.log_prob - t.old_log_prob + t.advantages) * 0 == 0,
+        "compiled, log_prob=inf, statistics its own: the loss is finite",
+    ),
+}
+
+
+def test_a_weight_that_looks_at_its_sequence_or_batch_says_so():
+    check = contract.weight_does_not_depend_on_the_micro_batch
+    check(broken(gradient_weight=lambda self, t, _: t.ratio / (1 + t.sequence_mean(t.ratio)), by_sequence=True))
+    check(added_up(by_batch=True))
+
+
+def test_a_method_that_means_it_says_so():
+    class Reversed(WithinSpread):
+        unconstrained_weight = True
+
+        def gradient_weight(self, t, bounds):
+            return -t.ratio * t.advantages.abs()
+
+    assert [failure for check in CHECKS if (failure := check(Reversed()))] == []
+
+
+@pytest.mark.parametrize(
+    "check",
+    [pytest.param(check, marks=[pytest.mark.slow] * (check in COMPILED_CHECKS)) for check in KEPT_BY_THE_PLUGIN],
+    ids=lambda check: check.__name__,
+)
+def test_a_check_finds_a_fault_of_the_plugins_own(check, monkeypatch):
+    name, fault, message = KEPT_BY_THE_PLUGIN[check]
+    monkeypatch.setattr(f"verl_clipx.{name}", fault)
+    token_functions.cache_clear()
+    with pytest.raises(AssertionError, match=message):
+        check(method_of(example_losses.soft)())
+
+
+def test_without_a_compiler_nothing_is_said_of_the_compiled_loss(monkeypatch):
+    def missing(function):
+        raise RuntimeError("no working compiler")
+
+    monkeypatch.setattr("verl_clipx.loss.compiled.compile_alone", missing)
+    token_functions.cache_clear()
+    report = dict(check_method(method_of(example_losses.soft)()))
+    assert len(report) == len(CHECKS) and not any(report.values())
+
+
+def test_every_check_is_tried():
+    assert {*BROKEN, *KEPT_BY_THE_PLUGIN} == {*CHECKS, *COMPILED_CHECKS}
+
+
+@pytest.mark.slow
+def test_a_sound_loss_passes():
+    check_loss(example_losses.soft)
+
+
+@pytest.mark.parametrize("loss", [WithinSpread, example_losses.gppo_within_acpo])
+def test_sound_bounds_pass_uncompiled(loss):
+    for check in CHECKS:
+        check(method_of(loss)())
+
+
+def test_a_report_says_what_was_checked_and_what_failed():
+    method = statistics(lambda t, sums: sums + torch.ones_like(sums) * t.ratio.shape[1])
+    report = dict(check_method(method))
+    # The compiled loss waits for a method that keeps the rest.
+    assert len(report) == len(CHECKS)
+    assert {name: failure for name, failure in report.items() if failure} == {
+        "Three more masked positions and a sequence without tokens change nothing, the statistics included.": (
+            "the statistics count padding"
+        ),
+        "Statistics and bounds are the same however the sequences are split, groups of one prompt included.": (
+            "the statistics do not add up over a split"
+        ),
+    }
+    with pytest.raises(
+        AssertionError, match=r"finite losses and gradients, in .* .*example_losses\.py:\d+: F is nan for"
+    ):
+        check_loss(example_losses.nan)

@@ -1,0 +1,270 @@
+"""The page's verdict on methods: none from runs of one setting (A/A), from constants or from one seed; its direction.
+
+Covers: the stored logs of the 78 runs of docs/results, seed against seed; simulated settings without a difference; both
+signs of a difference; runs of one seed; --baseline. Not covered: how often three seeds find a difference that is there
+(tests/statistics).
+"""
+
+import functools
+import itertools
+import re
+from pathlib import Path
+
+import numpy
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from tests.runs.example_runs import write_log, write_validation
+from verl_clipx.cli import app
+from verl_clipx.diagnose.findings import rewards
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run, Setting, read_run, settings_of
+from verl_clipx.trainer.log import write_record
+
+STORED = Path(__file__).parents[2] / "docs" / "results" / "cpu_small_steps.csv"
+COLUMNS = {"reward": keys.REWARD, "entropy": keys.ENTROPY, "kl": keys.KL}
+VERDICT = re.compile("told apart|higher|lower|more|less|ahead|behind|better|worse|best|worst")
+NO_VERDICT = "That is no verdict on methods"
+
+
+@functools.cache
+def stored() -> dict[str, dict[int, pandas.DataFrame]]:
+    """The logs of the stored runs, by preset and seed."""
+    table = pandas.read_csv(STORED).rename(columns=COLUMNS)
+    return {
+        preset: {int(seed): rows.set_index("step")[[*COLUMNS.values()]] for seed, rows in of_preset.groupby("seed")}
+        for preset, of_preset in table.groupby("preset")
+    }
+
+
+PAIRS = [(preset, *pair) for preset, runs in stored().items() for pair in itertools.combinations(runs, 2)]
+
+
+def without_record(folder: Path, log: pandas.DataFrame) -> Path:
+    write_log(folder / "metrics.jsonl", log.to_dict("records"))
+    return folder
+
+
+def with_record(folder: Path, method: str, seed: int, rewards: list[float]) -> Path:
+    log = write_log(folder / "metrics.jsonl", [{keys.REWARD: reward, keys.ENTROPY: 1.0} for reward in rewards])
+    write_record(
+        log, {"clipx": {"method": method}, "data": {"seed": seed}, "trainer": {"experiment_name": folder.name}}
+    )
+    return folder
+
+
+def setting(label: str, *runs: list[float], seeds=()) -> Setting:
+    """A setting of runs with these rewards."""
+    return Setting(
+        label,
+        "#404040",
+        [
+            Run(
+                f"{label}{index}",
+                pandas.DataFrame({keys.REWARD: rewards}, index=pandas.RangeIndex(1, len(rewards) + 1, name="step")),
+                {"data.seed": seed} if seed else {},
+                {},
+                [],
+                None,
+            )
+            for index, (rewards, seed) in enumerate(itertools.zip_longest(runs, seeds))
+        ],
+    )
+
+
+def test_there_are_78_pairs_of_seeds_of_one_setting():
+    assert len(PAIRS) == 78
+
+
+def test_two_seeds_of_one_setting_give_no_verdict(tmp_path):
+    """By their steps, taken as independent, 12 of the 78 pairs differ "significantly"."""
+    folders = {
+        (preset, seed): without_record(tmp_path / f"{preset}-seed{seed}", log)
+        for preset, runs in stored().items()
+        for seed, log in runs.items()
+    }
+    runs = {key: read_run(folder) for key, folder in folders.items()}
+    for preset, one, two in PAIRS:
+        (found,) = rewards(settings_of([runs[preset, one], runs[preset, two]]))
+        assert not VERDICT.search(found.head) and NO_VERDICT in found.text, found
+
+
+@pytest.mark.slow
+def test_the_page_of_two_seeds_of_one_setting_gives_no_verdict(tmp_path):
+    """Two that differ most by their steps: +0.119, "0.056 to 0.182"."""
+    runs = stored()["countdown_gppo_off"]
+    folders = [without_record(tmp_path / f"gppo-seed{seed}", runs[seed]) for seed in (1, 3)]
+    done = CliRunner().invoke(app, ["report", *map(str, folders), "--out", str(tmp_path / "out")])
+    assert done.exit_code == 0, done.output
+    page = (tmp_path / "out" / "report.html").read_text()
+    for text in (page, done.output.replace("\n", " ")):
+        assert "The training reward was 0.049 in gppo-seed1 and 0.168 in gppo-seed3." in text and NO_VERDICT in text
+        assert "told apart" not in text and "collected more" not in text
+    assert "this page describes the runs and gives no verdict on methods" in page
+
+
+def test_runs_of_one_setting_are_never_compared_with_each_other(tmp_path):
+    folders = [with_record(tmp_path / f"grpo-{seed}", "grpo", seed, [0.1 * seed] * 5) for seed in (1, 2, 3)]
+    settings = settings_of([read_run(folder) for folder in folders])
+    assert len(settings) == 1 and rewards(settings) == []
+
+
+@pytest.mark.slow
+def test_settings_that_do_not_differ_seldom_get_a_verdict():
+    """Of 400 pairs of equal settings, three seeds each, 5 % would be 20; the 99.9 % quantile is 35."""
+    draw = numpy.random.default_rng(23)
+    found = []
+    for _ in range(400):
+        noise = 0.3 + 0.05 * draw.standard_normal((2, 3, 1)) + 0.05 * draw.standard_normal((2, 3, 20))
+        (finding,) = rewards([setting("A", *noise[0].tolist()), setting("B", *noise[1].tolist())])
+        found.append("told apart" not in finding.head)
+    assert sum(found) <= 35
+
+
+@pytest.mark.parametrize("counts", [(1, 1), (1, 3), (3, 1), (2, 2), (2, 3)])
+def test_fewer_than_three_seeds_give_no_verdict(counts):
+    one, two = (
+        setting(label, *([base + 0.01 * seed] * 4 for seed in range(count)))
+        for label, base, count in (("A", 0.1, counts[0]), ("B", 0.9, counts[1]))
+    )
+    (found,) = rewards([one, two])
+    assert not VERDICT.search(found.head) and f"here are {counts[0]} and {counts[1]}" in found.text
+
+
+def test_a_table_by_seed_has_the_mean_of_the_runs_of_a_seed():
+    """Seeds are numbers like steps are; and a table's only column is its mean."""
+    one = setting("A", [0.0, 0.5], [0.4, 0.1], [1.0, 2.0], seeds=(1, 2, 1))
+    table = one.by_seed(one.table(keys.REWARD))
+    assert {seed: values.tolist() for seed, values in table.items()} == {1: [0.5, 1.25], 2: [0.4, 0.1]}
+
+
+def test_runs_of_one_seed_count_as_one():
+    def settings(seeds):
+        return [
+            setting("A", [0.1, 0.1], [0.11, 0.11], [0.12, 0.12], seeds=seeds),
+            setting("B", [0.5, 0.5], [0.51, 0.51], [0.52, 0.52], seeds=(1, 2, 3)),
+        ]
+
+    assert "higher" in rewards(settings((1, 2, 3)))[0].head
+    (found,) = rewards(settings((1, 1, 2)))
+    assert NO_VERDICT in found.text and "here are 2 and 3" in found.text
+
+
+@pytest.mark.parametrize("value", [0.1, 0.3, 1 / 3, 1e-9, 1e6])
+def test_constants_are_no_evidence(value):
+    """Means of equal floats differ in their last bit: an interval of width 0 but for rounding."""
+    one = setting("A", *([value] * steps for steps in (3, 3, 3)))
+    two = setting("B", *([1.5 * value] * steps for steps in (3, 3, 3)))
+    for pair in ([one, two], [two, one]):
+        (found,) = rewards(pair)
+        assert not VERDICT.search(found.head)
+        assert "nothing says how far chance goes" in found.text and "interval" not in found.text
+
+
+def drawn(seed):
+    """Two settings of three runs each, with a difference that a drawn sign and size decide."""
+    draw = numpy.random.default_rng(seed)
+    shift = draw.choice([-1, 1]) * draw.uniform(0.0, 0.3)
+    runs = draw.uniform(-0.5, 0.5) + 0.02 * draw.standard_normal((2, 3, 6))
+    return setting("A", *runs[0].tolist()), setting("B", *(runs[1] + shift).tolist())
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_the_sentence_goes_the_way_of_the_number(seed):
+    one, two = drawn(seed)
+    for first, second in ((one, two), (two, one)):
+        (found,) = rewards([first, second])
+        means = [float(each.table(keys.REWARD).to_numpy().mean()) for each in (first, second)]
+        sign, low, high = re.search(
+            rf"{second.label} minus {first.label}: ([+−])[\d.]+, 95\u202f% interval ([−\d.]+) to ([−\d.]+)", found.text
+        ).groups()
+        assert sign == ("+" if means[1] > means[0] else "−")
+        if "told apart" in found.head:
+            assert low.startswith("−") and not high.startswith("−")
+            continue
+        word = "higher" if sign == "+" else "lower"
+        assert found.head == f"The training reward of {second.label} is {word} than that of {first.label}."
+        assert low.startswith("−") == high.startswith("−") == (sign == "−")
+
+
+def test_the_signs_that_are_drawn_are_of_all_kinds():
+    heads = [rewards(list(drawn(seed)))[0].head for seed in range(60)]
+    assert all(any(word in head for head in heads) for word in ("higher", "lower", "told apart"))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_sentence_on_held_out_problems_goes_the_way_of_the_number(tmp_path, sign):
+    for method, base in (("grpo", 0.5), ("acpo", 0.5 + 0.2 * sign)):
+        for seed in (1, 2, 3):
+            folder = with_record(tmp_path / f"{method}-seed{seed}", method, seed, [0.5, 0.5])
+            scores = [(base + 0.01 * seed * (problem % 3),) for problem in range(12)]
+            write_validation(folder / "validation", {2: scores})
+    runs = [read_run(tmp_path / f"{method}-seed{seed}") for method in ("grpo", "acpo") for seed in (1, 2, 3)]
+    (found,) = [one for one in rewards(settings_of(runs)) if "held-out" in one.head]
+    assert found.head == f"The held-out reward of ACPO is {'higher' if sign > 0 else 'lower'} than that of GRPO."
+    assert f"ACPO minus GRPO: {'+' if sign > 0 else '−'}0.200" in found.text
+
+
+def three_settings():
+    return [
+        setting("A", [0.1, 0.1], [0.11, 0.11], [0.12, 0.12]),
+        setting("B", [0.5, 0.5], [0.51, 0.51], [0.52, 0.52]),
+        setting("C", [0.11, 0.1], [0.12, 0.1], [0.13, 0.1]),
+    ]
+
+
+def test_several_comparisons_are_corrected():
+    found = rewards(three_settings())
+    assert [one.head for one in found] == [
+        "The training reward of B is higher than that of A.",
+        "The training reward of C cannot be told apart from that of A.",
+    ]
+    assert all("Holm’s over 2 comparisons" in one.text for one in found)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    runs = (("mine", "acpo", 1), ("theirs", "grpo", 1), ("again", "grpo", 2), ("third", "bapo", 1))
+    return {
+        name: with_record(folder / name, method, seed, [0.1 + 0.1 * index] * 3)
+        for index, (name, method, seed) in enumerate(runs)
+    }
+
+
+def compared(folders, tmp_path, *words):
+    done = CliRunner().invoke(app, ["report", *map(str, folders.values()), "--out", str(tmp_path / "out"), *words])
+    return done.exit_code, " ".join(done.output.split()), tmp_path / "out" / "report.html"
+
+
+@pytest.mark.parametrize(
+    ("words", "baseline"),
+    [
+        ((), "GRPO"),
+        (("--baseline", "ACPO"), "ACPO"),
+        (("--baseline", "again"), "GRPO"),
+        (("--baseline", "third"), "BAPO"),
+    ],
+)
+def test_rewards_are_compared_with_the_baseline(folders, tmp_path, words, baseline):
+    code, output, page = compared(folders, tmp_path, *words)
+    assert code == 0
+    first = {"ACPO": "0.100 in mine", "GRPO": "0.250 in the 2 runs of GRPO", "BAPO": "0.400 in third"}
+    assert output.count(f"The training reward was {first[baseline]} and") == 2
+    assert f"Rewards are compared with those of {baseline}" in page.read_text()
+
+
+def test_a_baseline_that_is_not_there_is_refused_with_the_names_there_are(folders, tmp_path):
+    code, output, page = compared(folders, tmp_path, "--baseline", "dgpo")
+    assert code == 1 and not page.exists()
+    assert "--baseline dgpo: no such run or method." in output
+    assert "The runs: mine, theirs, again, third. The methods: acpo, grpo, bapo." in output
+
+
+def test_a_baseline_that_names_two_settings_is_refused(tmp_path):
+    one = with_record(tmp_path / "one", "acpo", 1, [0.1, 0.2])
+    two = with_record(tmp_path / "two", "acpo", 1, [0.1, 0.2])
+    write_record(two / "metrics.jsonl", {"clipx": {"method": "acpo", "alpha": 2.0}, "data": {"seed": 1}})
+    code, output, _ = compared({"one": one, "two": two}, tmp_path, "--baseline", "acpo")
+    assert code == 1 and "--baseline acpo: 2 settings have that name" in output and "one, two" in output

@@ -1,0 +1,76 @@
+"""Scored evaluations of chosen outcomes, made without a model: completions on disk, judged by `clipx eval score`."""
+
+import hashlib
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_clipx.common.files import hash_of_file
+from verl_clipx.papers.evaluation.folder import EvaluationFolder
+from verl_clipx.papers.evaluation.results import score
+from verl_clipx.papers.evaluation.samples import Sample, write_shard
+
+
+def is_right(data_source, solution_str, ground_truth, extra_info):
+    """A reward that reads the outcome off the completion."""
+    return {"score": float(solution_str == "right"), "length": float(len(solution_str))}
+
+
+REWARD = f"{__name__}:is_right"
+
+
+def questions_file(folder: Path, count: int) -> Path:
+    """Questions, of which two in turn have one `family`."""
+    path = folder / f"b{count}.parquet"
+    rows = [
+        {
+            "data_source": "d",
+            "prompt": [{"role": "user", "content": str(row)}],
+            "reward_model": {"ground_truth": "1"},
+            "extra_info": {"index": row, "family": f"f{row // 2}"},
+        }
+        for row in range(count)
+    ]
+    pq.write_table(pa.Table.from_pylist(rows), path)
+    return path
+
+
+def evaluation_of(folder: Path, right: np.ndarray, questions: Path, protocol: str = "sampled", **changes) -> Path:
+    """Write a scored evaluation.
+
+    Args:
+        folder: its folder.
+        right: ``[questions, samples]`` whether each sample is right.
+        questions: from `questions_file`.
+        protocol: as which it counts; there is one checkpoint.
+        changes: to its configuration.
+    """
+    count, samples = right.shape
+    config = {
+        "model": "m",
+        "checkpoints": {
+            "last": {"source": "m", "step": 1, "fingerprint": hashlib.sha256(str(folder).encode()).hexdigest()}
+        },
+        "protocol": protocol,
+        "sampling": {"samples": samples},
+        "benchmarks": {
+            "b": {"path": str(questions), "sha256": hash_of_file(questions), "questions": count, "limit": None}
+        },
+        **{"reward": REWARD, "answer": None, "correct": None, "correct_from": 1.0},
+        **changes,
+    }
+    evaluation = EvaluationFolder(folder)
+    shard = [
+        Sample(q, s, 0, "right" if right[q, s] else "wrong", [q], 1, False)
+        for q in range(count)
+        for s in range(samples)
+    ]
+    completions = evaluation.completions("last", "b")
+    completions.mkdir(parents=True)
+    write_shard(completions, shard)
+    evaluation.config.write_text(json.dumps(config))
+    score(evaluation)
+    return folder

@@ -1,0 +1,151 @@
+"""`clipx eval compare` from the command line, and clustered intervals, on evaluations of chosen outcomes.
+
+Not covered: the formulas (tests/statistics), evaluations that a model made (test_run.py).
+"""
+
+import json
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from tests.papers.evaluation.evaluations import evaluation_of, questions_file
+from verl_clipx.cli import app
+from verl_clipx.common.statistics.comparison import compare
+from verl_clipx.common.statistics.variance import split_variance, squared_error
+
+QUESTIONS, SAMPLES = 40, 4
+
+
+def invoke(*arguments: str, code: int = 0) -> str:
+    """Run the command; its output."""
+    result = CliRunner(env={"COLUMNS": "300"}).invoke(app, ["eval", *map(str, arguments)])
+    assert result.exit_code == code, result.output
+    return " ".join(result.output.split())
+
+
+@pytest.fixture(scope="module")
+def methods(tmp_path_factory):
+    """Folder with three trainings of `a` and of `b`, and the outcomes ``[trainings, questions, samples]`` of both."""
+    folder = tmp_path_factory.mktemp("methods")
+    generator = np.random.default_rng(0)
+    questions = questions_file(folder, QUESTIONS)
+    chance = generator.beta(0.7, 0.7, (1, QUESTIONS, 1))
+    right = {}
+    for name, better in (("a", 0.0), ("b", 0.15)):
+        right[name] = generator.random((3, QUESTIONS, SAMPLES)) < np.clip(chance + better, 0, 1)
+        for seed, one in enumerate(right[name], 1):
+            evaluation_of(folder / f"{name}-seed{seed}", one, questions)
+    return folder, questions, right
+
+
+def test_three_trainings_of_each(methods, tmp_path):
+    folder, _, right = methods
+    out = tmp_path / "out.json"
+    text = invoke("compare", folder / "a-seed*", folder / "b-seed*", "--out", out)
+    shares = [right[name].mean(axis=2) for name in "ab"]
+    expected = compare({"b": shares[0]}, {"b": shares[1]})
+    found = json.loads(out.read_text())
+    assert found["benchmarks"]["b"]["avg"] == json.loads(json.dumps(asdict(expected)))
+    assert f"{expected.difference:+.3f} [{expected.low:+.3f}, {expected.high:+.3f}]" in text
+    assert "Intervals over 3 and 3 training seeds and 40 questions together." in text and "no interval" not in text
+    assert f"b: avg of the second is {expected.verdict} the first ({expected.p_text})." in text
+    assert "an interval of 3 seeds holds the true difference in about 64 %" in text
+    assert [len(found[side]) for side in ("first", "second")] == [3, 3] and found["first"][0].endswith("a-seed1")
+    split = split_variance(shares[1], SAMPLES)
+    written = found["variance"]["b"]["second"]
+    assert written["of_one_sample"] == asdict(split)
+    assert written["of_the_mean"] == split.of_mean(QUESTIONS, 3, SAMPLES)
+    assert f"sample {split_variance(shares[0], SAMPLES).sample ** 0.5:.3f}" in text and "question x seed" in text
+
+
+def test_two_checkpoints_and_what_is_not_said_on_the_methods(methods, tmp_path):
+    folder, *_ = methods
+    out = tmp_path / "out.json"
+    text = invoke("compare", folder / "a-seed1", folder / "b-seed1", "--out", out)
+    found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
+    assert found["over"] == "questions" and found["low"] < found["difference"] < found["high"]
+    assert found["refused"].startswith("1 and 1 training seeds")
+    assert "for these two checkpoints only. There is no interval for the methods: 1 and 1 training seeds" in text
+    variance = json.loads(out.read_text())["variance"]["b"]["first"]["of_one_sample"]
+    assert variance["seed"] is None and variance["sample"] > 0
+
+
+@pytest.mark.parametrize(("first", "second"), [("a-seed[12]", "b-seed*"), ("a-seed1", "b-seed*")])
+def test_too_few_trainings_get_no_interval(methods, tmp_path, first, second):
+    folder, *_ = methods
+    out = tmp_path / "out.json"
+    text = invoke("compare", folder / first, folder / second, "--out", out)
+    found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
+    assert found["low"] is None and found["p_value"] is None and found["over"] is None
+    assert "[" not in text.partition("avg")[2].partition("pass@")[0]
+    assert f"There is no interval: {found['refused']}." in text and "takes 3 of each" in text
+
+
+def test_one_training_twice_is_not_two(methods, tmp_path):
+    folder, questions, right = methods
+    config = json.loads((folder / "a-seed1" / "config.json").read_text())
+    evaluation_of(tmp_path / "a-seed9", right["a"][0], questions, checkpoints=config["checkpoints"])
+    (tmp_path / "a-seed1").symlink_to(folder / "a-seed1")
+    text = invoke("compare", tmp_path / "a-seed*", folder / "b-seed1", code=1)
+    assert "are of the same checkpoint, so they are one training and not two" in text
+
+
+def test_names_that_no_folder_fits_are_refused(methods):
+    folder, *_ = methods
+    text = invoke("compare", folder / "c-seed*", folder / "b-seed1", code=1)
+    assert "c-seed*: there is no such folder, and no folder matches it as a pattern" in text
+
+
+def test_clustered_errors_of_an_evaluation_and_a_comparison(methods, tmp_path):
+    _, questions, right = methods
+    for name in ("a", "b"):
+        for seed in (1, 2, 3):
+            evaluation_of(tmp_path / f"{name}-seed{seed}", right[name][seed - 1], questions)
+    values = right["a"][0].mean(axis=1)
+    results = tmp_path / "a-seed1" / "results.json"
+    before = json.loads(results.read_text())
+    assert before["interval"] == "95 %, Student's t over questions"
+    text = invoke("score", tmp_path / "a-seed1", "--cluster", "family")
+    after = json.loads(results.read_text())
+    assert after["interval"] == "95 %, Student's t over clusters of questions by family" and after["interval"] in text
+    accuracy = after["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]
+    half = accuracy["high"] - accuracy["mean"]
+    # 20 families of two: t with 19 degrees of freedom.
+    families = np.arange(QUESTIONS) // 2
+    assert half == pytest.approx(2.093024054 * squared_error(values, families) ** 0.5)
+    assert accuracy["mean"] == before["benchmarks"]["b"]["result"][f"avg@{SAMPLES}"]["mean"]
+    # One rule for both.
+    text = invoke("compare", tmp_path / "a-seed*", tmp_path / "b-seed*", code=1)
+    assert "cluster is 'family' in" in text and "clipx eval score" in text
+    for name, seed in (("a", 2), ("a", 3), ("b", 1), ("b", 2), ("b", 3)):
+        invoke("score", tmp_path / f"{name}-seed{seed}", "--cluster", "family")
+    out = tmp_path / "out.json"
+    invoke("compare", tmp_path / "a-seed*", tmp_path / "b-seed*", "--out", out)
+    found = json.loads(out.read_text())["benchmarks"]["b"]["avg"]
+    expected = compare(*({"b": right[name].mean(axis=2)} for name in "ab"), {"b": families})
+    assert (found["low"], found["p_value"]) == pytest.approx((expected.low, expected.p_value))
+
+
+def test_a_field_that_questions_lack_is_refused_and_nothing_changes(methods):
+    folder, *_ = methods
+    before = (folder / "a-seed1" / "config.json").read_bytes(), (folder / "a-seed1" / "results.json").read_bytes()
+    text = invoke("score", folder / "a-seed1", "--cluster", "year", code=1)
+    assert "--cluster year: not in extra_info of" in text and "row 0; there are family, index" in text
+    assert before == tuple((folder / "a-seed1" / name).read_bytes() for name in ("config.json", "results.json"))
+
+
+def test_too_few_clusters_leave_an_evaluation_without_intervals(tmp_path):
+    evaluation_of(tmp_path / "e", np.eye(8, 2, dtype=bool), questions_file(tmp_path, 8))
+    text = invoke("score", tmp_path / "e", "--cluster", "family")
+    found = json.loads((tmp_path / "e" / "results.json").read_text())["benchmarks"]["b"]
+    assert found["result"]["avg@2"] == {"mean": 0.125, "low": None, "high": None}
+    assert "count like 4.0 of equal size" in found["no_interval"] and f"No intervals: {found['no_interval']}." in text
+
+
+def test_results_hold_every_questions_values(methods):
+    folder, _, right = methods
+    found = json.loads((folder / "a-seed1" / "results.json").read_text())["benchmarks"]["b"]["values"]
+    assert found[f"avg@{SAMPLES}"] == right["a"][0].mean(axis=1).tolist()
+    assert set(found) == set(json.loads((folder / "a-seed1" / "results.json").read_text())["benchmarks"]["b"]["result"])

@@ -1,0 +1,28 @@
+"""What every preset sets, as a hash each: `python -m tests.papers.tables.configurations` writes configurations.json.
+
+Run it after a change of values that is meant, and look at the diff: a line a preset that changed.
+"""
+
+import json
+from pathlib import Path
+from typing import Any
+
+from verl_clipx.common.files import hash_of_json
+from verl_clipx.papers.tables.origins import is_wiring, read_origins
+from verl_clipx.papers.tables.presets import preset_names
+
+FILE = Path(__file__).with_suffix(".json")
+
+
+def configurations() -> dict[str, str]:
+    """By preset, the hash of the values that `clipx recipe show` shows. The
+    tests of the presets hold them against Hydra's."""
+    return {name: hash_of_json(_values(name), str) for name in preset_names()}
+
+
+def _values(name: str) -> dict[str, Any]:
+    return {key: origin.value for key, origin in read_origins(name).items() if not is_wiring(origin)}
+
+
+if __name__ == "__main__":
+    FILE.write_text(json.dumps(configurations(), indent=0) + "\n")

@@ -1,0 +1,282 @@
+"""The committed tables: they load, their presets exist, their numbers agree with each other. A definition that does not
+fit together is refused.
+
+That the numbers are the papers' is not tested here: there is no second source of them. Footnotes on what does not agree
+in the papers: test_footnotes.py.
+"""
+
+import re
+from pathlib import Path
+
+import pandas
+import pytest
+import verl
+
+from tests.papers.tables.tables import small_table
+from verl_clipx.papers.evaluation.protocols import MEAN_OF_LAST_THREE, choose_checkpoints
+from verl_clipx.papers.tables.definition import (
+    MEAN_OF,
+    Column,
+    Row,
+    Source,
+    load_table,
+    table_names,
+)
+from verl_clipx.papers.tables.presets import preset_names
+
+TABLES = {name: load_table(name) for name in table_names()}
+
+# Of curves: the papers print none of their numbers.
+FIGURES = {
+    *("acpo_figure2", "acpo_figure3"),
+    *("dgpo_figure3", "dgpo_figure5"),
+    *("ar_lopti_figure6", "ar_lopti_figure7", "ar_lopti_figure9", "ar_lopti_figure11"),
+    *(
+        "bapo_figure2",
+        "bapo_figure4",
+        "bapo_figure7",
+        "bapo_figure8",
+        "bapo_figure11",
+        "bapo_figure12",
+        "bapo_figure13",
+    ),
+}
+
+# This project's own: nobody printed their numbers.
+OWN = {"cpu_small", "reversal"}
+
+# What the papers print is rounded.
+ROUNDING = {1: 0.05, 2: 0.005}
+EPSILON = 1e-9
+
+
+def derived_cells(kind: str):
+    """Every cell with an expected number that is computed from other columns."""
+    for table in TABLES.values():
+        for row in table.rows:
+            for column in table.columns:
+                expected = table.expected(row, column)
+                if kind in table.measure_of(row, column) and expected is not None:
+                    yield table, row, column, expected
+
+
+def printed(table, row, name: str) -> float:
+    return table.expected(row, table.column(name))
+
+
+def test_the_papers_tables_and_figures_are_all_here():
+    assert set(TABLES) == {
+        *("acpo_table1a", "acpo_table1b", "acpo_table2", "acpo_table3"),
+        *("ar_lopti_figure4", "ar_lopti_figure5", "ar_lopti_table1", "ar_lopti_table6", "ar_lopti_table7"),
+        *("dgpo_table3", "dgpo_table4", "dgpo_table13", "dgpo_table14"),
+        *("bapo_table1", "bapo_table2"),
+        *FIGURES,
+        *OWN,
+    }
+
+
+def test_the_page_on_tables_names_each():
+    page = (Path(__file__).parents[3] / "docs" / "tables.md").read_text()
+    assert [name for name in TABLES if f"`{name}`" not in page] == []
+
+
+def test_the_pages_rewards_under_16_updates_are_those_of_the_runs():
+    docs = Path(__file__).parents[3] / "docs"
+    stored = pandas.read_csv(docs / "results" / "cpu_small_steps.csv").query("preset == 'countdown_grpo_off'")
+    first, last = ([f"{reward:.3f}" for reward in stored[stored.step == step].reward] for step in (1, 20))
+    said = "{}, {} and {} in the first step, {}, {} and {} in the last".format(*first, *last)
+    assert said in " ".join((docs / "tables.md").read_text().split())
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_presets_exist(name):
+    presets = {source.preset for source, _ in TABLES[name].sources() if source.preset}
+    measured_on = {
+        preset for row in TABLES[name].rows for key, preset in row.measured_bounds.items() if key not in ("group",)
+    }
+    assert presets
+    assert presets | measured_on <= {*preset_names()}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_field_has_a_comment(name):
+    path = Path(__file__).parents[3] / "verl_clipx" / "papers" / "tables" / "definitions" / f"{name}.yaml"
+    lines = path.read_text().splitlines()
+    keys = [number for number, line in enumerate(lines) if line[:1].isalpha()]
+    assert keys
+    assert all(lines[number - 1].startswith("#") for number in keys)
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_every_paper_table_has_expected_numbers(name):
+    table = TABLES[name]
+    assert all(row.expected for row in table.rows) == (name not in {"ar_lopti_figure5", *FIGURES, *OWN})
+    assert table.is_figure == (name in FIGURES)
+
+
+def test_figures_curves_are_metrics_that_verl_or_the_plugin_logs_by_default():
+    """By verl's source, verl's naming of validations, and the first table of docs/metrics.md."""
+    root = Path(verl.__file__).parent / "trainer" / "ppo"
+    source = (root / "metric_utils.py").read_text() + (root / "v1" / "trainer_base.py").read_text()
+    described = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text().split("`clipx.metrics=all` adds")[0]
+    keys = {column.measure["curve"] for name in FIGURES for column in TABLES[name].columns}
+    for key in keys:
+        if key.startswith("actor/clipx/"):
+            name = re.sub(r"bin_\d$", "bin_0", key.removeprefix("actor/"))
+            assert f"`{name}`" in described, key
+        elif key.startswith("val-core/"):
+            assert re.fullmatch(
+                r"val-core/(countdown|knights_and_knaves|aime24|aime25|amc|math500|minerva|olympiadbench)/acc/mean@\d+",
+                key,
+            ), key
+        else:
+            assert f'"{key}"' in source or f"`{key.removeprefix('actor/')}`" in described, key
+
+
+def test_means_over_columns_are_the_papers_averages():
+    cells = list(derived_cells(MEAN_OF))
+    assert len(cells) > 50
+    for table, row, column, expected in cells:
+        parts = [printed(table, row, name) for name in column.measure[MEAN_OF]]
+        if None not in parts:
+            mean = sum(parts) / len(parts)
+            assert abs(mean - expected) <= ROUNDING[table.digits] + EPSILON, (table.name, row.name, mean, expected)
+
+
+def test_differences_of_rows_are_the_papers():
+    table = TABLES["dgpo_table4"]
+    for column in table.columns:
+        first, second, difference = (
+            table.expected(table.row(name), column) for name in ("DGPO", "GRPO", "Improvement")
+        )
+        assert difference == pytest.approx(first - second, abs=EPSILON)
+
+
+def test_dgpo_tables_agree_with_each_other():
+    averages, small, large = TABLES["dgpo_table4"], TABLES["dgpo_table3"], TABLES["dgpo_table13"]
+    for size, table in (("1.5B", small), ("7B", small), ("14B", large)):
+        for method in ("GRPO", "DGPO"):
+            for short in ("A@32", "P@32"):
+                expected = printed(averages, averages.row(method), f"{size} {short}")
+                assert printed(table, table.row(f"{size} {method}"), f"Avg {short}") == expected
+    for row in TABLES["dgpo_table14"].rows:
+        size, year, method = row.name.split()
+        table, benchmark = (large if size == "14B" else small), year.replace("20", "")
+        of_method = table.row(f"{size} {method}")
+        assert row.expected[0] == printed(table, of_method, f"{benchmark} A@32")
+        assert row.expected[-1] == printed(table, of_method, f"{benchmark} P@32")
+
+
+def test_acpo_ablation_repeats_the_rows_of_table_1():
+    first, ablation = TABLES["acpo_table1a"], TABLES["acpo_table3"]
+    assert ablation.row("DAPO (Baseline)").expected == first.row("DAPO").expected
+    assert ablation.row("ACPO").expected == first.row("ACPO").expected
+
+
+@pytest.mark.parametrize("name", ["ar_lopti_figure4", "ar_lopti_table7"])
+def test_the_last_three_checkpoints_include_the_last_step(name):
+    # verl saves every 20th step and the last: of 350 steps 320, 340 and 350, which are not 20 steps apart.
+    assert "every 20th step and the last one" in TABLES[name].metric
+    assert choose_checkpoints(MEAN_OF_LAST_THREE, [*range(20, 350, 20), 350]) == [320, 340, 350]
+
+
+def test_times_add_up():
+    table = TABLES["ar_lopti_table6"]
+    for column in table.columns:
+        parts = [table.expected(table.row(name), column) for name in ("Sampling", "Training", "Others")]
+        assert sum(parts) == pytest.approx(table.expected(table.row("Total"), column), abs=EPSILON)
+
+
+def small(**changes):
+    return small_table(
+        """
+        evaluation: {protocol: sampled, samples: 2, temperature: 1.0, max_tokens: 16}
+        benchmarks: {b: {file: b/test.parquet, questions: 4}, c: {file: c/test.parquet, questions: 4, max_tokens: 32}}
+        columns:
+          - {name: near, run: near, measure: {benchmark: b, metric: avg@2}}
+          - {name: off, run: off, measure: {benchmark: c, metric: avg@2}}
+        rows:
+          - {name: x, presets: {near: p/x_near, off: p/x_off}, expected: [1.0, 2.0]}
+          - {name: y, presets: {near: p/y_near}}
+          - {name: z, model: hub/z}
+          - {name: q, quoted: because, expected: [3.0, null]}
+        """,
+        **changes,
+    )
+
+
+def test_a_cell_knows_its_run_its_benchmarks_and_its_number():
+    table = small()
+    x, y, z, q = table.rows
+    near, off = table.columns
+    assert table.source_of(x, near) == Source("p/x_near", None)
+    assert table.source_of(y, off) is None and not table.is_measurable(y, off)
+    assert table.source_of(z, off) == Source(None, "hub/z")
+    assert not table.is_measurable(q, near)
+    assert table.expected(x, off) == 2.0 and table.expected(y, off) is None
+    assert table.benchmarks["b"]["max_tokens"] == 16 and table.benchmarks["c"]["max_tokens"] == 32
+    assert [source.preset for source, _ in table.sources()] == ["p/x_near", "p/x_off", "p/y_near", None]
+    assert table.folder_of(Source(None, "hub/z")) == "models/small/hub--z"
+
+
+X = {"name": "x", "preset": "p/x"}
+NEAR = {"name": "near", "measure": {"benchmark": "b", "metric": "avg@2"}}
+
+
+@pytest.mark.parametrize(
+    "changes, message",
+    [
+        ({"unit": "points"}, "unit 'points'"),
+        ({"unit": "logged"}, "unit 'logged': `logged` is the unit of figures, whose columns are all curves"),
+        ({"columns": [{"name": "x", "measure": {"curve": "actor/entropy"}}]}, "unit 'percent': `logged` is the unit"),
+        ({"colour": "red"}, "no colour"),
+        (
+            {"benchmarks": {"b": {"file": "b/test.parquet"}}},
+            "benchmark b: questions=None: give the number that its file has",
+        ),
+        (
+            {"columns": [{"name": "near", "measure": {"validation": "d", "samples": 4}}], "rows": [X]},
+            "no benchmark d",
+        ),
+        ({"rows": [X, X]}, "two rows are called x"),
+        ({"rows": [{**X, "expected": [1.0]}]}, "1 expected numbers for 2 columns"),
+        ({"rows": [{**X, "notes": ["a"]}]}, "x: no footnote a"),
+        ({"origins": {"checkpoint": "[choice] the last"}}, "origins: give checkpoint, samples, temperature, top_p"),
+        (
+            {"origins": {"checkpoint": "the last"}},
+            "origins.checkpoint: 'the last' must start with [paper], [script]",
+        ),
+        (
+            {"benchmarks": {"b": {"file": "b/test.parquet", "questions": 4, "origin": "[guess] x"}}},
+            "benchmark b: '[guess] x' must start with [paper]",
+        ),
+        ({"rows": [{**X, "model": "m"}]}, "row x: needs exactly one of preset"),
+        ({"rows": [{"name": "x"}]}, "row x: needs exactly one of preset"),
+        ({"rows": [{"name": "x", "minus": ["v", "w"]}]}, "no row is called v"),
+        ({"rows": [{**X, "speed": 1}]}, "a row has no speed"),
+        (
+            {"columns": [{"name": "near", "measure": {"metric": "avg@2"}}], "rows": [X]},
+            "needs exactly one of benchmark",
+        ),
+        ({"columns": [{**NEAR, "measure": {"benchmark": "d", "metric": "avg@2"}}], "rows": [X]}, "no benchmark d"),
+        ({"columns": [NEAR], "rows": [{**X, "expected": [1.0, 2.0]}]}, "2 expected numbers for 1 columns"),
+    ],
+)
+def test_definitions_that_do_not_fit_are_refused(changes, message):
+    with pytest.raises(ValueError, match="table small") as caught:
+        small(**changes)
+    assert message in str(caught.value)
+
+
+def test_an_unknown_table_is_named_with_those_there_are():
+    with pytest.raises(ValueError, match=r"table 'acpo' is unknown\. There are acpo_figure2, "):
+        load_table("acpo")
+
+
+def test_means_are_measurable_only_if_their_parts_are():
+    columns = [NEAR, {"name": "mean", "measure": {"mean_of": ["near"]}}]
+    table = small(columns=columns, rows=[X, {"name": "q", "quoted": "because"}])
+    mean: Column = table.column("mean")
+    row: Row = table.row("x")
+    assert table.is_measurable(row, mean) and table.source_of(row, mean) is None
+    assert not table.is_measurable(table.row("q"), mean)

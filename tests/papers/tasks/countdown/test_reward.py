@@ -1,0 +1,315 @@
+"""Countdown's reward: hand-made cases, hostile text, and random and mutated text against an independent evaluation.
+
+Not covered: verl's reward manager around it (test_dataset.py loads the function the way verl does).
+"""
+
+import collections
+import concurrent.futures
+import gc
+import itertools
+import random
+import time
+import warnings
+from decimal import Decimal
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from verl_clipx.papers.tasks.countdown.config import CountdownConfig
+from verl_clipx.papers.tasks.countdown.generator import generate_problems
+from verl_clipx.papers.tasks.countdown.reward import MAX_ANSWER_LENGTH, compute_score
+
+TRUTH = {"numbers": [3, 5, 2], "target": 16}
+RIGHT = {"score": 1.0, "acc": 1.0, "format": 1.0}
+WRONG = {"score": 0.0, "acc": 0.0, "format": 1.0}
+NO_ANSWER = {"score": 0.0, "acc": 0.0, "format": 0.0}
+
+
+def score(text, truth=TRUTH):
+    return compute_score(data_source="countdown", solution_str=text, ground_truth=truth, extra_info={}, more=1)
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("<answer>(3+5)*2</answer>", RIGHT),
+        ("<answer> ( 3 + 5 ) * 2 </answer>", RIGHT),
+        ("<answer>\n2*(5+3)\n</answer> and so on", RIGHT),
+        ("<answer>1</answer><answer>2*(5+3)</answer>", RIGHT),
+        ("<answer>2*(5+3)</answer><answer>", RIGHT),
+        ("<answer><answer>2*(5+3)</answer>", RIGHT),
+        ("<answer>-(-3-5)*2</answer>", RIGHT),
+        ("<answer>+2*(5+3)</answer>", RIGHT),
+        ("<answer>2*(5+3)</answer><answer>2*5+3</answer>", WRONG),  # only the last one counts
+        ("<answer>3*5+2</answer>", WRONG),
+        ("<answer>2*2*2*2</answer>", WRONG),  # right value, other numbers
+        ("<answer>16</answer>", WRONG),
+        ("<answer>(3+5)*2*1</answer>", WRONG),
+        ("<answer>(3+5)+(3+5)</answer>", WRONG),
+        ("<answer>35-2</answer>", WRONG),
+        ("<answer>3/(5-5)*2</answer>", WRONG),
+        ("<answer>2**(5-3)</answer>", NO_ANSWER),
+        ("<answer>5//3*2</answer>", NO_ANSWER),
+        ("<answer>(3+5)*2=16</answer>", NO_ANSWER),
+        ("<answer>(3+5)*2.0</answer>", NO_ANSWER),
+        ("<answer>(3+5)×2</answer>", NO_ANSWER),
+        ("<answer>(3+5)*2</answer", NO_ANSWER),
+        ("(3+5)*2</answer>", NO_ANSWER),
+        ("</answer>(3+5)*2<answer>", NO_ANSWER),
+        ("(3+5)*2", NO_ANSWER),
+        ("", NO_ANSWER),
+    ],
+)
+def test_hand_made(text, expected):
+    assert score(text) == expected
+
+
+@pytest.mark.parametrize(
+    ("numbers", "target", "answer"),
+    [
+        ([8, 3, 8, 3], 24, "8/(3-8/3)"),  # passes through thirds: floats would miss the exact value
+        ([1, 3], Fraction(1, 3), "1/3"),
+        ([1, 3], 0.333333, "1/3"),  # within 1e-5
+        ([3, 3], 9, "3*3"),
+    ],
+)
+def test_exact_arithmetic_within_the_tolerance(numbers, target, answer):
+    assert score(f"<answer>{answer}</answer>", {"numbers": numbers, "target": target}) == RIGHT
+
+
+def test_outside_the_tolerance():
+    assert score("<answer>1/3</answer>", {"numbers": [1, 3], "target": 0.3333}) == WRONG
+
+
+@pytest.mark.parametrize("numbers", [np.array([3, 5, 2]), (3, 5, 2), [np.int64(5), 3.0, 2]])
+@pytest.mark.parametrize("target", [16, 16.0, np.int64(16), np.float64(16)])
+def test_containers_that_parquet_readers_give(numbers, target):
+    assert score("<answer>(3+5)*2</answer>", {"numbers": numbers, "target": target}) == RIGHT
+
+
+def test_json_is_read_like_the_fields():
+    assert score("<answer>(3+5)*2</answer>", '{"numbers": [3, 5, 2], "target": 16}') == RIGHT
+    assert score("<answer>(3+5)*2</answer>", '{"numbers": [3, 5, 2], "target": 17}') == WRONG
+
+
+@pytest.mark.parametrize(
+    "truth",
+    [
+        None,
+        "16",
+        "[3, 5, 2]",
+        '{"numbers": [3, 5, 2], "target": 16',
+        16,
+        [],
+        {},
+        {"target": 16},
+        {"numbers": [3, 5, 2]},
+        {"numbers": None, "target": 16},
+        {"numbers": 3, "target": 16},
+        {"numbers": "352", "target": 16},
+        {"numbers": ["3", "5", "2"], "target": 16},
+        {"numbers": [[3], [5], [2]], "target": 16},
+        {"numbers": np.array(3), "target": 16},
+        {"numbers": [3, 5, 2], "target": None},
+        {"numbers": [3, 5, 2], "target": "16"},
+        {"numbers": [3, 5, 2], "target": "1e999999999"},
+        {"numbers": [3, 5, 2], "target": Decimal("1e999999999")},
+        {"numbers": [3, 5, 2], "target": float("nan")},
+        {"numbers": [3, 5, 2], "target": float("inf")},
+        {"numbers": [3, 5, 2], "target": [16]},
+        {"numbers": range(10**12), "target": 16},
+    ],
+)
+def test_malformed_ground_truth_scores_zero(truth):
+    assert score("<answer>(3+5)*2</answer>", truth) == WRONG
+
+
+@pytest.mark.parametrize("text", [None, 16, b"<answer>(3+5)*2</answer>", ["<answer>(3+5)*2</answer>"], object()])
+def test_text_that_is_no_string_scores_zero(text):
+    assert score(text) == NO_ANSWER
+
+
+MEGABYTES = 10_000_000
+# Ample for one pass over that much text on a busy machine; comparing each piece with each other would take hours.
+SECONDS = 10
+HOSTILE = {
+    "nested parentheses": "(" * 100 + "3" + ")" * 100,
+    "nested parentheses beyond Python's limit": "(" * 127 + "3" + ")" * 127,
+    "unclosed parentheses": "(" * MAX_ANSWER_LENGTH,
+    "signs": "-" * (MAX_ANSWER_LENGTH - 1) + "3",
+    "thousands of parentheses": "(" * 5000 + "3" + ")" * 5000,
+    "exponent tower": "9**9**9**9**9",
+    "shift": "1<<99999999999",
+    "huge integer": "9" * MAX_ANSWER_LENGTH,
+    "longer integer than Python converts": "9" * 5000,
+    "product of large integers": "*".join(["99999999"] * 28),
+    "deep quotient": "/".join(["7"] * 128),
+    "arabic digits": "٣+٥",
+    "full-width digits": "（３＋５）＊２",
+    "superscript": "3²",
+    "leading zeros": "03+05+02",
+    "underscores": "1_6",
+    "complex": "3j",
+    "float": "1e999",
+    "hexadecimal": "0x10",
+    "NUL": "3+\x005",
+    "surrogate": "3+\ud8005",
+    "line end": "(3+5)\n*2",
+    "comment": "(3+5)*2#",
+    "backslash": "(3+5)\\\n*2",
+    "walrus": "(a:=16)",
+    "call": "__import__('os').system('true')",
+    "f-string": "f'{3+5}'",
+    "lambda": "(lambda:16)()",
+    "comprehension": "[0 for _ in (1,)]",
+    "tuple": "(3,5,2)",
+    "call of a number": "3(5)(2)",
+    "empty": "",
+    "spaces": "   ",
+    "division by zero": "3/0",
+    "division by a vanishing sum": "3/(5-5)",
+    "zero to the left": "0/3/5/2",
+    "megabytes inside": "3+" * (MEGABYTES // 2) + "3",
+}
+
+
+@pytest.mark.parametrize("answer", HOSTILE.values(), ids=HOSTILE.keys())
+def test_hostile_answer_scores_zero_quickly_and_silently(answer):
+    started = time.process_time()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Python warns about "3(5)" when it compiles it
+        assert score(f"<answer>{answer}</answer>")["score"] == 0.0
+    assert time.process_time() - started < SECONDS
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "x" * MEGABYTES,
+        "<answer>" * (MEGABYTES // 8),
+        "</answer>" * (MEGABYTES // 9),
+        "<answer>3</answer>" * (MEGABYTES // 18),
+        "<" * MEGABYTES + "/answer>",
+    ],
+    ids=["no tag", "opening tags", "closing tags", "answers", "angle brackets"],
+)
+def test_megabytes_of_text_take_no_time(text):
+    started = time.process_time()
+    assert score(text)["score"] == 0.0
+    assert time.process_time() - started < SECONDS
+
+
+@settings(max_examples=400)
+@given(st.text(max_size=300), st.booleans())
+def test_any_text_is_scored(text, tagged):
+    result = score(f"<answer>{text}</answer>" if tagged else text)
+    assert result.keys() == {"score", "acc", "format"}
+    assert result["score"] in (0.0, 1.0) and result["score"] <= result["format"]
+
+
+def python_value(text: str) -> Fraction | None:
+    """What Python itself makes of an expression, with numbers as fractions."""
+    try:
+        return eval("".join(f"F({c})" if c.isdigit() else c for c in text), {"__builtins__": {}, "F": Fraction})
+    except (SyntaxError, TypeError, ZeroDivisionError):
+        return None
+
+
+@settings(max_examples=600)
+@given(st.lists(st.sampled_from([*"352", *"352", *"+-*/", "(", ")", " ", "(3+5)", "2*", "*2"]), max_size=9))
+def test_agrees_with_python_on_random_expressions(pieces):
+    text = "".join(pieces).strip()
+    # The independent rule reads one digit at a time and knows no two operators in a row such as ** and //.
+    if any(pair in text.replace(" ", "") for pair in ("**", "//")) or any(
+        a.isdigit() and b.isdigit() for a, b in itertools.pairwise(text)
+    ):
+        return
+    digits = sorted(character for character in text if character.isdigit())
+    expected = digits == ["2", "3", "5"] and python_value(text) == 16
+    assert score(f"<answer>{text}</answer>")["score"] == float(expected)
+
+
+JUNK = ("=16", "x", "²", "٣", "\0", "\ud800", "**2", "//1", ".0", "<answer>", "</answer>", "(" * 300)
+AROUND = (("", ""), ("so</think>", ""), ("<think>so</think> ", "."), ("<think>", "</think>"))
+
+
+def completions(count):
+    """Yield responses, what Countdown's rule makes of them, and what was put into the answer."""
+    rng = random.Random(0)
+    for _ in range(count):
+        numbers = rng.sample("352", 3) if rng.random() < 0.8 else rng.choices("3526", k=rng.randint(1, 4))
+        expression = numbers[0]
+        for number in numbers[1:]:
+            form = rng.choice(["{0}{1}{2}", "({0}{1}{2})", "{2}{1}{0}"])
+            expression = form.format(expression, rng.choice("+-*/"), number)
+        if rng.random() < 0.2:
+            expression = rng.choice(["(3+5)*2", "2*(5+3)", "-(-3-5)*2"])
+        junk = rng.choice(JUNK) if rng.random() < 0.5 else ""
+        position = rng.randint(0, len(expression))
+        opening, closing = rng.choice(AROUND)
+        numbers = sorted(character for character in expression if character.isdigit())
+        right = numbers == ["2", "3", "5"] and python_value(expression) == 16 and not junk and closing != "</think>"
+        yield f"{opening}<answer>{expression[:position]}{junk}{expression[position:]}</answer>{closing}", right, junk
+
+
+def test_fifteen_thousand_completions_agree_with_the_rule():
+    outcomes = collections.Counter()
+    for text, right, junk in completions(15_000):
+        result = score(text)
+        assert result in (RIGHT, WRONG, NO_ANSWER)
+        # A tag inside the answer can leave a right expression: then only the form of the result is checked.
+        assert result["score"] == float(right) or "answer>" in junk, text
+        outcomes[tuple(result.values())] += 1
+    assert min(outcomes.values()) > 100 and len(outcomes) == 3, outcomes
+
+
+PROBLEMS = generate_problems(CountdownConfig(min_numbers=2, max_numbers=5), 200, 0, "train")
+
+
+@settings(max_examples=400)
+@given(st.data())
+def test_mutated_solutions(data):
+    problem = data.draw(st.sampled_from(PROBLEMS))
+    truth = {"numbers": list(problem.numbers), "target": problem.target}
+    text = f"<answer>{problem.solution}</answer>"
+    assert score(text, truth) == RIGHT
+    position = data.draw(st.integers(0, len(text) - 1))
+    junk = data.draw(st.sampled_from(["", "(", ")", "0", "9", "*", "/", "-", "\x00", "\ud800", "²", "<answer>", "e9"]))
+    mutated = text[:position] + junk + text[position + data.draw(st.integers(0, 2)) :]
+    assert score(mutated, truth)["score"] in (0.0, 1.0)
+    # Another number in the answer can never be right.
+    assert score(f"<answer>{problem.solution}+0</answer>", truth) == WRONG
+
+
+def test_garbage_collection_between_threads_does_not_raise():
+    # Python 3.11 alone raises SystemError here: syntax trees built while a finaliser lets another thread in.
+    class Cycle:
+        def __init__(self):
+            self.itself = self
+
+        def __del__(self):
+            time.sleep(0)
+
+    def scores(depth):
+        found = []
+        for _ in range(300):
+            Cycle()
+            found.append(score("<answer>" + "(" * depth + "5 + 2" + ")" * depth + " * 3 - 5</answer>"))
+        return found
+
+    before = gc.get_threshold()
+    gc.set_threshold(5)
+    try:
+        with concurrent.futures.ThreadPoolExecutor(8) as pool:
+            assert all(found == [WRONG] * 300 for found in pool.map(scores, range(8)))
+    finally:
+        gc.set_threshold(*before)
+
+
+def test_threads_agree():
+    texts = [f"<answer>{'(' * n}3+5{')' * n}*2</answer>" for n in range(1, 60)] * 20
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        assert all(result == RIGHT for result in pool.map(score, texts))

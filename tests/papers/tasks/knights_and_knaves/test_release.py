@@ -1,0 +1,63 @@
+"""The released files' schema, on invented puzzles: rows, sizes, the report of leaks, what is refused.
+
+Not covered: the release itself, of which docs/tasks/knights_and_knaves.md says what was read.
+"""
+
+import pyarrow.parquet as pq
+import pytest
+from typer.testing import CliRunner
+
+from tests.papers.tasks.knights_and_knaves.released import OTHER, REORDERED, TRAIN, record, release
+from verl_clipx.cli import app
+from verl_clipx.papers.tasks.knights_and_knaves.reward import compute_score
+
+
+def build(folder, out, *more, code=0):
+    result = CliRunner(env={"COLUMNS": "400"}).invoke(
+        app, ["data", "build", "knights_and_knaves", "--from", str(folder), "--out", str(out), *more]
+    )
+    assert result.exit_code == code, result.output
+    return result.stdout
+
+
+def test_released_rows_are_built_and_leaks_reported(tmp_path):
+    leak = record(REORDERED, (False, True, True), ["Eve", "Fay", "Gus"])
+    fresh = record(OTHER, (False, True, True), ["Hal", "Ida", "Jon"])
+    folder = release(tmp_path / "release", TRAIN, [leak, fresh])
+    text = build(folder, tmp_path / "out")
+    assert "equal training puzzles, apart from names, order and wording: 1 of 2 with 3 people" in text
+    rows = pq.read_table(tmp_path / "out" / "test.parquet").to_pylist()
+    assert [row["extra_info"]["index"] for row in rows] == [0, 1]
+    assert rows[0]["prompt"][1]["content"] == "You meet Eve, Fay, Gus.\n"
+    assert rows[0]["data_source"] == "knights_and_knaves" and rows[0]["extra_info"]["people"] == 3
+    truth = rows[0]["reward_model"]["ground_truth"]
+    assert truth == "(1) Eve is a knave\n(2) Fay is a knight\n(3) Gus is a knight"
+    assert compute_score("knights_and_knaves", f"</think><answer>{truth}</answer>", truth)["score"] == 3.0
+
+
+def test_sizes_can_be_chosen_and_nothing_leaks_silently(tmp_path):
+    folder = release(tmp_path / "release", TRAIN, [record(OTHER, (False, True, True))])
+    text = build(folder, tmp_path / "out", "--split", "test", "--option", "people=[3]")
+    assert "also train" not in text and "1 rows" in text
+    assert "no rows" in build(folder, tmp_path / "four", "--option", "people=[4]", code=1)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"solution": [False, False, True]}, "is not the only solution of"),
+        ({"statements": "(('xor', 1),)"}, "has an unknown form"),
+        ({"statements": "__import__('os')"}, "malformed node"),
+        ({"statements": "(" * 5000}, "at most 4096 are read"),
+        ({"statements": "(('not', 1), 2, 3)"}, "test.parquet, row 0"),
+        ({"quiz": None, "statements": None}, "TypeError"),
+    ],
+)
+def test_other_records_are_refused(tmp_path, change, message):
+    folder = release(tmp_path / "release", TRAIN, [TRAIN[0] | change])
+    assert message in build(folder, tmp_path / "out", "--split", "test", code=1)
+
+
+def test_options_of_generated_puzzles_are_refused(tmp_path):
+    folder = release(tmp_path / "release", TRAIN, TRAIN)
+    assert "use --limit" in build(folder, tmp_path / "out", "--option", "seed=1", code=1)

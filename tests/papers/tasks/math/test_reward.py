@@ -1,0 +1,357 @@
+r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, verl's own loader.
+
+Not covered: single equalities (test_equality.py) and the processes behind them (test_pool.py).
+"""
+
+import asyncio
+import random
+import resource
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+import numpy as np
+import pytest
+
+from verl_clipx.papers.tasks.math import reward
+from verl_clipx.papers.tasks.math.pool import DEADLINE_SECONDS
+from verl_clipx.papers.tasks.math.reward import (
+    MAX_ALTERNATIVES,
+    accepted_answers,
+    compute_score,
+    compute_score_for_evaluation,
+    compute_score_strict,
+)
+
+KEYS = {"score", "acc", "format", "truncated", "undecided"}
+
+
+def score(response, truth="5", extra_info=None, function=compute_score):
+    return function("math500", response, truth, extra_info=extra_info, more=1)
+
+
+def parts(score, acc, format, truncated=0.0, undecided=0.0):
+    return {"score": score, "acc": acc, "format": format, "truncated": truncated, "undecided": undecided}
+
+
+RIGHT, RIGHT_STRICT = parts(1.0, 1.0, 1.0), parts(1.0, 1.0, 1.0)
+WRONG, WRONG_STRICT = parts(0.0, 0.0, 1.0), parts(-1.0, 0.0, 1.0)
+UNFORMATTED, UNFORMATTED_STRICT = parts(0.0, 0.0, 0.0), parts(-1.0, 0.0, 0.0)
+CUT_OFF, CUT_OFF_STRICT = parts(0.0, 0.0, 0.0, truncated=1.0), parts(-1.0, 0.0, 0.0, truncated=1.0)
+UNDECIDED, UNDECIDED_STRICT = parts(0.0, 0.0, 1.0, undecided=1.0), parts(-1.0, 0.0, 1.0, undecided=1.0)
+
+
+@pytest.mark.parametrize(
+    ("response", "expected", "strict"),
+    [
+        (r"So \boxed{5}.", RIGHT, RIGHT_STRICT),
+        (r"thinking</think> <answer>\boxed{5}</answer>", RIGHT, RIGHT_STRICT),
+        (r"<think>\boxed{4}</think> \boxed{5}", RIGHT, RIGHT_STRICT),
+        (r"\boxed{5}, that is \boxed{5}", RIGHT, RIGHT_STRICT),
+        (r"\boxed{\frac{10}{2}}", RIGHT, RIGHT_STRICT),
+        (r"\boxed{4}", WRONG, WRONG_STRICT),
+        (r"\boxed{5} \boxed{4}", WRONG, UNFORMATTED_STRICT),
+        (r"\boxed{4} \boxed{5}", RIGHT, UNFORMATTED_STRICT),  # several guesses are no answer to the strict one
+        (r"\boxed{1,2,3,4,5}", WRONG, WRONG_STRICT),
+        ("5", UNFORMATTED, UNFORMATTED_STRICT),
+        ("", UNFORMATTED, UNFORMATTED_STRICT),
+        (r"<think>\boxed{5}</think> five", UNFORMATTED, UNFORMATTED_STRICT),
+        (r"\boxed{}", UNFORMATTED, UNFORMATTED_STRICT),
+        (r"\boxed{5", CUT_OFF, CUT_OFF_STRICT),
+        (r"<think> so \boxed{5}", CUT_OFF, CUT_OFF_STRICT),
+        (r"\boxed{9^{9^9}}", UNDECIDED, UNDECIDED_STRICT),
+    ],
+)
+def test_hand_made(response, expected, strict):
+    assert score(response) == expected
+    assert score(response, function=compute_score_strict) == strict
+    assert score(response, function=compute_score_for_evaluation) == expected
+
+
+@pytest.mark.parametrize(("response", "truth"), [(r"\boxed{50\%}", "50"), (r"\boxed{3.14159265}", r"\pi")])
+def test_evaluation_counts_no_lenient_equality(response, truth):
+    assert score(response, truth) == RIGHT
+    assert score(response, truth, function=compute_score_for_evaluation) == WRONG
+
+
+@pytest.mark.parametrize("flag", [True, 1, np.True_, np.int64(1)])
+def test_a_response_that_was_cut_off_never_scores(flag):
+    assert score(r"\boxed{5}", extra_info={"truncated": flag}) == CUT_OFF
+    assert score(r"\boxed{5}", extra_info={"truncated": flag}, function=compute_score_strict) == CUT_OFF_STRICT
+
+
+@pytest.mark.parametrize("extra_info", [None, {}, {"truncated": False}, {"truncated": None}, {"truncated": []}, 3, "x"])
+def test_other_extra_info_changes_nothing(extra_info):
+    assert score(r"\boxed{5}", extra_info=extra_info) == RIGHT
+
+
+@pytest.mark.parametrize(
+    ("truth", "accepted"),
+    [
+        ("5", ["5"]),
+        (" 5\n", ["5"]),
+        (5, ["5"]),
+        (5.0, ["5"]),
+        (5.5, ["5.5"]),
+        (np.float64(5.0), ["5"]),
+        (["4", "5"], ["4", "5"]),
+        (np.array(["4", "5"], dtype=object), ["4", "5"]),
+        ("5", ["5"]),
+        (["", None, "5"], ["5"]),
+        (["4"] * 100, ["4"] * MAX_ALTERNATIVES),
+        (None, []),
+        ("", []),
+        ([], []),
+        (True, []),
+        ({"a": 1}, []),
+        (b"5", []),
+        (float("nan"), ["nan"]),
+        (float("inf"), ["inf"]),
+        ('["4", "5"]', ["4", "5"]),
+        ("[1, 2]", ["[1, 2]"]),
+        ('["5', ['["5']),
+    ],
+)
+def test_accepted_answers(truth, accepted):
+    assert accepted_answers(truth) == accepted
+    assert score(r"\boxed{5}", truth)["score"] == float("5" in accepted)
+
+
+def test_any_accepted_spelling_counts():
+    assert score(r"\boxed{0.02}", '["0.01", "0.02"]') == RIGHT
+    assert score(r"\boxed{0.03}", '["0.01", "0.02"]') == WRONG
+    assert score(r"\boxed{0.02}", ["0.01", "0.02"]) == RIGHT
+    assert score(r"\boxed{0.03}", ["0.01", "0.02"]) == WRONG
+    assert score(r"\boxed{x}", ["9^{9^9}", "x"]) == RIGHT
+    assert score(r"\boxed{y}", ["9^{9^9}", "7"]) == UNDECIDED
+
+
+MEGABYTES = 10_000_000
+
+NASTY = {
+    "10 MB without a box": "a" * MEGABYTES,
+    "10 MB in a box": "\\boxed{" + "1" * MEGABYTES + "}",
+    "10 MB of boxes": "\\boxed{" * (MEGABYTES // 7),
+    "10 MB of closed boxes": "\\boxed{1}" * (MEGABYTES // 9),
+    "10 MB of thinking": "<think>" * (MEGABYTES // 7),
+    "10 MB of ended thinking": "</think>" * (MEGABYTES // 8),
+    "10 MB of backslashes": "\\boxed{" + "\\" * MEGABYTES,
+    "10 MB of spaces": "\\boxed{" + " " * MEGABYTES + "5}",
+    "nested parentheses": "\\boxed{" + "(" * 900 + "5" + ")" * 900 + "}",
+    "nested braces": "\\boxed{" + "{" * 900 + "5" + "}" * 900 + "}",
+    "nested roots": "\\boxed{" + "\\sqrt{" * 200 + "5" + "}" * 200 + "}",
+    "nested fractions": "\\boxed{" + "\\frac{1}{1+" * 100 + "5" + "}" * 100 + "}",
+    "exponent tower": r"\boxed{9^{9^{9^{9^{9}}}}}",
+    "flat tower": r"\boxed{9^9^9^9^9}",
+    "python tower": r"\boxed{9**9**9**9}",
+    "power of powers": r"\boxed{((((9^{999})^{999})^{999})^{999})^{999}}",
+    "factorials": r"\boxed{9!!!!!!}",
+    "large factorial": r"\boxed{999999999!}",
+    "factorial of a power": r"\boxed{(10^9)!}",
+    "deep roots": "\\boxed{" + "\\sqrt{2+" * 11 + "2" + "}" * 11 + "}",
+    "10,000 characters": "\\boxed{" + "x+" * 5000 + "1}",
+    "1,900 characters": "\\boxed{" + "x+" * 950 + "1}",
+    "large binomial": r"\boxed{\binom{999999999}{499999999}}",
+    "long sum": r"\boxed{\sum_{n=1}^{999999999} \frac{1}{n}}",
+    "integral": r"\boxed{\int_0^{\infty} e^{-x^2} \sin(x^3) dx}",
+    "import": r"\boxed{__import__('os').system('touch pwned')}",
+    "eval": r"\boxed{eval(exec(open('/etc/passwd').read()))}",
+    "lambda": r"\boxed{(lambda f: f(f))(lambda f: f(f))}",
+    "format string": r"\boxed{{0.__class__.__mro__}} %s%n %(x)s {} {0}",
+    "sympy names": r"\boxed{factorial(factorial(factorial(9)))}",
+    "latex macros": r"\boxed{\def\a{\a\a}\a}",
+    "latex input": r"\boxed{\input{/etc/passwd}}",
+    "full-width digit": r"\boxed{５}",
+    "arabic digit": r"\boxed{٥}",
+    "cyrillic": r"\boxed{х=5}",
+    "zero-width": "\\boxed{5\u200b}",
+    "bidirectional": "\\boxed{\u202e5\u202c}",
+    "null": "\\boxed{5\x00}",
+    "surrogate": "\\boxed{5\ud800}",
+    "newlines": "\\boxed{5\n\n\n}",
+    "combining": "\\boxed{5" + "\u0301" * 300 + "}",
+    "crossed tags": r"</think><think></think>\boxed{<think>5</think>}",
+    "worker protocol": '\\boxed{"]\n["5","5",false]}',
+    "many equals": r"\boxed{" + "=".join("x" * 150) + "}",
+    "many commas": r"\boxed{" + ",".join("1" * 150) + "}",
+    "nan": r"\boxed{\frac{0}{0}}",
+    "zoo": r"\boxed{\frac{1}{0}}",
+    "percent signs": r"\boxed{5%%%%%%%%}",
+    "dollars": r"\boxed{$$$$5$$$$$}",
+    "unclosed left": r"\boxed{\left(5}",
+    "regular expression": "\\boxed{" + "1," * 190 + "x}",
+    "thousands": "\\boxed{1" + ",000" * 90 + "}",
+    "matrix": r"\boxed{\begin{pmatrix}" + "1&" * 90 + r"1\end{pmatrix}}",
+}
+
+# Right in spite of its dress: typesetting that does not change what is meant.
+HARMLESS = {"dollars", "newlines"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NASTY)
+@pytest.mark.parametrize("function", [compute_score, compute_score_strict, compute_score_for_evaluation])
+def test_hostile_text_is_wrong_in_bounded_time(name, function, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    started = time.monotonic()
+    result = score(NASTY[name], "7", function=function)
+    assert time.monotonic() - started < 60
+    assert set(result) == KEYS
+    assert result["acc"] == 0.0
+    assert result["score"] == (-1.0 if function is compute_score_strict else 0.0)
+    assert list(tmp_path.iterdir()) == []
+
+
+# Passes the guards, and sympy simplifies its difference to f(x) for minutes.
+ENDLESS = r"\boxed{f(x)+(x+1)^{999}-(x+2)^{998}}"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("function", [compute_score_strict, compute_score_for_evaluation])
+def test_a_verdict_in_a_thread_takes_five_seconds_at_most(function):
+    truths = [f"f(x)+{index}" for index in range(MAX_ALTERNATIVES)]
+    taken = []
+
+    def judge():
+        assert score(r"\boxed{x+y}", "y+x", function=function)["acc"] == 1.0  # a process is there
+        started = time.monotonic()
+        result = score(ENDLESS, truths, function=function)
+        taken.append((time.monotonic() - started, result["acc"], result["undecided"]))
+
+    thread = threading.Thread(target=judge)
+    thread.start()
+    thread.join()
+    ((seconds, acc, undecided),) = taken
+    assert (acc, undecided) == (0.0, 1.0)
+    # The limit, and a moment to notice.
+    assert seconds < DEADLINE_SECONDS + 1 and DEADLINE_SECONDS == 5.0
+
+
+@pytest.mark.slow
+def test_endless_comparisons_take_no_verdict_from_others():
+    """Eight threads share two processes, all busy for seconds; what a right answer waits is not counted against it."""
+    with ThreadPoolExecutor(8) as threads:
+        endless = [threads.submit(score, ENDLESS, f"f(x)-{index}") for index in range(2)]
+        honest = [threads.submit(score, rf"\boxed{{x+y+{index}}}", f"y+{index}+x") for index in range(20)]
+    assert [future.result() for future in honest] == [RIGHT] * 20
+    assert [future.result() for future in endless] == [UNDECIDED] * 2
+
+
+@pytest.mark.parametrize("name", sorted(set(NASTY) - HARMLESS))
+def test_look_alikes_of_the_right_answer_do_not_pass(name):
+    assert score(NASTY[name], "5")["acc"] == 0.0
+
+
+@pytest.mark.parametrize("name", sorted(HARMLESS))
+def test_typesetting_does_no_harm(name):
+    assert score(NASTY[name], "5")["acc"] == 1.0
+
+
+@pytest.mark.parametrize("response", [None, 5, b"\\boxed{5}", ["\\boxed{5}"], float("nan")])
+def test_what_is_not_text_is_no_answer(response):
+    assert score(response) == UNFORMATTED
+
+
+@pytest.mark.parametrize("truth", [NASTY["exponent tower"], "(" * 5000, "9" * 100_000, "\\boxed{", object(), {}])
+def test_hostile_ground_truths(truth):
+    assert score(r"\boxed{5}", truth)["score"] == 0.0
+
+
+PIECES = [
+    *("\\boxed{", "}", "{", "<think>", "</think>", "<answer>", "</answer>", "\\frac", "\\sqrt", "\\left(", "\\right)"),
+    *(
+        "^",
+        "_",
+        "!",
+        "(",
+        ")",
+        "[",
+        "]",
+        ",",
+        "=",
+        "<",
+        "%",
+        "\\%",
+        "$",
+        "&",
+        "\\\\",
+        "\\",
+        " ",
+        "\n",
+        "\x00",
+        "\u200b",
+    ),
+    *("0", "5", "12", "3.5", "999999999", "1e400", "x", "\\pi", "i", "e", "\\infty", "\\cup", "\\text{cm}", "５", "−"),
+    *("\\sum_{n=1}^{9}", "\\begin{pmatrix}", "\\end{pmatrix}", "{0}", "%s", "__import__('os')", "lambda:0", "é", "是"),
+]
+
+ANSWERS = ["5", "5.0", "10/2", "4", "x=5", r"\sqrt{25}", r"\frac{5}{1}", "9^{9^9}", "5,6", "(5)", r"5\%", "V", ""]
+
+
+def generated_responses(count, seed):
+    """Yield responses in thirds: random pieces, pieces in a box, and well-formed ones with a piece or two too many."""
+    rng = random.Random(seed)
+    for index in range(count):
+        noise = "".join(rng.choices(PIECES, k=rng.randint(0, 40)))
+        answer = rng.choice(ANSWERS)
+        if index % 3 == 0:
+            yield noise
+        elif index % 3 == 1:
+            yield f"{noise}\\boxed{{{'(' * rng.randint(0, 30)}{noise}9^{{9^{{9}}}}}}"
+        else:
+            yield f"<think>{noise.replace('<think>', '')}</think>\\boxed{{{answer}}}{rng.choice(['', '.', ' done'])}"
+
+
+@pytest.mark.slow
+def test_ten_thousand_generated_responses():
+    # What only a process could decide is drawn from few answers, so that the cache leaves the time to the scans.
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seen = set()
+    for response in generated_responses(12_000, seed=7):
+        loose, strict = score(response), score(response, function=compute_score_strict)
+        careful = score(response, function=compute_score_for_evaluation)
+        for result in (loose, strict, careful):
+            assert set(result) == KEYS
+            assert all(type(value) is float for value in result.values())
+        assert loose["score"] == loose["acc"] <= loose["format"]
+        assert strict["score"] == 2 * strict["acc"] - 1
+        assert strict["acc"] <= loose["acc"]
+        assert careful["score"] == careful["acc"] <= loose["acc"]
+        assert not (loose["undecided"] and loose["acc"])
+        seen.add(tuple(loose.values()))
+    assert len(seen) == 5  # right, wrong, no answer, cut off and undecided all occur
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 200_000  # kilobytes
+
+
+def test_threads_get_the_verdicts_that_one_gets():
+    responses = list(generated_responses(300, seed=11))
+    expected = [score(response) for response in responses]
+    results = {}
+    threads = [
+        threading.Thread(target=lambda key=key: results.update({key: [score(response) for response in responses]}))
+        for key in range(8)
+    ]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert list(results.values()) == [expected] * 8
+
+
+@pytest.mark.parametrize("name", ["compute_score", "compute_score_strict"])
+def test_verl_loads_it_by_path_and_calls_it_from_its_event_loop(name):
+    from omegaconf import OmegaConf
+    from verl.trainer.ppo.reward import get_custom_reward_fn
+
+    config = OmegaConf.create({"reward": {"custom_reward_function": {"path": reward.__file__, "name": name}}})
+    function = get_custom_reward_fn(config)
+
+    async def call():
+        return await asyncio.get_running_loop().run_in_executor(
+            None,
+            lambda: function(
+                data_source="math500", solution_str=r"\boxed{\sqrt{25}+\pi}", ground_truth=r"5+\pi", extra_info={}
+            ),
+        )
+
+    assert asyncio.run(call()) == RIGHT

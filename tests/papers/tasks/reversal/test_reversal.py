@@ -1,0 +1,110 @@
+"""Reversal's texts, rows and reward, by `clipx data build` and by the function that verl calls.
+
+Not covered: the warm start, which takes minutes, but for its demonstrations; tests/one_process trains on rows like
+these.
+"""
+
+import itertools
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+from verl_clipx.common.files import read_table
+from verl_clipx.papers.tasks.reversal.generator import generate_texts
+from verl_clipx.papers.tasks.reversal.policy import build_examples
+from verl_clipx.papers.tasks.reversal.reward import common_length
+from verl_clipx.papers.tasks.reward import check_ground_truth, compute_score
+
+
+def score(response, truth="cba"):
+    return compute_score("reversal", response, truth)
+
+
+def test_rows_hold_different_texts_backwards_and_the_splits_share_none(tmp_path):
+    command = ["data", "build", "reversal", "--out", str(tmp_path), "--option", "size=40"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    texts = {}
+    for split in ("train", "test"):
+        rows = read_table(tmp_path / f"{split}.parquet").to_pylist()
+        assert len(rows) == 40
+        for row in rows:
+            (message,) = row["prompt"]
+            text, truth = message["content"], row["reward_model"]["ground_truth"]
+            assert truth == text[::-1] and len(set(text)) == len(text) and 40 <= len(text) <= 48
+            assert score(f"<answer>{truth}</answer>", truth) == {"score": 1.0, "acc": 1.0, "format": 1.0}
+            check_ground_truth("reversal", truth)
+            texts.setdefault(split, set()).add(text)
+    assert len(texts["train"] | texts["test"]) == 80
+
+
+@pytest.mark.parametrize(
+    ("response", "expected"),
+    [
+        ("<answer>cba</answer>", (1.0, 1.0, 1.0)),
+        # Two of three in order.
+        ("<answer>cab</answer>", (2 / 3, 0.0, 1.0)),
+        # Three in order of five: more than the answer costs.
+        ("<answer>cbxax</answer>", (0.6, 0.0, 1.0)),
+        ("<answer>cb</answer>", (2 / 3, 0.0, 1.0)),
+        ("<answer>abc</answer>", (1 / 3, 0.0, 1.0)),
+        ("<answer></answer>", (0.0, 0.0, 1.0)),
+        ("cba", (0.0, 0.0, 0.0)),
+        ("<answer>cba", (0.0, 0.0, 0.0)),
+        ("<think><answer>cba</answer>", (0.0, 0.0, 0.0)),
+        ("<answer>" + "c" * 300 + "</answer>", (0.0, 0.0, 0.0)),
+        (None, (0.0, 0.0, 0.0)),
+    ],
+)
+def test_reward_by_hand(response, expected):
+    found = score(response)
+    assert (found["score"], found["acc"], found["format"]) == pytest.approx(expected)
+
+
+def test_common_length_is_that_of_trying_all_subsequences():
+    def by_trying(first, second):
+        of_second = {part for size in range(len(second) + 1) for part in itertools.combinations(second, size)}
+        parts = (part for size in range(len(first) + 1) for part in itertools.combinations(first, size))
+        return max(len(part) for part in parts if part in of_second)
+
+    for first, second in itertools.product(
+        map("".join, itertools.product("ab", repeat=4)), ("", "abba", "bab", "cacb")
+    ):
+        assert common_length(first, second) == by_trying(first, second), (first, second)
+
+
+@pytest.mark.parametrize("truth", [None, "", ["c", "b"]])
+def test_a_ground_truth_that_no_answer_meets_is_refused(truth):
+    with pytest.raises(ValueError, match="reversal needs the text backwards"):
+        check_ground_truth("reversal", truth)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"min_length": 1}, "min_length=1 is not an integer from 2 to 52"),
+        ({"max_length": 53}, "max_length=53 is not an integer from 2 to 52"),
+        ({"min_length": 9, "max_length": 8}, "max_length=8 is not an integer from 9 to 52"),
+        ({"count": -1}, "size=-1 is not a number of texts"),
+    ],
+)
+def test_options_outside_their_range_are_refused(options, message):
+    given = {"count": 2, "seed": 0, "split": "train", "min_length": 2, "max_length": 8, **options}
+    with pytest.raises(ValueError, match=message):
+        generate_texts(**given)
+
+
+def test_careless_demonstrations_have_that_share_of_wrong_letters():
+    right, careless = (build_examples(500, 0, 10, 12, share) for share in (0.0, 0.35))
+    truth = [example.prompt[0]["content"][::-1] for example in right]
+    assert [example.response for example in right] == [f"<answer>{text}</answer>" for text in truth]
+    answers = [example.response.removeprefix("<answer>").removesuffix("</answer>") for example in careless]
+    pairs = [pair for both in zip(answers, truth, strict=True) for pair in zip(*both, strict=True)]
+    # One redrawn letter of 52 is the right one.
+    assert sum(one != other for one, other in pairs) / len(pairs) == pytest.approx(0.35 * 51 / 52, abs=0.03)
+
+
+def test_a_carelessness_that_is_no_share_is_refused():
+    with pytest.raises(ValueError, match=r"carelessness=1\.5 is not a share of letters; give 0 to 1"):
+        build_examples(1, 0, 10, 12, 1.5)

@@ -1,0 +1,76 @@
+"""Reading a local copy in each format, and what is asked of the hub.
+
+Not covered: the hub itself.
+"""
+
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from verl_clipx.papers.tasks.records import local_records, read_jsonl, read_records
+
+ROWS = [{"a": 1, "b": ["x"]}, {"a": 2, "b": []}]
+
+
+@pytest.fixture
+def folder(tmp_path):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "0.parquet")
+    (tmp_path / "1.jsonl").write_text("\n\n".join(map(json.dumps, ROWS)) + "\n")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "2.json").write_text(json.dumps(ROWS))
+    (tmp_path / "README.md").write_text("not data")
+    return tmp_path
+
+
+@pytest.mark.parametrize("name", ["0.parquet", "1.jsonl", "data/2.json", "data"])
+def test_each_format(folder, name):
+    assert list(local_records(folder / name)) == ROWS
+
+
+def test_a_folder_is_read_in_the_order_of_names(folder):
+    (folder / "data" / "2.json").write_text('[{"a": 3}]')
+    assert list(local_records(folder)) == [*ROWS, *ROWS, {"a": 3}]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "error", "message"),
+    [
+        ("missing.json", None, FileNotFoundError, "does not exist; give the local copy"),
+        ("a.csv", "a,b", ValueError, r"the kind '.csv' is unknown; give one of .parquet, .jsonl, .json"),
+        ("a.json", "{", ValueError, r"a.json: not JSON .*; is the file complete\?"),
+        ("a.json", "{}", ValueError, "contains dict, not an array of objects"),
+        ("a.json", "[1]", ValueError, "a.json, entry 1: int, not an object"),
+        ("a.jsonl", '{"a": 1}\n{"a"', ValueError, "a.jsonl, line 2: not JSON"),
+        ("a.jsonl", "[]\n", ValueError, "a.jsonl, line 1: list, not an object"),
+        ("a.parquet", "PAR1", ValueError, "a.parquet: not a Parquet file"),
+    ],
+)
+def test_broken_copies_are_named(tmp_path, name, content, error, message):
+    if content is not None:
+        (tmp_path / name).write_text(content)
+    with pytest.raises(error, match=message):
+        list(local_records(tmp_path / name))
+
+
+def test_an_empty_folder_is_refused(tmp_path):
+    with pytest.raises(FileNotFoundError, match="contains no file that ends in"):
+        list(local_records(tmp_path))
+
+
+def test_hub_is_asked_only_without_a_source(folder, monkeypatch):
+    import datasets
+
+    asked = []
+    monkeypatch.setattr(datasets, "load_dataset", lambda *a, **k: asked.append((a, k)) or ROWS)
+    assert list(read_records(folder / "1.jsonl", hub="o/n", hub_split="train")) == ROWS
+    assert asked == []
+    assert list(read_records(None, hub="o/n", hub_split="train", hub_config="c")) == ROWS
+    assert asked == [(("o/n", "c"), {"split": "train"})]
+
+
+def test_jsonl_takes_any_unicode_line(tmp_path):
+    # U+2028 ends a line for str.splitlines, not in a file.
+    (tmp_path / "a.jsonl").write_text(json.dumps({"a": "x\u2028y"}, ensure_ascii=False) + "\n")
+    assert list(read_jsonl(tmp_path / "a.jsonl")) == [{"a": "x\u2028y"}]

@@ -1,0 +1,127 @@
+"""`clipx replay` where the trace has a part of the tokens: estimates with intervals, which are never called exact."""
+
+import numpy
+import pyarrow.parquet
+import pytest
+import torch
+
+from tests.replay.calls import numbers, printed, refusal, value
+from tests.runs.example_runs import write_log, write_run
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.common.traces import ADDED_IN_2, Shard, UpdateFacts, read_shards, shards_in, write_shard
+from verl_clipx.replay import measures, of_run
+
+
+def test_version_1_is_replayed_as_an_estimate(tmp_path):
+    run = write_run(tmp_path / "grpo-seed1", "grpo", facts=None)
+    for path in (run / "traces").iterdir():
+        table = pyarrow.parquet.read_table(path).drop_columns(list(ADDED_IN_2))
+        pyarrow.parquet.write_table(table.replace_schema_metadata({b"clipx_trace_version": b"1"}), path)
+    found = numbers(run, "+clipx=grpo", "+clipx=acpo")
+    assert not found["exact"] and found["settings"][0]["bounds_against_run"] <= 1e-6
+    text = " ".join(printed(run, "+clipx=acpo").split())
+    assert "The numbers are estimates" in text and "all that there were" not in text
+    assert "which the trace has only at clipx.trace.fraction=1" in refusal(run, "+clipx=acpo_reference")
+
+
+def test_a_ranks_missing_file_leaves_an_estimate(tmp_path):
+    run = write_run(tmp_path / "acpo-seed1", "acpo", facts=UpdateFacts(1, 2, DecidedFrom.MINI_BATCH))
+    assert not numbers(run, "+clipx=grpo")["exact"]
+
+
+def prompts_run(folder, chosen, *, prompts=60, fraction=1.0):
+    """A run of one update, with the tokens of some prompts, whose ratios spread differently by prompt."""
+    generator = torch.Generator().manual_seed(7)
+    shape = prompts, 4, 20
+    old = -torch.rand(shape, generator=generator) * 3
+    spread = 0.05 + 0.4 * torch.rand(prompts, 1, 1, generator=generator)
+    current = (old + spread * torch.randn(shape, generator=generator)).clamp(max=0)
+    advantage = torch.randn(prompts, 4, 1, generator=generator).expand(shape)
+    places = [(p, s, k) for p in chosen for s in range(4) for k in range(20)]
+
+    def of(values):
+        return [float(values[place]) for place in places]
+
+    ratio = (current - old).exp()
+    columns = {
+        "prompt": [f"{p:02d}" for p, *_ in places],
+        "sample": [s for _, s, _ in places],
+        "position": [k for *_, k in places],
+        "token_id": [0] * len(places),
+        "text": ["a"] * len(places),
+        "micro_batch": [0] * len(places),
+        "region": ["M"] * len(places),
+        **{name: of(ratio) for name in ("ratio", "bounded", "weight")},
+        **{name: of(advantage) for name in ("advantage", "unshaped_advantage")},
+        "log_prob": of(current),
+        "old_log_prob": of(old),
+        "low": [0.0] * len(places),
+        "high": [9.0] * len(places),
+    }
+    write_shard(folder / "traces", Shard(1, 0, 0), columns, UpdateFacts(fraction, 1, DecidedFrom.MINI_BATCH))
+    write_log(folder / "metrics.jsonl", [{"actor/pg_clipfrac": 0.0}])
+    return folder
+
+
+@pytest.mark.slow
+def test_an_interval_over_prompts_holds_what_all_tokens_give(tmp_path, monkeypatch):
+    monkeypatch.setattr(measures, "REPLICATES", 60)
+    whole = numbers(prompts_run(tmp_path / "whole", range(60)), "+clipx=acpo", "clipx.alpha=0.5")
+    assert whole["exact"]
+    generator, held = numpy.random.default_rng(0), {"clip_fraction": 0, "clipx/epsilon/bin_2": 0, "cosine": 0}
+    for draw in range(12):
+        chosen = sorted(generator.choice(60, 20, replace=False))
+        run = prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3)
+        found = numbers(run, "+clipx=acpo", "clipx.alpha=0.5")
+        assert not found["exact"]
+        for name in held:
+            one = found["settings"][0]["numbers"][name]
+            assert one["low"] <= one["value"] <= one["high"] or name == "cosine"
+            held[name] += one["low"] <= value(whole, name) <= one["high"]
+        # Counts stand for all prompts.
+        of_all = sum(value(whole, f"clipx/count/bin_{k}") for k in range(5))
+        assert sum(value(found, f"clipx/count/bin_{k}") for k in range(5)) == pytest.approx(of_all)
+    # Below 10 of 12 an interval of 95 % comes once in 500 draws.
+    assert all(count >= 10 for count in held.values()), held
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+def test_the_interval_of_a_parameter_holds_what_all_tokens_give(tmp_path, monkeypatch):
+    monkeypatch.setattr(measures, "REPLICATES", 40)
+    words = ("+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1")
+    (whole,) = numbers(prompts_run(tmp_path / "whole", range(60)), *words)["matches"]
+    assert whole["low"] is None and whole["crossings"] == 1 and 0.1 < whole["value"] < 3
+    generator, held, widths = numpy.random.default_rng(0), 0, []
+    for draw in range(12):
+        chosen = sorted(generator.choice(60, 20, replace=False))
+        (found,) = numbers(prompts_run(tmp_path / f"part {draw}", chosen, fraction=1 / 3), *words)["matches"]
+        assert found["low"] < found["value"] < found["high"]
+        held += found["low"] <= whole["value"] <= found["high"]
+        widths.append(found["high"] - found["low"])
+    # Below 10 of 12 an interval of 95 % comes once in 500 draws; one of the whole range would hold anything.
+    assert held >= 10 and max(widths) < 2
+
+
+def test_the_runs_own_numbers_are_estimates_too(tmp_path):
+    run = prompts_run(tmp_path / "whole", range(60))
+    own = numbers(run, "+clipx=grpo")["of_run"]["numbers"]["positive_share"]
+    assert own["low"] is None
+    table = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
+    generator, held = numpy.random.default_rng(0), 0
+    for _ in range(40):
+        chosen = generator.choice(sorted(table.prompt.unique()), 20, replace=False)
+        found = of_run.numbers_of_run([table[table.prompt.isin(chosen)]], whole=False)["positive_share"]
+        assert found.low < found.value < found.high
+        held += found.low <= own["value"] <= found.high
+    # Below 34 of 40 an interval of 95 % comes once in 300 times; one of 99.9 % would always hold.
+    assert 34 <= held < 40
+
+
+def test_few_prompts_have_no_interval(tmp_path):
+    run = prompts_run(tmp_path / "few", range(4), fraction=0.1)
+    found = numbers(run, "+clipx=acpo")
+    assert found["settings"][0]["numbers"]["clip_fraction"]["low"] is None and not found["exact"]
+    assert found["of_run"]["numbers"]["positive_share"]["low"] is None
+    text = " ".join(printed(run, "+clipx=acpo", "clipx.alpha=0.0,4.0", "--match", "clip_fraction=0.1").split())
+    assert "An estimate without an interval, since too few prompts are traced." in text and "Exact" not in text

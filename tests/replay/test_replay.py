@@ -1,0 +1,135 @@
+"""`clipx replay` on runs whose every token is traced: methods, words, the search for a parameter, what is refused.
+
+Not covered: traces that the worker wrote (test_workers_traces.py), a part of the tokens (test_estimates.py), a trained
+run (tests/end_to_end/test_quickstart.py).
+"""
+
+import re
+
+import numpy
+import pytest
+
+from tests.replay.calls import numbers, printed, refusal, value
+from tests.runs.example_runs import write_run
+from verl_clipx.common.traces import read_shards, shards_in
+from verl_clipx.replay.match import crossing
+from verl_clipx.runs.run_log import read_run_log
+
+
+@pytest.mark.parametrize("method", ["acpo", "bapo", "grpo"])
+def test_the_runs_own_setting_has_its_bounds_and_its_logged_metrics(tmp_path, method):
+    run = write_run(tmp_path / f"{method}-seed1", method)
+    found = numbers(run)
+    (own,) = found["settings"]
+    assert found["exact"] and own["exact"] and own["bounds_against_run"] <= 1e-6
+    assert value(found, "cosine") == pytest.approx(1) and value(found, "norm_ratio") == pytest.approx(1)
+    assert own["regained"] == own["lost"] == 0
+    logged = read_run_log(run / "metrics.jsonl").loc[6]
+    for name in ("clip_fraction_low", "clip_fraction_high", "gradient_mass/M", "effective_sample_size"):
+        assert value(found, f"clipx/{name}") == pytest.approx(logged[f"actor/clipx/{name}"], rel=1e-5)
+
+
+def test_another_method_does_what_its_formula_says(tmp_path):
+    run = write_run(tmp_path / "grpo-seed1", "grpo")
+    found = numbers(run, "--step", 4, "+clipx=acpo", "clipx.alpha=1,2", "--tokens", 1000)
+    assert [one["setting"] for one in found["settings"]] == ["acpo alpha=1", "acpo alpha=2"]
+    tokens = read_shards(run / "traces", [one for one in shards_in(run / "traces") if one.step == 4]).to_pandas()
+    for alpha, setting in zip((1, 2), found["settings"], strict=True):
+        low, high, regained, lost, both, mine, of_run = [], [], 0, 0, 0.0, 0.0, 0.0
+        for _, update in tokens.groupby("update"):
+            r, advantage = update.ratio.to_numpy(float), update.advantage.to_numpy(float)
+            bin = numpy.clip((numpy.exp(update.old_log_prob.to_numpy(float)) * 5).astype(int), 0, 4)
+            sigma = numpy.array([r[bin == k].std() if (bin == k).any() else 0.0 for k in range(5)])
+            epsilon = (alpha * sigma + 0.2)[bin]
+            above, below = (r > 1 + epsilon) & (advantage > 0), (r < 1 - epsilon) & (advantage < 0)
+            low.append(below.mean())
+            high.append(above.mean())
+            before, after = (update.weight * update.advantage).to_numpy(), numpy.where(above | below, 0, r) * advantage
+            regained += ((before == 0) & (after != 0)).sum()
+            lost += ((before != 0) & (after == 0)).sum()
+            both, mine, of_run = both + before @ after, mine + after @ after, of_run + before @ before
+        assert setting["numbers"]["clipx/clip_fraction_low"]["value"] == pytest.approx(numpy.mean(low), abs=1e-7)
+        assert setting["numbers"]["clipx/clip_fraction_high"]["value"] == pytest.approx(numpy.mean(high), abs=1e-7)
+        assert (setting["regained"], setting["lost"]) == (regained, lost) and regained > 0
+        assert setting["numbers"]["cosine"]["value"] == pytest.approx(both / (mine * of_run) ** 0.5, rel=1e-5)
+        assert setting["numbers"]["norm_ratio"]["value"] == pytest.approx((mine / of_run) ** 0.5, rel=1e-5)
+        assert len(setting["tokens"]) == regained + lost
+        word = setting["tokens"][0]
+        (traced,) = tokens.query(
+            "prompt == @word['prompt'] and sample == @word['sample'] and position == @word['position']"
+        ).text
+        assert word["text"] == traced and word["change"] == "regained"
+
+
+def test_words_and_limits_are_printed(tmp_path):
+    run = write_run(tmp_path / "grpo-seed1", "grpo")
+    text = " ".join(printed(run, "+clipx=acpo", "clipx.alpha=2").split())
+    assert "768 tokens of 8 prompts, all that there were" in text and "the run, as traced" in text
+    assert (
+        re.search(r"`<answer>` \((once|\d+ times)\)", text) and "What the policy would have become is not known" in text
+    )
+    assert "estimate" not in text
+
+
+def test_a_loss_of_ones_own(tmp_path, monkeypatch):
+    (tmp_path / "half_clip.py").write_text(
+        "import torch\nfrom verl_clipx import register_loss\n\n"
+        "@register_loss('half_clip')\ndef half_clip(ratio, advantages, bounds):\n"
+        "    return torch.where(ratio > 1, 0.5, 1.0) * ratio\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    run = write_run(tmp_path / "grpo-seed1", "grpo")
+    found = numbers(run, "+clipx=custom", "clipx.function=half_clip:half_clip")
+    assert 0.5 < value(found, "norm_ratio") < 1 and value(found, "cosine") > 0.8
+
+
+def test_the_parameter_is_found(tmp_path):
+    run = write_run(tmp_path / "grpo-seed1", "grpo")
+    found = numbers(run, "+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04")
+    (match,) = found["matches"]
+    # 1 % of 768 tokens are 8; two neighbouring ratios are nearer.
+    assert match["reached"] == pytest.approx(0.04, abs=1 / 768) and match["crossings"] == 1
+    again = numbers(run, "+clipx=grpo", f"clipx.clip_high={match['value']}")
+    assert value(again, "clip_fraction") == match["reached"]
+    assert match["reached"] < 0.04 < match["beyond"] or match["beyond"] < 0.04 < match["reached"]
+    text = " ".join(printed(run, "+clipx=grpo", "clipx.clip_high=1.0,2.0", "--match", "clip_fraction=0.04").split())
+    assert f"The closest reachable clip_fraction to 0.04 is {match['reached']:.4g}, under {match['setting']}." in text
+    assert f"by {abs(match['reached'] - match['beyond']):.2g} here, to {match['beyond']:.4g} on the other side" in text
+    text = printed(run, "+clipx=acpo", "clipx.alpha=1.0,2.0", "--match", "clip_fraction=0.9")
+    assert "clip_fraction is not 0.9 anywhere in the range" in " ".join(text.split())
+    assert "Another value of clipx.epsilon_base may reach it." in " ".join(text.split())
+
+
+def test_the_place_where_a_number_passes_another_is_found_in_steps_and_in_turns():
+    step = crossing("x", lambda x: float(x > 0.3), 0, 1, 0.4)
+    assert step.value == pytest.approx(0.3, abs=1e-6) and step.reached == 0 and step.crossings == 1
+    turning = crossing("x", lambda x: (x - 0.5) ** 2, 0, 1, 0.09)
+    assert turning.value == pytest.approx(0.2) and turning.crossings == 2
+    assert crossing("x", lambda x: x, 0, 1, 2.0).crossings == 0
+    assert crossing("x", lambda x: x, 0, 1, 0.0).value == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("+clipx=acpo", "clipx.aplha=2"), "Did you mean clipx.alpha"),
+        (("+clipx=apco",), "+clipx=apco: there is no such group"),
+        (("clipx.alpha=2",), "comes before any method"),
+        (("+clipx=observe",), "observes verl's own loss and is not a method"),
+        (("+clipx=grpo", "+clipx/update=lopti"), "its second pass sees the weights after the first one"),
+        (("+clipx=grpo", "data.seed=1"), "data.seed=1: write +clipx=GROUP"),
+        (("+clipx=acpo", "clipx.alpha=-1"), "clipx.alpha=-1: must be a number"),
+        (("+clipx=bapo", "clipx.weight=rollout"), "bapo needs rollout_log_prob"),
+        (("+clipx=grpo", "--step", 5), "--step 5: not traced. Traced are 2, 4, 6"),
+        (("+clipx=acpo", "--match", "clip=1"), "--match clip=1: must be clip_fraction=NUMBER"),
+        (("+clipx=acpo", "--match", "clip_fraction=0.01"), "give acpo one parameter"),
+    ],
+)
+def test_what_cannot_be_replayed_is_said(tmp_path, words, message):
+    run = write_run(tmp_path / "grpo-seed1", "grpo")
+    assert message in refusal(run, *words)
+
+
+def test_without_traces_it_says_how_to_get_them(tmp_path):
+    run = write_run(tmp_path / "grpo-seed1", "grpo", traced=False)
+    assert "no traces. Train with +clipx/trace=prompts" in refusal(run, "+clipx=acpo")

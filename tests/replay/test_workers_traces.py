@@ -1,0 +1,143 @@
+"""`clipx replay` on traces that the worker's own calls wrote: the run's own setting, token by token.
+
+Covers: modifiers, rollout correction, Lopti's passes, micro-batches' own statistics, the sampler's weights, bounds at
+ratio 1, lagged bounds, and the run's own decision where the trace has a part of the tokens. Not covered: verl's engine
+(tests/end_to_end/test_quickstart.py).
+"""
+
+from functools import partial
+
+import pytest
+import torch
+from verl.utils import tensordict_utils as tu
+from verl.workers.utils.losses import ppo_loss
+
+from tests.composition import actor, composed
+from tests.jagged import micro_batch
+from tests.replay.calls import numbers, refusal
+from tests.runs.example_runs import write_log
+from verl_clipx.check.contract import example
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.common.traces import UpdateFacts, read_shards, shards_in, write_shard
+from verl_clipx.run.trace import Trace
+from verl_clipx.trainer.log import write_record
+from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.loss_function import with_micro_batch
+from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.tracer import ROW, Tracer
+
+__all__ = ["actor", "composed"]
+
+
+def traced_run(tmp_path, actor, *overrides, parts=((0, 1, 2, 3, 4),), step=None, weights=None, node=None):
+    """A run whose one update the worker's own calls traced, in these micro-batches."""
+    config, batch = actor(*overrides, "+clipx/trace=prompts"), example(torch.float32)
+    folder = tmp_path / "traced"
+    tracer = Tracer(Trace(fraction=1, every=1, folder=str(folder / "traces")), rank=0, ranks=1, tokenizer=None)
+    entropy = torch.rand(batch["log_prob"].shape, generator=torch.Generator().manual_seed(0))
+    rows = [row for part in parts for row in part]
+    whole, _ = micro_batch(batch, rows, entropy=entropy)
+    settings = config.policy_loss.clipx
+    function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step or OptimizerStep(), tracer)
+    with tracer.rollout_batch(whole, 0):
+        for part in parts:
+            data, output = micro_batch(batch, list(part), entropy=entropy)
+            if weights is not None:
+                data["rollout_is_weights"] = data["old_log_probs"] * weights
+            tu.assign_non_tensor_stack(data, ROW, [rows.index(row) for row in part])
+            function(model_output=output, data=data)
+        tracer.end_update((step or OptimizerStep()).decided_from)
+    assert tracer.writer.flush()
+    write_log(folder / "metrics.jsonl", [{"actor/pg_clipfrac": 0.0}])
+    write_record(folder / "metrics.jsonl", {"clipx": node or recorded(settings)})
+    return folder
+
+
+def recorded(settings) -> dict:
+    """The clipx node as a run's record has it."""
+    node = {"method": settings.method.name, "scope": settings.scope, **settings.method.parameters}
+    for name in ("shaping", "select", "update"):
+        if getattr(settings, name) is not None:
+            node[name] = vars(getattr(settings, name))
+    return node
+
+
+WRITTEN = {
+    "each micro-batch's own": (("+clipx=acpo", "clipx.scope=micro_batch"), ((0, 1), (2, 3, 4))),
+    "shaped, corrected and selected": (
+        (
+            "+clipx=acpo",
+            "clipx.scope=micro_batch",
+            "+clipx/shaping=advantage_reweighting",
+            "+clipx/select=high_entropy",
+            "clipx.select.ratio=0.5",
+        ),
+        ((0, 1, 2, 3, 4),),
+    ),
+    "the sampler's weights": (("+clipx=bapo", "clipx.scope=micro_batch", "clipx.weight=rollout"), ((0, 1), (2, 3, 4))),
+    "groups": (("+clipx=m2po", "clipx.scope=micro_batch"), ((0, 2), (1, 3, 4))),
+    "a sequence's ratio": (("+clipx=gspo",), ((0, 1), (2, 3, 4))),
+}
+
+
+@pytest.mark.parametrize("name", WRITTEN)
+def test_what_the_worker_traced_is_replayed_token_by_token(tmp_path, actor, name):
+    overrides, parts = WRITTEN[name]
+    if "rollout" in " ".join(overrides):
+        overrides = (*overrides, "actor_rollout_ref.rollout.calculate_log_probs=True")
+    run = traced_run(tmp_path, actor, *overrides, parts=parts, weights=-0.5)
+    (own,) = numbers(run)["settings"]
+    assert own["exact"] and own["bounds_against_run"] <= 1e-6 and own["regained"] == own["lost"] == 0
+    assert own["numbers"]["cosine"]["value"] == pytest.approx(1, abs=1e-6)
+    assert own["numbers"]["norm_ratio"]["value"] == pytest.approx(1, abs=1e-6)
+
+
+@pytest.mark.parametrize("name", ["low", "high"])
+def test_in_loptis_pass_its_own_tokens_count(tmp_path, actor, name):
+    step = OptimizerStep(token_pass=TokenPass(name, 0.5, True), counted_tokens=5.0)
+    run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.scope=micro_batch", "+clipx/update=lopti", step=step)
+    (own,) = numbers(run, "+clipx=acpo", "clipx.scope=micro_batch")["settings"]
+    tokens = read_shards(run / "traces", shards_in(run / "traces")).to_pandas()
+    assert own["bounds_against_run"] <= 1e-6 and 0 < tokens.counted.sum() < len(tokens)
+
+
+def test_bounds_at_ratio_1_are_those_of_ratio_1(tmp_path, actor):
+    step = OptimizerStep(decided_from=DecidedFrom.RATIO_ONE)
+    run = traced_run(tmp_path, actor, "+clipx=acpo", step=step)
+    found = numbers(run, "+clipx=acpo", "clipx.alpha=2")
+    # No spread at ratio 1, whatever these tokens' ratios are.
+    assert found["settings"][0]["bounds"]["high"]["greatest"] == pytest.approx(1.2)
+
+
+def test_a_lagged_runs_decision_is_kept_and_no_other_is_made_up(tmp_path, actor):
+    config = actor("+clipx=acpo", "clipx.scope=lagged")
+    method = config.policy_loss.clipx.method
+    decision = torch.arange(1, 11, dtype=torch.float64) / 10
+    step = OptimizerStep(
+        statistics=torch.zeros(method.statistics_size, dtype=torch.float64),
+        decision=decision,
+        decided_from=DecidedFrom.LAGGED,
+    )
+    run = traced_run(tmp_path, actor, "+clipx=acpo", "clipx.scope=lagged", step=step)
+    (own,) = numbers(run)["settings"]
+    assert own["bounds_against_run"] <= 1e-6 and own["bounds"]["high"]["greatest"] > 1.5
+    other = refusal(run, "+clipx=acpo", "clipx.scope=lagged", "clipx.alpha=2")
+    assert "clipx.scope=lagged decides from an earlier rollout batch" in other and "mini_batch" in other
+
+
+def test_below_fraction_1_the_runs_own_decision_is_kept(tmp_path, actor):
+    run = traced_run(tmp_path, actor, "+clipx=acpo", step=decided_step(actor))
+    (shard,) = shards_in(run / "traces")
+    columns = read_shards(run / "traces", [shard]).drop_columns(["step", "update", "rank"]).to_pydict()
+    decision = {0: decided_step(actor).decision.tolist()}
+    write_shard(run / "traces", shard, columns, UpdateFacts(0.5, 1, DecidedFrom.MINI_BATCH, decision))
+    own, other = numbers(run, "+clipx=acpo", "clipx.alpha=3.0,3.5")["settings"]
+    assert not own["exact"] and own["bounds_against_run"] <= 1e-6
+    assert other["bounds"]["high"]["greatest"] != pytest.approx(own["bounds"]["high"]["greatest"])
+
+
+def decided_step(actor) -> OptimizerStep:
+    """A step whose bounds are decided from more tokens than the trace has."""
+    method = actor("+clipx=acpo").policy_loss.clipx.method
+    statistics = torch.tensor([9.0] * 5 + [0.0] * 5 + [3.0] * 5, dtype=torch.float64)
+    return OptimizerStep(statistics=statistics, decision=method.decide(statistics), decided_from=DecidedFrom.MINI_BATCH)

@@ -1,0 +1,209 @@
+"""Runs with values that are not finite: what the page says, and that it does not break.
+
+Covers: NaN, Infinity and null in the log, validations and traces; skipped updates, counted and by the gradient norm of
+older logs. Not covered: how the worker counts them (tests/worker).
+"""
+
+import json
+import re
+
+import pandas
+import pytest
+from typer.testing import CliRunner
+
+from tests.runs.example_runs import write_run
+from verl_clipx.cli import app
+from verl_clipx.common.traces import Shard, read_shards, shards_in, write_shard
+from verl_clipx.diagnose.findings import findings
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import read_run, settings_of
+from verl_clipx.trainer.log import write_record
+
+NAN = float("nan")
+UPDATES = 8
+CONFIGURATION = {
+    "clipx": {"method": "acpo"},
+    "data": {"seed": 1, "train_batch_size": 64},
+    "actor_rollout_ref": {"actor": {"ppo_mini_batch_size": 8, "ppo_epochs": 1}},
+}
+
+
+def row(**more):
+    """A step's metrics while no update is taken: the ratio stays 1."""
+    return {
+        keys.REWARD: 0.5,
+        keys.ENTROPY: 1.0,
+        keys.KL: 0.0,
+        keys.RATIO: 1.0,
+        keys.CLIPPED_LOW: 0.0,
+        keys.CLIPPED_HIGH: 0.0,
+        keys.GRADIENT_NORM: 0.3,
+        **{key.replace("__", "/"): value for key, value in more.items()},
+    }
+
+
+def write(folder, rows, configuration=CONFIGURATION):
+    """A run's folder by hand; NaN and infinities as Python's json writes them, as verl's file logger does."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [json.dumps({"step": step, "data": data}) for step, data in enumerate(rows, 1)]
+    (folder / "metrics.jsonl").write_text("".join(f"{line}\n" for line in lines))
+    if configuration:
+        write_record(folder / "metrics.jsonl", configuration)
+    return folder
+
+
+def told(*folders):
+    return findings(settings_of([read_run(folder) for folder in folders]))
+
+
+def report(folder, *runs):
+    done = CliRunner().invoke(app, ["report", *map(str, runs), "--out", str(folder / "out")])
+    assert done.exit_code == 0, done.output
+    return (folder / "out" / "report.html").read_text()
+
+
+def skipping(counts):
+    return [row(**{keys.SKIPPED_UPDATES: float(count)}) for count in counts]
+
+
+def test_skipped_updates_come_first_and_no_smaller_mini_batch_is_advised(tmp_path):
+    run = write(tmp_path / "mine", skipping([0, 6, 8, 4]))
+    first, *others = told(run)
+    # Of the three steps since the first that skipped any, 8 updates each.
+    assert first.head == "mine: skipped updates from step 2 on."
+    assert "18 of 24 updates skipped since." in first.text and "The policy stayed as it was" in first.text
+    assert any("clipped nothing" in one.head for one in others)
+    assert not any("mini_batch" in one.text for one in (first, *others))
+    assert any("mini_batch" in one.text for one in told(write(tmp_path / "healthy", skipping([0, 0, 0]))))
+
+
+@pytest.mark.slow
+def test_the_pages_first_sentence_is_on_skipped_updates(tmp_path):
+    page = report(tmp_path, write(tmp_path / "mine", skipping([2, 0])))
+    assert re.search(r'<ol class="findings">\s*<li><b>mine: skipped updates from step 1 on\.</b> 2 of 16', page)
+    assert "ppo_mini_batch_size smaller" not in page
+
+
+@pytest.mark.parametrize("configuration", [{}, {"clipx": {"method": "acpo"}}, {"data": {"train_batch_size": 0}}])
+def test_without_a_known_number_of_updates_the_skipped_ones_are_counted(tmp_path, configuration):
+    assert told(write(tmp_path / "mine", skipping([1, 0]), configuration))[0].text.startswith("1 update skipped since.")
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), None])
+def test_in_older_logs_the_gradient_norm_is_the_evidence(tmp_path, value):
+    rows = [row(), row(**{keys.GRADIENT_NORM: value}), row(), row(**{keys.GRADIENT_NORM: value})]
+    first, *others = told(write(tmp_path / "mine", rows))
+    assert first.head == "mine: skipped updates from step 2 on."
+    assert first.text.startswith("updates skipped in 2 of 3 steps since")
+    # The skipped updates are these values.
+    assert not any("not finite in" in one.head or "mini_batch" in one.text for one in others)
+
+
+def test_a_count_of_zero_says_that_none_was_skipped(tmp_path):
+    rows = [row(**{keys.SKIPPED_UPDATES: 0.0, keys.GRADIENT_NORM: NAN}), row(**{keys.SKIPPED_UPDATES: 0.0})]
+    assert not any("skipped" in one.head for one in told(write(tmp_path / "mine", rows)))
+
+
+@pytest.mark.parametrize("value", [NAN, float("inf"), float("-inf"), None])
+def test_rewards_that_are_not_finite_are_named_counted_and_left_out(tmp_path, value):
+    rows = [row(**{keys.REWARD: reward}) for reward in (0.2, value, 0.4, value)]
+    one = write(tmp_path / "mine", rows)
+    two = write(tmp_path / "theirs", [row()] * 4, {"clipx": {"method": "grpo"}})
+    found = told(one, two)
+    assert found[0].head == "Rewards of mine are not finite in 2 of 4 steps."
+    assert f"{keys.REWARD} in 2, first in step 2" in found[0].text
+    of_rewards = [one for one in found if one.head.startswith("The training reward")]
+    assert of_rewards[0].head == "The training reward was 0.500 in theirs and 0.300 in mine."
+    assert "Means over 2 steps" in of_rewards[0].text
+
+
+HEALTH_OF_REWARDS = "health/not_finite/rewards"
+
+
+@pytest.mark.parametrize("counts", [{}, {HEALTH_OF_REWARDS: 3.0}, {keys.SKIPPED_UPDATES: 2.0}])
+def test_a_metric_that_is_not_finite_is_named_once(tmp_path, counts):
+    """By its steps; or by the run's health, which counts responses; or by the diagnosis of skipped updates."""
+    bad = row(**{keys.REWARD: NAN, "actor/pg_loss": NAN}, **counts)
+    found = told(write(tmp_path / "mine", [row(**dict.fromkeys(counts, 0.0)), bad]))
+    texts = "\n".join(f"{one.head} {one.text}" for one in found)
+    assert texts.count("actor/pg_loss in 1") == 1
+    assert texts.count(keys.REWARD) == (HEALTH_OF_REWARDS not in counts)
+    assert texts.count("ewards not finite in 3 responses of 1 step") == (HEALTH_OF_REWARDS in counts)
+
+
+@pytest.mark.slow
+def test_the_page_names_rewards_that_are_not_finite(tmp_path):
+    one = write(tmp_path / "mine", [row(**{keys.REWARD: reward}) for reward in (0.2, NAN, 0.4, None)])
+    page = report(tmp_path, one, write(tmp_path / "theirs", [row()] * 4, {"clipx": {"method": "grpo"}}))
+    assert "Rewards of mine are not finite in 2 of 4 steps." in page and ">nan<" not in page
+
+
+def numbers_of(run):
+    return {key for line in (run / "metrics.jsonl").read_text().splitlines() for key in json.loads(line)["data"]}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("value", [NAN, None])
+@pytest.mark.parametrize("method", ["acpo", "bapo"])
+def test_no_series_breaks_the_page(tmp_path, method, value):
+    """Each series in turn, at one step and at all."""
+    run = write_run(tmp_path / method, method, traced=False, steps=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    for key in sorted(numbers_of(run)):
+        for steps in ({2}, {1, 2, 3}):
+            changed = [
+                {"step": line["step"], "data": line["data"] | ({key: value} if line["step"] in steps else {})}
+                for line in lines
+            ]
+            (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+            assert all("nan" not in f"{one.head} {one.text}".lower() for one in told(run)), (key, steps)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["acpo", "bapo", "dgpo"])
+@pytest.mark.parametrize("steps", [{2}, {1, 2, 3}], ids=["once", "always"])
+def test_figures_of_series_that_are_not_finite(tmp_path, method, steps):
+    """Every series by itself is left out of some figure; so half of them at a time, and all."""
+    run = write_run(tmp_path / method, method, traced=False, steps=3)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    names = sorted(numbers_of(run))
+    for chosen in (names[::2], names[1::2], names):
+        changed = [
+            {
+                "step": line["step"],
+                "data": line["data"] | ({key: NAN for key in chosen} if line["step"] in steps else {}),
+            }
+            for line in lines
+        ]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in changed))
+        report(tmp_path, run)
+
+
+def test_held_out_scores_that_are_not_finite_are_left_out(tmp_path):
+    run = write(tmp_path / "mine", [row(), row()])
+    (run / "validation").mkdir()
+    problem = '{{"input": "{}", "score": {}}}\n'
+    (run / "validation" / "0.jsonl").write_text("".join(problem.format(i, i % 2) for i in range(8)))
+    (run / "validation" / "2.jsonl").write_text("".join(problem.format(i, "NaN" if i else "null") for i in range(8)))
+    assert f"{keys.HELD_OUT} in 1, first in step 2" in told(run)[0].text
+    report(tmp_path, run)
+
+
+@pytest.mark.slow
+def test_traced_tokens_that_are_not_finite_do_not_break_the_page(tmp_path):
+    run = write_run(tmp_path / "run", "acpo", steps=2)
+    shards = shards_in(run / "traces")
+    columns = read_shards(run / "traces", shards[-1:]).drop_columns(["step", "update", "rank"]).to_pydict()
+    for name in ("advantage", "score", "ratio", "weight", "high", "log_prob", "old_log_prob", "entropy"):
+        columns[name][::7] = [NAN] * len(columns[name][::7])
+    write_shard(run / "traces", Shard(shards[-1].step, shards[-1].update + 1, 0), columns)
+    page = report(tmp_path, run)
+    data = page.split('id="data">')[1].split("</script>")[0]
+    assert not re.search(r"\bNaN\b", data) and json.loads(data)
+
+
+def test_the_table_of_numbers_keeps_what_is_finite(tmp_path):
+    run = write(tmp_path / "mine", [row(), row(**{keys.REWARD: NAN}), row(**{keys.REWARD: None})])
+    report(tmp_path, run)
+    table = pandas.read_csv(tmp_path / "out" / "metrics.csv")
+    assert table[keys.REWARD].notna().tolist() == [True, False, False] and len(table) == 3

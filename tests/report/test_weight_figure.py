@@ -1,0 +1,53 @@
+"""`clipx methods NAME --plot FILE`: the weights that it draws, by hand, and wrong input.
+
+Not covered: how the figure looks; the methods' weights (tests/methods).
+"""
+
+import pytest
+from typer.testing import CliRunner
+
+from verl_clipx.cli import app
+from verl_clipx.methods import METHODS, method_named
+from verl_clipx.report.weight_figure import weights
+
+
+def at(method, advantage, ratio):
+    ratios, found = weights(method, advantage, 0.1)
+    return float(found[(ratios - ratio).abs().argmin()])
+
+
+def test_weights_by_hand():
+    grpo = method_named("grpo")(clip_high=1.4)
+    assert at(grpo, 1.0, 1.3) == pytest.approx(1.3, abs=2e-3) and at(grpo, 1.0, 1.5) == 0
+    assert at(grpo, -1.0, 0.7) == 0 and at(grpo, -1.0, 1.5) == pytest.approx(1.5, abs=2e-3)
+    # Without statistics ACPO's epsilon is epsilon_base.
+    acpo = method_named("acpo")(epsilon_base=0.5)
+    assert at(acpo, 1.0, 1.45) > 0 and at(acpo, 1.0, 1.55) == 0
+
+
+@pytest.mark.parametrize("name", [name for name, one in METHODS.items() if one.__module__.startswith("verl_clipx.")])
+def test_every_method_has_weights(name):
+    for advantage in (1.0, -1.0):
+        assert bool(weights(METHODS[name](), advantage, 0.4)[1].isfinite().all())
+
+
+def test_the_command_draws_a_group_with_parameters(tmp_path):
+    path = tmp_path / "weights.svg"
+    result = CliRunner().invoke(app, ["methods", "acpo_reference", "clipx.alpha=2", "--plot", str(path)])
+    assert result.exit_code == 0, result.output
+    text = path.read_text()
+    assert "alpha 2.0," in text and "epsilon_max 3.0" in text and "old probability" not in text
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["acpo", "clipx.alpha=-1"], "clipx.alpha=-1: must be"),
+        (["acpo", "alpha=1"], "alpha=1: write clipx.<parameter>=<value>"),
+        (["observe"], "no gradient weight of its own"),
+        (["nonsense"], "must be one of"),
+    ],
+)
+def test_wrong_input_is_named(tmp_path, words, message):
+    result = CliRunner().invoke(app, ["methods", *words, "--plot", str(tmp_path / "a.svg")])
+    assert result.exit_code == 1 and message in result.output

@@ -1,0 +1,319 @@
+"""What the driver decides when a run starts, through verl's entry modules as `python -m` runs them.
+
+Covers: each entry module with a group that trains, with a loss_mode against its group, and with a loss_mode of the
+plugin's alone: what is printed, once, and that a run that stops does so before ray.init; a notebook's run_ppo; the
+machine is looked at where a run starts, and not where a configuration is composed; a second run in a folder, and one
+that cannot write to its folder, stop before Ray. Not covered: what a worker prints
+(test_announcement.py), what verl's clip keys mean (test_clip_keys.py).
+"""
+
+import fcntl
+import runpy
+import sys
+import warnings
+from types import SimpleNamespace
+
+import pytest
+import ray
+from hydra.core.hydra_config import HydraConfig
+from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
+
+from tests.claims.configuration import actor_of, merged
+from verl_clipx.common import run_lock
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.run import start as starts
+from verl_clipx.run.explain import ENTRIES
+
+ACTOR = "actor_rollout_ref.actor"
+MAIN, ONE_STEP_OFF, FULLY_ASYNC = ENTRIES
+# Entry module, and what it needs to compose outside verl's own checkout.
+DOORS = {
+    "v1": (MAIN,),
+    "v0": (MAIN, "trainer.use_v1=False"),
+    "one_step_off": (ONE_STEP_OFF, "hydra.searchpath=[pkg://verl.trainer.config]"),
+    "fully_async": (FULLY_ASYNC, "algorithm.rollout_correction.bypass_mode=False"),
+}
+QUIET = ("hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
+NEEDED = (
+    "algorithm.adv_estimator=grpo",
+    f"{ACTOR}.ppo_micro_batch_size_per_gpu=4",
+    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=4",
+)
+
+
+class RayStarts(Exception):
+    """In place of a cluster."""
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch, tmp_path):
+    """A folder for what a start writes below verl's relative trainer.default_local_dir."""
+    monkeypatch.chdir(tmp_path)
+
+
+@pytest.fixture
+def run(monkeypatch, tmp_path):
+    """Runs an entry module up to where it would start Ray."""
+
+    def ray_init(**_):
+        raise RayStarts
+
+    monkeypatch.setattr(ray, "init", ray_init)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setenv("HYDRA_FULL_ERROR", "1")
+
+    def main(door, *overrides):
+        module, *own = DOORS[door]
+        words = [*QUIET, f"hydra.run.dir={tmp_path}", *NEEDED, *own, *overrides]
+        monkeypatch.setattr(sys, "argv", [module, *words])
+        with warnings.catch_warnings():
+            # runpy's, on a module that another test imported.
+            warnings.simplefilter("ignore")
+            runpy.run_module(module, run_name="__main__")
+
+    yield main
+    # hydra.main leaves its configuration behind.
+    HydraConfig.instance().cfg = None
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_a_run_says_once_what_it_trains_and_starts(run, door, capsys):
+    with pytest.raises(RayStarts):
+        run(door, "+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28", "clipx.clip_low=0.7")
+    said = [line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:")]
+    assert len(said) == 1
+    assert said[0].startswith(
+        "clipx: clipx_grpo (+clipx=grpo), fixed bounds, clip_low=0.7 (group: 0.8), "
+        f"clip_high=1.28 (group: 1.2; from {ACTOR}.clip_ratio_high=0.28); loss_agg_mode token-mean (the paper averages "
+        f"each sequence first; set {ACTOR}.loss_agg_mode=seq-mean-token-mean for that); no test has run "
+        f"{ACTOR}.strategy=fsdp; old_log_probs are "
+    )
+    expected = {
+        # 1024 prompts by 256; one step off, verl bypasses by default.
+        "v1": "a rollout batch's first update; 4 updates per rollout batch: clipping can act",
+        "v0": "a rollout batch's first update; 4 updates per rollout batch: clipping can act",
+        "one_step_off": "rollout's own (bypass_mode); 4 updates per rollout batch: clipping can act",
+        "fully_async": "weights that the rollout last received; 1 update per rollout batch: clipping can act",
+    }
+    assert said[0].endswith(expected[door])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", DOORS)
+def test_a_loss_mode_against_its_group_stops_before_ray(run, door):
+    with pytest.raises(
+        ValueError, match=r"loss_mode=gspo but clipx\.method=acpo: .* only by its group \(\+clipx=acpo\)"
+    ):
+        run(door, "+clipx=acpo", f"{ACTOR}.policy_loss.loss_mode=gspo")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["v1", "fully_async"])
+def test_a_loss_mode_of_the_plugins_without_its_group_stops_before_ray(run, door):
+    with pytest.raises(ValueError, match=r"loss_mode=clipx_acpo without its group: .*: \+clipx=acpo\."):
+        run(door, f"{ACTOR}.policy_loss.loss_mode=clipx_acpo")
+
+
+@pytest.mark.slow
+def test_verls_own_run_is_left_alone(run, capsys):
+    with pytest.raises(RayStarts):
+        run("v1", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")
+    assert "clipx" not in capsys.readouterr().out
+
+
+def test_observe_takes_any_loss_and_leaves_verls_clip_keys(run, capsys):
+    with pytest.raises(RayStarts):
+        run("fully_async", "+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=gspo", f"{ACTOR}.clip_ratio_high=4e-4")
+    assert "clipx: verl's own loss gspo, observed (+clipx=observe); loss_agg_mode token-mean" in capsys.readouterr().out
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("door", ["v1", "fully_async"])
+def test_keys_that_verl_has_not_under_policy_loss_are_taken_over_from_there(run, door, capsys):
+    # The v1 entry decides twice, the second time without them.
+    with pytest.raises(RayStarts):
+        run(door, "+clipx=sapo", f"+{ACTOR}.policy_loss.tau_pos=1.5", f"{ACTOR}.clip_ratio_c=null")
+    (line,) = (line for line in capsys.readouterr().out.splitlines() if line.startswith("clipx:"))
+    said = f"tau_positive=1.5 (group: 1; from {ACTOR}.policy_loss.tau_pos=1.5); "
+    assert line.startswith(f"clipx: clipx_sapo (+clipx=sapo), a soft gate and no bounds, {said}")
+
+
+def test_a_key_that_repeats_verls_default_counts_where_the_command_line_names_it(run):
+    with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
+        run("v1", "+clipx=dapo", f"{ACTOR}.clip_ratio_high=0.2")
+
+
+def test_a_key_that_repeats_verls_default_counts_where_a_file_of_the_users_names_it(run, tmp_path):
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "own.yaml").write_text(f"# @package {ACTOR}\nclip_ratio_high: 0.2\n")
+    own = (f"hydra.searchpath=[file://{tmp_path}]", "+mine=own")
+    with pytest.raises(ValueError, match=r"clip_ratio_high=0\.2 would be clipx\.clip_high=1\.2, but .*clip_high=1\.28"):
+        run("v1", "+clipx=dapo", *own)
+    with pytest.raises(RayStarts):
+        run("v1", "+clipx=grpo", *own)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            ["+clipx=acpo", f"{ACTOR}.policy_loss.run.epochs=3"],
+            r"policy_loss\.run\.epochs=3: the plugin reads this fact",
+        ),
+        (
+            ["+clipx=acpo", "+algorithm.clip_ratio_high=0.28"],
+            r"algorithm\.clip_ratio_high=0\.28: nothing reads it there",
+        ),
+        (["+clipx/update=lopti", "+clipx/trace=prompts"], r"\+clipx/update, \+clipx/trace is added to a method"),
+    ],
+)
+def test_a_run_refuses_what_explain_does(run, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run("v1", *overrides)
+
+
+def test_a_notebooks_run_is_decided_too_and_says_so_each_time(run, composed, capsys):
+    config = composed("+clipx=grpo", f"{ACTOR}.clip_ratio_high=0.28")
+    for _ in range(2):
+        with pytest.raises(RayStarts):
+            run_ppo(config, task_runner_class=TaskRunnerV1)
+        assert capsys.readouterr().out.count("clip_high=1.28 (group: 1.2; from") == 1
+    config.actor_rollout_ref.actor.policy_loss.loss_mode = "gspo"
+    with pytest.raises(ValueError, match=r"loss_mode=gspo but clipx\.method=grpo"):
+        run_ppo(config, TaskRunnerV1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("door", "overrides", "message"),
+    [
+        ("v1", ["+clipx=observe", f"{ACTOR}.policy_loss.loss_mode=vanila"], "verl has no such loss to observe"),
+        ("v1", ["+clipx=acpo", "trainer.v1.trainer_mode=synchronous"], "verl has no such trainer"),
+        ("v0", ["+clipx=acpo", f"{ACTOR}.ppo_epochs=0"], "no update would be made"),
+        ("fully_async", ["+clipx=acpo", f"{ACTOR}.ppo_epochs=-1"], "no update would be made"),
+    ],
+)
+def test_what_verl_would_stop_at_later_stops_before_ray(run, door, overrides, message):
+    with pytest.raises(ValueError, match=message):
+        run(door, *overrides)
+
+
+@pytest.mark.parametrize("loss_mode", ["clipx_custom", "clipx_somebody_s"])
+def test_a_loss_of_ones_own_without_its_group_is_sent_to_custom(loss_mode):
+    with pytest.raises(
+        ValueError, match=r"Replace it by the group: \+clipx=custom clipx\.function=package\.module:name"
+    ):
+        starts.decide(merged([], {f"{ACTOR}.policy_loss.loss_mode": loss_mode}))
+
+
+@pytest.fixture
+def no_accelerator(monkeypatch):
+    """A laptop, without a cluster to join."""
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    platform = SimpleNamespace(is_available=lambda: False, device_name="cuda")
+    monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: platform)
+    monkeypatch.setattr(starts, "RAY_CURRENT_CLUSTER", configs_folder() / "no such file")
+
+
+@pytest.mark.parametrize("group", ["grpo", "observe"])
+def test_without_a_gpu_a_configuration_is_built_and_a_run_names_the_switches(no_accelerator, group):
+    config = merged([f"+clipx={group}"])
+    actor_of(config)
+    with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu.*\+hardware=cpu"):
+        starts.start(config)
+
+
+def test_without_a_gpu_a_run_may_join_a_cluster_or_be_none_of_the_plugins(no_accelerator):
+    starts.start(merged(["+clipx=grpo"], {"ray_kwargs.ray_init.address": "auto"}))
+    starts.start(merged([]))
+
+
+def test_the_cpu_platform_without_its_group_is_refused(monkeypatch):
+    platform = SimpleNamespace(is_available=lambda: True, device_name="cpu")
+    monkeypatch.setattr("verl.plugin.platform.get_platform", lambda: platform)
+    with pytest.raises(RuntimeError, match=r"VERL_PLATFORM=cpu but trainer\.device=cuda: add \+hardware=cpu"):
+        starts.start(merged(["+clipx=grpo"], {"trainer.device": "cuda"}))
+    starts.start(merged(["+clipx=grpo"], {"trainer.device": "cpu"}))
+
+
+@pytest.fixture
+def log(monkeypatch, tmp_path):
+    """Of a run, in a folder of its own."""
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "run" / "metrics.jsonl"))
+    yield tmp_path / "run" / "metrics.jsonl"
+    run_lock.release()
+
+
+FILE = "trainer.logger=[file]"
+
+
+def test_a_second_run_on_the_log_stops_before_ray(run, log, monkeypatch):
+    monkeypatch.setattr(run_lock, "PATIENCE", 0)
+    log.parent.mkdir()
+    with log.with_suffix(".lock").open("w") as file:
+        # As another process: a lock belongs to an open file.
+        fcntl.flock(file, fcntl.LOCK_EX)
+        with pytest.raises(run_lock.FolderInUse, match=r"metrics\.lock: another run .*clipx\.log=false"):
+            run("v1", "+clipx=grpo", FILE)
+        for overrides in (["+clipx=grpo", "clipx.log=false"], []):
+            with pytest.raises(RayStarts):
+                run("v1", *overrides, FILE)
+
+
+def test_a_run_has_its_log_until_it_ends(log, composed, monkeypatch):
+    lock, seen = log.with_suffix(".lock"), []
+
+    def is_initialized():
+        seen.append(run_lock.is_held(lock))
+        raise RayStarts
+
+    monkeypatch.setattr(ray, "is_initialized", is_initialized)
+    monkeypatch.setenv("RAY_ADDRESS", "127.0.0.1:6379")
+    monkeypatch.setattr(starts, "require_accelerator", lambda *_: None)
+    with pytest.raises(RayStarts):
+        run_ppo(composed("+clipx=grpo", FILE), TaskRunnerV1)
+    assert seen == [True] and not run_lock.is_held(lock)
+
+
+# A pipe or a device keeps no lines; a run without a clipx node is verl's.
+@pytest.mark.parametrize(
+    ("overrides", "path"),
+    [
+        (["+clipx=grpo", FILE], "/dev/null"),
+        (["+clipx=grpo", FILE, "clipx.log=false"], "{}/metrics.jsonl"),
+        (["+clipx=grpo", "trainer.logger=[console]", "clipx.log=false"], "{}/metrics.jsonl"),
+        ([FILE, "trainer.save_freq=1", "trainer.resume_mode=auto"], "{}/metrics.jsonl"),
+        (["trainer.logger=[console]", "trainer.save_freq=1"], "{}/metrics.jsonl"),
+    ],
+)
+def test_nothing_is_locked_or_made_where_the_plugin_keeps_no_log(run, tmp_path, monkeypatch, overrides, path):
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", path.format(tmp_path))
+    before = {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()}
+    with pytest.raises(RayStarts):
+        run("v1", *overrides, f"trainer.default_local_dir={tmp_path}/checkpoints")
+    assert {file: file.read_bytes() for file in tmp_path.rglob("*") if file.is_file()} == before
+
+
+@pytest.mark.parametrize("group", ["+clipx=grpo", "+clipx=observe"])
+def test_without_a_file_log_a_run_with_this_plugin_has_its_own(run, log, tmp_path, group):
+    with pytest.raises(RayStarts):
+        run("v1", group, "trainer.logger=[console]", f"trainer.default_local_dir={tmp_path}/own")
+    assert list(tmp_path.rglob("*.lock")) == [tmp_path / "own" / "metrics.lock"]
+
+
+@pytest.mark.parametrize("logger", ["[console]", "[file]"])
+def test_a_log_that_cannot_be_written_stops_before_ray_with_the_switch(run, log, tmp_path, monkeypatch, logger):
+    # As root this process may write anywhere but below a file.
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("VERL_FILE_LOGGER_PATH", str(tmp_path / "file" / "metrics.jsonl"))
+    overrides = ("+clipx=grpo", f"trainer.logger={logger}", f"trainer.default_local_dir={tmp_path}/file/run")
+    with pytest.raises(OSError, match=r"the run keeps its log there\. Choose another folder, or clipx\.log=false"):
+        run("v1", *overrides)
+
+
+def test_a_file_system_without_locks_is_said_in_one_line(run, log, monkeypatch, capsys):
+    monkeypatch.setattr(starts, "hold", lambda path: False)
+    with pytest.raises(RayStarts):
+        run("v1", "+clipx=grpo", FILE)
+    assert f"clipx: {log.parent} has no locks" in capsys.readouterr().out

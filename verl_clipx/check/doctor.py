@@ -1,0 +1,321 @@
+"""Checks of an environment: what is installed, whether the plugin works, and what to do if something does not."""
+
+import importlib.metadata
+import importlib.util
+import os
+import shutil
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from packaging.specifiers import SpecifierSet
+from packaging.version import Version
+
+from verl_clipx.common.extras import FOR_CPU, TOOLS, needs_tool
+from verl_clipx.common.verl_version import VERL_RANGE, verl_version
+
+Level = Literal["ok", "warning", "error"]
+
+PYTHON_RANGE = SpecifierSet(">=3.10,<3.13")
+
+CPU_COMBINATION = {"torch": SpecifierSet("==2.13.0"), "transformers": SpecifierSet(">=5.9,<5.11")}
+GPU_COMBINATION = {
+    "torch": SpecifierSet("==2.11.0"),
+    "vllm": SpecifierSet("==0.24.0"),
+    "transformers": SpecifierSet("==5.9.0"),
+    "flash-attn": SpecifierSet("==2.8.3"),
+}
+
+TESTED_HERE = "verl-clipx's own tests run on a CPU with"
+TESTED_BY_VERL = "verl tests its GPU environment with this (verl-clipx has not been run on a GPU)"
+
+RAY_PORTS = {6379: "Ray's head node", 8265: "Ray's dashboard", 10001: "Ray's client server"}
+NEEDED_MEMORY_GB = 8
+NEEDED_DISK_GB = 5
+NEEDED_SHARED_MEMORY_GB = 1
+
+REGISTERED = """
+import verl
+from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+import verl.workers.engine_workers as workers
+print("LOSSES " + " ".join(sorted(name for name in POLICY_LOSS_REGISTRY if name.startswith("clipx_"))))
+bases = workers.ActorRolloutRefWorker.actor_worker_cls.__mro__
+print("WORKER " + " ".join(f"{base.__module__}.{base.__qualname__}" for base in bases))
+"""
+
+TRAINING_WORKER = "verl_clipx.worker.training_worker.ClipxTraining"
+
+REGISTERED_IN_RAY = f"""
+import ray
+ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, object_store_memory=100_000_000)
+
+@ray.remote
+def registered():
+    import contextlib, io
+    out = io.StringIO()
+    with contextlib.redirect_stdout(out):
+        exec({REGISTERED!r}, {{}})
+    return out.getvalue()
+
+print(ray.get(registered.remote()))
+"""
+
+COMPOSED = """
+from hydra import compose, initialize_config_module
+with initialize_config_module("verl.trainer.config", version_base=None):
+    config = compose("ppo_trainer", ["+clipx=acpo", "clipx.alpha=2"])
+print("COMPOSED", config.actor_rollout_ref.actor.policy_loss.loss_mode, config.clipx.alpha)
+"""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One line of the report.
+
+    Args:
+        level: "ok", "warning" (may matter) or "error" (runs will fail).
+        subject: what was checked.
+        found: what was found.
+        advice: what to do about it; empty if nothing is wrong.
+    """
+
+    level: Level
+    subject: str
+    found: str
+    advice: str = ""
+
+
+def installed(distribution: str) -> str | None:
+    """The installed version of a distribution, or None if it is not installed."""
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def check_versions(has_gpu: bool) -> list[Finding]:
+    """Checks the versions of Python, of verl, and of the combination that verl (GPU) or this project (CPU) tests.
+
+    Args:
+        has_gpu: whether torch sees a GPU.
+    """
+    python = ".".join(map(str, sys.version_info[:3]))
+    findings = [
+        Finding("ok", "Python", python)
+        if python in PYTHON_RANGE
+        else Finding("error", "Python", python, f"use Python {PYTHON_RANGE}")
+    ]
+    findings.append(in_range("verl", VERL_RANGE, "error"))
+    combination, by_whom = (GPU_COMBINATION, TESTED_BY_VERL) if has_gpu else (CPU_COMBINATION, TESTED_HERE)
+    extra = "gpu" if has_gpu else "cpu"
+    for distribution, tested in combination.items():
+        install = "" if installed(distribution) else f"pip install 'verl-clipx[{extra}]'; "
+        findings.append(in_range(distribution, tested, "warning", f"{install}{by_whom}: {distribution}{tested}"))
+    for distribution in ("ray", "TransferQueue", "tensordict", "hydra-core", "verl-clipx"):
+        findings.append(in_range(distribution, SpecifierSet(), "error"))
+    return findings
+
+
+def in_range(distribution: str, tested: SpecifierSet, level: Level, advice: str = "") -> Finding:
+    """Checks whether a distribution is installed in a tested version.
+
+    Args:
+        tested: the tested versions; empty for any version.
+        level: the finding's level if the distribution is missing or has another version.
+        advice: the finding's advice in this case; empty for the pip command.
+    """
+    version = verl_version() if distribution == "verl" else installed(distribution)
+    if version is None:
+        return Finding(level, distribution, "not installed", advice or f"pip install '{distribution}{tested}'")
+    if tested.contains(Version(version).public, prereleases=True):
+        return Finding("ok", distribution, version)
+    return Finding(level, distribution, version, advice or f"pip install '{distribution}{tested}'")
+
+
+def run_python(code: str, seconds: int) -> tuple[str, str]:
+    """Runs code in a fresh interpreter outside the checkout, as a Ray worker or a user's launch would.
+
+    Args:
+        seconds: the time after which the interpreter is stopped.
+
+    Returns:
+        Standard output, and the last lines of standard error if the code failed (empty if it did not).
+    """
+    with tempfile.TemporaryDirectory() as elsewhere:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, timeout=seconds, cwd=elsewhere
+            )
+        except subprocess.TimeoutExpired:
+            return "", f"no answer within {seconds} s"
+    error = "\n".join(done.stderr.strip().splitlines()[-3:]) if done.returncode else ""
+    return done.stdout, error
+
+
+def check_cpu_packages() -> Finding:
+    """Checks the packages that a run without a GPU needs in addition to verl's own."""
+    missing = [distribution for module, distribution in FOR_CPU.items() if importlib.util.find_spec(module) is None]
+    if not missing:
+        return Finding("ok", "packages of CPU runs", ", ".join(FOR_CPU.values()))
+    return Finding("error", "packages of CPU runs", f"no {', '.join(missing)}", "pip install 'verl-clipx[cpu]'")
+
+
+def check_tools() -> Finding:
+    """Checks the packages that only the tools around the losses need."""
+    missing = [distribution for module, distribution in TOOLS.items() if importlib.util.find_spec(module) is None]
+    if not missing:
+        return Finding("ok", "tools", ", ".join(TOOLS.values()))
+    advice = "training needs them only for rewards of mathematics; for the other commands: "
+    return Finding("warning", "tools", f"no {', '.join(missing)}", f"{advice}pip install 'verl-clipx[tools]'")
+
+
+def check_registration(where: str, code: str, seconds: int) -> list[Finding]:
+    """Checks whether the losses and the training worker are registered where some code runs.
+
+    Args:
+        where: the place, for the report.
+        code: Python source that prints the LOSSES and WORKER lines.
+        seconds: the time after which the code is stopped.
+    """
+    output, error = run_python(code, seconds)
+    lines = dict(line.split(" ", 1) for line in output.splitlines() if line.startswith(("LOSSES ", "WORKER ")))
+    losses = lines.get("LOSSES", "").split()
+    worker = lines.get("WORKER", "").split()
+    policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto")
+    if error or not losses:
+        advice = error or (
+            f"verl did not load the clipx plugin. VERL_USE_EXTERNAL_PLUGINS is {policy!r}; it must be auto or contain "
+            "clipx, and verl-clipx must be installed in this environment (pip install verl-clipx)"
+        )
+        return [Finding("error", f"losses {where}", "not registered", advice)]
+    findings = [Finding("ok", f"losses {where}", f"{len(losses)} registered: {', '.join(losses)}")]
+    if TRAINING_WORKER in worker:
+        findings.append(Finding("ok", f"training worker {where}", TRAINING_WORKER))
+    else:
+        advice = (
+            "another plugin has replaced ActorRolloutRefWorker.actor_worker_cls, so metrics would not be exact; "
+            "remove it"
+        )
+        findings.append(Finding("error", f"training worker {where}", worker[0] if worker else "none", advice))
+    return findings
+
+
+def check_hydra() -> Finding:
+    """Checks whether verl's own configuration finds the plugin's groups."""
+    output, error = run_python(COMPOSED, 120)
+    if "COMPOSED clipx_acpo 2" in output:
+        return Finding("ok", "Hydra groups", "+clipx=acpo composes with verl's ppo_trainer")
+    return Finding("error", "Hydra groups", "+clipx=acpo does not compose", error or output or "reinstall verl-clipx")
+
+
+def check_accelerators() -> list[Finding]:
+    """Reports the torch build and the GPUs."""
+    if importlib.util.find_spec("torch") is None:
+        return [Finding("error", "torch build", "not installed", needs_tool("every run", "torch"))]
+    import torch
+
+    build = f"{torch.__version__}, CUDA {torch.version.cuda or 'none'}"
+    findings = [Finding("ok", "torch build", build)]
+    if not torch.cuda.is_available():
+        advice = (
+            "without a GPU, runs need VERL_PLATFORM=cpu and +hardware=cpu; on a GPU machine, install verl-clipx[gpu]"
+        )
+        findings.append(Finding("warning", "GPUs", "none", advice))
+        return findings
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        found = f"{properties.name}, {properties.total_memory / 2**30:.0f} GiB"
+        findings.append(Finding("ok", f"GPU {index}", found))
+    return findings
+
+
+def check_resources(folder: Path) -> list[Finding]:
+    """Checks the free memory, disk space and shared memory.
+
+    Args:
+        folder: where runs will be written.
+    """
+    import psutil
+
+    amounts = [
+        (
+            "free memory",
+            psutil.virtual_memory().available,
+            NEEDED_MEMORY_GB,
+            "a CPU run takes about 6 GB; stop other programs",
+        ),
+        (
+            f"free disk at {folder}",
+            shutil.disk_usage(folder).free,
+            NEEDED_DISK_GB,
+            "free some space, or run in another folder",
+        ),
+        (
+            f"free disk at {tempfile.gettempdir()}",
+            shutil.disk_usage(tempfile.gettempdir()).free,
+            NEEDED_DISK_GB,
+            "Ray writes its logs and spilled objects there: set +ray_kwargs.ray_init._temp_dir",
+        ),
+    ]
+    if Path("/dev/shm").is_dir():
+        advice = "Ray's object store lives there: enlarge it (docker run --shm-size)"
+        amounts.append(("free /dev/shm", shutil.disk_usage("/dev/shm").free, NEEDED_SHARED_MEMORY_GB, advice))
+    return [
+        Finding("ok", subject, f"{free / 2**30:.1f} GiB")
+        if free >= needed * 2**30
+        else Finding("warning", subject, f"{free / 2**30:.1f} GiB", f"less than {needed} GiB: {advice}")
+        for subject, free, needed, advice in amounts
+    ]
+
+
+def check_ports() -> list[Finding]:
+    """Checks whether the ports of a Ray head node are free."""
+    findings = []
+    for port, user in RAY_PORTS.items():
+        with socket.socket() as probe:
+            in_use = probe.connect_ex(("127.0.0.1", port)) == 0
+        advice = "a Ray cluster or another program uses it; a run joins the cluster, unless you stop it (ray stop)"
+        findings.append(
+            Finding("warning", f"port {port} ({user})", "in use", advice)
+            if in_use
+            else Finding("ok", f"port {port} ({user})", "free")
+        )
+    return findings
+
+
+def check_options() -> list[Finding]:
+    """Lists which of verl's options are run in tests, which are untested, and which are refused."""
+    from verl_clipx.run.support import ROWS
+
+    meanings = {"run": "run in tests on a CPU", "untested": "untested", "refused": "refused by the driver"}
+    return [
+        Finding("ok", f"options {meaning}", ", ".join(row.option for row in ROWS if row.state == state))
+        for state, meaning in meanings.items()
+    ]
+
+
+def examine(*, ray: bool) -> Iterable[tuple[str, list[Finding]]]:
+    """Runs all checks, one group at a time so that progress can be shown.
+
+    Args:
+        ray: whether to start a small Ray cluster for the check inside a worker.
+
+    Yields:
+        The name of the group, and its findings.
+    """
+    accelerators = check_accelerators()
+    has_gpu = any(finding.subject.startswith("GPU ") for finding in accelerators)
+    yield "versions", [*check_versions(has_gpu), check_tools(), *([] if has_gpu else [check_cpu_packages()])]
+    yield "accelerators", accelerators
+    yield "memory and disk", check_resources(Path.cwd())
+    yield "ports", check_ports()
+    yield "verl's options", check_options()
+    yield "Hydra groups", [check_hydra()]
+    yield "losses in a fresh interpreter", check_registration("in a fresh interpreter", REGISTERED, 180)
+    if ray:
+        yield "losses in a Ray worker", check_registration("in a Ray worker", REGISTERED_IN_RAY, 300)

@@ -1,0 +1,531 @@
+"""Sentences about the runs, each chosen by a test on their numbers."""
+
+import itertools
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy
+import pandas
+
+from verl_clipx.common.sentences import Finding, between, number, percent
+from verl_clipx.common.statistics.collapse import caution, collapse
+from verl_clipx.common.statistics.comparison import (
+    ALIKE,
+    LEVEL,
+    QUESTIONS,
+    SEEDS,
+    Comparison,
+    compare,
+    compare_means,
+    compare_shares,
+    corrected,
+    too_few_seeds,
+)
+from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
+from verl_clipx.diagnose.base_rates import CLIPPED, OUTSIDE, rates, usual
+from verl_clipx.diagnose.rules import (
+    COLLAPSE_REMEDY,
+    NO_SEARCH,
+    ONE_UPDATE,
+    REWARD_COLLAPSE,
+    Diagnosis,
+    diagnose,
+)
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run, Setting, baseline_of
+
+# A ratio nearer to 1 than this is 1, up to rounding.
+ROUNDING = 1e-6
+# A logged bound that moves by less than this stands still.
+STILL = 1e-9
+
+
+def clipped(setting: Setting) -> pandas.Series:
+    """The share of tokens outside the bounds on the side where PPO clips, by step; empty if no run logs it."""
+    return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH)).dropna()
+
+
+def mass_shares(setting: Setting) -> pandas.DataFrame:
+    """Each region's share of the gradient mass, a row a step; without rows if no run logs it."""
+    mass = pandas.DataFrame({region: setting.mean(key) for region, key in keys.MASS.items()}).dropna()
+    total = mass.sum(axis=1)
+    return mass[total > 0].div(total[total > 0], axis=0)
+
+
+def entropy_changes(setting: Setting) -> pandas.DataFrame:
+    """By step: the Entropy-Clip `estimate`, and the `change` of entropy to the next step; without rows if unknown."""
+    entropy = setting.mean(keys.ENTROPY)
+    following = entropy.rename(lambda step: step - 1)
+    return pandas.DataFrame({"estimate": setting.mean(keys.ENTROPY_ESTIMATE), "change": following - entropy}).dropna()
+
+
+def same_signs(setting: Setting) -> tuple[int, int]:
+    """In how many steps of its runs estimate and change have the same sign, and in how many neither of them is 0."""
+    changes = pandas.concat([entropy_changes(replace(setting, runs=[run])) for run in setting.runs])
+    signs = numpy.sign(changes)
+    known = signs[(signs != 0).all(axis=1)]
+    return int((known.estimate == known.change).sum()), len(known)
+
+
+def went_as_estimated(settings: list[Setting]) -> str:
+    """Whether entropy moved as the Entropy-Clip Rule says: a sign test over seeds, since steps depend on each other.
+
+    Each seed counts once, over all settings that it was run with, by what happened in most of its steps.
+    """
+    by_seed: dict[int | str, list[Run]] = {}
+    for setting in settings:
+        for seed, runs in setting.runs_by_seed.items():
+            by_seed.setdefault(seed, []).extend(setting.runs[index] for index in runs)
+    counts = [same_signs(replace(settings[0], runs=runs)) for runs in by_seed.values()]
+    most = [2 * same > steps for same, steps in counts if 2 * same != steps]
+    seeds = share(sum(most), len(most)) if most else Estimate(0.5, 0.0, 1.0)
+    if seeds.low <= 0.5 <= seeds.high:
+        same, steps = (sum(numbers) for numbers in zip(*counts, strict=True))
+        return f"The Entropy-Clip estimate had the sign of entropy’s change in {same} of {steps} steps"
+    way = "the way of" if seeds.low > 0.5 else "against"
+    of = sum(most) if seeds.low > 0.5 else len(most) - sum(most)
+    return f"Entropy moved {way} the Entropy-Clip estimate in most steps of {of} of {len(most)} seeds"
+
+
+def what_clipping_did(setting: Setting) -> Finding:
+    """What the method did to tokens, or why it did nothing."""
+    share, label = clipped(setting), setting.label
+    if share.empty:
+        return _without_clip_fractions(setting)
+    if share.max() == 0:
+        return Finding(f"{label} clipped nothing.", _why_nothing(setting, len(share)))
+    head = (
+        f"{label} hardly clipped."
+        if share.mean() < rates()[CLIPPED]["low"]
+        else f"{label} clipped {percent(share.mean())} of the tokens."
+    )
+    low, high = (setting.mean(key).mean() for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH))
+    text = (
+        f"On average {percent(low)} of the tokens lay below the lower bound with A < 0{usual(keys.CLIPPED_LOW)} and "
+        f"{percent(high)} above the upper with A > 0{usual(keys.CLIPPED_HIGH)}; most in step {share.idxmax()}, "
+        f"{percent(share.max())}. Together they were {percent(share.mean())}{usual(CLIPPED)}."
+    )
+    masses = mass_shares(setting)
+    kept = float(masses[["LN", "HP"]].sum(axis=1).mean()) if len(masses) else 0.0
+    if kept > 0:
+        head = f"{label} kept a gradient outside its bounds."
+        text += (
+            f" Those {percent(share.mean())} of the tokens had {percent(kept)} of the gradient’s mass |F·A|"
+            f"{usual(OUTSIDE)}; under PPO’s clip they would have none."
+        )
+    return Finding(head, text)
+
+
+def _without_clip_fractions(setting: Setting) -> Finding:
+    """What is known of a setting's clipping without finite clip fractions of the plugin's."""
+    unknown, of_verl = f"What {setting.label} clipped is not known.", setting.mean(keys.PG_CLIPPED)
+    if any(key in run.not_finite for run in setting.runs for key in (keys.CLIPPED_LOW, keys.CLIPPED_HIGH)):
+        return Finding(unknown, "Its clip fractions are not finite in any step.")
+    if of_verl.empty:
+        return Finding(
+            unknown,
+            "Its log has no actor/clipx metrics: the loss is not of this plugin. +clipx=observe adds them to verl’s.",
+        )
+    return Finding(
+        f"verl counted {percent(of_verl.mean())} of the tokens of {setting.label} as clipped.",
+        f"{keys.PG_CLIPPED} was {percent(of_verl.max())} at most, in step {of_verl.idxmax()}"
+        f"{usual(keys.PG_CLIPPED)}. verl’s vanilla loss "
+        "counts the tokens on which its clip acts, both sides together, and takes a mean over micro-batches, in "
+        "which a token of a small one weighs more; its other losses count something else under this name. "
+        "+clipx=observe adds both sides by themselves, exactly, and leaves the loss as it is.",
+    )
+
+
+def _why_nothing(setting: Setting, steps: int) -> str:
+    """Why no token was clipped in so many steps."""
+    ratio = setting.mean(keys.RATIO)
+    if any(run.skipped_updates for run in setting.runs) or not_finite(setting):
+        return f"No token left the bounds in {steps} steps; but values that are not finite stop updates."
+    if not ratio.empty and (ratio - 1).abs().max() < ROUNDING and setting.mean(keys.KL).abs().max() < ROUNDING:
+        return (
+            "The ratio was 1 throughout: each rollout batch got one update, and clipping cannot act in the first. "
+            "Make actor.ppo_mini_batch_size smaller than data.train_batch_size."
+        )
+    return f"No token left the bounds on the side where PPO clips, in {steps} steps."
+
+
+def what_bounds_did(setting: Setting) -> Finding | None:
+    """How adaptive bounds moved, or why they did not; None for bounds that do not adapt."""
+    if has_searched_bounds(setting):
+        return _of_search(setting)
+    names = setting.bins("epsilon")
+    return _of_bins(setting, names) if names else None
+
+
+def has_searched_bounds(setting: Setting) -> bool:
+    """Whether all its runs log BAPO's two bounds, at a common step."""
+    return len(setting.mean(keys.BOUND_LOW)) > 0 and len(setting.mean(keys.BOUND_HIGH)) > 0
+
+
+def _of_search(setting: Setting) -> Finding:
+    low, high, before = (setting.mean(key) for key in (keys.BOUND_LOW, keys.BOUND_HIGH, keys.SHARE_BEFORE))
+    moves = [bound.max() - bound.min() > STILL for bound in (low, high)]
+    bounds = f"The lower bound was {between(low)}, the upper {between(high)}"
+    if any(moves):
+        names = " and ".join(name for name, moved in zip(("lower", "upper"), moves, strict=True) if moved)
+        after = setting.mean(keys.SHARE_AFTER)
+        text = f"{bounds}."
+        if len(before):
+            text += f" Positive tokens contributed {between(before)} of the loss at the starting bounds"
+            text += f", {between(after)} at those found." if len(after) else "."
+        return Finding(f"{setting.label} moved its {names} bound.", text)
+    starts = [setting.parameter(f"{side}_start") for side in ("lower", "upper")]
+    target = setting.parameter("target", 0.4)
+    is_share = setting.parameter("contribution", "share") == "share"
+    at_starts = None in starts or numpy.allclose([low.iloc[0], high.iloc[0]], starts, rtol=0, atol=1e-6)
+    if is_share and at_starts and len(before) and before.min() >= target:
+        head = f"{setting.label}’s search never started."
+        text = f"The share of positive tokens, P/(P+N), was {between(before)}, at or above the target of {target:g}"
+        return Finding(head, f"{text} in every step. {bounds}.")
+    return Finding(f"{setting.label}’s bounds stood still.", f"{bounds} in all {len(low)} steps.")
+
+
+def _of_bins(setting: Setting, names: list[str]) -> Finding:
+    first, last = setting.mean(names[0]), setting.mean(names[-1])
+    edge = 1 / len(names)
+    text = (
+        f"The ratio may leave 1 by ε, which was {between(first)} for tokens of probability below {edge:g} and "
+        f"{between(last)} above {1 - edge:g} (means over a step’s updates). Bounds of 0.8 and 1.2 are ε = 0.2."
+    )
+    if setting.mean(keys.EPSILON_HIGHEST).size:
+        text += f" The widest of any update was {number(setting.table(keys.EPSILON_HIGHEST).to_numpy().max(), 2)}."
+    spread = max(setting.mean(name).max() - setting.mean(name).min() for name in names)
+    if spread < STILL and (first - last).abs().max() < STILL:
+        return Finding(f"{setting.label}’s bounds stood still.", text)
+    if first.median() > 1.5 * last.median():
+        return Finding(f"{setting.label}’s bounds were wide where the policy was unsure.", text)
+    return Finding(f"{setting.label}’s bounds hardly differed between probability bins.", text)
+
+
+class Compared(NamedTuple):
+    """A setting's rewards against the baseline's.
+
+    Args:
+        one, two: the baseline and the other setting.
+        measure: what was compared.
+        basis: what the means are over.
+        found: two minus one, over seeds; over problems where each setting has one run.
+        equal: whether all values are the same.
+    """
+
+    one: Setting
+    two: Setting
+    measure: str
+    basis: str
+    found: Comparison
+    equal: bool
+
+
+def rewards(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """The rewards in training and held out: with three seeds of each setting a verdict, otherwise a description.
+
+    Args:
+        settings: for a single one, the finding says whether its held-out reward rose.
+        baseline: what the others are compared with; by default `baseline_of` chooses it.
+    """
+    if len(settings) == 1:
+        return [finding for finding in [_rise(settings[0])] if finding]
+    baseline = baseline or baseline_of(settings)
+    others = [setting for setting in settings if setting is not baseline]
+    found: list[Finding] = []
+    for compare_with in (_compared, _compared_held_out):
+        compared = [one for other in others if (one := compare_with(baseline, other))]
+        judged = corrected([one.found for one in compared])
+        family = sum(one.is_of_methods for one in judged)
+        found += [_told(one._replace(found=of), family) for one, of in zip(compared, judged, strict=True)]
+    return found
+
+
+def collapses(settings: list[Setting], baseline: Setting | None = None) -> Finding | None:
+    """The share of seeds of each setting that collapsed; None with too few seeds, or one setting without any.
+
+    Args:
+        settings: those whose runs log no reward are left out.
+        baseline: see `rewards`.
+    """
+    first = baseline or baseline_of(settings)
+    ordered = sorted(settings, key=lambda setting: setting is not first)
+    fell = {setting.label: steps for setting in ordered if (steps := _collapses(setting))}
+    some = [f"{sum(map(bool, steps))} of {len(steps)} seeds of {label}" for label, steps in fell.items() if any(steps)]
+    fewest = min(map(len, fell.values()), default=0)
+    if fewest < MIN_SEEDS or (not some and len(fell) < 2):
+        return None
+    base, *others = fell
+    judged = corrected([compare_shares(fell[base], fell[label]) for label in others])
+    texts = [_collapsed(label, steps) for label, steps in fell.items()]
+    texts += [f"{label} against {base}: {one.p_text}" for label, one in zip(others, judged, strict=True) if one.verdict]
+    texts += filter(None, [caution(fewest), COLLAPSE_REMEDY.rstrip(".") if some else ""])
+    return Finding(f"{' and '.join(some) or 'No seed'} collapsed.", f"{'. '.join(texts)}.")
+
+
+def _collapses(setting: Setting) -> list[int | None]:
+    """For each seed with rewards the first step at which a run of it had collapsed, None where none did."""
+    found = []
+    for runs in setting.runs_by_seed.values():
+        rewards = [values[values.index > 0] for index in runs if len(values := setting.runs[index].values(keys.REWARD))]
+        fell = [int(one.index[at]) for one in rewards if (at := collapse(one.to_numpy())) is not None]
+        found += [min(fell, default=None)] if rewards else []
+    return found
+
+
+def _collapsed(label: str, steps: list[int | None]) -> str:
+    """How many collapsed and where, with an interval."""
+    at = [str(step) for step in steps if step]
+    found, where = share(len(at), len(steps)), f" (from step {', '.join(at)} on)" if at else ""
+    interval = f"exact 95\u202f% interval {percent(found.low)} to {percent(found.high)}"
+    return f"{label}: {len(at)} of {len(steps)}{where}, {interval}"
+
+
+def _compared(one: Setting, two: Setting) -> Compared | None:
+    """Compares the mean training reward over the steps that all runs have; None with fewer than two such steps."""
+    first, second = one.table(keys.REWARD), two.table(keys.REWARD)
+    steps = first.index.intersection(second.index)
+    steps = steps[steps > 0]
+    if len(steps) < 2:
+        return None
+    first, second = first.loc[steps], second.loc[steps]
+    means = [setting.by_seed(table).mean() for setting, table in ((one, first), (two, second))]
+    basis = f"over {len(steps)} steps"
+    return Compared(one, two, "training reward", basis, compare_means(*means), _equal(first, second))
+
+
+def _compared_held_out(one: Setting, two: Setting) -> Compared | None:
+    """Compares the rewards of the last validation that all runs have; None before any update or with other problems."""
+    runs = [run for setting in (one, two) for run in setting.runs]
+    step = max(set.intersection(*({reward.step for reward in run.held_out} for run in runs)), default=0)
+    if step == 0:
+        return None
+    # A row a problem, a column a run.
+    rewards = [next(reward for reward in run.held_out if reward.step == step) for run in runs]
+    table = pandas.DataFrame([reward.by_problem for reward in rewards]).T
+    if len(table) < 2 or table.isna().any(axis=None):
+        return None
+    first, second = table.iloc[:, : len(one.runs)], table.iloc[:, len(one.runs) :]
+    values = [{"held out": setting.by_seed(part).to_numpy().T} for setting, part in ((one, first), (two, second))]
+    basis = f"over {len(table)} problems after step {step}"
+    return Compared(one, two, "held-out reward", basis, compare(*values), _equal(first, second))
+
+
+def _equal(first: pandas.DataFrame, second: pandas.DataFrame) -> bool:
+    return first.shape == second.shape and bool((first.to_numpy() == second.to_numpy()).all())
+
+
+def _told(compared: Compared, comparisons: int) -> Finding:
+    if compared.equal:
+        one, two = _runs_of(compared.one), _runs_of(compared.two)
+        return Finding(f"The {compared.measure}s of {one} and {two} are equal.", f"All of them are, {compared.basis}.")
+    return _verdict(compared, comparisons) if compared.found.is_of_methods else _description(compared)
+
+
+def _verdict(compared: Compared, comparisons: int) -> Finding:
+    """Which method's reward is higher, if seeds can tell."""
+    one, two, found = compared.one.label, compared.two.label, compared.found
+    verdict = "cannot be told apart from that of" if found.verdict == ALIKE else f"is {found.verdict}"
+    over = "seeds" if found.over == SEEDS else "seeds and problems"
+    several = f", Holm’s over {comparisons} comparisons, for which the interval is not corrected"
+    p_text = found.p_text + (several if comparisons > 1 else "")
+    return Finding(
+        f"The {compared.measure} of {two} {verdict} {one}.",
+        f"The mean {compared.basis} is {number(found.first)} with {one} and {number(found.second)} with {two}. "
+        f"{two} minus {one}: {signed(found.difference)}, {_interval(found)} over {over}, {found.seeds[1]} and "
+        f"{found.seeds[0]} seeds ({p_text}).",
+    )
+
+
+def _description(compared: Compared) -> Finding:
+    """What these runs got, without a verdict on their methods."""
+    found, one, two = compared.found, _runs_of(compared.one), _runs_of(compared.two)
+    text = f"Means {compared.basis}; the latter minus the former: {signed(found.difference)}"
+    if found.over == QUESTIONS:
+        text += f", {_interval(found)} over problems, which speaks only of these runs"
+    if too_few_seeds(found.seeds):
+        reason = (
+            f"That is no verdict on methods: runs of one setting differ too. It takes {MIN_SEEDS} seeds of each "
+            f"setting; here are {found.seeds[0]} and {found.seeds[1]}."
+        )
+    else:
+        reason = "That is no verdict on methods: all seeds differ by the same, so nothing says how far chance goes."
+    return Finding(
+        f"The {compared.measure} was {number(found.first)} in {one} and {number(found.second)} in {two}.",
+        f"{text}. {reason}",
+    )
+
+
+def _runs_of(setting: Setting) -> str:
+    return setting.runs[0].name if len(setting.runs) == 1 else f"the {len(setting.runs)} runs of {setting.label}"
+
+
+def signed(difference: float) -> str:
+    """A difference with its sign."""
+    return f"{'+' if difference > 0 else ''}{number(difference)}"
+
+
+def _interval(found: Comparison) -> str:
+    return f"95\u202f% interval {number(found.low)} to {number(found.high)}"
+
+
+def _rise(setting: Setting) -> Finding | None:
+    """Whether the held-out reward of a run changed from its first validation to its last."""
+    held_out = setting.runs[0].held_out
+    if len(setting.runs) > 1 or len(held_out) < 2:
+        return None
+    before, after = held_out[0], held_out[-1]
+    text = f"{before.reward} before (step {before.step}), {after.reward} after (step {after.step}): means and "
+    text += f"95\u202f% intervals over {after.problems} problems"
+    head = f"The held-out reward was {number(before.reward.mean)} before and {number(after.reward.mean)} after."
+    if set(before.by_problem) != set(after.by_problem) or len(before.by_problem) < 2:
+        return Finding(head, f"{text}. To compare them takes two problems or more, the same before and after.")
+    values = [numpy.array([[reward.by_problem[name] for name in before.by_problem]]) for reward in (before, after)]
+    found = compare(*({"held out": value} for value in values))
+    if found.p_value is None:
+        return Finding(head, f"{text}. All problems differ by the same, so nothing says how far chance goes.")
+    head = "The held-out reward did not clearly change."
+    if found.p_value < LEVEL:
+        head = f"The held-out reward {'rose' if found.difference > 0 else 'fell'}."
+    return Finding(head, f"{text}. After minus before: {signed(found.difference)}, {_interval(found)}.")
+
+
+def not_finite(setting: Setting) -> list[Finding]:
+    """For each run that logged values that are not finite: which ones and at how many steps."""
+    found = []
+    for run in setting.runs:
+        # The diagnosis of skipped updates names all of them, and the run's health those that it counts.
+        counted = {key for count, of in keys.COUNTED_BY_HEALTH.items() if (run.values(count) > 0).any() for key in of}
+        steps = {key: run.not_finite[key] for key in keys.FINITE if key in run.not_finite and key not in counted}
+        if not steps or run.skipped_updates is not None:
+            continue
+        trained = sum(1 for step in run.log.index if step > 0)
+        named = "; ".join(f"{key} in {len(at)}, first in step {at[0]}" for key, at in steps.items())
+        what = "Rewards" if keys.REWARD in steps else "Some logged values"
+        most = len(steps.get(keys.REWARD, max(steps.values(), key=len)))
+        found.append(
+            Finding(
+                f"{what} of {run.name} are not finite in {most} of {trained} steps.",
+                f"Number of steps with such a value: {named}. Means and figures leave those values out.",
+            )
+        )
+    return found
+
+
+def health(runs: list[Run]) -> list[Finding]:
+    """The health of the runs that log it: one finding for all sound runs, and one for each other run.
+
+    What the diagnosis of a run says is left out.
+    """
+    logging = [run for run in runs if any(len(run.values(key)) for key in (*keys.HEALTH_SHARES, *keys.HEALTH_COUNTS))]
+    sound = [run for run in logging if run.skipped_updates is None and not _not_finite_counts(run)]
+    found = [finding for run in logging if run not in sound and (finding := _unsound(run))]
+    if sound:
+        whose = sound[0].name if len(sound) == 1 else f"{'All ' * (len(sound) == len(runs))}{len(sound)} runs"
+        text = "; ".join(["No update was skipped", *_shares(sound)])
+        head = f"{whose} {'was' if len(sound) == 1 else 'were'} numerically sound."
+        return [Finding(head, f"{text}."), *found]
+    return found
+
+
+def _not_finite_counts(run: Run) -> dict[str, pandas.Series]:
+    """What was not finite, and how often, at the steps where it was not."""
+    counts = {of: run.values(key) for key, of in keys.HEALTH_COUNTS.items()}
+    return {of: values[values > 0] for of, values in counts.items() if (values > 0).any()}
+
+
+def _shares(runs: list[Run]) -> list[str]:
+    """For each share of a step that a run logs: its mean in each run, and its largest value."""
+    texts = []
+    for key, of in keys.HEALTH_SHARES.items():
+        told = [run for run in runs if any(key in one.rule.columns for one in diagnose(run))]
+        logged = [(values, run) for run in runs if run not in told and len(values := run.values(key))]
+        if not logged:
+            continue
+        most, run = max(logged, key=lambda one: one[0].max())
+        means = between(pandas.Series([values.mean() for values, _ in logged]), percent)
+        where = f"step {most.idxmax()}{f' of {run.name}' * (len(runs) > 1)}"
+        shares = f"{means}, at most {percent(most.max())} in {where}" if most.max() > 0 else "none"
+        texts.append(f"{of}: {shares}{usual(key)}")
+    return texts
+
+
+def _unsound(run: Run) -> Finding | None:
+    texts = [
+        f"{of} not finite in {int(values.sum())} responses of {len(values)} step{'s' * (len(values) > 1)}, "
+        f"first in step {values.index[0]}"
+        for of, values in _not_finite_counts(run).items()
+    ]
+    ranks = run.values(keys.NOT_FINITE_RANK)
+    if len(ranks):
+        # -1: the gradient only.
+        first = int(ranks.iloc[0])
+        where = f"first on rank {first}" if first >= 0 else "in the gradient only"
+        texts.append(f"{where}, in step {ranks.index[0]} (its output names fields and prompts)")
+    texts += ["means and figures leave those values out"] if texts else []
+    texts += _shares([run])
+    if run.skipped_updates is None:
+        texts = ["no update was skipped", *texts]
+    text = "; ".join(texts)
+    return Finding(f"{run.name} had values that are not finite.", f"{text[0].upper()}{text[1:]}.") if texts else None
+
+
+def diagnoses(runs: list[Run], told: bool) -> list[Finding]:
+    """What the runs are diagnosed with; runs with the same diagnosis share a finding.
+
+    Args:
+        told: whether the runs' collapses are told elsewhere.
+    """
+    by_rule: dict[str, list[Diagnosis]] = {}
+    for run in runs:
+        for one in diagnose(run):
+            if not (told and one.rule.name == REWARD_COLLAPSE):
+                by_rule.setdefault(one.rule.name, []).append(one)
+    found = []
+    for alike in by_rule.values():
+        one = alike[0]
+        if len(alike) == 1:
+            found.append(Finding(one.head, one.text))
+            continue
+        each = "; ".join(f"{one.run} from step {one.onset.step} on: {one.onset.evidence}" for one in alike)
+        found.append(Finding(f"{len(alike)} of {len(runs)} runs: {one.rule.name}.", f"{each}. {one.advice}"))
+    return found
+
+
+def unequal_starts(settings: list[Setting]) -> Finding | None:
+    """A warning if two runs of one seed differ in step 1, although its samples are drawn before any update."""
+    runs = [run for setting in settings for run in setting.runs if run.seed is not None]
+    for one, two in itertools.combinations(runs, 2):
+        first, second = (run.values(keys.REWARD).get(1) for run in (one, two))
+        if one.seed == two.seed and None not in (first, second) and abs(first - second) > ROUNDING:
+            return Finding(
+                "The seed did not fix the samples.",
+                f"Step 1 is sampled before any update, yet scores {number(first)} in {one.name} and {number(second)} "
+                f"in {two.name}. +clipx/rollout=seeded makes them equal.",
+            )
+    return None
+
+
+def findings(settings: list[Setting], baseline: Setting | None = None) -> list[Finding]:
+    """All sentences: the runs' health, the values that are left out, the diagnosis, then tokens, then rewards.
+
+    Each fact is told once: by the diagnosis, except for collapses if their share of the seeds is told.
+
+    Args:
+        settings: at least one.
+        baseline: see `rewards`.
+    """
+    runs = [run for setting in settings for run in setting.runs]
+    found: list[Finding | None] = [*health(runs)]
+    found += [finding for setting in settings for finding in not_finite(setting)]
+    fell = collapses(settings, baseline)
+    found += diagnoses(runs, told=fell is not None)
+    for setting in settings:
+        # What all its runs are diagnosed with.
+        shared = set.intersection(*({one.rule.name for one in diagnose(run)} for run in setting.runs))
+        found += [
+            None if ONE_UPDATE in shared else what_clipping_did(setting),
+            None if NO_SEARCH in shared else what_bounds_did(setting),
+        ]
+    found += [*rewards(settings, baseline), fell, unequal_starts(settings)]
+    return [finding for finding in found if finding]

@@ -1,0 +1,1 @@
+"""The papers' experiments: their tasks, evaluation and tables. Nothing outside this folder imports it."""

@@ -1,0 +1,374 @@
+"""Defines a table of a paper: its rows, columns and numbers, which runs fill it, and how they are evaluated."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+from verl_clipx.common.suggestions import did_you_mean
+
+UNITS = ("percent", "fraction", "seconds", "number", "logged")
+
+# Ways to get a number, by the key of a measure that selects each.
+BENCHMARK, VALIDATION, TIMING, CURVE = "benchmark", "validation", "timing", "curve"
+MEAN_OF, GAIN_OF = "mean_of", "gain_of"
+COLLAPSE = "collapse"
+"""Whether the training metric that it names collapsed: 1 or 0 for each seed, whose mean is the share that did."""
+
+LEVEL, AVERAGE = "level", "average"
+"""The mean of the training metric that they name, over the last tenth of the steps and over all of them."""
+
+CORRELATION = "correlation"
+"""With `benchmark`: the correlation of a metric with the score instead of its mean, "pearson" or "spearman"."""
+
+READ_FROM_RUN = (BENCHMARK, VALIDATION, TIMING, CURVE, COLLAPSE, LEVEL, AVERAGE)
+FROM_COLUMNS = (MEAN_OF, GAIN_OF)
+
+EVALUATED = ("checkpoint", "samples", "temperature", "top_p", "max_tokens", "grader")
+"""What an evaluation's number depends on, apart from the questions."""
+
+_ORIGIN = re.compile(r"\[(paper|script|choice)\] (.+)")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column.
+
+    Args:
+        measure: how its numbers are obtained. A cell's measure has the keys of its column and of its row.
+        run: which of a row's presets or models the column shows; None if rows have only one.
+        preset: the preset that trains every row of the column, if the rows are not runs.
+        digits: digits after the decimal point; None for the table's.
+    """
+
+    name: str
+    measure: Mapping[str, Any] = field(default_factory=dict)
+    run: str | None = None
+    preset: str | None = None
+    digits: int | None = None
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row. It names a preset or presets, or a model or models, or `minus`, or why it is only `quoted`.
+
+    Args:
+        preset: the preset that trains it.
+        presets: presets by the columns' `run`; other columns have no cell in this row.
+        model: a model that is evaluated without training, as an id on the hub or a folder.
+        models: such models by the columns' `run`.
+        minus: two rows, of which this row is the first minus the second.
+        quoted: why the row is only quoted from the paper and never measured.
+        baseline: the row with which `gain_of` and the table of differences compare; None for the table's in the latter.
+        measure: see `Column.measure`.
+        measured_bounds: if the preset leaves clip bounds open, `group`, the method group, and by the columns' `run` the
+            preset on whose run of the same seed `clipx bounds` measures them.
+        evaluation_options: more options of `clipx eval run` for this row.
+        expected: the paper's numbers by column, None where it has none; empty if it has none at all.
+    """
+
+    name: str
+    preset: str | None = None
+    presets: Mapping[str, str] = field(default_factory=dict)
+    model: str | None = None
+    models: Mapping[str, str] = field(default_factory=dict)
+    minus: tuple[str, str] | None = None
+    quoted: str | None = None
+    baseline: str | None = None
+    measure: Mapping[str, Any] = field(default_factory=dict)
+    measured_bounds: Mapping[str, str] = field(default_factory=dict)
+    evaluation_options: str = ""
+    expected: tuple[float | None, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Source:
+    """What a cell's number is read from: a trained preset, or a model as it is."""
+
+    preset: str | None
+    model: str | None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table.
+
+    Args:
+        unit: one of `UNITS`. For "percent", measured fractions are multiplied by 100; curves are "logged".
+        hardware: `+hardware` group of the training commands.
+        data: folder of the data sets, unless `clipx table plan --data` names another.
+        seconds_per_run: wall-clock time of a run with its evaluation, if a CPU can do it.
+        in_one_process: whether `clipx table fill` makes its runs, instead of the recipes.
+        prepare: what to prepare: `makes`, a file below the data folder; `command`, which makes it; and, in tables with
+            `seconds_per_run`, how many `seconds` that takes.
+        benchmarks: by name, the `file` below the data folder; its number of `questions`; the options of `clipx eval
+            run`; their `origin`, unless the paper names the questions; and `cluster`, the field of extra_info that
+            questions of one source share.
+        origins: where each of the evaluation's settings in `EVALUATED` comes from: [paper], [script] or [choice], and
+            why. Also that of the `estimator` if it is best@k.
+        evaluation_options: more options of every `clipx eval run`.
+        baseline: the row with which the table of differences compares all rows that do not name another.
+        footnotes: by name, footnotes that no other field implies (footnotes.py derives the rest). One that no row or
+            column names is about the whole table.
+
+    Raises:
+        ValueError: a part does not fit the others; the message names the table and the part.
+    """
+
+    name: str
+    title: str
+    source: str
+    metric: str
+    unit: str
+    digits: int
+    hardware: str
+    nodes: int
+    seeds: tuple[int, ...]
+    data: str
+    columns: tuple[Column, ...]
+    rows: tuple[Row, ...]
+    seconds_per_run: int | None = None
+    in_one_process: bool = False
+    prepare: tuple[Mapping[str, Any], ...] = ()
+    benchmarks: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    origins: Mapping[str, str] = field(default_factory=dict)
+    evaluation_options: str = ""
+    baseline: str | None = None
+    footnotes: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        if self.unit not in UNITS:
+            self._refuse(f"unit {self.unit!r}: must be one of {', '.join(UNITS)}")
+        for kind, names in (("column", [c.name for c in self.columns]), ("row", [r.name for r in self.rows])):
+            twice = sorted({name for name in names if names.count(name) > 1})
+            if twice:
+                self._refuse(f"two {kind}s are called {', '.join(twice)}")
+        for name, settings in self.benchmarks.items():
+            questions = settings.get("questions")
+            if not isinstance(questions, int) or questions < 1:
+                self._refuse(
+                    f"benchmark {name}: questions={questions!r}: give the number that its file has, at least 1"
+                )
+            self._check_origin(f"benchmark {name}", settings.get("origin", "[paper] x"))
+        if any(self.is_curve(column) != (self.unit == "logged") for column in self.columns):
+            self._refuse(f"unit {self.unit!r}: `logged` is the unit of figures, whose columns are all curves")
+        for part in (*self.columns, *self.rows):
+            unknown = [mark for mark in part.notes if mark not in self.footnotes]
+            if unknown:
+                self._refuse(f"{part.name}: no footnote {', '.join(unknown)}")
+        for key, text in self.origins.items():
+            self._check_origin(f"origins.{key}", text)
+        lacking = [key for key in EVALUATED if self.origins and key not in self.origins]
+        if lacking or set(self.origins) - {*EVALUATED, "estimator"}:
+            self._refuse(f"origins: give {', '.join(EVALUATED)}, and estimator where it is best@k")
+        if self.baseline and self.baseline not in self._row_names:
+            self._refuse(f"baseline: no row is called {self.baseline}")
+        for row in self.rows:
+            self._check_row(row)
+
+    def _check_origin(self, what: str, text: str) -> None:
+        if not _ORIGIN.fullmatch(text):
+            self._refuse(f"{what}: {text!r} must start with [paper], [script] or [choice]")
+
+    def _check_row(self, row: Row) -> None:
+        origins = [row.preset, row.presets, row.model, row.models, row.minus, row.quoted]
+        by_column = any(column.preset for column in self.columns)
+        if sum(map(bool, origins)) + by_column != 1:
+            ways = "preset, presets, model, models, minus, quoted, or columns with preset"
+            self._refuse(f"row {row.name}: needs exactly one of {ways}")
+        if row.expected and len(row.expected) != len(self.columns):
+            self._refuse(f"row {row.name}: {len(row.expected)} expected numbers for {len(self.columns)} columns")
+        for named in (*(row.minus or ()), *filter(None, [row.baseline])):
+            if named not in self._row_names:
+                self._refuse(f"row {row.name}: no row is called {named}")
+        for column in self.columns:
+            if self.source_of(row, column) is not None:
+                self._check_measure(row, column)
+
+    def _check_measure(self, row: Row, column: Column) -> None:
+        measure = self.measure_of(row, column)
+        kinds = [kind for kind in (*READ_FROM_RUN, *FROM_COLUMNS) if kind in measure]
+        if len(kinds) != 1:
+            ways = ", ".join((*READ_FROM_RUN, *FROM_COLUMNS))
+            self._refuse(f"{row.name}, {column.name}: needs exactly one of {ways}")
+        for benchmark in (*self.benchmarks_of(row, column), *filter(None, [measure.get(VALIDATION)])):
+            if benchmark not in self.benchmarks:
+                self._refuse(f"{row.name}, {column.name}: no benchmark {benchmark}")
+        for other in columns_used(measure):
+            if other not in self._column_names:
+                self._refuse(f"{row.name}, {column.name}: no column is called {other}")
+
+    def _refuse(self, reason: str) -> None:
+        raise ValueError(f"table {self.name}: {reason}")
+
+    @cached_property
+    def _row_names(self) -> dict[str, Row]:
+        return {row.name: row for row in self.rows}
+
+    @cached_property
+    def _column_names(self) -> dict[str, Column]:
+        return {column.name: column for column in self.columns}
+
+    def row(self, name: str) -> Row:
+        """Return the row of that name."""
+        return self._row_names[name]
+
+    def column(self, name: str) -> Column:
+        """Return the column of that name."""
+        return self._column_names[name]
+
+    def baseline_of(self, row: Row) -> str | None:
+        """Return the name of the row with which a row is compared; None if there is none or the row is the baseline."""
+        name = row.baseline or self.baseline
+        return None if name == row.name else name
+
+    def digits_of(self, column: Column) -> int:
+        """Return the digits after the decimal point of a column's numbers."""
+        return self.digits if column.digits is None else column.digits
+
+    def expected(self, row: Row, column: Column) -> float | None:
+        """Return the paper's number for a cell, or None."""
+        return row.expected[self.columns.index(column)] if row.expected else None
+
+    def measure_of(self, row: Row, column: Column) -> dict[str, Any]:
+        """Return how a cell's number is obtained."""
+        return {**column.measure, **row.measure}
+
+    def is_collapse(self, row: Row, column: Column) -> bool:
+        """Return whether a cell is the share of trainings that collapsed."""
+        return COLLAPSE in self.measure_of(row, column)
+
+    def is_curve(self, column: Column) -> bool:
+        """Return whether a column is a panel of a figure, that is, a metric over training steps."""
+        return CURVE in column.measure
+
+    @property
+    def of_one(self) -> float:
+        """What an accuracy of 1 is in the table's unit."""
+        return 100.0 if self.unit == "percent" else 1.0
+
+    @property
+    def is_figure(self) -> bool:
+        """Whether the columns are panels of curves."""
+        return self.unit == "logged"
+
+    def benchmarks_of(self, row: Row, column: Column) -> list[str]:
+        """Return the benchmarks on which a cell needs an evaluation; for a model, a validation is an evaluation too."""
+        measure = self.measure_of(row, column)
+        if VALIDATION in measure:
+            return [measure[VALIDATION]] if row.model or row.models else []
+        named = measure.get(BENCHMARK, [])
+        return [named] if isinstance(named, str) else list(named)
+
+    def source_of(self, row: Row, column: Column) -> Source | None:
+        """Return what a cell's number is read from; None for a quoted row, a difference or a mean."""
+        measure = self.measure_of(row, column)
+        if any(kind in measure for kind in FROM_COLUMNS):
+            return None
+        preset = column.preset or row.preset or row.presets.get(column.run)
+        model = row.model or row.models.get(column.run)
+        return Source(preset, model) if preset or model else None
+
+    def is_measurable(self, row: Row, column: Column) -> bool:
+        """Return whether some run could fill the cell."""
+        measure = self.measure_of(row, column)
+        if row.quoted:
+            return False
+        if row.minus:
+            return all(self.is_measurable(self.row(name), column) for name in row.minus)
+        if any(kind in measure for kind in FROM_COLUMNS):
+            compared = [row] + ([self.row(row.baseline)] if row.baseline and GAIN_OF in measure else [])
+            if GAIN_OF in measure and not row.baseline:
+                return False
+            return all(self.is_measurable(r, self.column(name)) for r in compared for name in columns_used(measure))
+        return self.source_of(row, column) is not None
+
+    def folder_of(self, source: Source) -> str:
+        """Return the path of a source's runs below the folder of all runs. All tables share a preset's runs."""
+        if source.preset:
+            return source.preset
+        slug = source.model.removeprefix("{data}/").strip("/").replace("/", "--")
+        return f"models/{self.name}/{slug}"
+
+    def sources(self, rows: Sequence[str] = ()) -> Iterator[tuple[Source, list[tuple[Row, Column]]]]:
+        """Yield each preset or model with the cells that are read from it, in the table's order.
+
+        Args:
+            rows: names of the wanted rows, from --row; empty for all.
+
+        Raises:
+            ValueError: there is no such row.
+        """
+        known = [row.name for row in self.rows]
+        for name in (name for name in rows if name not in known):
+            hint = did_you_mean(name, known)
+            raise ValueError(f"--row {name}: table {self.name} has no such row.{hint} It has {', '.join(known)}.")
+        cells: dict[Source, list[tuple[Row, Column]]] = {}
+        for row in (row for row in self.rows if not rows or row.name in rows):
+            for column in self.columns:
+                source = self.source_of(row, column)
+                if source is not None:
+                    cells.setdefault(source, []).append((row, column))
+        yield from cells.items()
+
+
+def split_origin(text: str) -> tuple[str, str]:
+    """Return the label of an origin ("paper", "script" or "choice") and its text."""
+    found = _ORIGIN.fullmatch(text)
+    return found[1], found[2]
+
+
+def columns_used(measure: Mapping[str, Any]) -> list[str]:
+    """Return the columns of the same row that a measure combines."""
+    return [*measure.get(MEAN_OF, []), *filter(None, [measure.get(GAIN_OF)])]
+
+
+def table_names() -> list[str]:
+    """Return the names of all tables."""
+    folder = files("verl_clipx.papers.tables").joinpath("definitions")
+    return sorted(entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+
+
+def load_table(name: str) -> Table:
+    """Read a table's definition.
+
+    Raises:
+        ValueError: there is no such table, or its definition is wrong.
+    """
+    if name not in table_names():
+        hint = did_you_mean(name, table_names())
+        raise ValueError(f"table {name!r} is unknown.{hint} There are {', '.join(table_names())}.")
+    text = files("verl_clipx.papers.tables").joinpath("definitions", f"{name}.yaml").read_text(encoding="utf-8")
+    return build_table(name, yaml.safe_load(text))
+
+
+def build_table(name: str, entries: Mapping[str, Any]) -> Table:
+    """Build a table from the content of its file.
+
+    Raises:
+        ValueError: the definition is wrong; the message names the table.
+    """
+    entries = dict(entries)
+    common = entries.pop("evaluation", {})
+    entries["benchmarks"] = {key: {**common, **value} for key, value in entries.get("benchmarks", {}).items()}
+    entries["columns"] = tuple(_build(Column, name, entry) for entry in entries.get("columns", []))
+    entries["rows"] = tuple(_build(Row, name, entry) for entry in entries.get("rows", []))
+    return _build(Table, name, {"name": name, **entries})
+
+
+def _build(kind: type, table: str, entries: Mapping[str, Any]) -> Any:
+    known = {one.name for one in fields(kind)}
+    unknown = sorted(set(entries) - known)
+    if unknown:
+        what = kind.__name__.lower()
+        raise ValueError(f"table {table}: a {what} has no {', '.join(unknown)}; there are {', '.join(sorted(known))}")
+    try:
+        return kind(**{key: tuple(value) if isinstance(value, list) else value for key, value in entries.items()})
+    except TypeError as error:
+        raise ValueError(f"table {table}: {error}") from error

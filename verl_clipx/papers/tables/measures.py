@@ -1,0 +1,257 @@
+"""Reads the numbers of a table's cells from a run's folder."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from omegaconf import OmegaConf
+
+from verl_clipx.common.files import read_table
+from verl_clipx.common.statistics.collapse import collapse, last_level
+from verl_clipx.papers.tables.definition import (
+    AVERAGE,
+    BENCHMARK,
+    COLLAPSE,
+    CORRELATION,
+    CURVE,
+    LEVEL,
+    TIMING,
+    VALIDATION,
+    Column,
+    Row,
+    Table,
+)
+from verl_clipx.papers.tables.run_folder import RunFolder
+
+
+@dataclass(frozen=True)
+class Value:
+    """A number with the bounds of its 95 % interval, None if there is no interval."""
+
+    mean: float
+    low: float | None = None
+    high: float | None = None
+
+    by_question: Mapping[str, np.ndarray] | None = field(default=None, compare=False)
+    """Arrays ``[questions]`` by benchmark: `mean` is the sum of their means. None if a number has no questions."""
+
+    clusters: Mapping[str, np.ndarray] = field(default_factory=dict, compare=False)
+    """Source labels ``[questions]`` by benchmark, if the table names a field for them."""
+
+    def scaled(self, factor: float) -> "Value":
+        """Return all numbers multiplied by a factor."""
+        ends = (None if number is None else number * factor for number in (self.mean, self.low, self.high))
+        by_question = self.by_question and {name: values * factor for name, values in self.by_question.items()}
+        return Value(*ends, by_question, self.clusters)
+
+
+def mean_of(values: Sequence[Value]) -> Value:
+    """Return the mean of values, without an interval; benchmark questions that several values share count once."""
+    if len(values) == 1:
+        return values[0]
+    mean = float(np.mean([value.mean for value in values]))
+    if any(value.by_question is None for value in values):
+        return Value(mean)
+    by_question: dict[str, np.ndarray] = {}
+    for value in values:
+        for name, one in value.by_question.items():
+            by_question[name] = by_question.get(name, 0.0) + one / len(values)
+    return Value(
+        mean, None, None, by_question, {name: labels for value in values for name, labels in value.clusters.items()}
+    )
+
+
+@dataclass(frozen=True)
+class Curve:
+    """A metric over the training steps at which it was logged, at least one."""
+
+    steps: list[int]
+    values: list[float]
+    """As logged."""
+
+    smooth: list[float]
+    """Exponential moving average; the same as `values` where the definition smooths nothing."""
+
+    @property
+    def end(self) -> float:
+        """The last value of the curve that is drawn."""
+        return self.smooth[-1]
+
+
+class NotThere(Exception):
+    """A run has not got that far; the message says what is missing."""
+
+
+def measure(table: Table, row: Row, column: Column, run: RunFolder) -> Value:
+    """Read one run's number for a cell.
+
+    Args:
+        table, row, column: the cell, which must be one that is read from a run.
+        run: the folder of the training, or of a model's evaluations.
+
+    Returns:
+        Accuracies as fractions, times in seconds, a curve's last value as logged, 1 for a collapse.
+        The interval is the evaluation's, over questions.
+
+    Raises:
+        NotThere: the evaluation or the metric is missing.
+        ValueError: the evaluation differs from what the table says; the message names each difference.
+    """
+    how = table.measure_of(row, column)
+    if TIMING in how:
+        return mean_time(run, how[TIMING], *how["steps"])
+    if CURVE in how:
+        return Value(curve_of(run, how).end)
+    if COLLAPSE in how:
+        values = curve_of(run, {CURVE: how[COLLAPSE]}).values
+        return Value(float(collapse([value for value in values if np.isfinite(value)]) is not None))
+    if LEVEL in how:
+        return Value(last_level(curve_of(run, {CURVE: how[LEVEL]}).values))
+    if AVERAGE in how:
+        return Value(float(np.mean(curve_of(run, {CURVE: how[AVERAGE]}).values)))
+    if VALIDATION in how and not (row.model or row.models):
+        check_validated_questions(run, how[VALIDATION], table.benchmarks[how[VALIDATION]]["questions"])
+        return Value(best_validation(run, how[VALIDATION], how["samples"]))
+    if CORRELATION in how:
+        return correlation(table, row, run, how)
+    metric = how["metric"] if BENCHMARK in how else f"avg@{how['samples']}"
+    found = [evaluated(table, row, run, benchmark, metric) for benchmark in table.benchmarks_of(row, column)]
+    return mean_of(found)
+
+
+def best_validation(run: RunFolder, data_source: str, samples: int) -> float:
+    """Return the highest accuracy among all validations of a training."""
+    name = f"{data_source}/acc/mean@{samples}"
+    found = [
+        step[f"{section}/{name}"]
+        for step in run.metrics.values()
+        for section in ("val-core", "val-aux")
+        if f"{section}/{name}" in step
+    ]
+    if not found:
+        raise NotThere(
+            f"no val-core/{name} in metrics.jsonl; check that actor_rollout_ref.rollout.val_kwargs.n is {samples}"
+        )
+    return max(found)
+
+
+def check_validated_questions(run: RunFolder, data_source: str, questions: int) -> None:
+    """Refuse a run whose validation file, if it exists here, has a different number of rows for a data source."""
+    named = OmegaConf.select(run.config, "data.val_files")
+    paths = [Path(path) for path in ([named] if isinstance(named, str) else named or [])]
+    if not paths or not all(path.is_file() for path in paths):
+        return
+    sources = (source for path in paths for source in read_table(path, ["data_source"])[0].to_pylist())
+    found = sum(source == data_source for source in sources)
+    if found != questions:
+        raise ValueError(f"data.val_files: table {questions} questions of {data_source}, the files have {found}")
+
+
+def mean_time(run: RunFolder, timers: dict[str, float], first: int, last: int) -> Value:
+    """Return the mean seconds per step.
+
+    Args:
+        timers: verl's timers, each with its weight in the sum.
+        first, last: steps to average over, both inclusive.
+    """
+    totals = []
+    for step in range(first, last + 1):
+        logged = run.metrics.get(step, {})
+        lacking = [timer for timer in timers if timer not in logged]
+        if lacking:
+            raise NotThere(f"no {', '.join(lacking)} of step {step} in metrics.jsonl")
+        totals.append(sum(weight * logged[timer] for timer, weight in timers.items()))
+    return Value(float(np.mean(totals)))
+
+
+def curve_of(run: RunFolder, how: Mapping[str, Any]) -> Curve:
+    """Read a metric over training steps.
+
+    Args:
+        how: `curve`, the metric's key in metrics.jsonl, and, for an exponential moving average, `smooth`, the weight
+            of the past in [0, 1).
+    """
+    logged = {step: float(data[how[CURVE]]) for step, data in run.metrics.items() if how[CURVE] in data}
+    if not logged:
+        raise NotThere(f"no {how[CURVE]} in metrics.jsonl")
+    values, past = list(logged.values()), how.get("smooth", 0.0)
+    smooth = accumulate(values, lambda average, value: past * average + (1 - past) * value)
+    return Curve(list(logged), values, list(smooth))
+
+
+def evaluated(table: Table, row: Row, run: RunFolder, benchmark: str, metric: str) -> Value:
+    """Read a metric of an evaluation.
+
+    Raises:
+        NotThere: the evaluation has not been run or scored, or lacks the metric.
+        ValueError: it was run with other settings, or before the training ended.
+    """
+    results = _checked(table, row, run, benchmark)
+    there = results["benchmarks"].get(benchmark, {})
+    found = there.get("result", {})
+    if metric not in found:
+        raise NotThere(f"evaluation/{benchmark} has no {metric}, only {', '.join(found) or 'another benchmark'}")
+    # An evaluation scored before these were kept has none; `clipx eval score` adds them.
+    values = there.get("values", {}).get(metric)
+    labels = results["config"]["benchmarks"][benchmark].get("clusters")
+    return Value(
+        **found[metric],
+        by_question=None if values is None else {benchmark: np.asarray(values, dtype=np.float64)},
+        clusters={} if labels is None else {benchmark: np.asarray(labels)},
+    )
+
+
+def correlation(table: Table, row: Row, run: RunFolder, how: Mapping[str, Any]) -> Value:
+    """Correlate a part of the reward with the score, over all responses of an evaluation.
+
+    Args:
+        how: `benchmark`; `metric`, reward/<part>; and `correlation`, pearson or spearman.
+    """
+    _checked(table, row, run, how[BENCHMARK])
+    scores = run.scores(how[BENCHMARK])
+    lacking = [name for name in (how["metric"], "reward/score") if name not in scores]
+    if lacking:
+        raise NotThere(f"evaluation/{how[BENCHMARK]} has no {', '.join(lacking)}")
+    found = scores[how["metric"]].corr(scores["reward/score"], method=how[CORRELATION])
+    if np.isnan(found):
+        raise NotThere(f"evaluation/{how[BENCHMARK]}: {how['metric']} or the score is the same for every response")
+    return Value(float(found))
+
+
+def _checked(table: Table, row: Row, run: RunFolder, benchmark: str) -> dict[str, Any]:
+    """Return an evaluation's results after checking that they match the table."""
+    results = run.evaluation(benchmark)
+    if results is None:
+        raise NotThere(f"no evaluation/{benchmark}/results.json")
+    config = results["config"]
+    wrong = wrong_settings(table, row, benchmark, config)
+    steps = [checkpoint["step"] for checkpoint in config["checkpoints"].values()]
+    if run.last_checkpoint is not None and run.last_checkpoint not in steps:
+        wrong.append(f"checkpoints: step {run.last_checkpoint} is the last, but {steps} was evaluated")
+    if wrong:
+        raise ValueError(f"evaluation/{benchmark}: {'; '.join(wrong)}")
+    return results
+
+
+def protocol_of(row: Row, settings: dict[str, Any]) -> str:
+    """Return the protocol of `clipx eval run`; protocols over several checkpoints do not fit an untrained model."""
+    if not (row.model or row.models):
+        return settings["protocol"]
+    return "greedy" if settings["temperature"] == 0 else "sampled"
+
+
+def wrong_settings(table: Table, row: Row, benchmark: str, config: dict[str, Any]) -> list[str]:
+    """Describe how an evaluation differs from what the table says, one line per difference."""
+    settings = table.benchmarks[benchmark]
+    wanted = {"protocol": protocol_of(row, settings), "top_p": settings.get("top_p", 1.0), "limit": None}
+    wanted |= {key: settings[key] for key in ("samples", "temperature", "max_tokens", "questions")}
+    sampling, entry = config["sampling"], config["benchmarks"].get(benchmark, {})
+    found = {"protocol": config["protocol"], "limit": entry.get("limit"), "questions": entry.get("questions")}
+    found |= {key: sampling[key] for key in ("samples", "temperature", "max_tokens", "top_p")}
+    wanted["cluster"], found["cluster"] = settings.get("cluster"), config.get("cluster")
+    if row.model and "{data}" not in row.model:
+        wanted["model"], found["model"] = row.model, config["model"]
+    return [f"{key}: table {wanted[key]!r}, evaluation {found[key]!r}" for key in wanted if wanted[key] != found[key]]

@@ -1,0 +1,122 @@
+"""The command `clipx recipe`: list the run presets, show what one sets and why, plan a run."""
+
+from pathlib import PurePosixPath
+from typing import Annotated, Any
+
+import typer
+from rich.markup import escape
+
+from verl_clipx.common.command_line import fail, failing
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole, print_plain
+from verl_clipx.papers.tables.plan_command import plan
+
+recipe_app = typer.Typer(no_args_is_help=True, help="The papers' runs as presets: +recipe=<paper>/<run>.")
+console = TerminalConsole()
+recipe_app.command("plan")(plan)
+
+COLOURS = {"paper": "green", "script": "cyan", "choice": "yellow", "method": "blue", "override": "magenta"}
+
+
+@recipe_app.command("list")
+def list_presets(
+    part: Annotated[
+        str, typer.Argument(help="List only presets whose name contains this, such as bapo/ or _near.")
+    ] = "",
+) -> None:
+    """List the presets: method, model, data, optimizer steps for each rollout batch, and the row each trains."""
+    from verl_clipx.papers.tables.presets import preset_names
+
+    names = [name for name in preset_names() if part in name]
+    if not names:
+        fail(f"no preset has {part!r} in its name; `clipx recipe list` names them all")
+    headings = ("name", "method", "model", "data", "updates", "row")
+    print_list(console, "presets: +recipe=<name>", headings, [list(map(escape, summary_of(name))) for name in names])
+
+
+def summary_of(name: str) -> tuple[str, ...]:
+    """Return a preset's row in the list, without composing verl's configuration.
+
+    Returns:
+        Name, method, model, data set, optimizer steps for each rollout batch, and the table's row that it trains. What
+        the preset leaves to verl is empty.
+    """
+    from omegaconf import OmegaConf
+
+    from verl_clipx.papers.tables.origins import groups_of, title_of
+    from verl_clipx.papers.tables.presets import updates_per_rollout, values_of
+
+    values = values_of(name)
+
+    def path(key: str) -> PurePosixPath:
+        value = OmegaConf.select(values, key)
+        return PurePosixPath(value if isinstance(value, str) else "")
+
+    method = " ".join(group.removeprefix("clipx=").removeprefix("clipx/") for group in groups_of(name))
+    model, data = path("actor_rollout_ref.model.path").name, path("data.train_files").parent.name
+    batches = ("data.train_batch_size", "actor_rollout_ref.actor.ppo_mini_batch_size")
+    has_both = all(OmegaConf.select(values, key) is not None for key in batches)
+    return name, method, model, data, str(updates_per_rollout(values)) if has_both else "", title_of(name)
+
+
+@recipe_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="The preset; `clipx recipe list` names them.")],
+    overrides: Annotated[
+        list[str] | None, typer.Argument(help="Further overrides, such as +hardware=a100x8 clipx.alpha=2.")
+    ] = None,
+    all_values: Annotated[
+        bool,
+        typer.Option("--all", help="Print the whole resolved configuration as YAML, including verl's own defaults."),
+    ] = False,
+) -> None:
+    """Show what a preset sets and where each value comes from; all other values are verl's own defaults."""
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf, open_dict
+    from omegaconf.errors import OmegaConfBaseException
+
+    from verl_clipx.base.method import NODE
+    from verl_clipx.papers.tables.origins import LABELS, is_wiring, overridden, read_origins, title_of
+    from verl_clipx.papers.tables.presets import check_method, compose_preset, updates_per_rollout
+    from verl_clipx.run.config import completed
+
+    with failing(HydraException, OmegaConfBaseException):
+        with console.status("composing verl's configuration"):
+            config = compose_preset(name, overrides or [])
+            check_method(config)
+        if all_values:
+            print_plain(OmegaConf.to_yaml(config, resolve=True).rstrip("\n"))
+            return
+        if NODE in config:
+            # What a group leaves to the class of its method has an origin, too.
+            with open_dict(config):
+                config[NODE] = completed(OmegaConf.to_container(config[NODE], resolve=False))
+        rows = []
+        for _, origin in sorted(read_origins(name).items()):
+            if is_wiring(origin):
+                continue
+            found = _value(config, origin.key, resolve=False)
+            shown = origin if found == origin.value else overridden(origin)
+            kind = f"[{COLOURS.get(shown.kind, 'red')}]{shown.kind or 'none'}[/]"
+            value = escape(_as_text(_value(config, origin.key, resolve=True)))
+            rows.append((escape(origin.key), value, kind, escape(f"{shown.comment}  ({origin.file})")))
+    console.print(f"{escape(title_of(name))}\n{updates_per_rollout(config)} optimizer steps for each rollout batch")
+    caption = "; ".join(f"{kind}: {LABELS[kind]}" for kind in COLOURS)
+    print_list(console, f"+recipe={name}", ("key", "value", "origin", "what it says"), rows, caption)
+
+
+def _value(config: Any, key: str, *, resolve: bool) -> Any:
+    from omegaconf import OmegaConf
+
+    parent, _, last = key.rpartition(".")
+    node = OmegaConf.select(config, parent) if parent else config
+    if OmegaConf.is_missing(node, last):
+        return "???"
+    plain = OmegaConf.to_container(node, resolve=False)[last] if not resolve else node[last]
+    return OmegaConf.to_container(plain, resolve=True) if OmegaConf.is_config(plain) else plain
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, list):
+        return "\n".join(map(str, value))
+    return "null" if value is None else str(value)

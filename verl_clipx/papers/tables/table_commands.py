@@ -1,0 +1,288 @@
+"""The commands `clipx table list|plan|collect|render`, which turn runs into the papers' tables."""
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.markup import escape
+
+from verl_clipx.common.command_line import AsJson, fail, failing, print_json, progress_bar
+from verl_clipx.common.files import check_shape, last_lines, read_json_object, replacing, write_json
+from verl_clipx.common.listed import print_list
+from verl_clipx.common.terminal import TerminalConsole
+
+if TYPE_CHECKING:
+    from verl_clipx.papers.tables.definition import Table
+    from verl_clipx.papers.tables.table_plan import Job
+
+table_app = typer.Typer(
+    no_args_is_help=True, help="The papers' tables: plan the runs that fill them, collect and render the results."
+)
+console = TerminalConsole()
+progress_console = TerminalConsole(stderr=True)
+
+Name = Annotated[str, typer.Argument(help="A table; `clipx table list` names them.")]
+Runs = Annotated[
+    Path, typer.Option(help="Folder of all runs: <preset>-seed<seed> in it, such as bapo/octothinker_3b_bapo-seed1.")
+]
+DEFAULT_RUNS = Path("runs")
+
+CURVE_FORMATS = ("svg", "png", "csv")
+"""Formats in which `render` writes a figure's curves."""
+
+
+@table_app.command("list")
+def list_tables(as_json: AsJson = False) -> None:
+    """List the tables, and how many of their cells a run could fill."""
+    from verl_clipx.papers.tables.definition import load_table, table_names
+
+    found = [
+        {
+            "name": table.name,
+            "title": table.title,
+            "source": table.source,
+            "cells": sum(table.is_measurable(row, column) for row in table.rows for column in table.columns),
+            "presets": sum(source.preset is not None for source, _ in table.sources()),
+            "made by": "fill" if table.in_one_process else "plan",
+        }
+        for table in map(load_table, table_names())
+    ]
+    if as_json:
+        print_json(tables=found)
+        return
+    rows = [[escape(str(value)) for value in table.values()] for table in found]
+    print_list(
+        console,
+        "clipx table plan NAME or clipx table fill NAME",
+        ("name", "what", "source", "cells", "presets", "made by"),
+        rows,
+    )
+
+
+@table_app.command()
+def plan(
+    name: Name,
+    runs: Runs = DEFAULT_RUNS,
+    data: Annotated[Path | None, typer.Option(help="Folder of the data sets; by default the table's.")] = None,
+    hardware: Annotated[str | None, typer.Option(help="Group of configs/hardware; by default the table's.")] = None,
+    nodes: Annotated[int | None, typer.Option(min=1, help="Nodes of a training; by default the table's.")] = None,
+    row: Annotated[list[str] | None, typer.Option(help="Only this row; you can repeat it.")] = None,
+    seed: Annotated[list[int] | None, typer.Option(help="Only this training seed; you can repeat it.")] = None,
+    evaluation_options: Annotated[str, typer.Option(help="Further options for every `clipx eval run`.")] = "",
+    run: Annotated[bool, typer.Option("--run", help="Run the commands one after the other.")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Print the commands that fill a table, without those that are done; or run them, going on where it stopped."""
+    from verl_clipx.papers.tables.table_plan import Places, plan_table
+
+    if run and as_json:
+        fail("--json prints the commands, --run runs them. Leave one of them out.", 2)
+    table = _load(name)
+    if table.in_one_process:
+        fail(f"table {name}: `clipx table fill {name}` makes its runs")
+    places = Places(
+        runs=runs,
+        data=data or Path(table.data),
+        hardware=hardware or table.hardware,
+        nodes=nodes or table.nodes,
+        evaluation_options=evaluation_options,
+    )
+    # The presets look for their data files there.
+    os.environ["CLIPX_DATA"] = str(places.data)
+    with failing():
+        jobs = plan_table(table, places, tuple(seed or table.seeds), tuple(row or ()))
+    waiting = [job for job in jobs if not job.done]
+    if as_json:
+        commands = [{"kind": job.kind, "label": job.label, "command": job.command, "done": job.done} for job in jobs]
+        print_json(table=name, commands=commands, cost=_cost(table, places, waiting))
+        return
+    _say(f"# {name}: {len(waiting)} of {len(jobs)} commands left. {_cost(table, places, waiting)}")
+    if run:
+        _run_all(waiting, already=len(jobs) - len(waiting), of=len(jobs))
+        return
+    for job in waiting:
+        _say(f"\n# {job.kind}: {job.label}\n{job.command}")
+
+
+def _say(text: str) -> None:
+    # Without markup or line breaks, because these lines are for a shell.
+    console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def _cost(table: "Table", places, waiting: list["Job"]) -> str:
+    from verl_clipx.papers.tables.table_plan import PREPARE, TRAIN
+
+    trainings = [job for job in waiting if job.kind == TRAIN]
+    if not trainings:
+        return "Nothing to train."
+    if table.seconds_per_run:
+        makes = {job.label for job in waiting if job.kind == PREPARE}
+        before = sum(entry.get("seconds", 0) for entry in table.prepare if entry["makes"] in makes)
+        hours = (before + len(trainings) * table.seconds_per_run) / 3600
+        each = f"{table.seconds_per_run} s each with evaluation"
+        return f"{len(trainings)} trainings, about {hours:.1f} h: {before} s of preparation, then {each}."
+    from verl_clipx.papers.tables.cost.assumptions import GPUS
+    from verl_clipx.papers.tables.cost.estimate import estimate
+    from verl_clipx.papers.tables.presets import compose_preset
+
+    gpu = GPUS.get(places.hardware.split("x")[0])
+    if gpu is None:
+        return f"{len(trainings)} trainings; no estimate for +hardware={places.hardware}."
+    presets = [job.label.split(",")[0] for job in trainings]
+    total = 0.0
+    unknown: dict[str, list[str]] = {}
+    with progress_console.status("estimating the cost"):
+        for preset in dict.fromkeys(presets):
+            overrides = [f"+hardware={places.hardware}", f"trainer.nnodes={places.nodes}"]
+            try:
+                hours = estimate(compose_preset(preset, overrides), gpu).gpu_hours
+            except ValueError as error:
+                unknown.setdefault(str(error), []).append(preset)
+                continue
+            if hours is None:
+                unknown.setdefault("the training data are not here", []).append(preset)
+            else:
+                total += hours * presets.count(preset)
+    lines = [f"{len(trainings)} trainings" + (f", about {total:.0f} GPU-hours without evaluation." if total else ".")]
+    lines += [f"no estimate for {', '.join(found)}: {reason}" for reason, found in unknown.items()]
+    return "\n# ".join(lines)
+
+
+def _run_all(jobs: list["Job"], already: int, of: int) -> None:
+    from verl_clipx.papers.tables.table_plan import run_job
+
+    with progress_bar() as progress:
+        task = progress.add_task("", total=of, completed=already)
+        for job in jobs:
+            label = f"{job.kind}: {job.label}"
+            progress.update(task, description=label)
+
+            def on_step(step: int, total: int | None, label: str = label) -> None:
+                progress.update(task, description=f"{label}, step {step}" + (f" of {total}" if total else ""))
+
+            code = run_job(job, on_step)
+            if code == 130:
+                progress.stop()
+                console.print("interrupted; the same command continues")
+                raise typer.Exit(130)
+            if code:
+                progress.stop()
+                log = job.folder / f"{job.kind}.log"
+                failed = f"[red]{escape(label)} failed with exit code {code}.[/]"
+                console.print(f"{failed} Its log: {escape(str(log))}. The end of it:", soft_wrap=True)
+                _say("\n".join(last_lines(log, 15)))
+                raise typer.Exit(1)
+            progress.advance(task)
+
+
+@table_app.command()
+def collect(
+    name: Name,
+    runs: Runs = DEFAULT_RUNS,
+    out: Annotated[Path | None, typer.Option(help="File of the results; by default RUNS/tables/<name>.json.")] = None,
+    row: Annotated[
+        list[str] | None, typer.Option(help="Only this row; the others stay empty. You can repeat it.")
+    ] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Read the runs' numbers, refusing runs that are not the presets'. The file says what is missing."""
+    from verl_clipx.papers.tables.collect import collect as collect_table
+
+    table = _load(name)
+    if not runs.is_dir():
+        fail(f"--runs {runs}: there is no such folder. Give the one that `clipx table plan` trained in")
+    # The runs look for their validation files there.
+    os.environ.setdefault("CLIPX_DATA", table.data)
+    out = out or default_results(runs, name)
+    with failing():
+        with progress_console.status("composing presets, reading runs"):
+            results = collect_table(table, runs, rows=row or ())
+        write_json(out, results)
+    if as_json:
+        print_json(**results, file=str(out))
+        raise typer.Exit(0 if results["runs"] and not results["refused"] else 1)
+    measured = sum("mean" in cell for cell in results["cells"])
+    rows = [one for one in table.rows if not row or one.name in row]
+    possible = sum(table.is_measurable(one, column) for one in rows for column in table.columns)
+    _say(f"{measured} of {possible} cells from {len(results['runs'])} runs: {out}")
+    for entry in results["refused"]:
+        console.print(f"[red]refused[/] {escape(entry['folder'])}", soft_wrap=True)
+        for reason in entry["reasons"]:
+            _say(f"  {reason}")
+    if results["missing"]:
+        number = len(results["missing"])
+        console.print(f"[yellow]missing[/] {number} runs or numbers, listed in {out} under missing", soft_wrap=True)
+    if not results["runs"] and not results["refused"]:
+        example = min(table.folder_of(source) for source, _ in table.sources(row or ()))
+        _say(f"No run of this table is in {runs}. Its runs would be {runs / example}* and the like.")
+    if results["refused"]:
+        raise typer.Exit(1)
+
+
+@table_app.command()
+def render(
+    name: Name,
+    runs: Runs = DEFAULT_RUNS,
+    results: Annotated[
+        Path | None, typer.Option(help="Results from `collect`; by default RUNS/tables/<name>.json.")
+    ] = None,
+    markup: Annotated[
+        str, typer.Option("--format", help="markdown, html or latex; curves: svg, png or csv.")
+    ] = "markdown",
+    out: Annotated[Path | None, typer.Option(help="File to write; by default standard output.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write a table: expected and measured numbers, intervals, differences. Cells without a run stay empty.
+
+    Of a figure the table has the curves' last numbers; svg, png and csv are the curves.
+    """
+    from verl_clipx.papers.tables.collect import RESULTS, hash_of_definition
+    from verl_clipx.papers.tables.render import cells_of
+    from verl_clipx.papers.tables.render import render as render_table
+
+    table = _load(name)
+    path = results or default_results(runs, name)
+    if results and not results.exists():
+        fail(f"--results {results}: there is no such file. Make it with `clipx table collect {name}`")
+    with failing():
+        found = None
+        if path.exists():
+            found = read_json_object(path, {"definition": str})
+            if found["definition"] != hash_of_definition(table):
+                raise ValueError(
+                    f"{path}: the table's definition has changed since then. Run `clipx table collect {name}` again"
+                )
+            check_shape(path, found, RESULTS)
+        if as_json:
+            if out is not None or markup != "markdown":
+                fail("--json prints to standard output: leave out --out and --format.", 2)
+            print_json(table=name, title=table.title, source=table.source, cells=cells_of(table, found))
+            return
+        if markup in CURVE_FORMATS:
+            if found is None:
+                raise ValueError(f"--format {markup}: {path} does not exist. Run `clipx table collect {name}` first")
+            from verl_clipx.papers.tables.curves import write_curves
+
+            content = write_curves(table, found, markup)
+        else:
+            content = render_table(table, found, markup).encode()
+        if out is not None:
+            with replacing(out) as partial:
+                partial.write_bytes(content)
+        elif markup == "png":
+            raise ValueError("--format png: name a file with --out")
+        else:
+            typer.echo(content, nl=False)
+
+
+def default_results(runs: Path, name: str) -> Path:
+    """Return the file that `collect` writes and `render` reads."""
+    return runs / "tables" / f"{name}.json"
+
+
+def _load(name: str) -> "Table":
+    from verl_clipx.papers.tables.definition import load_table
+
+    with failing():
+        return load_table(name)

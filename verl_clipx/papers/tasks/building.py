@@ -1,0 +1,272 @@
+"""Builds a data set from its definition: one Parquet file per split, deduplicated and hashed, written atomically.
+
+Every file records in its own metadata how it was built. It can therefore be recognised as finished without a second
+file, which might contradict it.
+"""
+
+import hashlib
+import inspect
+import json
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
+
+import psutil
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from verl_clipx.common.files import MAX_TABLE_ROWS, hash_of_file, parse_json, replacing
+from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
+
+METADATA_KEY = b"verl_clipx.build"
+
+ROWS_PER_CHUNK = 4096
+
+_COLUMNS = {"data_source", "prompt", "ability", "reward_model", "extra_info"}
+
+
+@dataclass(frozen=True)
+class BuildRequest:
+    """Everything that determines a split's content.
+
+    Args:
+        source: `hub:<repository>`, `generated`, or the local copy's name and fingerprint.
+    """
+
+    dataset: str
+    split: str
+    prompt: str
+    source: str
+    limit: int | None
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """A finished split.
+
+    Args:
+        duplicates: number of rows that were left out because an earlier one has the same prompt, apart from case, white
+            space and Unicode form.
+        conflicts: number of these duplicates whose ground truth differs from that of the row that was kept.
+        sha256: hash of the rows (see `row_line`), independent of Parquet's version and layout.
+    """
+
+    request: BuildRequest
+    rows: int
+    duplicates: int
+    conflicts: int
+    sha256: str
+
+
+def build_split(
+    definition: DatasetDefinition,
+    folder: Path,
+    *,
+    split: str,
+    prompt: str | None = None,
+    source: Path | None = None,
+    limit: int | None = None,
+    options: dict[str, Any] | None = None,
+    on_row: Callable[[int], None] = lambda count: None,
+) -> SplitRecord:
+    """Write one split to `<folder>/<split>.parquet`, unless the same request was finished there before.
+
+    Args:
+        folder: where to write; created if missing. An interrupted build starts from the beginning.
+        prompt: one of the definition's templates; None for its default.
+        source: the local copy; None for the hub or a generator.
+        limit: largest number of rows to keep, 1 to `files.MAX_TABLE_ROWS`; None for all.
+        on_row: called after each row with the number of rows kept so far.
+
+    Returns:
+        The finished split's record, which is also in the file (`read_record`).
+
+    Raises:
+        FileExistsError: the file exists, but another request or another program made it.
+        FileNotFoundError: the source is missing.
+        ValueError: an argument is unknown or out of range, a row lacks a column, or there are no rows; the message
+            names it.
+    """
+    prompt = prompt or definition.prompts[0]
+    options = json.loads(json.dumps(options or {}))  # as they come back from the file
+    _check(definition, split, prompt, limit, options)
+    if definition.generated and source is not None:
+        raise ValueError(f"source={source}: the problems of {definition.name} are generated; leave out --from")
+    request = BuildRequest(definition.name, split, prompt, _describe_source(definition, source), limit, options)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / f"{split}.parquet"
+    if path.exists():
+        record = read_record(path)
+        if record is not None and record.request == request:
+            return record
+        made_by = "by something else" if record is None else f"with {_differences(record.request, request)}"
+        raise FileExistsError(f"{path} already exists and was made {made_by}; remove it or choose another folder")
+    counts = _Counts()
+    rows = definition.rows(source, split=split, prompt=prompt, **options)
+    if not definition.repeats:
+        rows = _unique(rows, counts)
+    table = _table(islice(rows, limit), counts, definition, on_row)
+    if not counts.kept:
+        raise ValueError(f"{definition.name}, {split}: no rows from {request.source}; verl cannot load an empty file")
+    record = SplitRecord(request, counts.kept, counts.duplicates, counts.conflicts, counts.hash.hexdigest())
+    metadata = {METADATA_KEY: json.dumps(asdict(record), sort_keys=True).encode()}
+    _remove_leftovers(folder, split)
+    try:
+        with replacing(path) as partial:
+            pq.write_table(table.replace_schema_metadata(metadata), partial, row_group_size=ROWS_PER_CHUNK)
+    except pa.ArrowException as error:
+        raise ValueError(f"{definition.name}, {split}: Parquet cannot store the rows ({error})") from error
+    return record
+
+
+def read_record(path: Path) -> SplitRecord | None:
+    """Return how a Parquet file was built, or None if `build_split` did not finish it."""
+    try:
+        content = parse_json((pq.read_metadata(path).metadata or {})[METADATA_KEY], str(path))
+        return SplitRecord(**(content | {"request": BuildRequest(**content["request"])}))
+    except (OSError, ValueError, KeyError, TypeError):
+        # pyarrow raises its own kinds of ValueError for a file that is incomplete or not in Parquet format.
+        return None
+
+
+def finished_splits(definition: DatasetDefinition, folder: Path) -> tuple[SplitRecord, ...]:
+    """Return the records of a data set's finished splits in a folder, in the definition's order."""
+    records = (read_record(folder / f"{split}.parquet") for split in definition.splits)
+    return tuple(record for record in records if record is not None and record.request.dataset == definition.name)
+
+
+def normalise_prompt(prompt: Iterable[dict[str, str]]) -> str:
+    """Return a prompt's text for comparison: in NFKC and lower case, with single blanks as white space."""
+    text = "\n".join(f"{message['role']}\0{message['content']}" for message in prompt)
+    return " ".join(unicodedata.normalize("NFKC", text).casefold().split())
+
+
+def row_line(row: Row) -> bytes:
+    """Return a row as one line of canonical JSON (sorted keys, no blanks, UTF-8), including the line end.
+
+    A split's hash is the SHA-256 of these lines, in order.
+
+    Raises:
+        ValueError, TypeError: the row contains something that JSON cannot represent, such as NaN.
+    """
+    text = json.dumps(row, sort_keys=True, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    return text.encode("utf-8", errors="surrogatepass") + b"\n"
+
+
+def _remove_leftovers(folder: Path, split: str) -> None:
+    # A killed build could not remove its own partial files. Those of a running build stay.
+    for path in folder.glob(f".{split}.*"):
+        process = path.name.removesuffix(".partial").rpartition(".")[2]
+        if process.isdecimal() and not psutil.pid_exists(int(process)):
+            path.unlink(missing_ok=True)
+
+
+class _Counts:
+    def __init__(self) -> None:
+        self.kept = self.duplicates = self.conflicts = 0
+        self.hash = hashlib.sha256()
+
+
+def _unique(rows: Iterable[Row], counts: _Counts) -> Iterator[Row]:
+    # Ground truths by prompt, as digests, so that 57,000 long prompts need not be kept.
+    truths: dict[bytes, bytes] = {}
+    for row in rows:
+        key = _digest(normalise_prompt(row["prompt"]).encode("utf-8", errors="surrogatepass"))
+        truth = _digest(row_line({"ground_truth": row["reward_model"]["ground_truth"]}))
+        if key not in truths:
+            truths[key] = truth
+            yield row
+        else:
+            counts.duplicates += 1
+            counts.conflicts += truths[key] != truth
+
+
+def _digest(data: bytes) -> bytes:
+    return hashlib.sha256(data).digest()[:16]
+
+
+def _table(
+    rows: Iterable[Row], counts: _Counts, definition: DatasetDefinition, on_row: Callable[[int], None]
+) -> pa.Table:
+    # Arrow's columns take much less memory than Python's rows. A field that a chunk lacks is null in it.
+    chunks: list[pa.Table] = []
+    iterator = iter(rows)
+    try:
+        while chunk := list(islice(iterator, ROWS_PER_CHUNK)):
+            for row in chunk:
+                if set(row) != _COLUMNS:
+                    raise ValueError(
+                        f"{definition.name}: a row has the columns {sorted(row)}; verl's rows have {sorted(_COLUMNS)}"
+                    )
+                counts.hash.update(row_line(row))
+                counts.kept += 1
+                on_row(counts.kept)
+            chunks.append(pa.Table.from_pylist(chunk))
+        return pa.concat_tables(chunks, promote_options="permissive") if chunks else pa.table({})
+    except pa.ArrowException as error:
+        raise ValueError(f"{definition.name}: rows of different types ({error}); make each field one type") from error
+
+
+def _check(definition: DatasetDefinition, split: str, prompt: str, limit: int | None, options: dict[str, Any]) -> None:
+    if split not in definition.splits:
+        raise ValueError(f"split={split!r} is not one of {definition.name}'s: {', '.join(definition.splits)}")
+    if prompt not in definition.prompts:
+        raise ValueError(f"prompt={prompt!r} does not fit {definition.name}: {', '.join(definition.prompts)}")
+    if limit is not None and limit < 1:
+        raise ValueError(f"limit={limit} is below 1; give the number of rows to keep at most")
+    if limit is not None and limit > MAX_TABLE_ROWS:
+        raise ValueError(
+            f"limit={limit} is above {MAX_TABLE_ROWS}, the largest number of rows in a file; leave it out for all rows"
+        )
+    known = option_names(definition)
+    hints = get_type_hints(definition.rows)
+    for key, value in options.items():
+        if key not in known:
+            raise ValueError(f"option {key!r} is unknown to {definition.name}: {', '.join(known) or 'it has none'}")
+        if not _is_of(value, hints.get(key, Any)):
+            wanted = hints[key].__name__ if hints[key] in (int, str) else str(hints[key])
+            wanted = wanted.replace("collections.abc.Sequence", "list")
+            raise ValueError(f"option {key}={value!r} of {definition.name} is not of the type {wanted}")
+
+
+def _is_of(value: Any, hint: Any) -> bool:
+    """Return whether a value from JSON has an option's type: a plain type, a union, or a sequence of such types."""
+    if get_origin(hint) in (Union, UnionType):
+        return any(_is_of(value, one) for one in get_args(hint))
+    if get_origin(hint) is Sequence:
+        return isinstance(value, list) and all(_is_of(item, get_args(hint)[0]) for item in value)
+    # To Python, True is an integer, but it is no number of puzzles.
+    return hint is Any or (isinstance(value, hint) and not (hint is int and isinstance(value, bool)))
+
+
+def option_names(definition: DatasetDefinition) -> tuple[str, ...]:
+    """Return the names of the options that a data set's `rows` accepts."""
+    parameters = inspect.signature(definition.rows).parameters.values()
+    return tuple(p.name for p in parameters if p.kind is p.KEYWORD_ONLY and p.name not in ("split", "prompt"))
+
+
+def _describe_source(definition: DatasetDefinition, source: Path | None) -> str:
+    if source is None:
+        return f"hub:{definition.hub}" if definition.hub else "generated"
+    if not source.exists():
+        raise FileNotFoundError(f"{source} does not exist; give the local copy's file or folder")
+    return f"{source.name} sha256:{_fingerprint(source)}"
+
+
+def _fingerprint(source: Path) -> str:
+    # For a folder, only names and sizes are hashed: hashing the content of thousands of files would take too long.
+    if source.is_file():
+        return hash_of_file(source)
+    files = sorted(path for path in source.rglob("*") if path.is_file())
+    listing = "\n".join(f"{path.relative_to(source).as_posix()} {path.stat().st_size}" for path in files)
+    return hashlib.sha256(listing.encode()).hexdigest()
+
+
+def _differences(old: BuildRequest, new: BuildRequest) -> str:
+    before, after = asdict(old), asdict(new)
+    return ", ".join(f"{key}={before[key]!r}, not {after[key]!r}" for key in before if before[key] != after[key])

@@ -1,0 +1,132 @@
+"""Countdown problems as rows in verl's schema: generated ones, and the public set that the papers train on."""
+
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from verl_clipx.papers.tasks.countdown.config import CountdownConfig
+from verl_clipx.papers.tasks.countdown.generator import Problem, generate_problems
+from verl_clipx.papers.tasks.countdown.prompt import BOXED, PROMPTS, build_prompt
+from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
+from verl_clipx.papers.tasks.ground_truth import encode_ground_truth
+from verl_clipx.papers.tasks.records import read_records
+from verl_clipx.papers.tasks.splits import SPLITS, Split
+
+DATA_SOURCE = "countdown"
+BOXED_DATA_SOURCE = "countdown_boxed"
+"""Data source of rows whose prompt asks for a box. Another reward reads their answers."""
+
+PUBLIC_HUB = "Jiayi-Pan/Countdown-Tasks-3to4"
+
+
+def build_row(numbers: Sequence[int], target: int, extra_info: dict[str, Any], prompt: str = PROMPTS[0]) -> Row:
+    """Return the row of one problem, with the columns that verl's RLHFDataset and reward managers read.
+
+    Args:
+        extra_info: what else the row says about the problem, at least `index` and `split`.
+    """
+    truth = encode_ground_truth({"numbers": list(map(int, numbers)), "target": target})
+    return {
+        "data_source": BOXED_DATA_SOURCE if prompt == BOXED else DATA_SOURCE,
+        "prompt": build_prompt(numbers, target, prompt),
+        "ability": "math",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": extra_info,
+    }
+
+
+def build_rows(problems: Sequence[Problem], split: Split, prompt: str = PROMPTS[0]) -> list[Row]:
+    """Return one row per generated problem."""
+    about = [{"index": index, "split": split, "solution": one.solution} for index, one in enumerate(problems)]
+    return [build_row(one.numbers, one.target, own, prompt) for one, own in zip(problems, about, strict=True)]
+
+
+def generated_rows(
+    source: Path | None,
+    *,
+    split: str,
+    prompt: str,
+    size: int | None = None,
+    seed: int = 0,
+    min_numbers: int = CountdownConfig.min_numbers,
+    max_numbers: int = CountdownConfig.max_numbers,
+    min_value: int = CountdownConfig.min_value,
+    max_value: int = CountdownConfig.max_value,
+    min_target: int = CountdownConfig.min_target,
+    max_target: int = CountdownConfig.max_target,
+    operators: str = CountdownConfig.operators,
+) -> Iterator[Row]:
+    """Yield generated problems, solvable by construction; the two splits share none.
+
+    Args:
+        size: number of problems; None for 4096 ("train") or 256 ("test").
+        min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators: see `CountdownConfig`.
+
+    Raises:
+        ValueError: an option is out of range, or there are too few such problems.
+    """
+    config = CountdownConfig(min_numbers, max_numbers, min_value, max_value, min_target, max_target, operators)
+    count = size if size is not None else DEFAULT_SIZES[split]
+    yield from build_rows(generate_problems(config, count, seed, split), split, prompt)
+
+
+DEFAULT_SIZES: dict[Split, int] = {"train": 4096, "test": 256}
+
+
+def public_rows(
+    source: Path | None, *, split: str, prompt: str, train_size: int = 327_680, test_size: int = 1024
+) -> Iterator[Row]:
+    """Yield problems of the public set of 3 or 4 numbers up to 99.
+
+    The set is one list. As in TinyZero and ACPO, its first `train_size` problems are for training and the next
+    `test_size` for testing.
+
+    Args:
+        source: a local copy with the fields `target` and `nums`, or None for the hub.
+
+    Raises:
+        ValueError: the set is too short for the split, or a record is not a problem; the message names it.
+    """
+    first, count = (0, train_size) if split == "train" else (train_size, test_size)
+    records = read_records(source, hub=PUBLIC_HUB, hub_split="train")
+    index = -1
+    for index, record in enumerate(islice(records, first, first + count)):
+        numbers, target = record.get("nums"), record.get("target")
+        if not isinstance(target, int) or not isinstance(numbers, Sequence) or isinstance(numbers, str):
+            raise ValueError(
+                f"{PUBLIC_HUB}, record {first + index}: fields {sorted(record)}; it must have an integer 'target' and "
+                "a list 'nums'"
+            )
+        yield build_row(numbers, target, {"index": index, "split": split}, prompt)
+    if index + 1 < count:
+        raise ValueError(
+            f"{PUBLIC_HUB}, {split}: only {index + 1} of {count} problems from number {first} on; is the copy "
+            "complete? (options train_size, test_size)"
+        )
+
+
+DATASETS = (
+    DatasetDefinition(
+        name="countdown",
+        task="countdown",
+        kind="train",
+        summary="Generated Countdown problems of a chosen difficulty, for small policies",
+        license="Apache-2.0 (generated by this project)",
+        prompts=PROMPTS,
+        rows=generated_rows,
+        splits=SPLITS,
+        generated=True,
+    ),
+    DatasetDefinition(
+        name="countdown_3to4",
+        task="countdown",
+        kind="train",
+        summary="Public Countdown problems of 3 or 4 numbers, split as in ACPO: 327,680 and 1,024",
+        hub=PUBLIC_HUB,
+        license="not verified; see the hub",
+        prompts=(*PROMPTS[1:], PROMPTS[0]),
+        rows=public_rows,
+        splits=SPLITS,
+    ),
+)

@@ -1,0 +1,131 @@
+"""Generates Countdown problems from a seed; all of them are solvable by construction.
+
+A problem is a multiset of numbers and a target. The generator first draws an expression, whose value is the target, so
+every problem comes with a solution. As in the game, intermediate results are whole numbers and never negative.
+"""
+
+import random
+from dataclasses import dataclass
+from itertools import repeat
+
+from verl_clipx.papers.tasks.countdown.config import CountdownConfig
+from verl_clipx.papers.tasks.splits import MAX_FRUITLESS_DRAWS, Split, draw_distinct
+
+_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2, "": 3}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One Countdown problem.
+
+    Attributes:
+        solution: an expression that uses each number once and equals the target.
+    """
+
+    numbers: tuple[int, ...]
+    target: int
+    solution: str
+
+    @property
+    def key(self) -> tuple[tuple[int, ...], int]:
+        """The sorted numbers and the target, which are equal for problems that count as the same."""
+        return tuple(sorted(self.numbers)), self.target
+
+
+@dataclass(frozen=True)
+class _Term:
+    value: int
+    text: str
+    operator: str
+    """The outermost operator; "" for a number."""
+
+
+def generate_problems(config: CountdownConfig, count: int, seed: int, split: Split) -> list[Problem]:
+    """Draw distinct problems of one split.
+
+    Args:
+        seed: determines the problems. A shorter list is the beginning of a longer one.
+
+    Raises:
+        ValueError: `count` is negative, or there are too few problems with this configuration.
+    """
+    if count < 0:
+        raise ValueError(f"count={count!r} is negative; ask for 0 problems or more")
+    rng = random.Random(f"countdown-{split}-{seed}")
+    draws = (_draw_problem(config, rng) for _ in repeat(None))
+    problems = draw_distinct(draws, lambda problem: problem.key, count, split)
+    if len(problems) < count:
+        raise ValueError(_too_few(config, count, split, len(problems)))
+    return problems
+
+
+def _too_few(config: CountdownConfig, count: int, split: Split, found: int) -> str:
+    """Say that a configuration allows no problem, or fewer than requested, and how to change it."""
+    more = (
+        "raise max_target, lower min_target, allow other numbers (min_numbers, max_numbers, min_value, max_value) "
+        "or more operators"
+    )
+    if not found:
+        return f"no {split} problem came up in {MAX_FRUITLESS_DRAWS} draws from {config}; {more}"
+    return (
+        f"count={count} {split} problems do not exist with {config}: only {found} were found; ask for fewer, or {more}"
+    )
+
+
+def draw_unfinished_attempt(problem: Problem, operators: str, rng: random.Random) -> str:
+    """Return a random expression without one of the problem's numbers, which the reward counts as wrong.
+
+    Args:
+        problem: a problem with at least two numbers.
+        operators: operators that combine the numbers. Without +, - or *, the search may not end.
+    """
+    numbers = list(problem.numbers)
+    while True:
+        rng.shuffle(numbers)
+        term = _draw_expression(numbers[:-1], operators, rng)
+        if term is not None:
+            return term.text
+
+
+def _draw_problem(config: CountdownConfig, rng: random.Random) -> Problem | None:
+    size = rng.randint(config.min_numbers, config.max_numbers)
+    numbers = [rng.randint(config.min_value, config.max_value) for _ in range(size)]
+    term = _draw_expression(numbers, config.operators, rng)
+    if term is None or not config.min_target <= term.value <= config.max_target:
+        return None
+    # The prompt must not give away the order in which the solution uses the numbers.
+    rng.shuffle(numbers)
+    return Problem(tuple(numbers), term.value, term.text)
+
+
+def _draw_expression(numbers: list[int], operators: str, rng: random.Random) -> _Term | None:
+    if len(numbers) == 1:
+        return _Term(numbers[0], str(numbers[0]), "")
+    cut = rng.randint(1, len(numbers) - 1)
+    left = _draw_expression(numbers[:cut], operators, rng)
+    right = _draw_expression(numbers[cut:], operators, rng)
+    if left is None or right is None:
+        return None
+    return _combine(left, rng.choice(operators), right)
+
+
+def _combine(left: _Term, operator: str, right: _Term) -> _Term | None:
+    if operator == "+":
+        value = left.value + right.value
+    elif operator == "-":
+        value = left.value - right.value
+    elif operator == "*":
+        value = left.value * right.value
+    elif right.value == 0 or left.value % right.value:
+        return None
+    else:
+        value = left.value // right.value
+    if value < 0:
+        return None
+    level = _PRECEDENCE[operator]
+    left_text = f"({left.text})" if _PRECEDENCE[left.operator] < level else left.text
+    # On the right of - and /, an operator of the same precedence needs parentheses too.
+    right_level = _PRECEDENCE[right.operator]
+    needs_parentheses = right_level < level or (right_level == level and operator in "-/")
+    right_text = f"({right.text})" if needs_parentheses else right.text
+    return _Term(value, f"{left_text}{operator}{right_text}", operator)

@@ -1,0 +1,125 @@
+"""Knights-and-knaves puzzles as rows in verl's Parquet schema, generated on the spot or from AR-Lopti's release."""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
+from verl_clipx.papers.tasks.knights_and_knaves.generator import generate_puzzles
+from verl_clipx.papers.tasks.knights_and_knaves.prompt import (
+    CHAT_PROMPT,
+    COMPACT_PROMPT,
+    LETTERS,
+    build_chat_prompt,
+    build_compact_prompt,
+    compact_puzzle,
+)
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle
+from verl_clipx.papers.tasks.knights_and_knaves.release import released_puzzles
+from verl_clipx.papers.tasks.knights_and_knaves.statement import OPERATORS
+from verl_clipx.papers.tasks.knights_and_knaves.wording import word_puzzle, word_solution
+from verl_clipx.papers.tasks.splits import SPLITS, Split
+
+DATA_SOURCE = "knights_and_knaves"
+
+# Puzzles of each size. As in Logic-RL and AR-Lopti, 900 are for training and 100 for testing.
+PAPER_PEOPLE = (3, 4, 5, 6, 7)
+PAPER_COUNT: dict[Split, int] = {"train": 900, "test": 100}
+
+# For the tiny policy. With these operators, the training split has 21 logically different puzzles of two people and
+# 1359 of three, and the test split 5 and 151. The last few of them would take long to draw.
+TINY_OPERATORS = ("and", "or", "iff")
+TINY_COUNTS: dict[Split, dict[int, int]] = {"train": {2: 20, 3: 1000}, "test": {2: 5, 3: 123}}
+
+
+def rows(
+    source: Path | None,
+    *,
+    split: str,
+    prompt: str,
+    seed: int = 0,
+    people: Sequence[int] = PAPER_PEOPLE,
+    count: int | None = None,
+) -> Iterator[Row]:
+    """Yield puzzles in English with the papers' prompt, in a mixed order of sizes.
+
+    Args:
+        source: None to generate puzzles, or the folder of AR-Lopti's release (see `released_puzzles`).
+        split: "train" or "test". The generated splits share no puzzle, whatever the seeds.
+        people: numbers of people, each 2 to 8.
+        count: number of puzzles of each size, at least 1; None for the papers' 900 ("train") and 100 ("test").
+
+    Raises:
+        FileNotFoundError: a file of the release is missing.
+        ValueError: an argument is out of range or does not apply to released puzzles, a released puzzle is wrong, or
+            there are too few different puzzles.
+    """
+    if source is not None:
+        if seed or count is not None:
+            raise ValueError(f"seed={seed!r}, count={count!r}: neither applies to released puzzles; use --limit")
+        for index, (puzzle, problem, truth) in enumerate(released_puzzles(source, split, people)):
+            yield _row(puzzle, build_chat_prompt(problem), truth, split, index)
+        return
+    count = PAPER_COUNT[split] if count is None else count
+    if count < 1:
+        raise ValueError(f"count={count!r} is below 1; verl cannot load an empty file")
+    rng = random.Random(f"wording-{split}-{seed}")
+    for index, puzzle in enumerate(_mixed({size: count for size in people}, seed, split, OPERATORS)):
+        problem, names = word_puzzle(puzzle, rng)
+        yield _row(puzzle, build_chat_prompt(problem), word_solution(puzzle.solution, names), split, index)
+
+
+def tiny_rows(source: Path | None, *, split: str, prompt: str, seed: int = 0) -> Iterator[Row]:
+    """Yield puzzles of two and three people in compact notation, for a policy of about a million parameters."""
+    for index, puzzle in enumerate(_mixed(TINY_COUNTS[split], seed, split, TINY_OPERATORS)):
+        truth = word_solution(puzzle.solution, LETTERS[: len(puzzle.solution)])
+        yield _row(puzzle, build_compact_prompt(puzzle.statements), truth, split, index)
+
+
+DATASETS = (
+    DatasetDefinition(
+        name="knights_and_knaves",
+        task="knights_and_knaves",
+        kind="train",
+        summary="puzzles of 3 to 7 people, 900 (train) and 100 (test) a size; generated, or AR-Lopti's with --from",
+        license="Apache-2.0",
+        prompts=(CHAT_PROMPT,),
+        rows=rows,
+        splits=SPLITS,
+    ),
+    DatasetDefinition(
+        name="knights_and_knaves_tiny",
+        task="knights_and_knaves",
+        kind="train",
+        summary="generated puzzles of 2 and 3 people in a few characters, for a policy of a million parameters",
+        license="Apache-2.0",
+        prompts=(COMPACT_PROMPT,),
+        rows=tiny_rows,
+        splits=SPLITS,
+        generated=True,
+    ),
+)
+
+
+def _mixed(counts: Mapping[int, int], seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:
+    puzzles = [
+        puzzle for size, count in counts.items() for puzzle in generate_puzzles(size, count, seed, split, operators)
+    ]
+    # The first rows of a file should contain all sizes, because people look at them, and a limit keeps only them.
+    random.Random(f"order-{split}-{seed}").shuffle(puzzles)
+    return puzzles
+
+
+def _row(puzzle: Puzzle, prompt: list[dict[str, str]], truth: str, split: Split, index: int) -> Row:
+    return {
+        "data_source": DATA_SOURCE,
+        "prompt": prompt,
+        "ability": "logic",
+        "reward_model": {"style": "rule", "ground_truth": truth},
+        "extra_info": {
+            "index": index,
+            "split": split,
+            "people": len(puzzle.statements),
+            "statements": compact_puzzle(puzzle.statements),
+        },
+    }

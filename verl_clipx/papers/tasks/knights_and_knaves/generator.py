@@ -1,0 +1,73 @@
+"""Generates distinct puzzles with exactly one solution, from a seed and without overlap of the splits."""
+
+import random
+from collections.abc import Iterator
+
+from verl_clipx.papers.tasks.knights_and_knaves.puzzle import Puzzle, solve, split_of, whole_key
+from verl_clipx.papers.tasks.knights_and_knaves.statement import LEAVES, Statement
+from verl_clipx.papers.tasks.splits import MAX_FRUITLESS_DRAWS, Split, draw_distinct
+
+MIN_PEOPLE, MAX_PEOPLE = 2, 8
+
+
+def generate_puzzles(people: int, count: int, seed: int, split: Split, operators: tuple[str, ...]) -> list[Puzzle]:
+    """Draw puzzles of one size and split, no two with the same key.
+
+    Args:
+        seed: determines the puzzles. A shorter list is the beginning of a longer one.
+        operators: those of `statement.OPERATORS` that people use.
+
+    Raises:
+        ValueError: `people` is out of range, or there are too few such puzzles.
+    """
+    puzzles = draw_distinct(draw_puzzles(people, seed, split, operators), whole_key, count, split)
+    if len(puzzles) < count:
+        raise ValueError(
+            f"count={count} {split} puzzles of {people} people do not exist with {operators}: only {len(puzzles)} "
+            "were found. Ask for fewer, or for more people or operators"
+        )
+    return puzzles
+
+
+def draw_puzzles(people: int, seed: int, split: Split, operators: tuple[str, ...]) -> Iterator[Puzzle]:
+    """Yield puzzles of one size and split, endlessly. The same puzzle may appear again, also in another wording.
+
+    Args:
+        split: "train" or "test"; a puzzle's key decides which one it belongs to.
+
+    Raises:
+        ValueError: at the first draw, if `people` is out of range; later, if no puzzle can be found.
+    """
+    if type(people) is not int or not MIN_PEOPLE <= people <= MAX_PEOPLE:
+        raise ValueError(f"people={people!r} is not an integer from {MIN_PEOPLE} to {MAX_PEOPLE}; give one of those")
+    rng = random.Random(f"knights-and-knaves-{people}-{split}-{seed}")
+    fruitless = 0
+    while fruitless < MAX_FRUITLESS_DRAWS:
+        statements = tuple(_draw_statement(rng, person, people, operators) for person in range(people))
+        solutions = solve(statements)
+        if len(solutions) == 1:
+            puzzle = Puzzle(statements, solutions[0])
+            if split_of(puzzle) == split:
+                fruitless = 0
+                yield puzzle
+                continue
+        fruitless += 1
+    raise ValueError(
+        f"no {split} puzzle of {people} people came up in {MAX_FRUITLESS_DRAWS} draws with {operators}; "
+        "ask for more people or more operators"
+    )
+
+
+def _draw_statement(rng: random.Random, speaker: int, people: int, operators: tuple[str, ...]) -> Statement:
+    """Draw a plain statement, or an operator on plain statements, all with equal probability."""
+    operator = rng.choice(("plain", *operators)) if operators else "plain"
+    if operator == "plain":
+        # "I am a knave" can be said by nobody.
+        leaves = [(kind, person) for person in range(people) for kind in LEAVES if (kind, person) != ("knave", speaker)]
+        return rng.choice(leaves)
+    left = _draw_statement(rng, speaker, people, ())
+    if operator == "not":
+        return ("not", left)
+    while (right := _draw_statement(rng, speaker, people, ())) == left:
+        pass
+    return (operator, left, right)

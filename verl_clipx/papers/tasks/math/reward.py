@@ -1,0 +1,117 @@
+r"""Rewards of mathematics with a boxed answer: 1 or 0; a strict one, +1 or -1; a conservative one for evaluation.
+
+They are for verl's `reward.custom_reward_function`, and any thread may call them. Responses come from a policy under
+training: they are never executed, raise no error, and cost no more than a fixed limit of time and memory.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
+from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
+from verl_clipx.papers.tasks.math.extraction import extract_answer
+
+# More accepted spellings than any data set has; Minerva has up to 3.
+MAX_ALTERNATIVES = 16
+
+
+def compute_score(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
+) -> dict[str, float]:
+    r"""Score one response 1.0 if its last `\boxed{…}` is right, else 0.0, as in ACPO's and AR-Lopti's runs.
+
+    Args:
+        ground_truth: the right answer as text or number, or a list of accepted ones, or the JSON of a list of texts.
+        extra_info: a mapping. If its `truncated` is true, the response was cut off, and scores 0.
+
+    Returns:
+        score: the reward; acc: 1.0 if the answer is right; format: 1.0 if the last box is closed and not empty, and the
+            response was not cut off;
+        truncated: 1.0 if the response ends inside its thinking or its box, or `extra_info` says that it was cut off;
+        undecided: 1.0 if there is no verdict, because the box cannot be read completely, or the comparison was refused
+            or stopped. This counts as wrong.
+    """
+    parts = _judge(solution_str, ground_truth, extra_info, strict=False)
+    return {"score": parts["acc"], **parts}
+
+
+def compute_score_strict(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
+) -> dict[str, float]:
+    r"""Score one response +1.0 if format and answer are right, else -1.0, as in DGPO's runs.
+
+    The format is right if the final part has a closed box that is not empty, and no box with another content, so that
+    guessing several answers never pays.
+
+    Returns:
+        The keys of `compute_score`; acc is 1.0 only if the format is right too.
+    """
+    parts = _judge(solution_str, ground_truth, extra_info, strict=True)
+    return {"score": 1.0 if parts["acc"] else -1.0, **parts}
+
+
+def compute_score_for_evaluation(
+    data_source: str, solution_str: str, ground_truth: Any, extra_info: Any = None, **_: Any
+) -> dict[str, float]:
+    r"""Score one response 1.0 if its last `\boxed{…}` is right beyond reasonable doubt (`equal_answers`), else 0.0.
+
+    `clipx eval` uses this by default, because a reported number should not depend on a lenient comparison.
+
+    Returns:
+        The keys of `compute_score`.
+    """
+    parts = _judge(solution_str, ground_truth, extra_info, strict=False, equal=equal_answers)
+    return {"score": parts["acc"], **parts}
+
+
+def check_ground_truth(data_source: str, ground_truth: Any) -> None:
+    """See `verl_clipx.papers.tasks.reward.check_ground_truth`; the data source makes no difference."""
+    if not accepted_answers(ground_truth):
+        raise ValueError(
+            f"ground_truth={ground_truth!r} ({type(ground_truth).__name__}): mathematics needs the right answer as "
+            "text or number, or a list of accepted ones"
+        )
+
+
+def accepted_answers(ground_truth: Any) -> list[str]:
+    """Return the accepted spellings of a ground truth, at most MAX_ALTERNATIVES; empty if it has none.
+
+    Args:
+        ground_truth: a text, a number, a list, tuple or array of them (Parquet gives arrays), or the JSON of a list of
+            texts.
+    """
+    # Other texts that are valid JSON are answers: "[1, 2]" is an interval, and "7" is 7.
+    if isinstance(ground_truth, str) and ground_truth.startswith('["'):
+        ground_truth = decode_ground_truth(ground_truth)
+    tolist = getattr(ground_truth, "tolist", None)
+    if callable(tolist):
+        ground_truth = tolist()
+    alternatives = ground_truth if isinstance(ground_truth, list | tuple) else [ground_truth]
+    return [text for text in map(_as_text, alternatives[:MAX_ALTERNATIVES]) if text]
+
+
+def _as_text(value: Any) -> str:
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return ""
+    return str(int(value)) if isinstance(value, float) and value.is_integer() else str(value)
+
+
+def _judge(
+    response: Any,
+    ground_truth: Any,
+    extra_info: Any,
+    strict: bool,
+    equal: Callable[..., bool | None] = is_equivalent,
+) -> dict[str, float]:
+    extraction = extract_answer(response if isinstance(response, str) else "")
+    cut_off = isinstance(extra_info, Mapping) and extra_info.get("truncated") in (True, 1)
+    formatted = extraction.answer is not None and not cut_off and (extraction.consistent or not strict)
+    verdict = equal(extraction.answer, *accepted_answers(ground_truth)) if formatted else False
+    return {
+        "acc": float(verdict is True),
+        "format": float(formatted),
+        "truncated": float(cut_off or not extraction.finished),
+        "undecided": float(verdict is None),
+    }

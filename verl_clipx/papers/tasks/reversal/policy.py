@@ -1,0 +1,87 @@
+"""Command line: `python -m verl_clipx.papers.tasks.reversal.policy CACHE` prepares the tiny policy for reversal."""
+
+import random
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from verl_clipx.papers.tasks.reversal.dataset import MAX_LENGTH, MIN_LENGTH, build_rows
+from verl_clipx.papers.tasks.reversal.generator import CHARACTERS, generate_texts
+from verl_clipx.papers.tasks.reversal.reward import compute_score
+from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
+from verl_clipx.papers.tasks.tiny_policy.sampling import mean_scores
+from verl_clipx.papers.tasks.tiny_policy.warm_start import Example, WarmStartConfig, warm_start
+
+# Small enough for a run of a minute, and just deep enough: the second layer looks up what the first has combined.
+MODEL = ModelConfig(hidden_size=64, intermediate_size=192, num_layers=2, max_length=256)
+
+# Short texts teach reversal in a third of the time that long ones would take. Long ones then teach length.
+SHORT, LONG = (2, 14), (12, MAX_LENGTH)
+SHORT_FIT = WarmStartConfig(steps=200, batch_size=48, learning_rate=4e-3, model=MODEL)
+LONG_FIT = WarmStartConfig(steps=400, batch_size=16, learning_rate=3e-3, model=MODEL)
+SHORT_FITS, LONG_FITS = 5, 3
+
+# The last fit teaches carelessness. Training then only has to restore a skill that the policy has, and every token of a
+# rollout batch contributes to the same lesson, so that a run of a minute can show progress.
+CARELESS_FIT = WarmStartConfig(steps=400, batch_size=16, learning_rate=1e-3, model=MODEL)
+
+
+def build_examples(count: int, seed: int, min_length: int, max_length: int, carelessness: float = 0.0) -> list[Example]:
+    """Return demonstrations, all of the training split.
+
+    Args:
+        carelessness: share of letters that are replaced by random ones, 0 to 1.
+
+    Raises:
+        ValueError: an argument is outside its range.
+    """
+    if not 0 <= carelessness <= 1:
+        raise ValueError(f"carelessness={carelessness!r} is not a share of letters; give 0 to 1")
+    rng = random.Random(f"careless-{seed}")
+    solved = build_rows(generate_texts(count, seed, "train", min_length, max_length), "train")
+    return [
+        Example(row["prompt"], f"<answer>{careless(row['reward_model']['ground_truth'], carelessness, rng)}</answer>")
+        for row in solved
+    ]
+
+
+def careless(text: str, share: float, rng: random.Random) -> str:
+    """Return the text with about that share of its letters replaced by random ones."""
+    return "".join(rng.choice(CHARACTERS) if rng.random() < share else letter for letter in text)
+
+
+def main(
+    cache: Annotated[Path, typer.Argument(help="Folder that keeps finished policies.")],
+    carelessness: Annotated[
+        float, typer.Option(help="Share of wrong letters in the last demonstrations, which training can unlearn.")
+    ] = 0.35,
+    seed: Annotated[int, typer.Option(help="Seed of the weights, the examples and their order.")] = 0,
+    num_threads: Annotated[int, typer.Option(help="Threads of the fit; no more than there are free cores.")] = 1,
+) -> None:
+    """Fit a policy of 150,000 parameters to reversed texts and print its folder on standard output.
+
+    A second call with the same arguments returns the finished folder. The held-out scores go to standard error.
+    """
+    try:
+        short, long = build_examples(8000, seed, *SHORT), build_examples(6000, seed, *LONG)
+        last = build_examples(6000, seed, MIN_LENGTH, MAX_LENGTH, carelessness)
+        fits = [(short, replace(SHORT_FIT, seed=seed + part)) for part in range(SHORT_FITS)]
+        fits += [(long, replace(LONG_FIT, seed=seed + part)) for part in range(LONG_FITS)]
+        fits += [(last, replace(CARELESS_FIT, seed=seed))]
+        started = time.perf_counter()
+        folder = warm_start(fits, cache, num_threads)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    seconds = time.perf_counter() - started
+    held_out = build_rows(generate_texts(256, seed, "test", MIN_LENGTH, MAX_LENGTH), "test")
+    means = mean_scores(folder, held_out, seed, compute_score, max_new_tokens=MAX_LENGTH + 8)
+    figures = ", ".join(f"{part} {mean:.3f}" for part, mean in means.items())
+    typer.echo(f"warm start: {seconds:.0f} s; held out, {len(held_out)} texts: {figures}", err=True)
+    typer.echo(folder)
+
+
+if __name__ == "__main__":
+    typer.run(main)

@@ -1,0 +1,77 @@
+"""Prompt templates of the papers, by name; templates.yaml has their wording.
+
+A template turns named fields into chat messages. The papers trained base models on plain text without chat markers. For
+such a template (`plain_text`), set verl's `actor_rollout_ref.model.custom_chat_template` to PLAIN_TEXT_CHAT_TEMPLATE,
+so that the tokenizer adds no markers.
+"""
+
+import re
+from dataclasses import dataclass
+from functools import cached_property
+from importlib.resources import files
+from typing import Any
+
+import yaml
+
+Messages = list[dict[str, str]]
+
+PLAIN_TEXT_CHAT_TEMPLATE = "{% for message in messages %}{{ message['content'] }}{% endfor %}"
+"""Jinja chat template that writes the messages as they are."""
+
+_FIELD = re.compile(r"\{([a-z]+)\}")
+
+
+@dataclass(frozen=True)
+class PromptTemplate:
+    """One way to pose a problem to a policy; templates.yaml explains the attributes."""
+
+    name: str
+    messages: tuple[tuple[str, str], ...]
+    plain_text: bool
+    source: str
+
+    @cached_property
+    def fields(self) -> tuple[str, ...]:
+        """Names of the fields, in order of appearance."""
+        return tuple(dict.fromkeys(name for _, text in self.messages for name in _FIELD.findall(text)))
+
+    def render(self, **fields: Any) -> Messages:
+        """Return the chat messages with the fields filled in.
+
+        Args:
+            **fields: a value for each field. It is inserted as `str`, and braces in it are not fields.
+
+        Raises:
+            ValueError: a field is missing or unknown; the message names the template and its fields.
+        """
+        if set(fields) != set(self.fields):
+            raise ValueError(f"template {self.name!r} takes the fields {list(self.fields)}, not {sorted(fields)}")
+        return [
+            {"role": role, "content": _FIELD.sub(lambda match: str(fields[match[1]]), text)}
+            for role, text in self.messages
+        ]
+
+
+def _read() -> dict[str, PromptTemplate]:
+    entries = yaml.safe_load(files("verl_clipx.papers.tasks").joinpath("templates.yaml").read_text(encoding="utf-8"))
+    return {
+        name: PromptTemplate(
+            name, tuple(item for message in entry.pop("messages") for item in message.items()), **entry
+        )
+        for name, entry in entries.items()
+    }
+
+
+TEMPLATES: dict[str, PromptTemplate] = _read()
+
+
+def template_named(name: str) -> PromptTemplate:
+    """Return the template of that name.
+
+    Raises:
+        ValueError: there is none; the message lists the names of all.
+    """
+    try:
+        return TEMPLATES[name]
+    except KeyError:
+        raise ValueError(f"prompt={name!r} is not a template; there are {', '.join(TEMPLATES)}") from None

@@ -1,0 +1,74 @@
+"""Samples responses from a policy, to measure it outside a training run."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from verl_clipx.papers.tasks.definition import Row
+
+Messages = list[dict[str, str]]
+
+MAX_NEW_TOKENS = 24
+
+
+@torch.inference_mode()
+def sample_responses(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerBase,
+    prompts: Sequence[Messages],
+    seed: int,
+    temperature: float = 1.0,
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> list[str]:
+    """Sample one response per prompt, all prompts in one batch.
+
+    Args:
+        model: a causal language model; it is put into evaluation mode for the call.
+        seed: seed of the samples; torch's global generator is not changed.
+        temperature: divisor of the logits, above 0.
+
+    Returns:
+        The decoded responses, in the order of the prompts, without special tokens.
+    """
+    was_training = model.training
+    model.eval()
+    texts = [tokenizer.apply_chat_template(p, add_generation_prompt=True, tokenize=False) for p in prompts]
+    batch = tokenizer(texts, return_tensors="pt", padding=True, padding_side="left", add_special_tokens=False)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        output = model.generate(
+            input_ids=batch["input_ids"],
+            attention_mask=batch["attention_mask"],
+            do_sample=True,
+            temperature=temperature,
+            top_k=0,
+            top_p=1.0,
+            max_new_tokens=max_new_tokens,
+        )
+    model.train(was_training)
+    return tokenizer.batch_decode(output[:, batch["input_ids"].shape[1] :], skip_special_tokens=True)
+
+
+def mean_scores(
+    folder: Path,
+    rows: Sequence[Row],
+    seed: int,
+    reward: Callable[..., dict[str, float]],
+    max_new_tokens: int = MAX_NEW_TOKENS,
+) -> dict[str, float]:
+    """Return the mean of each part of a reward, over one response per row, sampled at temperature 1.
+
+    Args:
+        folder: a model with its tokenizer, in Hugging Face format.
+        rows: at least one.
+        reward: a task's `compute_score`.
+    """
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    responses = sample_responses(model, tokenizer, [row["prompt"] for row in rows], seed, max_new_tokens=max_new_tokens)
+    scores = [
+        reward(row["data_source"], response, row["reward_model"]["ground_truth"])
+        for row, response in zip(rows, responses, strict=True)
+    ]
+    return {part: sum(score[part] for score in scores) / len(scores) for part in scores[0]}

@@ -1,0 +1,108 @@
+"""What a step's traced tokens say about the run itself, exactly or with an interval over prompts; needs no torch."""
+
+import math
+from collections.abc import Sequence
+
+import numpy
+import pandas
+
+from verl_clipx.common.sentences import Finding
+from verl_clipx.common.statistics.bootstrap import FEWEST_UNITS, percentile_interval, resamples
+from verl_clipx.common.traces import has_all_updates, is_whole, read_facts, read_shards
+from verl_clipx.replay.numbers import Number, percent
+from verl_clipx.runs.run import Run
+
+# The outer 5 % of 200 resamples are ten values.
+REPLICATES = 200
+
+LOW, HIGH = "clipx/clip_fraction_low", "clipx/clip_fraction_high"
+# The share of the gradient's mass that the clipped tokens would have with the weight r of the other tokens.
+TAKEN = "clipped_mass"
+
+
+def numbers_of_run(tables: Sequence[pandas.DataFrame], *, whole: bool) -> dict[str, Number]:
+    """Shares of clipped tokens, means over a step's updates, and of gradient mass, over all its tokens.
+
+    Args:
+        tables: the traced tokens of each update, fields as in `traces.SCHEMA`.
+        whole: whether these are all tokens; if not, numbers have intervals, provided each update has five prompts.
+    """
+    sums = [_by_prompt(table) for table in tables]
+    found = _numbers([of_update.sum(0) for of_update in sums])
+    if whole or min(map(len, sums)) < FEWEST_UNITS:
+        return {name: Number(value) for name, value in found.items()}
+    drawn = [resamples(len(of_update), REPLICATES, seed) for seed, of_update in enumerate(sums)]
+    replicates = [
+        _numbers([of_update[rows[index]].sum(0) for of_update, rows in zip(sums, drawn, strict=True)])
+        for index in range(REPLICATES)
+    ]
+    intervals = {name: percentile_interval([one[name] for one in replicates]) or (None, None) for name in found}
+    return {name: Number(value, *intervals[name]) for name, value in found.items()}
+
+
+def what_clipping_took(run: Run, step: int) -> Finding | None:
+    """How much of a traced step's gradient the clip removed; None if it removed nothing or numbers are not finite.
+
+    Args:
+        run: one with traces of the step.
+        step: the step.
+    """
+    places = sorted({shard.update for shard in run.shards if shard.step == step})
+    shards = [[one for one in run.shards if (one.step, one.update) == (step, update)] for update in places]
+    tables = [read_shards(run.traces, of_update).to_pandas() for of_update in shards]
+    tables = [table for table in tables if len(table)]
+    if not tables or not all(
+        numpy.isfinite(table[["ratio", "weight", "advantage"]]).all(axis=None) for table in tables
+    ):
+        return None
+    whole = all(is_whole(of_update, [read_facts(run.traces, one) for one in of_update]) for of_update in shards)
+    whole = whole and has_all_updates([one for one in run.shards if one.step == step], run.updates_a_step)
+    found = numbers_of_run(tables, whole=whole)
+    taken = found[TAKEN]
+    if not taken.value > 0:
+        return None
+    return Finding(
+        f"Clipping took {percent(Number(taken.value))} of the gradient’s mass from {run.name} in step {step}.",
+        f"Its clipped tokens were {percent(found[LOW])} below and {percent(found[HIGH])} above the bounds; with the "
+        f"weight r of the other tokens they would have had {percent(taken)} of Σ|F·A|. {how_exact(taken, whole=whole)}",
+    )
+
+
+def how_exact(number: Number, *, whole: bool) -> str:
+    """Whether a number from traced tokens is exact, has an interval, or neither."""
+    if whole:
+        return "Exact: every token of the step is traced."
+    if number.low is None:
+        return "An estimate from a part of the prompts, too few of them for an interval."
+    return "Estimates from a part of the prompts, with 95\u202f% intervals over prompts."
+
+
+# The columns of a prompt's sums.
+TOKENS, LN, HP, POSITIVE, NEGATIVE, CLIPPED = range(6)
+
+
+def _by_prompt(table: pandas.DataFrame) -> numpy.ndarray:
+    """A row for each prompt, (n, 6): all tokens, those in LN and in HP, mass by sign, mass that the clip took."""
+    mass, advantage = (table.weight * table.advantage).abs(), table.advantage
+    of_clip = table.region.isin(["LN", "HP"]) & (table.weight == 0) & ~table.selected.eq(False)
+    columns = [
+        pandas.Series(1.0, index=table.index),
+        table.region.eq("LN"),
+        table.region.eq("HP"),
+        mass.where(advantage > 0, 0.0),
+        mass.where(advantage < 0, 0.0),
+        (table.ratio * advantage * table.correction.fillna(1.0)).abs().where(of_clip, 0.0),
+    ]
+    return pandas.concat(columns, axis=1).astype(float).groupby(table.prompt.to_numpy(), sort=False).sum().to_numpy()
+
+
+def _numbers(sums: Sequence[numpy.ndarray]) -> dict[str, float]:
+    """The shares, from the sums of each update."""
+    total = numpy.sum(sums, axis=0)
+    kept = total[POSITIVE] + total[NEGATIVE]
+    return {
+        LOW: float(numpy.mean([one[LN] / one[TOKENS] for one in sums])),
+        HIGH: float(numpy.mean([one[HP] / one[TOKENS] for one in sums])),
+        "positive_share": float(total[POSITIVE] / kept) if kept > 0 else math.nan,
+        TAKEN: float(total[CLIPPED] / (kept + total[CLIPPED])) if kept + total[CLIPPED] > 0 else math.nan,
+    }

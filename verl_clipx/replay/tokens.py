@@ -1,0 +1,183 @@
+"""A traced update as the tensors that a loss takes."""
+
+from dataclasses import dataclass
+
+import numpy
+import pandas
+import torch
+from torch import Tensor
+
+from verl_clipx.base.tokens import Inputs
+from verl_clipx.common.decided_from import DecidedFrom
+from verl_clipx.common.traces import Shard, UpdateFacts, has_all_updates, is_whole, read_facts, read_shards
+from verl_clipx.runs.run import Run
+
+# What the loss computes from; verl would have skipped an update with a value here that is not finite.
+FINITE = ("log_prob", "old_log_prob", "unshaped_advantage", "weight", "advantage")
+
+
+@dataclass(frozen=True)
+class TokenBatch:
+    """The traced tokens of an update as padded whole responses.
+
+    Args:
+        inputs: as the loss gets them: advantages before shaping, and a mask without what bypass mode rejected; optional
+            fields are None if the trace lacks them.
+        whole: the mask with what was rejected, bool, (sequences, length).
+        correction: factor on F by which rollout correction changes it, (sequences, length), or None.
+        weighted: F * A of the run, (sequences, length).
+        micro_batch: number of each sequence's micro-batch over all ranks, int64, (sequences,); None if unknown.
+        prompt: number of each sequence's prompt, from 0, int64, (sequences,).
+    """
+
+    inputs: Inputs
+    whole: Tensor
+    correction: Tensor | None
+    weighted: Tensor
+    micro_batch: Tensor | None
+    prompt: Tensor
+
+    def rows(self, chosen: Tensor) -> "TokenBatch":
+        """The chosen sequences, in the order of their numbers in `chosen`, int64; a number may come several times."""
+
+        def of(values: Tensor | None) -> Tensor | None:
+            return None if values is None else values[chosen]
+
+        rest = (self.whole, self.correction, self.weighted, self.micro_batch, self.prompt)
+        return TokenBatch(Inputs(*map(of, self.inputs)), *map(of, rest))
+
+
+@dataclass(frozen=True)
+class TracedTokens:
+    """One traced update.
+
+    Args:
+        step, update: which.
+        table: a row for each token, as `traces.SCHEMA` says, in the order of the batch's mask.
+        batch: the same tokens as tensors.
+        whole: whether the trace has every token of the update, and every update of its step.
+        share: the share of the prompts that is traced; None if unknown.
+        decided_from: the tokens that the run's bounds were decided from, or None if unknown.
+        decisions: a micro-batch's number, as in `TokenBatch`, to what the run's method decided for it.
+    """
+
+    step: int
+    update: int
+    table: pandas.DataFrame
+    batch: TokenBatch
+    whole: bool
+    share: float | None
+    decided_from: DecidedFrom | None
+    decisions: dict[int, Tensor]
+
+
+def traced_step(run: Run, step: int | None) -> list[TracedTokens]:
+    """The updates of a step that a run traced.
+
+    Args:
+        run: the run.
+        step: the step; None: the last one in which a traced token has an advantage, or else the last one.
+
+    Returns:
+        Those that have tokens, and whose numbers are finite.
+
+    Raises:
+        ValueError: the run has no traces, or none of that step, or one cannot be read.
+    """
+    steps = sorted({shard.step for shard in run.shards})
+    if not steps:
+        raise ValueError(
+            f"{run.traces}: no traces. Train with +clipx/trace=prompts, whose clipx.trace.every=1 and "
+            "clipx.trace.fraction=1 trace every token."
+        )
+    if step is not None and step not in steps:
+        raise ValueError(f"--step {step}: not traced. Traced are {', '.join(map(str, steps))}.")
+    for chosen in [step] if step is not None else [*reversed(steps), steps[-1]]:
+        places = sorted({shard.update for shard in run.shards if shard.step == chosen})
+        updates = [_update(run, chosen, update) for update in places]
+        found = [update for update in updates if update is not None]
+        if any((update.table.advantage != 0).any() for update in found) or chosen == step:
+            return found
+    return found
+
+
+def _update(run: Run, step: int, update: int) -> TracedTokens | None:
+    shards = [shard for shard in run.shards if (shard.step, shard.update) == (step, update)]
+    tables = [read_shards(run.traces, [shard]).to_pandas() for shard in shards]
+    facts = [read_facts(run.traces, shard) for shard in shards]
+    table = pandas.concat(tables, ignore_index=True)
+    if table.empty:
+        return None
+    if table.unshaped_advantage.isna().any():
+        if any(key.startswith("clipx.shaping.") for key in run.configuration):
+            raise ValueError(f"{run.traces}: traces of version 1 lack the advantages before clipx.shaping.")
+        table["unshaped_advantage"] = table.advantage
+    if not numpy.isfinite(table[list(FINITE)]).all(axis=None):
+        return None
+    known = [one for one in facts if one is not None]
+    batch, numbers = _batch(table)
+    return TracedTokens(
+        step,
+        update,
+        table,
+        batch,
+        is_whole(shards, facts)
+        and has_all_updates([one for one in run.shards if one.step == step], run.updates_a_step),
+        known[0].fraction if known else run.configuration.get("clipx.trace.fraction"),
+        known[0].decided_from if known else None,
+        _decisions(shards, facts, numbers),
+    )
+
+
+def _decisions(
+    shards: list[Shard], facts: list[UpdateFacts | None], numbers: dict[tuple[int, int], int]
+) -> dict[int, Tensor]:
+    found = {}
+    for shard, one in zip(shards, facts, strict=True):
+        for micro_batch, decision in (one.decisions if one else {}).items():
+            if (shard.rank, micro_batch) in numbers:
+                found[numbers[shard.rank, micro_batch]] = torch.tensor(decision, dtype=torch.float64)
+    return found
+
+
+def _batch(table: pandas.DataFrame) -> tuple[TokenBatch, dict[tuple[int, int], int]]:
+    """The tokens as tensors, and the numbers of micro-batches by rank and place on it."""
+    same = table[["rank", "micro_batch", "prompt", "sample"]].fillna(-1)
+    # Equal prompts in a rollout batch have the same name, and their samples may have the same numbers.
+    first = same.ne(same.shift()).any(axis=1) | (table.position <= table.position.shift(fill_value=-1))
+    row = first.cumsum().to_numpy() - 1
+    column = numpy.arange(len(table)) - numpy.flatnonzero(first)[row]
+    shape = int(row[-1]) + 1, int(column.max()) + 1
+    starts = table[first]
+
+    def values(name: str, missing: float = 0.0) -> Tensor:
+        padded = torch.zeros(shape, dtype=torch.float32)
+        padded[row, column] = torch.tensor(table[name].fillna(missing).to_numpy(dtype=numpy.float32))
+        return padded
+
+    def optional(name: str) -> Tensor | None:
+        return None if table[name].isna().any() else values(name)
+
+    whole = torch.zeros(shape, dtype=torch.bool)
+    whole[row, column] = True
+    rejected = optional("rejected")
+    counted, entropy = optional("counted"), optional("entropy")
+    group = None if starts.group.isna().any() else torch.tensor(starts.group.to_numpy(dtype=numpy.int64))
+    inputs = Inputs(
+        values("log_prob"),
+        values("old_log_prob"),
+        values("unshaped_advantage"),
+        whole if rejected is None else whole & (rejected == 0),
+        None if counted is None else counted > 0,
+        optional("rollout_log_prob"),
+        entropy,
+        group,
+    )
+    micro_batch, numbers = None, {}
+    if not starts.micro_batch.isna().any():
+        places = list(zip(starts["rank"], starts.micro_batch.astype(int), strict=True))
+        numbers = {place: number for number, place in enumerate(dict.fromkeys(places))}
+        micro_batch = torch.tensor([numbers[place] for place in places])
+    weighted = values("weight") * values("advantage")
+    prompt = torch.tensor(pandas.factorize(starts.prompt)[0], dtype=torch.int64)
+    return TokenBatch(inputs, whole, optional("correction"), weighted, micro_batch, prompt), numbers

@@ -1,0 +1,1 @@
+"""Pages and figures about runs, drawn from what runs/, diagnose/ and replay/ say."""

@@ -1,0 +1,51 @@
+"""`clipx report --follow`: writes the page again and again while runs train."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from verl_clipx.common.run_files import VALIDATION, lock_path, record_path, traces_path
+from verl_clipx.common.run_lock import is_held
+from verl_clipx.runs.run import log_of
+
+SECONDS = 10.0
+
+
+def follow(paths: list[Path], write: Callable[[bool], None], wait: Callable[[str], None]) -> None:
+    """Writes a page whenever a run has logged something new, until none of the runs trains.
+
+    Args:
+        paths: of each run, its folder or the file of its log.
+        write: writes the page; its argument says whether any run is still training.
+        wait: gets a message, once, if a log has no step yet.
+
+    Raises:
+        OSError, ValueError: as `write`.
+    """
+    logs, seen, told = [log_of(path) for path in paths], None, False
+    while True:
+        # This comes before the files are looked at, so that the last page has what a run logs last.
+        trains = any(map(_trains, logs))
+        now = [_state(path) for log in logs for path in (log, traces_path(log), log.parent / VALIDATION)]
+        empty = next((log for log in logs if not (log.exists() and log.stat().st_size)), None)
+        if trains and empty is not None:
+            if not told:
+                wait(f"{empty}: no step yet")
+            told = True
+        elif now != seen or not trains:
+            write(trains)
+            seen = now
+        if not trains:
+            return
+        time.sleep(SECONDS)
+
+
+def _trains(log: Path) -> bool:
+    """Whether a run is training: it holds its lock, or keeps no record, so that nothing says when it ends."""
+    return is_held(lock_path(log)) or not record_path(log).exists()
+
+
+def _state(path: Path) -> list[tuple[str, int, int]]:
+    """Name, time and size of a file, or of each file in a folder."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path] if path.exists() else []
+    return [(file.name, found.st_mtime_ns, found.st_size) for file in files for found in [file.stat()]]

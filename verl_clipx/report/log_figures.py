@@ -1,0 +1,432 @@
+"""Figures of the runs' logs: up is above the upper bound, down is below the lower."""
+
+from dataclasses import dataclass
+from math import ceil
+
+import numpy
+import pandas
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+
+from verl_clipx.common.sentences import HARDLY, percent
+from verl_clipx.common.statistics.estimate import MIN_SEEDS
+from verl_clipx.diagnose.base_rates import BEYOND, CLIPPED, usual
+from verl_clipx.diagnose.findings import (
+    clipped,
+    entropy_changes,
+    has_searched_bounds,
+    mass_shares,
+    rewards,
+    same_signs,
+    went_as_estimated,
+    what_bounds_did,
+)
+from verl_clipx.report.drawing import end_labels, figure, room_at_the_ends
+from verl_clipx.report.palette import CLIPPED_HIGH, CLIPPED_LOW, GRPO, HAIR, INK, SOFT, DrawnSetting
+from verl_clipx.report.windows import HIGH, LOW, MOST_MARKS, curve, marks, told, window_of, windowed
+from verl_clipx.runs import keys
+from verl_clipx.runs.traced import GRPO_HIGH, GRPO_LOW
+
+MOST_BINS = 9
+# In a figure as narrow as a column, more diamonds would overlap.
+MOST_DIAMONDS = 24
+
+
+@dataclass(frozen=True)
+class Panel:
+    """A figure of the page's width."""
+
+    name: str
+    title: str
+    description: str
+    drawing: Figure
+
+
+@dataclass(frozen=True)
+class Plate:
+    """What stands under one heading.
+
+    Args:
+        look: what to look for.
+        panels: none if no log has what it shows.
+    """
+
+    heading: str
+    look: str
+    note: str
+    panels: list[Panel]
+
+
+def log_plates(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) -> list[Plate]:
+    """The plates of which the logs allow a figure: outcome first, then mechanism.
+
+    Args:
+        settings: at least one.
+        baseline: what the others' rewards are compared with.
+    """
+    plates = (outcome(settings, baseline), bounds(settings), fractions(settings), masses(settings), entropy(settings))
+    plates += (samples(settings),)
+    return [plate for plate in plates if plate.panels]
+
+
+OUTCOMES = (
+    ("reward", "Reward", keys.REWARD),
+    ("entropy", "Entropy, nats a token", keys.ENTROPY),
+    ("kl", "KL from the old policy, nats a token", keys.KL),
+    ("gradient_norm", "Gradient norm before clipping", keys.GRADIENT_NORM),
+)
+SAMPLES = (
+    ("length", "Response length, tokens", keys.LENGTH),
+    ("cut", "Responses cut at the limit", keys.CUT),
+    ("alike", "Prompts whose samples score alike", keys.ALIKE),
+    ("mismatch", "Mismatch of rollout and trainer, |Δp|", keys.MISMATCH),
+)
+
+
+def _panels(settings: list[DrawnSetting], measures: tuple[tuple[str, str, str], ...]) -> list[Panel]:
+    return [
+        Panel(name, title, f"{title}, over training steps.", _lines(settings, key))
+        for name, title, key in measures
+        if any(len(setting.mean(key)) for setting in settings)
+    ]
+
+
+def outcome(settings: list[DrawnSetting], baseline: DrawnSetting | None = None) -> Plate:
+    """Reward, entropy, KL and gradient norm over steps."""
+    panels, window = _panels(settings, OUTCOMES), window_of(settings)
+    found = rewards(settings, baseline)
+    note = told(window) + "As in BAPO’s Figure 9. "
+    if any(len(setting.runs) > 1 for setting in settings):
+        note += (
+            "Where a setting has several seeds, the band spans them, from the lowest to the highest; lines are means. "
+        )
+    if any(run.held_out for setting in settings for run in setting.runs):
+        note += "Diamonds: held-out problems, with 95\u202f% intervals over problems. "
+    errors = any(len(run.values(keys.REWARD_ERROR)) for setting in settings for run in setting.runs)
+    if errors and window == 1:
+        note += "Vertical lines: 1.96 standard errors over prompts."
+    elif panels and not errors:
+        note += "These logs have no standard error of a step’s reward over prompts, so its points have no intervals."
+    heading = found[0].head.rstrip(".") if found else "Reward, entropy, KL and gradient norm"
+    look = "a gap between settings that lasts and is wider than bands and intervals."
+    if len(settings) == 1:
+        look = "a rise that lasts."
+    elif min(setting.seeds for setting in settings) < MIN_SEEDS:
+        look = (
+            "jumps and trends of each run. A gap between settings says nothing about methods yet: with so few seeds it "
+            "may be no wider than between runs of one setting."
+        )
+    return Plate(heading, look, note, panels)
+
+
+def samples(settings: list[DrawnSetting]) -> Plate:
+    """What the policy was trained on: lengths, cut responses, prompts that teach nothing, the engines' mismatch."""
+    alike = [setting.mean(keys.ALIKE) for setting in settings]
+    last = [values.iloc[-LAST_STEPS:].mean() for values in alike if len(values)]
+    heading = "What the samples were like"
+    if last:
+        each = percent(min(last)) if len(last) == 1 else f"{percent(min(last))} to {percent(max(last))}"
+        when = f"In the last {LAST_STEPS} steps" if any(len(values) > LAST_STEPS for values in alike) else "On average"
+        heading = f"{when} {each} of the prompts taught nothing, as their samples scored alike"
+    return Plate(
+        heading,
+        "a length that runs into the limit, and a share of equal scores that grows: fewer prompts then carry the "
+        "gradient.",
+        f"{told(window_of(settings))}Cut: data.max_response_length tokens{usual(keys.CUT)}. Alike: of the prompts with "
+        f"several samples{usual(keys.ALIKE)}. "
+        "Mismatch: the mean absolute difference between a sampled token’s probability in the rollout engine and in the "
+        "trainer.",
+        _panels(settings, SAMPLES),
+    )
+
+
+# How many steps a heading calls the end of a run.
+LAST_STEPS = 20
+
+
+def _lines(settings: list[DrawnSetting], key: str) -> Figure:
+    drawing, (axes,) = figure(236, left=52, top=12)
+    window, ends = window_of(settings), []
+    for setting in settings:
+        table = windowed(setting.table(key), window)
+        if table.empty:
+            continue
+        mean = table.mean(axis=1)
+        if table.shape[1] > 1:
+            axes.fill_between(table.index, table.min(axis=1), table.max(axis=1), color=setting.colour, alpha=0.15, lw=0)
+            axes.plot(mean.index, mean, color=setting.colour, **marks(mean, window))
+        else:
+            curve(axes, setting.mean(key), window, setting.colour, **marks(mean, window))
+        if key == keys.REWARD and len(setting.runs) == 1:
+            if window == 1 and len(error := setting.mean(keys.REWARD_ERROR).reindex(mean.index).dropna()):
+                axes.vlines(
+                    error.index, (mean - 1.96 * error).dropna(), (mean + 1.96 * error).dropna(), setting.colour, lw=1
+                )
+            _diamonds(axes, setting)
+        ends.append((mean.index[-1], mean.iloc[-1], setting.label, setting.colour))
+    low, high = axes.get_ylim()
+    axes.set_ylim(min(0, low), high)
+    if key in keys.SHARES:
+        axes.yaxis.set_major_formatter(PercentFormatter(1, symbol="\u202f%"))
+    step_axis(axes)
+    if len(settings) > 1:
+        room_at_the_ends(drawing, [label for _, _, label, _ in ends])
+        end_labels(axes, ends)
+    return drawing
+
+
+def _diamonds(axes: Axes, setting: DrawnSetting) -> None:
+    """Draws the held-out rewards of a run, evenly thinned if there are many; the last one stays."""
+    held_out = setting.runs[0].held_out
+    for point in held_out[:: -max(1, ceil(len(held_out) / MOST_DIAMONDS))]:
+        if point.reward.low is not None:
+            axes.vlines(point.step, point.reward.low, point.reward.high, color=setting.colour, lw=1)
+        axes.plot(point.step, point.reward.mean, "D", color="white", mec=setting.colour, ms=6, mew=1.4)
+
+
+# For BAPO, whose search aims at such a share.
+POSITIVE_SHARE = (
+    "Positive share: P/(P+N), where P and N are what the tokens with A > 0 and those with A < 0 contribute to the "
+    "loss, without sign; the search moves the bounds until it reaches the target. "
+)
+
+
+def bounds(settings: list[DrawnSetting]) -> Plate:
+    """The bounds that each setting used, over steps."""
+    window, panels = window_of(settings), []
+    drawn = [setting for setting in settings if setting.bins("epsilon") or has_searched_bounds(setting)]
+    for index, setting in enumerate(drawn):
+        draw = _bin_bounds if setting.bins("epsilon") else _searched_bounds
+        text = f"Bounds of {setting.label} over steps, against 0.8 to 1.2."
+        panels.append(Panel(f"bounds_{index}", setting.label, text, draw(setting, window)))
+    found = [finding.head.rstrip(".") for setting in drawn if (finding := what_bounds_did(setting))]
+    of_last = any(setting.bins("epsilon_last") or len(setting.mean(keys.BOUND_HIGH_LAST)) for setting in drawn)
+    last = "Dashed: those of its last update. " if of_last else "A single update’s bounds can lie much further out. "
+    return Plate(
+        found[0] if len(found) == 1 else "How the bounds moved",
+        "the coloured band against the grey lines at 0.8 and 1.2, GRPO’s bounds: where it is wider, tokens keep their "
+        "gradient that GRPO would clip.",
+        f"{told(window)}Solid: means over a step’s updates, the first of which has ratio 1. {last}"
+        f"A lower bound at 0 is none. {POSITIVE_SHARE * any(map(has_searched_bounds, settings))}As in BAPO’s Figure 8.",
+        panels,
+    )
+
+
+def _bin_bounds(setting: DrawnSetting, window: int) -> Figure:
+    names = setting.bins("epsilon")
+    shown = [names[i] for i in sorted(set(numpy.linspace(0, len(names) - 1, min(len(names), MOST_BINS)).astype(int)))]
+    rows = ceil(len(shown) / 3)
+    drawing, panels = figure(46 + 132 * rows, rows=rows, columns=3, left=30, sharex=True, sharey=True)
+    highest = max(1 + setting.mean(name).max() for name in (*names, *setting.bins("epsilon_last")))
+    for axes, name in zip(panels, shown, strict=False):
+        epsilon, bin = setting.mean(name), int(name.rpartition("_")[2])
+        last = setting.mean(name.replace("/epsilon/", "/epsilon_last/"))
+        _band(axes, (1 - epsilon).clip(lower=0), 1 + epsilon, setting.colour, window)
+        _last_bounds(axes, (1 - last).clip(lower=0), 1 + last, setting.colour, window)
+        edges = f"{bin / len(names):.2g}–{(bin + 1) / len(names):.2g}"
+        axes.set_title(f"p  {edges}" if bin == 0 else edges, pad=4)
+        axes.set_ylim(0, max(2.0, 1.08 * highest))
+    for axes in panels[len(shown) :]:
+        axes.axis("off")
+    for axes in panels[max(0, len(shown) - 3) : len(shown)]:
+        axes.tick_params(labelbottom=True)
+        step_axis(axes, label=False)
+    return drawing
+
+
+def _searched_bounds(setting: DrawnSetting, window: int) -> Figure:
+    share = setting.mean(keys.SHARE_BEFORE)
+    drawing, panels = figure(330 if len(share) else 220, rows=2 if len(share) else 1, sharex=True)
+    low, high = setting.mean(keys.BOUND_LOW), setting.mean(keys.BOUND_HIGH)
+    _band(panels[0], low, high, setting.colour, window)
+    last = [setting.mean(key) for key in (keys.BOUND_LOW_LAST, keys.BOUND_HIGH_LAST)]
+    _last_bounds(panels[0], *last, setting.colour, window)
+    panels[0].set_title("bounds on the ratio")
+    if len(share):
+        axes, after = panels[1], setting.mean(keys.SHARE_AFTER)
+        curve(axes, share, window, setting.colour, lw=1, ls=(0, (3, 2)))
+        curve(axes, after, window, setting.colour)
+        axes.axhline(setting.parameter("target", 0.4), color=INK, lw=0.7)
+        axes.set_title("positive share: before (dashed), after, target")
+        axes.set_ylim(0, 1)
+    step_axis(panels[-1])
+    return drawing
+
+
+def _band(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str, window: int) -> None:
+    low, high = low.align(high, join="inner")
+    lines = [curve(axes, bound, window, colour) for bound in (low, high)]
+    axes.fill_between(lines[0].index, *lines, color=colour, alpha=0.14, lw=0)
+    for bound in (GRPO_LOW, GRPO_HIGH):
+        axes.axhline(bound, color=GRPO, lw=1)
+
+
+def _last_bounds(axes: Axes, low: pandas.Series, high: pandas.Series, colour: str, window: int) -> None:
+    for bound in (low, high):
+        middle = windowed(bound, window)
+        axes.plot(middle.index, middle, color=colour, lw=1, ls=(0, (3, 2)))
+
+
+def fractions(settings: list[DrawnSetting]) -> Plate:
+    """The clipped share of tokens over steps."""
+    known = [setting for setting in settings if len(clipped(setting))]
+    panels, window = [], window_of(settings)
+    highest, lowest = (
+        max([windowed(setting.mean(key), window, HIGH).max() for setting in known], default=0)
+        for key in (keys.CLIPPED_HIGH, keys.CLIPPED_LOW)
+    )
+    for index, setting in enumerate(known):
+        drawing, (axes,) = figure(220, left=52)
+        high, low = setting.mean(keys.CLIPPED_HIGH), setting.mean(keys.CLIPPED_LOW)
+        _bars(axes, high, 0 * high, CLIPPED_HIGH, window)
+        _bars(axes, -low, 0 * low, CLIPPED_LOW, window)
+        _share_axis(axes, lowest, highest)
+        of_all = clipped(setting)
+        text = f"{percent(of_all.mean())} of all tokens; most {percent(of_all.max())}, step {of_all.idxmax()}"
+        axes.set_title(text if of_all.max() > 0 else "none", fontweight="normal")
+        description = (
+            f"Bars of the share of tokens that {setting.label} clips in each step, high upwards, low downwards."
+        )
+        panels.append(Panel(f"fractions_{index}", setting.label, description, drawing))
+    note = f"{_of_bars(window)}Share of all tokens on which PPO’s clip would act at the setting’s own bounds; methods "
+    note += "with a soft clip keep a part of their gradient. Every panel has the same axes. Dual clip is not in it."
+    note += f" To compare: clipped on both sides together{usual(CLIPPED)}." if known else ""
+    of_verl = [one for one in settings if not len(clipped(one)) and len(one.mean(keys.PG_CLIPPED))]
+    for index, setting in enumerate(of_verl, len(known)):
+        drawing = _lines([setting], keys.PG_CLIPPED)
+        text = f"{keys.PG_CLIPPED} of {setting.label} over training steps."
+        panels.append(Panel(f"fractions_{index}", setting.label, text, drawing))
+    if of_verl:
+        note += f" Of {' and '.join(setting.label for setting in of_verl)} only verl’s {keys.PG_CLIPPED} is known: "
+        note += "a mean over micro-batches of what the loss itself counts, both sides together."
+    return Plate(
+        _most_clipping(known),
+        "the height of the bars, and which way they point: up (violet) is above the upper bound with A > 0, down "
+        "(orange) below the lower with A < 0.",
+        note,
+        panels,
+    )
+
+
+def _most_clipping(settings: list[DrawnSetting]) -> str:
+    shares = {setting.label: clipped(setting).mean() for setting in settings}
+    ranked = sorted(shares, key=shares.get, reverse=True)
+    # Which of two has more is a question of seeds; that one has hardly any is in the logs.
+    if len(ranked) < 2 or shares[ranked[0]] == shares[ranked[1]] or shares[ranked[1]] >= HARDLY:
+        return "How many tokens are outside the bounds"
+    most, others = ranked[0], ranked[1:]
+    if shares[most] < HARDLY:
+        return "Hardly any token is outside the bounds"
+    if shares[others[0]]:
+        return f"{most} has tokens outside its bounds, {' and '.join(others)} hardly any"
+    return f"Only {most} has tokens outside its bounds"
+
+
+def masses(settings: list[DrawnSetting]) -> Plate:
+    """The share of the gradient's mass outside the bounds, by region, over steps."""
+    known = {setting.label: (setting, shares) for setting in settings if len(shares := mass_shares(setting))}
+    panels, window = [], window_of(settings)
+    highest, lowest = (
+        max([windowed(shares[of].sum(axis=1), window, HIGH).max() for _, shares in known.values()], default=0)
+        for of in (["HP", "HN"], ["LN", "LP"])
+    )
+    for index, (label, (setting, shares)) in enumerate(known.items()):
+        drawing, (axes,) = figure(220, left=52)
+        # Steps without any mass stay on the axis.
+        shares = shares.reindex(setting.mean(keys.MASS["M"]).index)
+        _bars(axes, shares.HN, 0 * shares.HN, "white", window, hatch="////")
+        _bars(axes, shares.HN + shares.HP, shares.HN, CLIPPED_HIGH, window)
+        _bars(axes, -shares.LP, 0 * shares.LP, "white", window, hatch="////")
+        _bars(axes, -shares.LP - shares.LN, -shares.LP, CLIPPED_LOW, window)
+        _share_axis(axes, lowest, highest)
+        text = f"outside the bounds: {percent((1 - shares.M).mean())} of the mass"
+        if len(regions := setting.mean(keys.IN_M)):
+            text += f", {percent((1 - regions).mean())} of the tokens"
+        axes.set_title(text, fontweight="normal")
+        description = f"Bars of the share of the gradient mass of {label} outside its bounds, by region, in each step."
+        panels.append(Panel(f"mass_{index}", label, description, drawing))
+    kept = {label: float((shares.HP + shares.LN).mean()) for label, (_, shares) in known.items()}
+    tokens = {label: clipped(setting).mean() for label, (setting, _) in known.items()}
+    outside = max([float((1 - shares.M).max()) for _, shares in known.values()], default=0.0)
+    most = max(kept, key=kept.get, default="")
+    soft = kept and kept[most] > 0
+    return Plate(
+        f"{most} keeps {percent(kept[most])} of the gradient’s mass, in {percent(tokens[most])} of the tokens, where "
+        "PPO’s clip would drop it"
+        if soft
+        else f"At most {percent(outside)} of a step’s gradient mass lies outside the bounds",
+        "colour: mass that PPO’s clip would have removed (HP up, LN down), which only soft clipping shows. Hatched: "
+        "mass outside the bounds that no clip removes (HN up, LP down).",
+        f"{_of_bars(window)}Shares of Σ|F·A| over a step’s tokens; the rest lies within the bounds. To compare: mass "
+        f"outside the bounds{usual(BEYOND)}, tokens within them{usual(keys.IN_M)}.",
+        panels,
+    )
+
+
+def entropy(settings: list[DrawnSetting]) -> Plate:
+    """The Entropy-Clip estimate over steps, and the change of entropy that happened."""
+    known = {setting.label: (setting, changes) for setting in settings if len(changes := entropy_changes(setting))}
+    panels, window = [], window_of(settings)
+    for index, (label, (setting, changes)) in enumerate(known.items()):
+        drawing, (estimate, change) = figure(330, rows=2, left=58, sharex=True)
+        same, steps = same_signs(setting)
+        titles = (
+            "estimate, nats per unit of learning rate",
+            f"change, nats: same sign in {same} of {steps} steps (chance: half)",
+        )
+        for axes, name, title in zip((estimate, change), changes, titles, strict=True):
+            axes.axhline(0, color=HAIR, lw=0.7)
+            curve(axes, changes[name], window, setting.colour, **marks(changes[name], window))
+            axes.set_title(title, fontweight="normal")
+        step_axis(change)
+        description = f"The Entropy-Clip estimate of {label} over steps, above the change of entropy that happened."
+        panels.append(Panel(f"entropy_change_{index}", label, description, drawing))
+    return Plate(
+        went_as_estimated(settings),
+        "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
+        f"{told(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. Adam has no single learning rate "
+        "that would make nats of it, so its size says nothing. The change is to the next step, whose samples are "
+        "others. Steps of a run depend on each other, so the heading tests what most of a seed’s steps did, which "
+        "takes six seeds.",
+        panels,
+    )
+
+
+def _bars(
+    axes: Axes, to: pandas.Series, start: pandas.Series, colour: str, window: int, hatch: str | None = None
+) -> None:
+    """Draws a bar for each step, or for each window its median; a line over a filled bar spans the middle 80 %."""
+    ends = [windowed(to, window, quantile).dropna() for quantile in (LOW, HIGH)]
+    to, start = (windowed(values, window).dropna() for values in (to, start))
+    edge = {"edgecolor": SOFT, "linewidth": 0.5} if hatch else {}
+    if len(to) <= MOST_MARKS:
+        axes.bar(to.index, to - start, bottom=start, width=0.7 * window, color=colour, hatch=hatch, **edge)
+    else:
+        edge = {"edgecolor": SOFT, "linewidth": 0.3} if hatch else {"linewidth": 0}
+        axes.fill_between(to.index, start, to, step="mid", facecolor=colour, hatch=hatch, **edge)
+    if window > 1 and not hatch and (to != start).any():
+        axes.vlines(to.index, *ends, color=colour, lw=0.7, alpha=0.7)
+
+
+def _of_bars(window: int) -> str:
+    if window == 1:
+        return ""
+    return f"A bar is the median of {window} steps, its line the middle 80\u202f% of them; metrics.csv has every step. "
+
+
+def _share_axis(axes: Axes, lowest: float, highest: float) -> None:
+    # Room for a bar of nothing, so that an axis is never empty.
+    room = 1.08 * max(lowest, highest, 1e-4)
+    axes.set_ylim(-max(1.08 * lowest, 0.15 * room), max(1.08 * highest, 0.15 * room))
+    axes.axhline(0, color=HAIR, lw=0.7)
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{abs(100 * value):.3g}\u202f%" if value else "0"))
+    step_axis(axes)
+
+
+def step_axis(axes: Axes, *, label: bool = True) -> None:
+    """Whole training steps on the horizontal axis, named where `label` is set."""
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    if label:
+        axes.set_xlabel("training step")

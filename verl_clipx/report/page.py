@@ -1,0 +1,250 @@
+"""`clipx report`: one page about the given runs, with its figures and its numbers."""
+
+import contextlib
+import fcntl
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import pandas
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup, escape
+from pandas.api.types import is_numeric_dtype
+
+from verl_clipx.common.files import no_formula, read_text, replacing, write_text
+from verl_clipx.common.sentences import Finding, number
+from verl_clipx.common.statistics.estimate import MIN_SEEDS
+from verl_clipx.diagnose.findings import findings
+from verl_clipx.replay.of_run import what_clipping_took
+from verl_clipx.report import palette
+from verl_clipx.report.declared_figures import declared_plate
+from verl_clipx.report.drawing import FORMATS, inline, save, shortened, style, svg_of, widened
+from verl_clipx.report.log_figures import Plate, log_plates
+from verl_clipx.report.ratio_parts import ratio_parts
+from verl_clipx.report.token_view import token_sections
+from verl_clipx.report.trace_figures import trace_plates
+from verl_clipx.runs import keys
+from verl_clipx.runs.run import Run, Setting, baseline_of, differences, read_run, settings_of
+from verl_clipx.runs.traced import TracedUpdate, traced_updates
+from verl_clipx.runs.trained import what_was_trained
+
+PAGE, FIGURES, METRICS, TOKENS = "report.html", "figures", "metrics.csv", "tokens.csv"
+
+# A file in the folder of the figures. It lists them, and the table of tokens beside the page if there is one, so that
+# the next report removes these files and nothing else.
+WRITTEN = ".written"
+
+# The most letters of a setting's label in the headline: two such labels fit on a line.
+LONGEST_IN_HEADLINE = 30
+
+environment = Environment(
+    loader=PackageLoader("verl_clipx.report"),
+    autoescape=True,
+    undefined=StrictUndefined,
+    trim_blocks=True,
+    lstrip_blocks=True,
+)
+
+
+def _breakable(text: str) -> Markup:
+    """A text that a narrow column may break within keys and paths, nowhere else in a word, and not in `A < 0`."""
+    html = re.sub(r"([/_=](?=\w)|\.(?=[A-Za-z_]))", r"\1<wbr>", str(escape(text)))
+    return Markup(re.sub(r"\bA (&[lg]t;) 0", "A\u00a0\\1\u00a00", html))
+
+
+environment.filters["breakable"] = _breakable
+
+
+def write_report(
+    paths: list[Path],
+    out: Path,
+    title: str | None = None,
+    baseline: str | None = None,
+    *,
+    replayed: list[str] | None = None,
+    matched: list[str] | None = None,
+    reload_every: int | None = None,
+) -> list[Finding]:
+    """Compares runs: writes report.html, figures as SVG and PNG, and the numbers as CSV.
+
+    Args:
+        paths: of each run, its folder or the file of its log; at least one.
+        out: the folder to write to; made if missing. What an earlier report wrote there is replaced; all else stays.
+        title: the headline; by default it names what is compared.
+        baseline: the run or method that the others' rewards are compared with; by default GRPO, or else the first.
+        replayed: other settings to apply to the traced tokens, as `run.candidates.candidates_of` takes them.
+        matched: parameters to find, as `replay.on_page.with_replays` takes them.
+        reload_every: seconds after which a browser loads the page again; None: never.
+
+    Returns:
+        The sentences that the page begins with.
+
+    Raises:
+        FileNotFoundError: a run has no log.
+        ValueError: a log or a trace cannot be read, a run is named twice, there are too many settings, a file that no
+            report wrote stands where a figure would, or no run or method has the baseline's name.
+    """
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise ValueError("a run is named twice: name each once.")
+    runs = [read_run(path) for path in paths]
+    settings = palette.with_colours(settings_of(runs))
+    updates = traced_updates(settings)
+    compared_with = baseline_of(settings, baseline)
+    told = findings(settings, compared_with)
+    told += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
+    if replayed or matched:
+        # Imports torch and the losses.
+        from verl_clipx.replay.on_page import with_replays
+
+        updates, of_replays = with_replays(updates, replayed or [], matched or [])
+        told += of_replays
+    with style():
+        others = declared_plate(settings)
+        plates = [*log_plates(settings, compared_with), *trace_plates(updates), ratio_parts(updates), others]
+        plates = [plate for plate in plates if plate.panels]
+        written = [f"{panel.name}.{kind}" for plate in plates for panel in plate.panels for kind in FORMATS]
+    with _alone_in(out):
+        with style():
+            _remove_those_before([*written, *([TOKENS] if updates else [])], out)
+            drawings = _write_figures(plates, out / FIGURES)
+        _write_csv(out / METRICS, _metrics(settings))
+        if updates:
+            _write_csv(out / TOKENS, _traced(updates))
+    sections = token_sections(updates)
+    page = environment.get_template("report.html").render(
+        title=title or _title([setting.label for setting in settings]),
+        headline=title or _title(shortened([setting.label for setting in settings], LONGEST_IN_HEADLINE)),
+        reload_every=reload_every,
+        settings=settings,
+        findings=told,
+        baseline=compared_with.label,
+        fewest_seeds=min(setting.seeds for setting in settings),
+        needed_seeds=MIN_SEEDS,
+        differences=_differences(settings),
+        unknown=[run.name for run in runs if not run.configuration],
+        versions=_versions(runs),
+        trained=what_was_trained(runs),
+        runs=runs,
+        steps_of=_steps,
+        plates=[(plate, [drawings[panel.name] for panel in plate.panels]) for plate in plates],
+        sections=sections,
+        replayed=updates[0].replayed if updates else (),
+        data=[section.numbers for section in sections],
+        palette=palette,
+        distance=palette.CLOSEST,
+        number=number,
+        files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
+    )
+    write_text(out / PAGE, page)
+    return told
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Makes a folder if missing, and waits within it for other reports that are being written there."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        # Some network file systems do not lock folders: there, one report at a time is the user's part.
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _remove_those_before(names: list[str], out: Path) -> None:
+    """Removes the figures and the tokens' table of the report before, and lists the names of this one's.
+
+    Raises:
+        ValueError: a file that no report wrote has the name of a figure.
+    """
+
+    def path_of(name: str) -> Path:
+        return out / name if name == TOKENS else out / FIGURES / name
+
+    listed = read_text(path_of(WRITTEN)).splitlines() if path_of(WRITTEN).exists() else []
+    before = {name for name in listed if name == Path(name).name}
+    if foreign := sorted(name for name in {*names} - before - {TOKENS} if path_of(name).exists()):
+        raise ValueError(f"{path_of(foreign[0])}: no report wrote it, and this one would. Choose another --out.")
+    for name in before:
+        path_of(name).unlink(missing_ok=True)
+    write_text(path_of(WRITTEN), "".join(f"{name}\n" for name in names))
+
+
+def _write_figures(plates: list[Plate], folder: Path) -> dict[str, list[Markup]]:
+    """Saves every panel and returns it for the page by name, also in a wide form if no other panel stands beside it."""
+    drawings = {}
+    for plate in plates:
+        for panel in plate.panels:
+            save(panel.drawing, folder, panel.name)
+            forms = [inline(read_text(folder / f"{panel.name}.svg"), panel.name, panel.description)]
+            if panel is plate.panels[-1] and len(plate.panels) % 2:
+                name = f"{panel.name}-wide"
+                forms.append(inline(svg_of(widened(panel.drawing)), name, panel.description))
+            drawings[panel.name] = forms
+    return drawings
+
+
+def _title(labels: list[str]) -> str:
+    names = " against ".join(labels) if len(labels) < 3 else f"{', '.join(labels[:-1])} and {labels[-1]}"
+    return f"{names}: what clipping did to the tokens"
+
+
+def _metrics(settings: list[Setting]) -> pandas.DataFrame:
+    """The metrics that the figures show, a row for each run and step."""
+    return pandas.concat([_shown(one, run) for one in settings for run in one.runs], ignore_index=True)
+
+
+def _shown(setting: Setting, run: Run) -> pandas.DataFrame:
+    columns = [name for name in run.log if name in keys.DRAWN or name.startswith(keys.OWN)]
+    named = {"run": run.name, "setting": setting.label, "seed": run.seed}
+    return run.log[columns].reset_index().assign(**named)[[*named, "step", *columns]]
+
+
+def _traced(updates: list[TracedUpdate]) -> pandas.DataFrame:
+    tables = [update.tokens.assign(run=update.run.name, setting=update.setting.label) for update in updates]
+    return pandas.concat(tables, ignore_index=True).drop(columns="prompt_text")
+
+
+def _write_csv(path: Path, table: pandas.DataFrame) -> None:
+    with replacing(path) as partial:
+        # The line ends of RFC 4180: with a bare line feed, Python would leave a carriage return in a cell unquoted.
+        _without_formulas(table).to_csv(partial, index=False, lineterminator="\r\n")
+
+
+def _without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
+    """The table without texts or names of columns that a spreadsheet would take for formulas."""
+    texts = {name: column.map(no_formula) for name, column in table.items() if not is_numeric_dtype(column)}
+    return table.assign(**texts).rename(columns=no_formula)
+
+
+def _differences(settings: list[Setting]) -> dict[str, list[str]]:
+    """What sets the settings apart, the plugin's keys first; parameters that not every method has share a row."""
+    found = differences([setting.runs[0] for setting in settings])
+    of_some = [key for key in found if key.startswith("clipx.") and None in found[key]]
+    rows = {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in found}
+    own = [
+        ", ".join(
+            f"{key.removeprefix('clipx.')} {rows[key][index]}" for key in of_some if found[key][index] is not None
+        )
+        for index in range(len(settings))
+    ]
+    ordered = sorted(set(rows) - set(of_some), key=lambda key: (not key.startswith("clipx."), key))
+    return {key: rows[key] for key in ordered} | ({"the method’s own": own} if of_some else {})
+
+
+def _versions(runs: list[Run]) -> dict[str, list[str]]:
+    """Distribution to the versions with which the runs were made, each once."""
+    names = {name: None for run in runs for name in run.versions}
+    return {name: sorted({run.versions[name] for run in runs if name in run.versions}) for name in names}
+
+
+def _steps(run: Run) -> str:
+    trained = [step for step in run.log.index if step > 0]
+    if not trained:
+        return "no training step"
+    missing = trained[-1] - trained[0] + 1 - len(trained)
+    text = f"{trained[0]} to {trained[-1]}" if len(trained) > 1 else str(trained[0])
+    return f"{text}, {missing} missing" if missing else text

@@ -1,0 +1,169 @@
+"""The tokens that a report shows one by one, as data for its page."""
+
+from dataclasses import dataclass
+from math import isfinite
+from typing import Any
+
+import pandas
+
+from verl_clipx.runs.traced import EVENTS, HIGH, KEPT, LOW, TracedUpdate
+
+MOST_COMPLETIONS = 64
+MOST_TOKENS = 512
+# The rules that judge every traced token, as the page calls them, and the columns of what each does.
+JUDGED = {"own rule": "event", "GRPO": "under_grpo"}
+_VISIBLE = str.maketrans({"\n": "⏎", "\r": "␍", "\t": "⇥"})
+
+
+@dataclass(frozen=True)
+class Line:
+    """A completion.
+
+    Args:
+        sample: its number among those to the prompt, from 1.
+        tokens: text and HTML classes of each token; the classes name its events under the run's own rule, GRPO's and
+            the replayed ones.
+        left_out: how many tokens at its end are not shown.
+    """
+
+    sample: int
+    score: float | None
+    advantage: float
+    tokens: list[tuple[str, str]]
+    left_out: int
+
+
+@dataclass(frozen=True)
+class Group:
+    """The completions of one prompt under one setting.
+
+    Args:
+        prompt: its text, or its hash where the trace has none.
+        lines: at least one.
+    """
+
+    prompt: str
+    lines: list[Line]
+
+
+@dataclass(frozen=True)
+class Section:
+    """What is shown of one setting's update.
+
+    Args:
+        groups: its prompts, in the order of the page.
+        clipped: each rule and how many of the shown tokens it clips: the run's own, GRPO's, then the replayed ones.
+        total: how many tokens are shown.
+        numbers: for the page's script: field to the values of the shown tokens, in the order of the page.
+    """
+
+    update: TracedUpdate
+    groups: list[Group]
+    clipped: list[tuple[str, int]]
+    total: int
+    numbers: dict[str, list]
+
+    @property
+    def counted(self) -> str:
+        """How many tokens each rule clips, and of which tokens: the run, the prompts and their number."""
+        tokens, groups = self.update.tokens, self.groups
+        clipped = ", ".join(f"{count} under {rule}" for rule, count in self.clipped)
+        these = (
+            f"{_several(sum(len(group.lines) for group in groups), 'completion')} to {_several(len(groups), 'prompt')}"
+        )
+        which = f"all that it traced in this update, in {these}"
+        if self.total < len(tokens):
+            of_all = f"{len(tokens)}, of {_several(tokens.prompt.nunique(), 'prompt')}"
+            which = f"from {these}; in this update it traced {of_all}"
+        return f"Clipped among these {self.total} tokens of {self.update.run.name}: {clipped}. They are {which}."
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
+
+
+def visible(text: str) -> str:
+    """A token's text with visible signs for its white space."""
+    return text.translate(_VISIBLE) if text.strip() else text.translate(_VISIBLE).replace(" ", "␣") or "∅"
+
+
+def token_sections(updates: list[TracedUpdate]) -> list[Section]:
+    """Up to MOST_COMPLETIONS completions in all, the same number for each setting, prompt by prompt.
+
+    The settings show the same prompts as far as they have them: first those with the most tokens that any rule clips in
+    any setting, then those with the most tokens that have an advantage.
+    """
+    if not updates:
+        return []
+    prompts = _ordered_prompts(pandas.concat([update.tokens for update in updates]))
+    return [_section(update, prompts, MOST_COMPLETIONS // len(updates)) for update in updates]
+
+
+def _ordered_prompts(tokens: pandas.DataFrame) -> list[str]:
+    judged = ["event", "under_grpo", *(name for name in tokens if name.endswith(": event"))]
+    clipped = tokens[judged].isin([LOW, HIGH]).any(axis=1)
+    counts = pandas.DataFrame({"prompt": tokens.prompt, "clipped": clipped, "learning": tokens.advantage != 0})
+    return list(counts.groupby("prompt").sum().sort_values(["clipped", "learning"], ascending=False).index)
+
+
+def _section(update: TracedUpdate, prompts: list[str], most: int) -> Section:
+    tokens = update.tokens.sort_values(["prompt", "sample", "position"], kind="stable")
+    groups, kept, left = [], [], most
+    for prompt in prompts:
+        samples = list(tokens[tokens.prompt == prompt].groupby("sample"))[:left]
+        left -= len(samples)
+        if samples:
+            shown = [rows.iloc[:MOST_TOKENS] for _, rows in samples]
+            lines = [
+                _line(rows, len(all_rows) - len(rows), update.replayed)
+                for rows, (_, all_rows) in zip(shown, samples, strict=True)
+            ]
+            groups.append(Group(str(samples[0][1].prompt_text.iloc[0] or prompt), lines))
+            kept += shown
+    together = pandas.concat(kept)
+    columns = [*JUDGED.items(), *((label, f"{label}: event") for label in update.replayed)]
+    return Section(
+        update,
+        groups,
+        [(rule, int(together[column].isin([LOW, HIGH]).sum())) for rule, column in columns],
+        len(together),
+        _numbers(together, update.replayed),
+    )
+
+
+def _line(rows: pandas.DataFrame, left_out: int, replayed: tuple[str, ...]) -> Line:
+    first = rows.iloc[0]
+    score = None if pandas.isna(first.score) else float(first.score)
+    judged = [rows.event, rows.under_grpo, *(rows[f"{label}: event"] for label in replayed)]
+    tokens = list(zip(map(visible, rows.text), map(_classes, zip(*judged, strict=True)), strict=True))
+    return Line(int(first["sample"]) + 1, score, float(first.advantage), tokens, left_out)
+
+
+def _classes(judged: tuple[str, ...]) -> str:
+    """The HTML classes of a token: its event under each rule, and the replayed rules that differ in clipping it."""
+    own, grpo, *replayed = judged
+    if set(judged) == {KEPT}:
+        return ""
+    found = [own, f"g-{grpo}"]
+    for number, event in enumerate(replayed):
+        other = (event in (LOW, HIGH)) != (own in (LOW, HIGH))
+        found.append(f"r{number}-{event}{f' r{number}-other' if other else ''}")
+    return " ".join(found)
+
+
+def _numbers(rows: pandas.DataFrame, replayed: tuple[str, ...]) -> dict[str, list[Any]]:
+    def rounded(values: pandas.Series) -> list[float | None]:
+        return [float(f"{value:.4g}") if isfinite(value) else None for value in map(float, values)]
+
+    fields = ("ratio", "low", "high", "weight", "advantage", "old_log_prob", "log_prob")
+    numbers: dict[str, list[Any]] = {name: rounded(rows[name]) for name in fields}
+    numbers["region"] = list(rows.region)
+    numbers["event"] = [EVENTS.index(event) for event in rows.event]
+    numbers["under_grpo"] = [EVENTS.index(event) for event in rows.under_grpo]
+    numbers["replayed"] = [
+        {name: rounded(rows[f"{label}: {name}"]) for name in ("low", "high", "weight")}
+        | {"label": label, "region": list(rows[f"{label}: region"])}
+        | {"event": [EVENTS.index(event) for event in rows[f"{label}: event"]]}
+        for label in replayed
+    ]
+    return numbers

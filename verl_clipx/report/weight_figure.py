@@ -1,0 +1,84 @@
+"""The gradient weight F of a method over the ratio, for either sign of the advantage: `clipx methods NAME --plot`."""
+
+from pathlib import Path
+
+import matplotlib
+import numpy
+import torch
+from matplotlib.figure import Figure
+
+from verl_clipx.base.method import Method
+from verl_clipx.base.tokens import Inputs, tokens_of
+from verl_clipx.common.files import replacing
+from verl_clipx.report.drawing import STYLE
+from verl_clipx.report.palette import INK, OTHERS, SOFT
+
+HIGHEST_RATIO = 2.5
+# Under the old policy; at the highest ratio, the current probability is still at most 1.
+PROBABILITIES = (0.1, 0.4)
+POINTS = 1001
+MOST_WEIGHT = 5.0
+
+
+def weights(method: Method, advantage: float, probability: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Ratios, and the gradient weight at each of a token that is a sequence by itself, (POINTS,) each.
+
+    Args:
+        method: bounds that adapt are those before any statistics: where a search starts, or a bin without spread.
+        advantage: that of each token.
+        probability: that of each token under the old policy.
+    """
+    ratio = torch.linspace(1e-3, HIGHEST_RATIO, POINTS, dtype=torch.float64)[:, None]
+    old = torch.full_like(ratio, probability).log()
+    inputs = Inputs(
+        log_prob=old + ratio.log(),
+        old_log_prob=old,
+        advantages=torch.full_like(ratio, advantage),
+        mask=torch.ones_like(ratio, dtype=torch.bool),
+        rollout_log_prob=old,
+        entropy=torch.ones_like(old),
+        group=torch.arange(POINTS),
+    )
+    tokens = tokens_of(inputs, method.log_ratio_clamp)
+    decision = method.decide(torch.zeros(method.statistics_size, dtype=torch.float64))
+    return ratio[:, 0], method.gradient_weight(tokens, method.bounds(tokens, decision))[:, 0]
+
+
+def draw_weights(method: Method, path: Path) -> None:
+    """Draws F over the ratio, one panel for each sign of the advantage.
+
+    Args:
+        path: file of the figure; its ending chooses the format, such as .svg or .png.
+
+    Raises:
+        OSError: the file cannot be written.
+        ValueError: the ending is not a format of Matplotlib.
+    """
+    with matplotlib.rc_context(STYLE):
+        drawing = Figure(figsize=(10, 4.4))
+        for axes, advantage in zip(drawing.subplots(1, 2, sharey=True), (1.0, -1.0), strict=True):
+            lines = [tuple(x.numpy() for x in weights(method, advantage, p)) for p in PROBABILITIES]
+            same = numpy.allclose(lines[0][1], lines[1][1])
+            for probability, (ratio, weight), colour, dashes in list(
+                zip(PROBABILITIES, lines, OTHERS, ("-", (0, (4, 2))), strict=False)
+            )[: 2 - same]:
+                # No line is drawn where the weight jumps.
+                jumps = numpy.abs(numpy.diff(weight, append=weight[-1])) > 0.05
+                label = f"old probability {probability:g}"
+                axes.plot(ratio, numpy.where(jumps, numpy.nan, weight), color=colour, ls=dashes, label=label)
+            axes.plot([0, HIGHEST_RATIO], [0, HIGHEST_RATIO], color=SOFT, lw=0.7, ls=":")
+            axes.set(xlim=(0, HIGHEST_RATIO), xlabel="ratio r")
+            axes.set_ylim(-0.05, min(MOST_WEIGHT, axes.get_ylim()[1]))
+            axes.set_title(f"A {'>' if advantage > 0 else '<'} 0")
+            if not same:
+                axes.legend(frameon=False)
+        drawing.axes[0].set_ylabel("gradient weight F")
+        given = ", ".join(f"{name} {value}" for name, value in method.parameters.items() if value is not None)
+        drawing.suptitle(
+            f"{method.name}: the gradient is F·A; dotted: F = r", x=0.02, ha="left", weight="bold", color=INK
+        )
+        note = " Bounds that adapt are those before any statistics." if method.statistics_size else ""
+        drawing.text(0.02, 0.02, f"{given}.{note}", color=SOFT, fontsize=9, wrap=True)
+        drawing.subplots_adjust(left=0.07, right=0.95, top=0.84, bottom=0.22, wspace=0.12)
+        with replacing(path) as partial:
+            drawing.savefig(partial, format=path.suffix[1:], dpi=144)

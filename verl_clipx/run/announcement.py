@@ -1,0 +1,196 @@
+"""The announced line: the loss and its limits, what differs from its group, averages, corrections and updates.
+
+The driver and the workers make the same line from the same configuration.
+"""
+
+import dataclasses
+from typing import Any
+
+from verl_clipx.base.method import Limit
+from verl_clipx.run.clip_keys import ACTOR
+from verl_clipx.run.config import Observe, Settings
+from verl_clipx.run.hydra_nodes import ClipxPolicyLossConfig, RunFacts
+from verl_clipx.run.listing import group_settings
+from verl_clipx.run.support import (
+    ROLLOUT_IS,
+    ROLLOUT_RS,
+    TEMPERATURE,
+    WITH_ROLLOUT_IS,
+    WITH_ROLLOUT_RS,
+    distillation_term,
+    mismatch_remark,
+    untested,
+)
+
+
+def announcement(policy_loss: ClipxPolicyLossConfig) -> str:
+    """One line that says what a run trains.
+
+    Args:
+        policy_loss: verl's policy-loss node, as the driver and the workers build it.
+    """
+    settings, run = policy_loss.clipx, policy_loss.run
+    observed = isinstance(settings, Observe)
+    if observed:
+        loss, limit, lopti = f"verl's own loss {policy_loss.loss_mode}, observed (+clipx=observe)", VERL_LIMIT, False
+    else:
+        chosen, limit = f" (+clipx={run.group})" if run.group else "", settings.method.what_limits
+        scope = f"scope {settings.scope}" if settings.adaptive else limit.described
+        differing = ", ".join(differences(settings, run)) or "every parameter as in its group"
+        weight = UNCONSTRAINED if settings.method.unconstrained_weight else ""
+        loss = f"clipx_{settings.method.name}{chosen}, {scope}, {differing}{weight}"
+        lopti = settings.update is not None and len(settings.update.passes) == 2
+    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+    parts = [
+        f"clipx: {loss}",
+        distillation_term(run.options),
+        averages(run, observed=observed),
+        *corrections(run, observed=observed),
+        biased,
+        untested_options(run),
+        f"old_log_probs {source_of_old_log_probs(run)}",
+        updates(run, limit, twice=lopti),
+    ]
+    return f"{'; '.join(filter(None, parts))}{traced(settings)}"
+
+
+# The plugin does not know what limits verl's own loss.
+VERL_LIMIT = Limit("", "clipping, if this loss clips,")
+
+# Announced after the parameters of a method that sets unconstrained_weight.
+UNCONSTRAINED = ", unconstrained_weight: F may be 0 or less at ratio 1, or change with the size of A"
+
+# How a paper averages, by the mode that its method's group names.
+AVERAGES = {"token-mean": "averages over all tokens", "seq-mean-token-mean": "averages each sequence first"}
+
+
+def averages(run: RunFacts, *, observed: bool) -> str:
+    """verl's aggregation mode and, if it differs, the paper's.
+
+    Args:
+        observed: whether verl's own loss is trained. Some of verl's losses, such as its sapo, average in their own way.
+    """
+    said, key = f"loss_agg_mode {run.loss_agg_mode}", f"{ACTOR}.loss_agg_mode"
+    if observed:
+        return f"{said}, if this loss follows it"
+    paper = run.paper_loss_agg_mode
+    if paper in (None, run.loss_agg_mode):
+        return said
+    return f"{said} (the paper {AVERAGES.get(paper, 'does not')}; set {key}={paper} for that)"
+
+
+def corrections(run: RunFacts, *, observed: bool) -> list[str]:
+    """The corrections of the samples' weights, mask and probabilities; by default there are none.
+
+    Args:
+        observed: whether verl's own loss is trained.
+    """
+    found, temperature = [], run.options.get(TEMPERATURE)
+    for key, others in ((ROLLOUT_IS, WITH_ROLLOUT_IS), (ROLLOUT_RS, WITH_ROLLOUT_RS)):
+        # In bypass mode verl's trainers apply neither, and only the plugin's losses reject.
+        if run.options.get(key) is not None and not (run.bypass and (observed or key == ROLLOUT_IS)):
+            threshold, *normalised = (run.options.get(other) for other in others)
+            over = ", normalised over the batch" if any(normalised) else ""
+            by = " by the current weights" * run.bypass
+            found.append(f"{key.rpartition('.')[2]}={run.options[key]}{by} (threshold {shown(threshold)}{over})")
+    corrected = [f"rollout correction {', '.join(found)}"] if found else []
+    if temperature in (None, 1):
+        return corrected
+    return [*corrected, f"log-probabilities at temperature {shown(temperature)}"]
+
+
+def untested_options(run: RunFacts) -> str:
+    """Which of the run's options no test has run; empty if tests have run all of them."""
+    # verl stops a run without these keys, and a configuration that nobody starts needs none of them.
+    options = [option for option in untested(run.options) if not option.endswith("=None")]
+    return f"no test has run {', '.join(options)}" if options else ""
+
+
+def traced(settings: Settings | Observe) -> str:
+    """What is traced, and to which folder, after a semicolon; empty if nothing is traced."""
+    trace = settings.trace
+    if trace is None:
+        return ""
+    batches = "every rollout batch" if trace.every == 1 else f"one of {trace.every} rollout batches"
+    return f"; {100 * trace.fraction:g} % of the prompts traced in {batches}, to {trace.folder}"
+
+
+def differences(settings: Settings, run: RunFacts) -> list[str]:
+    """The parameters that differ from the group, each with both values and, if one of verl's keys set it, this key."""
+    group = parameters_of_group(run.group or settings.method.name)
+    found = []
+    for field, value in values_of(settings):
+        name, of_group = field.name, group.get(field.name, field.default)
+        if value != of_group:
+            source = f"; from {ACTOR}.{run.taken[name]}" if name in run.taken else switched_off(run, name, value)
+            found.append(f"{name}={shown(value)} (group: {shown(of_group)}{source}{unusual(field, value)})")
+    return found
+
+
+def unusual(field: dataclasses.Field, value: Any) -> str:
+    """A remark on a value outside its usual range, for `differences`; empty if there is nothing to remark."""
+    usual = field.metadata["allowed"].usual
+    if usual is None or value is None or usual[0] <= value <= usual[1]:
+        return ""
+    return f"; unusual, mostly {shown(usual[0])} to {shown(usual[1])}"
+
+
+def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
+    """Each parameter of a clipx node that changes what is trained, and its value."""
+    return [
+        (field, getattr(owner, field.name))
+        for owner in (settings.method, settings)
+        for field in dataclasses.fields(owner)
+        if field.name not in ("method", "trace", "health_limits")
+    ]
+
+
+def parameters_of_group(group: str) -> dict[str, Any]:
+    """What a group of the plugin sets. Empty for a user's group, whose parameters are compared with the defaults."""
+    try:
+        return group_settings(group)
+    except FileNotFoundError:
+        return {}
+
+
+def switched_off(run: RunFacts, name: str, value: Any) -> str:
+    """Which of verl's switches of torch.compile set clipx.compile, for `differences`; empty if none did."""
+    if name != "compile" or value is not False or not run.uncompiled_by:
+        return ""
+    return f"; from {run.uncompiled_by}=False"
+
+
+def shown(value: Any) -> str:
+    """A value as it is written on the command line; a modifier's includes its parameters."""
+    if value is None or isinstance(value, bool):
+        return "null" if value is None else str(value).lower()
+    if dataclasses.is_dataclass(value):
+        fields = (f"{field.name}={shown(getattr(value, field.name))}" for field in dataclasses.fields(value))
+        return f"{type(value).__name__}({', '.join(fields)})"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
+
+
+def source_of_old_log_probs(run: RunFacts) -> str:
+    """Where verl's trainer gets old_log_probs from."""
+    if run.bypass:
+        return "are the rollout's own (bypass_mode)"
+    if run.old_policy_starts_the_update:
+        return "are recomputed with the weights at the start of a rollout batch's first update"
+    if run.mini_batches_at_once or (run.uses_v1 and run.trainer_mode == "separate_async"):
+        return "are recomputed with the weights that the rollout last received"
+    return "are the trainer's"
+
+
+def updates(run: RunFacts, limit: Limit, *, twice: bool) -> str:
+    """The number of updates per rollout batch, and whether the loss's limits can act in them.
+
+    Args:
+        twice: whether Lopti makes two passes, of which the second starts away from ratio 1.
+    """
+    if run.updates is None:
+        return "an unknown number of updates per rollout batch"
+    number = f"{run.updates} update{'' if run.updates == 1 else 's'} per rollout batch{' and pass of Lopti' * twice}"
+    if run.makes_one_update and not twice:
+        several = f"to make several updates, set {ACTOR}.ppo_mini_batch_size below data.train_batch_size"
+        return f"{number}, at ratio 1: {limit.acting or 'clipping'} cannot act ({several})"
+    return f"{number}: {limit.acting} can act" if limit.acting else f"{number}: nothing clips"

@@ -1,0 +1,123 @@
+"""The loss settings that a command line lists: `+clipx=acpo clipx.alpha=1,2 +clipx=bapo …`."""
+
+import itertools
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.errors import HydraException
+from omegaconf import OmegaConf
+
+from verl_clipx.base.method import NODE
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.suggestions import did_you_mean
+from verl_clipx.modifiers import MODIFIERS
+from verl_clipx.run.config import Observe, Settings, build
+from verl_clipx.run.listing import group_names, group_settings
+
+
+@dataclass
+class Candidate:
+    """A method's group with the settings that the command line adds to it.
+
+    Args:
+        group: the group that chose the method.
+        node: the group's clipx node.
+        given: from keys under the node to the values that the command line sets.
+        modifiers: from the modifiers' groups, as the command line writes them, to their nodes.
+        swept: from keys under the node to the values that the command line lists for them.
+    """
+
+    group: str
+    node: dict[str, Any]
+    given: dict[str, Any] = field(default_factory=dict)
+    modifiers: dict[str, Any] = field(default_factory=dict)
+    swept: dict[str, list[Any]] = field(default_factory=dict)
+
+    def settings(self, chosen: Mapping[str, Any]) -> Settings:
+        """The settings with one value for each swept key.
+
+        Args:
+            chosen: from swept key to value.
+
+        Raises:
+            ValueError: an unknown key, a bad value, `observe`, or Lopti, which no single pass over tokens can show.
+        """
+        node = OmegaConf.create(self.node)
+        for modifier in self.modifiers.values():
+            node.merge_with(modifier)
+        for key, value in {**self.given, **chosen}.items():
+            OmegaConf.update(node, key, value, force_add=True)
+        built = build(**OmegaConf.to_container(node))
+        if isinstance(built, Observe):
+            raise ValueError(f"+{NODE}={self.group}: observes verl's own loss and is not a method. Name a method.")
+        if built.update is not None:
+            raise ValueError(
+                f"+{NODE}/update=lopti: its second pass sees the weights after the first one, which a trace of another "
+                "run cannot know. Leave it out; in the traces of a run with Lopti, each pass is an update by itself."
+            )
+        return built
+
+    def label(self, chosen: Mapping[str, Any]) -> str:
+        """The group followed by what is added to it; `chosen` is from swept key to value."""
+        of_modifiers = [name.removeprefix(f"{NODE}/") for name in self.modifiers]
+        return " ".join([self.group, *of_modifiers, *(f"{k}={v}" for k, v in {**self.given, **chosen}.items())])
+
+    def each(self) -> list[tuple[str, Settings]]:
+        """A label and the settings for every combination of the swept values; raises ValueError as `settings` does."""
+        combinations = [
+            dict(zip(self.swept, values, strict=True)) for values in itertools.product(*self.swept.values())
+        ]
+        return [(self.label(chosen), self.settings(chosen)) for chosen in combinations]
+
+
+def candidates_of(words: list[str]) -> list[Candidate]:
+    """The candidates of a command line. Each `+clipx=<group>` begins one, to which the following words add settings.
+
+    Args:
+        words: Hydra overrides. Several values of a key, separated by commas, are swept.
+
+    Raises:
+        ValueError: a word is not an override of the clipx node, comes before any method, names several methods or an
+            unknown group.
+    """
+    found: list[Candidate] = []
+    try:
+        overrides = OverridesParser.create().parse_overrides(words)
+    except HydraException as error:
+        raise ValueError(f"{' '.join(words)}: {error}") from None
+    for word, override in zip(words, overrides, strict=True):
+        key = override.key_or_group
+        values = list(override.sweep_iterator()) if override.is_sweep_override() else [override.value()]
+        if key == NODE:
+            found += [Candidate(str(value), _group(str(value))) for value in values]
+            if len(values) > 1:
+                raise ValueError(f"{word}: name one method at a time, +{NODE}=acpo +{NODE}=bapo.")
+            continue
+        if not found:
+            raise ValueError(f"{word}: comes before any method. Name a method first, for example +{NODE}=acpo.")
+        if key.startswith(f"{NODE}/") and len(values) == 1:
+            name = f"{key.removeprefix(f'{NODE}/')}/{values[0]}"
+            found[-1].modifiers[f"{key}={values[0]}"] = _group(name)
+        elif key.startswith(f"{NODE}."):
+            name = key.removeprefix(f"{NODE}.")
+            if override.is_sweep_override():
+                found[-1].swept[name] = values
+            else:
+                found[-1].given[name] = values[0]
+        else:
+            raise ValueError(f"{word}: write +{NODE}=GROUP, +{NODE}/MODIFIER=GROUP or {NODE}.PARAMETER=VALUE.")
+    return found
+
+
+def _group(name: str) -> dict[str, Any]:
+    if not (configs_folder() / NODE / f"{name}.yaml").is_file():
+        folder, _, last = f"{NODE}/{name}".rpartition("/")
+        if not (configs_folder() / folder).is_dir():
+            hint = did_you_mean(folder, [f"{NODE}/{node}" for node in MODIFIERS], "+")
+            raise ValueError(f"+{folder}={last}: there is no group {folder}.{hint}")
+        known = group_names(folder)
+        hint = did_you_mean(last, known, f"+{folder}=")
+        raise ValueError(f"+{folder}={last}: there is no such group.{hint} There are: {', '.join(known)}.")
+    return group_settings(name)

@@ -1,0 +1,303 @@
+"""The clipx node: a method with its parameters, and the settings around it."""
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from verl_clipx.base.method import NODE, Bounds
+from verl_clipx.base.parameters import (
+    boolean,
+    choice,
+    number,
+    only,
+    optional,
+    parameter,
+    reject_unknown,
+    validate,
+)
+from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed_functions, token_functions
+from verl_clipx.loss.user_method import load_method
+from verl_clipx.methods import METHODS, Method, method_named
+from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
+from verl_clipx.run.health import HealthLimits
+from verl_clipx.run.listing import OBSERVE
+from verl_clipx.run.trace import Trace
+
+
+def node_parameter(kind: type, meaning: str) -> Any:
+    """A parameter that is a node, which its own group fills; null without that group."""
+    description = f"the parameters of {kind.__name__} (choose them by a group under {kind.node})"
+    return parameter(None, optional(only(description, lambda value: isinstance(value, kind))), meaning)
+
+
+def compile_parameter(meaning: str) -> Any:
+    """A parameter that decides whether torch.compile is used."""
+    allowed = only("auto, true or false", lambda value: value == "auto" or isinstance(value, bool))
+    return parameter(
+        "auto",
+        allowed,
+        f"whether torch.compile fuses {meaning}; auto: on an accelerator, unless verl's use_torch_compile is off",
+    )
+
+
+def metrics_parameter() -> Any:
+    """A parameter that decides which metrics are logged."""
+    return parameter(
+        "default",
+        choice("default", "all"),
+        "default: the metrics that most runs need; all: also the more detailed ones",
+    )
+
+
+def health_parameter() -> Any:
+    """A parameter that decides what a run does when a limit of its health is exceeded."""
+    return parameter(
+        "warn",
+        choice("warn", "stop"),
+        "what happens if a step exceeds a limit of clipx.health_limits: warn (once for each limit) or stop the run",
+    )
+
+
+def log_parameter() -> Any:
+    """A parameter that decides whether a run keeps a log and a record of the plugin's."""
+    return parameter(
+        True,
+        boolean(),
+        "whether the run keeps a log that goes on where it resumes, and a record: trainer.logger's file, or else one "
+        "in trainer.default_local_dir",
+    )
+
+
+def compiled_on(device: torch.device | str, compile: str | bool) -> bool:
+    """Whether to compile for a device, given the value of a `compile_parameter`."""
+    return torch.device(device).type != "cpu" if compile == "auto" else compile
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """The clipx node of a run that trains a method of the plugin.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range, or with two values that contradict each other.
+    """
+
+    method: Method
+    scope: str = parameter(
+        "mini_batch",
+        choice("mini_batch", "lagged", "micro_batch"),
+        "the tokens that the statistics behind the bounds are computed from: mini_batch (exact: the optimizer "
+        "mini-batch of all ranks), lagged (the same update of the previous rollout batch; no extra forward pass) or "
+        "micro_batch (the current micro-batch of this rank)",
+    )
+    lagged_average: float = parameter(
+        0.0,
+        number(at_least=0, at_most=0.999),
+        "scope=lagged: weight of the past in an exponential average of the statistics; 0: only the previous statistics",
+    )
+    missing_state: str = parameter(
+        "error",
+        choice("error", "fresh"),
+        "what happens if the checkpoint has no usable state of the bounds: error stops the run, fresh starts them "
+        "afresh",
+    )
+    receipt: str = parameter(
+        "auto",
+        choice("auto", "stop", "warn", "off"),
+        "what happens if the gradient on log_prob in the first rollout batch is not the announced one: stop the run, "
+        "warn, or off (nothing is compared); auto: stop if tests have run all of the run's options, otherwise warn",
+    )
+    compile: str | bool = compile_parameter("the loss and its statistics into one graph each")
+    metrics: str = metrics_parameter()
+    health: str = health_parameter()
+    log: bool = log_parameter()
+    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
+    shaping: AdvantageReweighting | None = node_parameter(AdvantageReweighting, "+clipx/shaping=advantage_reweighting")
+    select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
+    update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
+    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
+
+    def __post_init__(self) -> None:
+        validate(self, NODE)
+        if self.lagged_average and self.scope != "lagged":
+            raise ValueError(
+                f"{NODE}.lagged_average={self.lagged_average:g} with {NODE}.scope={self.scope}: only scope=lagged "
+                f"averages. Set {NODE}.scope=lagged, or {NODE}.lagged_average=0."
+            )
+
+    def functions(self, device: torch.device | str) -> TokenFunctions:
+        """The functions that compute the loss and the statistics of tokens on a device."""
+        compiled = compiled_on(device, self.compile)
+        return token_functions(self.method, self.shaping, detailed=self.detailed, compiled=compiled)
+
+    @property
+    def detailed(self) -> bool:
+        """Whether metrics beyond the default ones are logged."""
+        return self.metrics == "all"
+
+    @property
+    def adaptive(self) -> bool:
+        """Whether the bounds depend on statistics."""
+        return self.method.statistics_size > 0
+
+    @property
+    def needs_entropy(self) -> bool:
+        """Whether the loss needs the current policy's entropy."""
+        return self.select is not None or "entropy" in self.method.asks_for
+
+    @property
+    def selects_over_mini_batch(self) -> bool:
+        """Whether entropy selection needs a threshold over the mini-batch."""
+        return self.select is not None and self.select.over == "mini_batch"
+
+    @property
+    def needs_extra_pass(self) -> bool:
+        """Whether some optimizer steps need the extra pass, a pass without gradient over the mini-batch."""
+        of_history = self.scope == "lagged" and "entropy" in self.method.asks_for
+        return self.selects_over_mini_batch or (self.adaptive and (self.scope == "mini_batch" or of_history))
+
+
+# From the keys under the clipx node that have groups of their own to the classes of their nodes.
+NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observe:
+    """The clipx node of +clipx=observe: verl's own loss, whatever loss_mode is, with the plugin's metrics.
+
+    Raises:
+        ValueError: when built with a value outside a parameter's range.
+    """
+
+    receipt: str = parameter(
+        "auto", choice("auto", "off"), "verl's own loss announces no gradient: nothing is compared"
+    )
+    compile: str | bool = compile_parameter("the metrics into one graph")
+    metrics: str = metrics_parameter()
+    health: str = health_parameter()
+    log: bool = log_parameter()
+    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
+    trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
+
+    def __post_init__(self) -> None:
+        validate(self, NODE)
+
+    def functions(self, device: torch.device | str) -> ObservedFunctions:
+        """The functions that compute the sums behind the metrics of tokens on a device."""
+        return observed_functions(detailed=self.detailed, compiled=compiled_on(device, self.compile))
+
+    @property
+    def detailed(self) -> bool:
+        """Whether metrics beyond the default ones are logged."""
+        return self.metrics == "all"
+
+
+# The parameters of the clipx node besides the method's own.
+AROUND = {field.name: field for field in dataclasses.fields(Settings) if field.name != "method"}
+
+
+def parameters_of(method: type[Method]) -> dict[str, dataclasses.Field]:
+    """Every key that a method's clipx node takes: its own parameters, those of its bases, then those of `Settings`."""
+    fields = {field.name: field for field in dataclasses.fields(method)}
+    # dataclasses puts the fields of a base first; here they come last, because all methods have them.
+    own_first = [name for one in method.__mro__ for name in vars(one).get("__annotations__", {}) if name in fields]
+    return {**{name: fields[name] for name in own_first}, **AROUND}
+
+
+def completed(node: Mapping[str, Any]) -> dict[str, Any]:
+    """A clipx node with the defaults of what it leaves out; unchanged if it names no method of the plugin."""
+    name = node.get("method")
+    if name == OBSERVE:
+        fields = dataclasses.fields(Observe)
+    else:
+        fields = parameters_of(METHODS[name]).values() if name in METHODS else ()
+    return {**{field.name: field.default for field in fields}, **node}
+
+
+def build(method: str | None = None, function: str | None = None, **parameters: Any) -> Settings | Observe:
+    """Builds and checks a clipx node.
+
+    Args:
+        method: the name of a method of the plugin, or "observe"; None if `function` is given.
+        function: a user's loss as `package.module:name`; None if `method` is given.
+        parameters: the method's parameters and those of `Settings`, by name.
+
+    Raises:
+        ValueError: no method or two methods; an unknown method or parameter; or a value of a wrong type or range. The
+            message names the key, the value and what is allowed.
+    """
+    if method is None and function is None:
+        raise ValueError(
+            f"{NODE}.method=None and {NODE}.function=None: no method is chosen (+clipx=base is not a method, but what "
+            "all groups have in common). Choose one by its group, for example +clipx=acpo, or a loss of your own: "
+            "+clipx=custom clipx.function=package.module:name."
+        )
+    if method is not None and function is not None:
+        raise ValueError(
+            f"{NODE}.method={method!r} and {NODE}.function={function!r}: choose one method by its group (+clipx=acpo), "
+            "or a loss of your own (+clipx=custom clipx.function=package.module:name)."
+        )
+    if method == OBSERVE:
+        reject_unknown(parameters, [field.name for field in dataclasses.fields(Observe)], NODE, ONLY_OBSERVED)
+        return Observe(**{key: with_node(key, value) for key, value in parameters.items()})
+    chosen = method_named(method) if method is not None else load_method(function)
+    taken = AROUND.keys() & {field.name for field in dataclasses.fields(chosen)}
+    if taken:
+        raise ValueError(
+            f"{NODE}.function={function!r}: {sorted(taken)[0]} is a key of every clipx node. Rename this parameter."
+        )
+    reject_unknown(parameters, parameters_of(chosen), NODE, chosen.name)
+    own = {key: value for key, value in parameters.items() if key not in AROUND}
+    around = {key: with_node(key, value) for key, value in parameters.items() if key in AROUND}
+    return Settings(method=chosen(**own), **around)
+
+
+ONLY_OBSERVED = f"{OBSERVE}, which leaves verl's own loss as it is"
+
+
+def with_node(key: str, node: Any) -> Any:
+    """Builds the class of a key that has a group of its own, from `NODES`; other values are returned unchanged.
+
+    Args:
+        node: its value.
+
+    Raises:
+        ValueError: an unknown key in the node, or a bad value; the message names it.
+    """
+    kind = NODES.get(key)
+    if kind is None or node is None or isinstance(node, kind):
+        return node
+    if not isinstance(node, Mapping):
+        raise ValueError(f"{kind.node}={node!r}: choose a group, for example +{kind.node.replace('.', '/')}=...")
+    reject_unknown(node, [field.name for field in dataclasses.fields(kind)], kind.node, kind.__name__)
+    return kind(**node)
+
+
+def clip_range(actor: Any) -> Bounds:
+    """The bounds on the ratio that verl's clip_ratio_low and clip_ratio_high, or else its clip_ratio, set."""
+    low, high = actor.clip_ratio_low, actor.clip_ratio_high
+    return Bounds(1 - (actor.clip_ratio if low is None else low), 1 + (actor.clip_ratio if high is None else high))
+
+
+def settings_without_group(name: str, actor: Any) -> Settings:
+    """The settings if `loss_mode` was set without a `+clipx=<method>` group.
+
+    Args:
+        actor: verl's ActorConfig. Its clip_ratio_low and clip_ratio_high become fixed bounds, its clip_ratio_c becomes
+            GRPO's dual clip.
+
+    Returns:
+        The method's defaults, with verl's bounds if the method has fixed bounds.
+
+    Raises:
+        ValueError: a value of verl's is outside the parameter's range.
+    """
+    method = METHODS[name]
+    overrides: dict[str, float] = {}
+    if "clip_low" in parameters_of(method):
+        overrides["clip_low"], overrides["clip_high"] = clip_range(actor)
+    if name == "grpo":
+        overrides["dual_clip"] = actor.get("clip_ratio_c", 3.0)
+    return Settings(method=method(**overrides))

@@ -1,0 +1,140 @@
+"""Suggests what was meant by a key that verl's configuration does not have."""
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
+from hydra.errors import ConfigCompositionException, InstantiationException
+from omegaconf import DictConfig, OmegaConf
+
+from verl_clipx.base.method import NODE
+from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.suggestions import did_you_mean
+from verl_clipx.run.clip_keys import ACTOR
+
+Composed = TypeVar("Composed", bound=tuple[Any, ...])
+
+NOT_THERE = re.compile(r"Could not override '(.+)'\.")
+
+# The error of verl's dataclasses for a key that was added with +.
+NO_FIELD = re.compile(r"unexpected keyword argument '(\w+)'.*full_key: (\S+)", re.DOTALL)
+
+# If a name occurs in more places than this, it says little about which of them was meant.
+MOST_PLACES = 3
+
+# Names as alike as adv_estimater and adv_estimator, by difflib's ratio.
+NEARLY_THE_SAME = 0.9
+
+# The folders of the plugin's groups, which are all added with +.
+GROUPS = (NODE, "hardware", "recipe")
+
+# What the plugin's groups tell the worker about the run. Nobody sets these keys, so they are not suggested.
+FACTS = f"{ACTOR}.policy_loss.run"
+
+
+def with_known_keys(compose: Callable[[list[str]], Composed], words: Sequence[str]) -> Composed:
+    """Composes a command line, and names all overrides whose keys do not exist.
+
+    Args:
+        compose: returns verl's configuration, and anything that goes with it, for overrides and Hydra's options.
+        words: the command line.
+
+    Returns:
+        What `compose` returns.
+
+    Raises:
+        ValueError: one line for each override of a key that does not exist, with a suggestion.
+        HydraException: the overrides do not compose for another reason.
+    """
+    left, unknown = list(words), []
+    while True:
+        try:
+            composed = compose(left)
+        except ConfigCompositionException as error:
+            key = NOT_THERE.match(str(error))
+            named = [word for word in left if key and word.partition("=")[0] == key[1]]
+            if not named:
+                raise
+            unknown += named
+            left = [word for word in left if word not in named]
+            continue
+        if unknown:
+            raise ValueError("\n".join(absent(word, composed[0]) for word in unknown))
+        return composed
+
+
+def absent(override: str, config: DictConfig) -> str:
+    """The message for an override, KEY=VALUE, of a key that verl's configuration does not have."""
+    key = override.partition("=")[0]
+    hint = of_the_plugin(override) or nearest(key, config)
+    hint = hint or f" If a part of verl reads it without a default, write +{override}."
+    return f"{override}: verl's configuration has no such key.{hint}"
+
+
+def of_the_plugin(override: str) -> str:
+    """A sentence, after a space, for a group or a key of the plugin's without its + or without a method; else empty."""
+    key, _, value = override.partition("=")
+    folder = configs_folder() / key
+    if (folder.is_dir() and key.partition("/")[0] in GROUPS) or key == f"{NODE}/shadow":
+        names = [path.stem for path in folder.glob("*.yaml")]
+        near = did_you_mean(value, names, f"+{key}=") if value not in names else ""
+        return near or f" Did you mean +{key}={value}?"
+    if key.startswith(f"{NODE}."):
+        return f" Choose a method by its group, for example +{NODE}=grpo, which has the node {NODE}."
+    return ""
+
+
+def nearest(key: str, config: DictConfig) -> str:
+    """A sentence, after a space, that names the keys nearest to one that does not exist; empty if none is near.
+
+    A key of the same name at another place is nearer than one of a similar name.
+    """
+    node = OmegaConf.to_container(config, resolve=False)
+    every = [path for path in paths(node) if path != key and not path.startswith(FACTS)]
+    places = [path for path in every if path.rpartition(".")[2] == key.rpartition(".")[2]]
+    if 0 < len(places) <= MOST_PLACES:
+        return f" Did you mean {' or '.join(get_close_matches(key, places, n=1, cutoff=0.9) or places)}?"
+    name = key
+    while isinstance(node.get(name.partition(".")[0]), dict):
+        first, _, name = name.partition(".")
+        node = node[first]
+    return did_you_mean(name, (path for path in paths(node) if path != name), key.removesuffix(name))
+
+
+def paths(node: dict[str, Any], before: str = "") -> Iterator[str]:
+    """The full key of every value and of every node in a nested configuration."""
+    for key, value in node.items():
+        yield f"{before}{key}"
+        if isinstance(value, dict):
+            yield from paths(value, f"{before}{key}.")
+
+
+def near_another(added: Sequence[str], config: DictConfig) -> list[str]:
+    """A sentence for each key that + adds beside one of nearly the same name: perhaps that one was meant.
+
+    Args:
+        added: the command line's overrides.
+        config: composed with them.
+    """
+    keys = [word[1:].partition("=")[0] for word in added if word.startswith("+") and not word.startswith("++")]
+    found = []
+    for key in keys:
+        parent, _, name = key.rpartition(".")
+        node = OmegaConf.select(config, parent, throw_on_resolution_failure=False) if parent else None
+        if isinstance(node, DictConfig):
+            beside = [one for one in map(str, node) if f"{parent}.{one}" not in keys]
+            if near := get_close_matches(name, beside, n=1, cutoff=NEARLY_THE_SAME):
+                found.append(
+                    f"+{key} adds a key beside {parent}.{near[0]}, which stays as it is. Did you mean that one?"
+                )
+    return found
+
+
+def refused_by_verl(error: InstantiationException, config: DictConfig) -> Exception:
+    """The error to raise if verl cannot build a part of its configuration; it names the key if a key is the reason."""
+    found = NO_FIELD.search(str(error))
+    if found is None:
+        return error
+    key = f"{found[2]}.{found[1]}"
+    return ValueError(f"+{key}: verl has no such key and refuses it.{nearest(key, config) or ' Remove it.'}")

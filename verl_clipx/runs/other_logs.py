@@ -1,0 +1,126 @@
+"""Logs besides verl's file log: its console output, TensorBoard's folders, CSV exports of W&B."""
+
+import csv
+import io
+import math
+import re
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from verl_clipx.common.files import GZIP, read_bytes, read_text
+from verl_clipx.runs.run_log import Rows
+
+EVENTS = "events.out.tfevents.*"
+
+# A step as verl's console logger prints it; Ray puts a prefix before a worker's lines and may colour them.
+STEP = re.compile(r"(?:^|\s)step:(\d+) - (.+)$")
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+METRIC = re.compile(r"(?P<key>[^\s:]+):(?:np\.\w+\()?(?P<value>[-+.\w]+)\)?")
+
+# The column of the step in a panel's export and in that of a run's history, and what W&B adds to a panel's columns.
+STEP_COLUMNS = ("Step", "_step", "step", "training/global_step")
+RANGE_COLUMN = re.compile(r"__(MIN|MAX)$")
+
+
+def reader_of(path: Path) -> Callable[[Path], Rows] | None:
+    """The function that reads a log other than verl's file log; None for a file log, or if there is none.
+
+    Args:
+        path: a file, or a folder in which there is no file log.
+    """
+    if path.is_dir():
+        if next(path.rglob(EVENTS), None) is not None:
+            return of_tensorboard
+        return of_exports if next(path.glob("*.csv"), None) is not None else None
+    is_other = path.suffix in (".csv", ".log", ".txt", ".out") and path.is_file()
+    if not is_other or (content := read_bytes(path)).startswith(GZIP):
+        return None
+    if path.suffix == ".csv":
+        return of_exports
+    return None if content.lstrip().startswith(b"{") else of_console
+
+
+def of_console(path: Path) -> Rows:
+    """The steps in verl's console output: lines `step:1 - actor/entropy:0.5 - …`.
+
+    Raises:
+        ValueError: there is no such line.
+    """
+    rows: Rows = {}
+    for line in COLOUR.sub("", read_text(path)).splitlines():
+        if found := STEP.search(line):
+            pairs = (METRIC.fullmatch(part.strip()) for part in found[2].split(" - "))
+            numbers = {one["key"]: _number(one["value"]) for one in pairs if one}
+            rows.setdefault(int(found[1]), {}).update(numbers)
+    if not rows:
+        raise ValueError(f"{path}: no line `step:1 - …`, as `console` in trainer.logger has verl print.")
+    return rows
+
+
+def of_tensorboard(path: Path) -> Rows:
+    """The scalars of a TensorBoard folder.
+
+    Args:
+        path: the folder of one run, or one above it.
+
+    Raises:
+        ValueError: it has the events of several runs.
+        ModuleNotFoundError: tensorboard, which comes with verl, is not installed.
+    """
+    from tensorboard.backend.event_processing.event_accumulator import SCALARS, EventAccumulator
+
+    folders = sorted({file.parent for file in path.rglob(EVENTS)})
+    if len(folders) > 1:
+        names = ", ".join(one.name for one in folders)
+        raise ValueError(f"{path}: {len(folders)} runs ({names}). Name each by its folder.")
+    events = EventAccumulator(str(folders[0]), size_guidance={SCALARS: 0}).Reload()
+    rows: Rows = {}
+    for tag in events.Tags()[SCALARS]:
+        for event in events.Scalars(tag):
+            # If a resumed run logged a step again, its last value counts.
+            rows.setdefault(event.step, {})[tag] = float(event.value)
+    return rows
+
+
+def of_exports(path: Path) -> Rows:
+    """W&B's exports: the CSV files of one run's panels, or of its history.
+
+    Args:
+        path: a file, or a folder of them.
+
+    Raises:
+        ValueError: a file has no column of steps, or those of several runs.
+    """
+    rows: Rows = {}
+    for file in sorted(path.glob("*.csv")) if path.is_dir() else [path]:
+        table = csv.DictReader(io.StringIO(read_text(file)))
+        columns = [name for name in table.fieldnames or [] if name and not RANGE_COLUMN.search(name)]
+        steps = next((name for name in STEP_COLUMNS if name in columns), None)
+        if steps is None:
+            raise ValueError(
+                f"{file}: no column {' or '.join(STEP_COLUMNS[:2])}. In W&B export a line panel as CSV, or save "
+                "`run.history()` of its API."
+            )
+        # A panel's columns are called `RUN - METRIC`.
+        runs = {name.rpartition(" - ")[0] for name in columns if name not in STEP_COLUMNS}
+        if len(runs) > 1:
+            raise ValueError(f"{file}: {len(runs)} runs ({', '.join(sorted(runs))}). Export each by itself.")
+        for row in table:
+            _add(rows, row[steps], ((name.rpartition(" - ")[2], row[name]) for name in columns if name != steps))
+    return rows
+
+
+def _add(rows: Rows, step: str | None, cells: Iterable[tuple[str, str | None]]) -> None:
+    at = _number(step or "")
+    if math.isfinite(at):
+        found = rows.setdefault(int(at), {})
+        numbers = {name: (_number(text), text.strip().lower()) for name, text in cells if text}
+        found |= {name: number for name, (number, text) in numbers.items() if text == "nan" or not math.isnan(number)}
+
+
+def _number(text: str) -> float:
+    """The number that a text holds; NaN if it holds none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

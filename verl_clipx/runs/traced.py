@@ -1,0 +1,139 @@
+"""The traced tokens that a report shows: one update of one run of each setting, and what happened to each token."""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy
+import pandas
+
+from verl_clipx.common.traces import Shard, read_shards
+from verl_clipx.runs.run import Run, Setting
+
+# What happened to a token. Clipped: its gradient weight is 0 although its advantage is not.
+NONE, KEPT, ABOVE, BELOW, LOW, HIGH = "none", "kept", "above", "below", "low", "high"
+EVENTS = (NONE, KEPT, ABOVE, BELOW, LOW, HIGH)
+
+# Fields that every figure of a token needs; bounds may be infinite, entropy and score may be missing.
+FINITE = ("log_prob", "old_log_prob", "ratio", "bounded", "advantage", "weight")
+
+# GRPO's bounds, the yardstick of every figure and of the token view.
+GRPO_LOW, GRPO_HIGH = 0.8, 1.2
+
+
+class ReplayTable(NamedTuple):
+    """What `replay` says of several settings on a step's tokens.
+
+    Args:
+        heading: which tokens these are, and whether they are all.
+        columns: of the rows.
+        rows: the run's own, then a row a setting.
+    """
+
+    heading: str
+    columns: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class TracedUpdate:
+    """The tokens of one optimizer update that a run traced.
+
+    Args:
+        setting: that of the run.
+        run: the first run of the setting that wrote traces.
+        step, update: which update.
+        tokens: a row for each token with the fields of `traces.SCHEMA`; besides `event`, what happened to it, and
+            `under_grpo`, what would have happened at its ratio with the bounds 0.8 and 1.2; both of EVENTS.
+        not_finite: how many further tokens have a ratio, probability, advantage or weight that is not finite.
+        replayed: labels of other settings on these tokens, whose columns in `tokens` begin with `LABEL: `.
+        replays: those over all updates of the step; None without any.
+    """
+
+    setting: Setting
+    run: Run
+    step: int
+    update: int
+    tokens: pandas.DataFrame
+    not_finite: int = 0
+    replayed: tuple[str, ...] = ()
+    replays: ReplayTable | None = None
+
+
+def traced_updates(settings: list[Setting]) -> list[TracedUpdate]:
+    """One update of each setting: the last one that all of them traced and in which each has tokens with an advantage.
+
+    If there is no such update, the last one that all traced; if they share none, the last one of each setting.
+
+    Args:
+        settings: those without traces are left out.
+
+    Raises:
+        ValueError: a trace cannot be read.
+    """
+    chosen = [
+        (setting, run) for setting in settings if (run := next((run for run in setting.runs if run.shards), None))
+    ]
+    places = [{(shard.step, shard.update) for shard in run.shards} for _, run in chosen]
+    shared = sorted(set.intersection(*places)) if places else []
+    learning = (place for place in reversed(shared) if all(_learns(run, place) for _, run in chosen))
+    place = next(learning, shared[-1] if shared else None)
+    updates = []
+    for setting, run in chosen:
+        step, update = place or max((shard.step, shard.update) for shard in run.shards)
+        updates.append(TracedUpdate(setting, run, step, update, *_tokens(run, (step, update))))
+    return [update for update in updates if len(update.tokens)]
+
+
+def _shards(run: Run, place: tuple[int, int]) -> list[Shard]:
+    return [shard for shard in run.shards if (shard.step, shard.update) == place]
+
+
+def _learns(run: Run, place: tuple[int, int]) -> bool:
+    advantages = read_shards(run.traces, _shards(run, place)).column("advantage").to_numpy()
+    return bool((numpy.isfinite(advantages) & (advantages != 0)).any())
+
+
+def _tokens(run: Run, place: tuple[int, int]) -> tuple[pandas.DataFrame, int]:
+    """The tokens whose numbers are finite, judged, and how many others there are."""
+    traced = read_shards(run.traces, _shards(run, place)).to_pandas()
+    tokens = traced[numpy.isfinite(traced[list(FINITE)]).all(axis=1)].reset_index(drop=True)
+    # What entropy selection left out was not clipped: nothing happened to it.
+    left_out = tokens.selected.eq(False)
+    counted = tokens.advantage.mask(left_out, 0.0)
+    tokens["event"] = events(counted, tokens.region, tokens.weight, tokens.ratio)
+    regions, weights = under_grpo(tokens.ratio, tokens.advantage)
+    tokens["under_grpo"] = events(tokens.advantage, regions, weights, tokens.ratio)
+    return tokens, len(traced) - len(tokens)
+
+
+def events(
+    advantages: pandas.Series, regions: pandas.Series, weights: pandas.Series, ratios: pandas.Series
+) -> pandas.Series:
+    """What happened to each token, one of EVENTS; the dual clip counts as clipped high.
+
+    Args:
+        advantages, regions, weights, ratios: a value a token.
+    """
+    clipped = weights == 0
+    conditions = [
+        advantages == 0,
+        clipped & (regions != "HP") & (ratios < 1),
+        clipped,
+        regions.isin(["HN", "HP"]),
+        regions.isin(["LN", "LP"]),
+    ]
+    return pandas.Series(numpy.select(conditions, [NONE, LOW, HIGH, ABOVE, BELOW], KEPT), index=advantages.index)
+
+
+def under_grpo(ratios: pandas.Series, advantages: pandas.Series) -> tuple[pandas.Series, pandas.Series]:
+    """Region and gradient weight that GRPO would give at the same ratio with bounds 0.8 and 1.2, without dual clip.
+
+    Args:
+        ratios, advantages: a value a token.
+    """
+    high, low = ratios > GRPO_HIGH, ratios < GRPO_LOW
+    positive, negative = advantages > 0, advantages < 0
+    choices = ["HP", "LN", "HN", "LP"]
+    regions = numpy.select([high & positive, low & negative, high & negative, low & positive], choices, "M")
+    weights = ratios.where(~numpy.isin(regions, ["HP", "LN"]), 0.0)
+    return pandas.Series(regions, index=ratios.index), weights
