@@ -175,6 +175,25 @@ SETUPS: Mapping[str, Setup] = {
         ("clipx.negative_weight_high=null", *UNCLAMPED),
     ),
     "paper_dgpo": Setup(("+clipx=dgpo",), (*EPSILONS, *DECAY)),
+    "skyrl_rollout_is": Setup(("+clipx=two_sided",), bounds("eps_clip_low", "eps_clip_high")),
+    "trl_vespo": Setup(
+        ("+clipx=vespo",),
+        (
+            Key("k_pos", "k_positive", 2.0),
+            Key("lambda_pos", "lambda_positive", 3.0),
+            Key("k_neg", "k_negative", 3.0),
+            Key("lambda_neg", "lambda_negative", 2.0),
+        ),
+    ),
+    "ctpo": Setup(
+        ("+clipx=ctpo",),
+        (
+            Key("la_clip_low", "width_low", 0.025),
+            Key("la_clip_high", "width_high", 0.05),
+            Key("la_clip_c", "width_dual", 0.05),
+            Key("clip_ratio_la_power", "power", 0.5),
+        ),
+    ),
 }
 
 SHAPING = ("+clipx=grpo", "+clipx/shaping=advantage_reweighting")

@@ -1,0 +1,63 @@
+"""IPO of prime-rl: drops a token, whichever sign its advantage has, if its probability moved too far."""
+
+from dataclasses import dataclass
+
+from torch import Tensor, where
+
+from verl_clipx.base.method import Bounds, Limit, Method, limit_of
+from verl_clipx.base.parameters import number, optional, parameter
+from verl_clipx.base.tokens import Tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ipo(Method, name="ipo", source="prime-rl's default loss since September 2026 (its pull request 3586)"):
+    """Drops tokens whose probability moved by more than a threshold, in either direction.
+
+    With p the current and q the old probability, F = r where |p - q| <= threshold and F = 0 elsewhere. The objective
+    also has the term -kl_tau (log r)^2 of all tokens, whose gradient is -2 kl_tau log r and does not depend on A.
+
+    prime-rl measures from the policy that sampled.
+    """
+
+    threshold: float | None = parameter(
+        0.3,
+        optional(number(at_least=0, at_most=1)),
+        "tokens whose probability moved by more than this are dropped; null: no token",
+        "release",
+    )
+    kl_tau: float = parameter(
+        0.0, number(at_least=0, at_most=100), "coefficient of the squared log-ratio, of all tokens", "release"
+    )
+
+    @property
+    def what_limits(self) -> Limit:
+        return limit_of(self, "a fixed threshold on the probability's change", self.threshold)
+
+    @property
+    def starting_bounds(self) -> str:
+        if self.threshold is None:
+            return "change of the token's probability without bounds"
+        return f"change of the token's probability -{self.threshold:.6g} to {self.threshold:.6g}"
+
+    def bounds(self, t: Tokens, decision: Tensor) -> Bounds:
+        """The bounds on the change of the probability."""
+        # No probability changes by more than 1.
+        threshold = 1.0 if self.threshold is None else self.threshold
+        return Bounds(-threshold, threshold)
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """p - q."""
+        # Log-probabilities that are none would overflow.
+        return t.log_prob.exp().clamp(max=1.0) - t.old_log_prob.exp().clamp(max=1.0)
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        moved = self.bounded(t)
+        dropped = (moved < bounds.low) | (moved > bounds.high) | ~t.live
+        return where(dropped, 0.0, t.free_ratio)
+
+    def gradient(self, t: Tokens, weight: Tensor) -> Tensor:
+        return weight * t.advantages - 2 * self.kl_tau * t.log_ratio
+
+    def loss_value(self, t: Tokens, bounds: Bounds, weight: Tensor) -> Tensor:
+        """-F A + kl_tau (log r)^2."""
+        return self.kl_tau * t.log_ratio.square() - weight * t.advantages

@@ -1,0 +1,64 @@
+"""VESPO: a smooth weight of the whole sequence's ratio, the shape of a gamma density, with constants by sign."""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from torch import Tensor, full_like, where
+
+from verl_clipx.base.method import Bounds, ConstantWeight, Limit
+from verl_clipx.base.parameters import number, parameter
+from verl_clipx.base.tokens import Tokens
+
+# The range of the sequence's log-ratio in TRL and in the authors' code.
+LOWEST, HIGHEST = math.log(1e-8), 20.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Vespo(
+    ConstantWeight,
+    name="vespo",
+    source="VESPO (Variational Sequence-Level Soft Policy Optimization), as in TRL 1.16",
+):
+    """A soft weight of the sequence's ratio instead of bounds.
+
+    w is the product of the ratios of a sequence's tokens, with log w within [log 1e-8, 20]. F = w^k exp(lambda (1 - w))
+    is 1 at w = 1 and largest at w = k / lambda. k and lambda are k_positive and lambda_positive where A >= 0, and
+    k_negative and lambda_negative elsewhere. log_ratio_clamp acts on each token before the product.
+    """
+
+    by_sequence = True
+
+    instead_of_bounds: ClassVar[tuple[str, ...]] = ("lambda_positive", "lambda_negative")
+
+    k_positive: float = parameter(
+        2.0, number(above=0, at_most=100), "power of w where A >= 0; larger: less weight of small ratios", "release"
+    )
+    lambda_positive: float = parameter(
+        3.0, number(above=0, at_most=100), "decay with w where A >= 0; larger: less weight of large ratios", "release"
+    )
+    k_negative: float = parameter(
+        3.0, number(above=0, at_most=100), "power of w where A < 0; larger: less weight of small ratios", "release"
+    )
+    lambda_negative: float = parameter(
+        2.0, number(above=0, at_most=100), "decay with w where A < 0; larger: less weight of large ratios", "release"
+    )
+
+    @property
+    def what_limits(self) -> Limit:
+        return Limit("a soft weight of the sequence's ratio and no bounds", "the weight")
+
+    def bounded(self, t: Tokens) -> Tensor:
+        """The sequence's ratio w, at each of its tokens."""
+        return self._log_ratio(t).exp().expand_as(t.ratio)
+
+    def gradient_weight(self, t: Tokens, bounds: Bounds) -> Tensor:
+        log_w, negative = self._log_ratio(t), t.advantages < 0
+        # Two numbers alone would make float32 of float64.
+        k = where(negative, full_like(t.ratio, self.k_negative), self.k_positive)
+        decay = where(negative, full_like(t.ratio, self.lambda_negative), self.lambda_positive)
+        return (k * log_w + decay * (1 - log_w.exp())).exp()
+
+    def _log_ratio(self, t: Tokens) -> Tensor:
+        """log w, (sequences, 1)."""
+        return where(t.mask, t.log_ratio, 0.0).sum(-1, keepdim=True).clamp(LOWEST, HIGHEST)
