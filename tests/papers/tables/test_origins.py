@@ -18,7 +18,7 @@ from verl_clipx.papers.tables.presets import PAPERS, preset_names
 NAMES = [name for name in preset_names() if name.split("/")[0] in PAPERS]
 
 FILES = {
-    "recipe/made/rows.yaml": """# Made up.
+    "recipe/made/presets.yaml": """# Made up.
 
 parts:
 
@@ -98,14 +98,14 @@ def folder(tmp_path, monkeypatch):
 
 def test_the_file_that_sets_a_value_last_is_its_origin(folder):
     found = read_origins("made/run")["data.train_batch_size"]
-    assert (found.value, found.kind, found.file) == (8, "paper", "recipe/made/rows.yaml")
+    assert (found.value, found.kind, found.file) == (8, "paper", "recipe/made/presets.yaml")
     assert found.comment == "Table 9: prompts of a rollout batch"
 
 
 def test_a_part_in_the_table_is_an_origin(folder):
     found = read_origins("made/run")["clipx.clip_low"]
     assert (found.value, found.kind, found.comment) == (0.5, "script", "run.sh: upper bound")
-    assert found.file == "recipe/made/rows.yaml"
+    assert found.file == "recipe/made/presets.yaml"
 
 
 def test_a_list_is_one_value(folder):

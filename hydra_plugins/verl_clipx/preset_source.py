@@ -1,37 +1,37 @@
-"""Serves the tables of runs, configs/recipe/<paper>/rows.yaml, to Hydra: a row is what a file of its name would be."""
+"""Serves the presets, configs/recipe/<paper>/presets.yaml, to Hydra: each is what a file of its name would be."""
 
 from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from verl_clipx.papers.tables.rows import entry_at, preset_names
+from verl_clipx.common.presets import entry_at, preset_names
 
 
-class RowsSource(ConfigSource):
-    """Reads a paper's table when one of its rows is asked for, so that other applications don't pay for it."""
+class PresetSource(ConfigSource):
+    """Reads a paper's presets when one of them is asked for, so that other applications don't pay for it."""
 
     @staticmethod
     def scheme() -> str:
         """Of the entry in search_path.py."""
-        return "clipx-rows"
+        return "clipx-presets"
 
     def available(self) -> bool:
-        """Always: the tables come with the package."""
+        """Always: the presets come with the package."""
         return True
 
     def is_group(self, config_path: str) -> bool:
-        """The rows are options of the group recipe, as <paper>/<row>."""
+        """The presets are options of the group recipe, as <paper>/<name>."""
         return config_path.strip("/") == "recipe"
 
     def is_config(self, config_path: str) -> bool:
-        """Whether a table has a row or a part of this path."""
+        """Whether there is a preset or a part of this path."""
         return entry_at(config_path) is not None
 
     def load_config(self, config_path: str) -> ConfigResult:
-        """A row's defaults list and its own values."""
+        """A preset's defaults list and its own values."""
         entry = entry_at(config_path)
         if entry is None:
-            raise ConfigLoadError(f"{config_path} is not in any table of runs")
+            raise ConfigLoadError(f"{config_path} is neither a preset nor a part of presets")
         config = OmegaConf.create({"defaults": list(entry.defaults)})
         for setting in entry.settings:
             OmegaConf.update(config, setting.key, setting.value, force_add=True)
@@ -40,7 +40,7 @@ class RowsSource(ConfigSource):
         )
 
     def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
-        """Every row, for Hydra's message about an unknown one and for its completion."""
+        """Every preset, for Hydra's message about an unknown one and for its completion."""
         if not self.is_group(config_path) or results_filter == ObjectType.GROUP:
             return []
         return preset_names()

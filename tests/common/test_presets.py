@@ -1,9 +1,8 @@
-"""The tables of runs: how a table is read and refused, Hydra's view of it through the plugin, and the whole of the
+"""The files of presets: how one is read and refused, Hydra's view of it through the plugin, and the whole of the
 committed ones: few files, and values that stay (configurations.json, written by `python -m
 tests.papers.tables.configurations`).
 
-Not covered: what the rows say (test_presets.py, test_presets_cpu.py), where their values come from
-(test_origins.py), an installed wheel (tests/end_to_end/test_wheel.py).
+Not covered: what the presets say and where their values come from (tests/papers/tables), an installed wheel (tests/end_to_end/test_wheel.py).
 """
 
 import json
@@ -17,16 +16,15 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 
 from tests.papers.tables.configurations import FILE, configurations
+from verl_clipx.common import presets
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.papers.tables import rows
-from verl_clipx.papers.tables.presets import preset_names
-from verl_clipx.papers.tables.rows import Setting, entry_at, papers, read_rows
+from verl_clipx.common.presets import Setting, entry_at, papers, preset_names, read_presets
 
 TABLE = """# Made up.
 
-every_row:
+every_preset:
 
-  # [choice] the row's name
+  # [choice] the preset's name
   trainer.experiment_name: <name>
 
 parts:
@@ -38,7 +36,7 @@ parts:
     # [script] run.sh: few
     clipx.n: 1e-1
 
-rows:
+presets:
 
   # Made up: one.
   # A second line.
@@ -57,20 +55,20 @@ rows:
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """A configs folder with the paper `made`; writes its table."""
-    monkeypatch.setattr(rows, "configs_folder", lambda: tmp_path)
+    monkeypatch.setattr(presets, "configs_folder", lambda: tmp_path)
     (tmp_path / "recipe" / "made").mkdir(parents=True)
 
     def write(text: str):
-        rows._read.cache_clear()
-        (tmp_path / "recipe" / "made" / "rows.yaml").write_text(text)
-        return read_rows("made")
+        presets._read.cache_clear()
+        (tmp_path / "recipe" / "made" / "presets.yaml").write_text(text)
+        return read_presets("made")
 
     yield write
-    rows._read.cache_clear()
+    presets._read.cache_clear()
 
 
-def test_a_row_is_a_list_of_parts(made):
-    one = made(TABLE).rows["one"]
+def test_a_preset_is_a_list_of_parts(made):
+    one = made(TABLE).presets["one"]
     assert one.title == "Made up: one."
     assert one.defaults == (
         "/recipe/made/task/this",
@@ -80,12 +78,12 @@ def test_a_row_is_a_list_of_parts(made):
         "/recipe/made/method/few",
         "_self_",
     )
-    assert one.settings == (Setting("trainer.experiment_name", "one", "[choice] the row's name"),)
+    assert one.settings == (Setting("trainer.experiment_name", "one", "[choice] the preset's name"),)
 
 
-def test_values_of_a_row_and_of_a_part_keep_their_comments(made):
+def test_values_of_a_preset_and_of_a_part_keep_their_comments(made):
     table = made(TABLE)
-    assert table.rows["two"].settings[1:] == (
+    assert table.presets["two"].settings[1:] == (
         Setting("data.train_batch_size", 8, "[paper] Table 9: prompts of a batch"),
         Setting("data.files", ["a", "b"], ""),
     )
@@ -94,20 +92,20 @@ def test_values_of_a_row_and_of_a_part_keep_their_comments(made):
     assert table.parts["method/few"].title == "How many."
 
 
-def test_every_row_and_parts_may_be_left_out(made):
-    table = made("rows:\n  one: [base]\n")
-    assert table.rows["one"].settings == () and table.parts == {}
+def test_every_preset_and_parts_may_be_left_out(made):
+    table = made("presets:\n  one: [base]\n")
+    assert table.presets["one"].settings == () and table.parts == {}
 
 
 @pytest.mark.parametrize(
     ("text", "match"),
     [
-        ("row:\n  one: [base]\n", "row: use every_row, parts and rows"),
-        ("parts: {}\n", "it has no rows"),
-        ("rows:\n  one: base\n", r"rows: one: must be a list of parts"),
-        ("rows:\n  one: [base, 3]\n", r"rows: one: 3: must be a part or a value"),
-        ("parts:\n  a: [b]\nrows:\n  one: [a]\n", r"parts: a: must be values, one on each line"),
-        ("rows:\n  one:\n  - data.n: 1\n  - base\n", r"rows: one: base comes after a value"),
+        ("preset:\n  one: [base]\n", "preset: use every_preset, parts and presets"),
+        ("parts: {}\n", "it has no presets"),
+        ("presets:\n  one: base\n", r"presets: one: must be a list of parts"),
+        ("presets:\n  one: [base, 3]\n", r"presets: one: 3: must be a part or a value"),
+        ("parts:\n  a: [b]\npresets:\n  one: [a]\n", r"parts: a: must be values, one on each line"),
+        ("presets:\n  one:\n  - data.n: 1\n  - base\n", r"presets: one: base comes after a value"),
     ],
 )
 def test_a_table_that_is_none_is_refused(made, text, match):
@@ -130,7 +128,7 @@ def test_there_is_nothing_elsewhere(made, path):
     assert entry_at(path) is None and entry_at("recipe/made/one") is not None
 
 
-def test_every_way_into_hydra_finds_the_rows(tmp_path):
+def test_every_way_into_hydra_finds_the_presets(tmp_path):
     (tmp_path / "app.yaml").write_text("clipx: {clip_high: 9}\ntrainer: {device: cpu}\n")
     with initialize(version_base=None):
         plain = compose(None, ["+recipe=acpo/hitab_3b_cispo_off"])
@@ -145,21 +143,21 @@ def test_every_way_into_hydra_finds_the_rows(tmp_path):
 
 def documented(start: str) -> str:
     """The YAML block of docs/recipes.md that has this text."""
-    blocks = (Path(__file__).parents[3] / "docs" / "recipes.md").read_text().split("```")[1::2]
+    blocks = (Path(__file__).parents[2] / "docs" / "recipes.md").read_text().split("```")[1::2]
     (block,) = [block.removeprefix("yaml\n") for block in blocks if block.startswith("yaml\n") and start in block]
     return block
 
 
-def test_the_documented_row_is_in_the_table():
-    row = documented("countdown_3b_cispo_off").removeprefix("rows:\n\n")
-    assert row in (configs_folder() / "recipe/acpo/rows.yaml").read_text()
+def test_the_documented_preset_is_in_its_file():
+    row = documented("countdown_3b_cispo_off").removeprefix("presets:\n\n")
+    assert row in (configs_folder() / "recipe/acpo/presets.yaml").read_text()
 
 
-def test_a_run_is_added_as_documented(tmp_path, monkeypatch):
-    table = (configs_folder() / "recipe/acpo/rows.yaml").read_text() + documented("countdown_3b_acpo_alpha_2_off")
+def test_a_preset_is_added_as_documented(tmp_path, monkeypatch):
+    table = (configs_folder() / "recipe/acpo/presets.yaml").read_text() + documented("countdown_3b_acpo_alpha_2_off")
     (tmp_path / "recipe/acpo").mkdir(parents=True)
-    (tmp_path / "recipe/acpo/rows.yaml").write_text(table)
-    monkeypatch.setattr(rows, "configs_folder", lambda: tmp_path)
+    (tmp_path / "recipe/acpo/presets.yaml").write_text(table)
+    monkeypatch.setattr(presets, "configs_folder", lambda: tmp_path)
     with initialize(version_base=None):
         added, paper_s = (compose(None, [f"+recipe=acpo/countdown_3b_acpo{part}_off"]) for part in ("_alpha_2", ""))
     assert added.clipx.alpha == 2 and "alpha" not in paper_s.clipx
@@ -169,7 +167,7 @@ def test_a_run_is_added_as_documented(tmp_path, monkeypatch):
     assert added == paper_s
 
 
-def test_hydra_names_the_rows_where_one_is_unknown():
+def test_hydra_names_the_presets_where_one_is_unknown():
     with initialize(version_base=None), pytest.raises(HydraException) as error:
         compose(None, ["+recipe=acpo/hitab_3b_cispo_of"])
     message = str(error.value)
@@ -178,22 +176,22 @@ def test_hydra_names_the_rows_where_one_is_unknown():
     assert all(name in message.split("There are: ")[1] for name in of_paper)
 
 
-def test_an_application_without_a_row_reads_no_table(monkeypatch):
-    monkeypatch.setattr(rows, "_read", lambda path, paper: pytest.fail(f"{path} was read"))
+def test_an_application_without_a_preset_reads_no_file(monkeypatch):
+    monkeypatch.setattr(presets, "_read", lambda path, paper: pytest.fail(f"{path} was read"))
     with initialize(version_base=None):
         assert compose(None, ["+clipx=grpo"]).clipx.method == "grpo"
 
 
 def test_the_source_needs_little():
     heavy = ("torch", "verl", "numpy", "verl_clipx.papers.tables.origins")
-    code = f"import sys, hydra_plugins.verl_clipx.rows_source; print([m for m in {heavy} if m in sys.modules])"
+    code = f"import sys, hydra_plugins.verl_clipx.preset_source; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
 
 
 @pytest.mark.parametrize("paper", papers())
-def test_every_row_has_a_title_of_its_own(paper):
-    titles = [row.title for row in read_rows(paper).rows.values()]
+def test_every_preset_has_a_title_of_its_own(paper):
+    titles = [preset.title for preset in read_presets(paper).presets.values()]
     assert all(titles) and len({*titles}) == len(titles)
 
 

@@ -1,4 +1,4 @@
-"""Reads the tables of runs, configs/recipe/<paper>/rows.yaml: the values that their rows and parts set.
+"""Reads the presets, configs/recipe/<paper>/presets.yaml: the values that they and their parts set.
 
 Any Hydra application may import this module through the plugin's configuration source, so it uses only YAML and
 OmegaConf.
@@ -16,12 +16,12 @@ from omegaconf import OmegaConf
 from verl_clipx.common.configs_folder import configs_folder
 
 SELF = "_self_"
-TABLE = "rows.yaml"
-"""File name of a paper's table in its folder."""
+FILE = "presets.yaml"
+"""Name of the file with a paper's presets."""
 
-# The sections of a table.
-_EVERY_ROW, _PARTS, _ROWS = "every_row", "parts", "rows"
-# In every_row, this stands for the row's name.
+# The sections of such a file.
+_EVERY, _PARTS, _PRESETS = "every_preset", "parts", "presets"
+# In every_preset, this stands for the preset's name.
 _NAME = "<name>"
 
 
@@ -41,10 +41,10 @@ class Setting:
 
 @dataclass(frozen=True)
 class Entry:
-    """A row, or a part in a table. It says what a YAML file of Hydra could say."""
+    """A preset, or a part of presets. It says what a YAML file of Hydra could say."""
 
     title: str
-    """The first line of the comment above it. For a row, it names the table's row that the run fills."""
+    """The first line of the comment above it. For a preset, it names the row of a paper's table that it trains."""
 
     defaults: tuple[str | dict[str, str], ...]
     """Its parts as a Hydra defaults list, in which its own values come last."""
@@ -54,10 +54,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Rows:
-    """The table of a paper's runs."""
+class Presets:
+    """A paper's presets, and the parts of which they are made."""
 
-    rows: Mapping[str, Entry]
+    presets: Mapping[str, Entry]
     """By name, such as countdown_3b_acpo_near."""
 
     parts: Mapping[str, Entry]
@@ -65,45 +65,45 @@ class Rows:
 
 
 def papers() -> list[str]:
-    """Return the folders of configs/recipe with a table of runs, in alphabetical order."""
-    return sorted(path.parent.name for path in (configs_folder() / "recipe").glob(f"*/{TABLE}"))
+    """Return the folders of configs/recipe with presets, in alphabetical order."""
+    return sorted(path.parent.name for path in (configs_folder() / "recipe").glob(f"*/{FILE}"))
 
 
 def preset_names() -> list[str]:
-    """Return the presets, which are the rows of all papers, in alphabetical order."""
-    return sorted(f"{paper}/{name}" for paper in papers() for name in read_rows(paper).rows)
+    """Return the names of all presets, such as acpo/countdown_3b_acpo_near, in alphabetical order."""
+    return sorted(f"{paper}/{name}" for paper in papers() for name in read_presets(paper).presets)
 
 
-def table_file(paper: str) -> str:
-    """Return the path of a paper's table, relative to the configs folder."""
-    return f"recipe/{paper}/{TABLE}"
+def file_of(paper: str) -> str:
+    """Return the path of the file with a paper's presets, relative to the configs folder."""
+    return f"recipe/{paper}/{FILE}"
 
 
-def read_rows(paper: str) -> Rows:
-    """Read the table of a paper's runs.
+def read_presets(paper: str) -> Presets:
+    """Read a paper's presets.
 
     Raises:
-        FileNotFoundError: the folder has no table.
-        ValueError: an entry of the table has a wrong form; the message names file and entry.
+        FileNotFoundError: the folder has no such file.
+        ValueError: an entry has a wrong form; the message names file and entry.
     """
-    return _read(configs_folder() / table_file(paper), paper)
+    return _read(configs_folder() / file_of(paper), paper)
 
 
 def entry_at(path: str) -> Entry | None:
-    """Return the row or the part that Hydra calls by a path, or None if no table contains it.
+    """Return the preset or the part that Hydra calls by a path, or None if there is none.
 
     Args:
         path: such as recipe/acpo/countdown_3b_acpo_near or recipe/acpo/method/dapo.
 
     Raises:
-        ValueError: see `read_rows`.
+        ValueError: see `read_presets`.
     """
     group, _, rest = path.partition("/")
     paper, _, name = rest.partition("/")
-    if group != "recipe" or not name or not (configs_folder() / table_file(paper)).is_file():
+    if group != "recipe" or not name or not (configs_folder() / file_of(paper)).is_file():
         return None
-    table = read_rows(paper)
-    return table.rows.get(name) or table.parts.get(name)
+    found = read_presets(paper)
+    return found.presets.get(name) or found.parts.get(name)
 
 
 def settings_of(
@@ -135,14 +135,14 @@ def _comment_lines(lines: list[str], key: yaml.Node) -> list[str]:
 
 
 @lru_cache(maxsize=32)
-def _read(path: Path, paper: str) -> Rows:
+def _read(path: Path, paper: str) -> Presets:
     text = path.read_text(encoding="utf-8")
     values = OmegaConf.to_container(OmegaConf.create(text), resolve=False)
     sections = {key.value: node for key, node in yaml.compose(text, Loader=yaml.CSafeLoader).value}
-    if unknown := set(values) - {_EVERY_ROW, _PARTS, _ROWS}:
-        raise ValueError(f"{path}: {', '.join(unknown)}: use {_EVERY_ROW}, {_PARTS} and {_ROWS}.")
-    if _ROWS not in values:
-        raise ValueError(f"{path}: it has no {_ROWS}.")
+    if unknown := set(values) - {_EVERY, _PARTS, _PRESETS}:
+        raise ValueError(f"{path}: {', '.join(unknown)}: use {_EVERY}, {_PARTS} and {_PRESETS}.")
+    if _PRESETS not in values:
+        raise ValueError(f"{path}: it has no {_PRESETS}.")
     lines = text.splitlines()
 
     def title(key: yaml.ScalarNode) -> str:
@@ -156,17 +156,17 @@ def _read(path: Path, paper: str) -> Rows:
             raise ValueError(f"{path}: {_PARTS}: {key.value}: is also a file of this folder. Keep one of them.")
         return Entry(title(key), (SELF,), tuple(settings_of(node, found, lines)))
 
-    def row(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
-        found = values[_ROWS][key.value]
-        where = f"{path}: {_ROWS}: {key.value}"
+    def preset(key: yaml.ScalarNode, node: yaml.Node) -> Entry:
+        found = values[_PRESETS][key.value]
+        where = f"{path}: {_PRESETS}: {key.value}"
         if not isinstance(found, list):
             raise ValueError(f"{where}: must be a list of parts.")
         own = (
             [
                 Setting(one.key, key.value if one.value == _NAME else one.value, one.comment)
-                for one in settings_of(sections[_EVERY_ROW], values[_EVERY_ROW], lines)
+                for one in settings_of(sections[_EVERY], values[_EVERY], lines)
             ]
-            if _EVERY_ROW in values
+            if _EVERY in values
             else []
         )
         defaults: list[str | dict[str, str]] = []
@@ -175,7 +175,7 @@ def _read(path: Path, paper: str) -> Rows:
                 own += settings_of(item_node, item, lines)
             elif not isinstance(item, str):
                 raise ValueError(f"{where}: {item}: must be a part or a value.")
-            elif len(own) > len(values.get(_EVERY_ROW, {})):
+            elif len(own) > len(values.get(_EVERY, {})):
                 raise ValueError(
                     f"{where}: {item} comes after a value. Values must come last, because Hydra merges them last."
                 )
@@ -183,8 +183,8 @@ def _read(path: Path, paper: str) -> Rows:
                 defaults.append(_default(item, paper))
         return Entry(title(key), (*defaults, SELF), tuple(own))
 
-    return Rows(
-        {key.value: row(key, node) for key, node in sections[_ROWS].value},
+    return Presets(
+        {key.value: preset(key, node) for key, node in sections[_PRESETS].value},
         {key.value: part(key, node) for key, node in sections[_PARTS].value} if _PARTS in sections else {},
     )
 
