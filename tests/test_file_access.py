@@ -25,7 +25,6 @@ PACKAGED = "a file of this package"
 IN_MEMORY = "a text in memory"
 IN_PARTS = "read in parts of a fixed size"
 EXCEPTIONS = {
-    "papers/tables/table_plan.py:run_job:open": GROWS,
     "common/terminal.py:_leave_stdout:open": "the null device",
     "common/run_lock.py:hold:open": "a lock, of which nothing is read",
     "common/run_lock.py:is_held:open": "a lock, of which nothing is read",
@@ -51,7 +50,7 @@ EXCEPTIONS = {
     "papers/tasks/templates.py:_read:safe_load": PACKAGED,
     "papers/tables/definition.py:load_table:read_text": PACKAGED,
     "papers/tables/definition.py:load_table:safe_load": PACKAGED,
-    "papers/tables/rows.py:_read:read_text": PACKAGED,
+    "common/presets.py:_read:read_text": PACKAGED,
     "papers/tables/origins.py:_read_file:read_text": PACKAGED,
     "papers/tables/origins.py:_read_file:load": PACKAGED,
     "papers/tables/curves.py:write_curves:savefig": IN_MEMORY,

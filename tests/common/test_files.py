@@ -14,7 +14,6 @@ import pytest
 
 from verl_clipx.common import files
 from verl_clipx.common.files import (
-    last_lines,
     read_bytes,
     read_config,
     read_json,
@@ -121,14 +120,6 @@ def test_lines_are_bounded_and_not_their_number(tmp_path, monkeypatch):
     (tmp_path / "log").write_bytes(b"1234\n123456\n")
     with pytest.raises(ValueError, match=r"log, line 2: longer than 5 bytes"):
         [*read_lines(tmp_path / "log")]
-
-
-def test_the_last_lines_of_a_log(tmp_path, monkeypatch):
-    (tmp_path / "log").write_bytes(b"first\n" + b"\xff" * 10 + b"\nlast\n")
-    assert last_lines(tmp_path / "log", 1) == ["last"]
-    assert last_lines(tmp_path / "log", 5)[::2] == ["first", "last"]
-    monkeypatch.setattr(files, "MAX_TAIL_BYTES", 7)
-    assert last_lines(tmp_path / "log", 5) == ["\ufffd", "last"]
 
 
 BILLION_LAUGHS = "a: &a [x, x, x, x]\n" + "".join(

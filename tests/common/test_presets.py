@@ -2,7 +2,8 @@
 committed ones: few files, and values that stay (configurations.json, written by `python -m
 tests.papers.tables.configurations`).
 
-Not covered: what the presets say and where their values come from (tests/papers/tables), an installed wheel (tests/end_to_end/test_wheel.py).
+Not covered: what the presets say and where their values come from (tests/papers/tables); an installed wheel
+(tests/end_to_end/test_wheel.py).
 """
 
 import json

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MAX_BYTES = 256 << 20
 """Largest file, or line of a data file, that is held in memory; a log of 10,000 steps has 100 MB."""
 
-MAX_TAIL_BYTES = 64 << 10
 """How much is read of a log whose end is shown."""
 
 MAX_CONFIG_BYTES = 1 << 20
@@ -188,13 +187,6 @@ def file_names_in(folder: Path) -> list[str]:
     with contextlib.suppress(FileNotFoundError):
         return sorted(os.listdir(folder))
     return []
-
-
-def last_lines(path: Path, count: int) -> list[str]:
-    """The last lines of a log of any size, or fewer if they are long."""
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - MAX_TAIL_BYTES))
-        return file.read(MAX_TAIL_BYTES).decode(errors="replace").splitlines()[-count:]
 
 
 def parse_json(content: str | bytes, where: str) -> Any:

@@ -5,6 +5,7 @@ of `Assumptions`, which is printed with every estimate.
 """
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -186,16 +187,19 @@ def parameters_of(model: str) -> float:
     return float(size[1]) * 1e9
 
 
-def steps_of(config: DictConfig) -> int | None:
+def steps_of(config: DictConfig, known: Mapping[str, int] = TRAINING_ROWS) -> int | None:
     """Return a run's steps: trainer.total_training_steps, or whole batches of the training rows times the epochs.
 
+    Args:
+        known: rows of files that are not on this machine, by folder.
+
     Returns:
-        The number of steps, or None if the files are not on this machine and no preset's data set.
+        The number of steps, or None if the number of rows is unknown.
     """
     if config.trainer.total_training_steps is not None:
         return config.trainer.total_training_steps
     named: str | ListConfig | list[str] = config.data.train_files
-    counts = [_rows_in(Path(name).expanduser()) for name in ([named] if isinstance(named, str) else named)]
+    counts = [_rows_in(Path(name).expanduser(), known) for name in ([named] if isinstance(named, str) else named)]
     if None in counts:
         return None
     rows, most = sum(counts), config.data.get("train_max_samples", -1)
@@ -203,8 +207,8 @@ def steps_of(config: DictConfig) -> int | None:
     return rows // config.data.train_batch_size * config.trainer.total_epochs
 
 
-def _rows_in(path: Path) -> int | None:
+def _rows_in(path: Path, known: Mapping[str, int]) -> int | None:
     if not path.is_file():
-        return TRAINING_ROWS.get(path.parent.name)
+        return known.get(path.parent.name)
     with parquet_file(path, columns=()) as file:
         return file.metadata.num_rows
