@@ -109,7 +109,6 @@ PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "docs/report.md": [two_runs],
     "docs/swap.md": [run_script],
     "docs/tasks/hitab.md": [hitab_release],
-    "docs/tables.md": [finished_run],
     "docs/tasks/knights_and_knaves.md": [puzzle_policy, released_puzzles],
     "docs/tasks/math.md": [deepscaler_file],
 }

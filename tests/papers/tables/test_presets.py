@@ -43,9 +43,15 @@ REVERSAL_METHODS = ("grpo", "dapo", "acpo", "bapo", "dgpo", "cispo", "m2po", "ar
 REVERSAL_UPDATES = {"1": 1, "4": 4, "16": 16, "64": 64, "stale": 4}
 
 
+def kind_of(name: str) -> tuple:
+    """A preset's groups, and whether it is the release's; of the small policies' GRPO the regime too."""
+    regime = name.rpartition("_")[2] if name in SMALL and "/grpo_" in name.replace("countdown_", "") else ""
+    return name.split("/")[0], name.endswith("_script"), regime, *groups_of(name)
+
+
 def one_of_each_kind(names, *marks) -> list:
-    """All presets; those that are not the first with their groups, paper's or released, run in the matrix only."""
-    kinds = {(name.split("/")[0], name.endswith("_script"), *groups_of(name)): name for name in reversed(names)}
+    """All presets; those that are not the first of their kind run in the matrix only."""
+    kinds = {kind_of(name): name for name in reversed(names)}
     matrix = [pytest.mark.slow, pytest.mark.matrix]
     return [pytest.param(name, marks=[*marks] if name in kinds.values() else matrix) for name in names]
 
@@ -82,8 +88,8 @@ def settings(name: str):
 
 @functools.cache
 def composed(name: str):
-    """A preset on verl's configuration; the papers' with a machine."""
-    config = OmegaConf.merge(verl_s_own(*[HARDWARE] * (name in NAMES)), preset_alone(name))
+    """A preset on verl's configuration with a machine."""
+    config = OmegaConf.merge(verl_s_own(HARDWARE if name in NAMES else "+hardware=cpu"), preset_alone(name))
     for override in measured(name):
         key, _, value = override.partition("=")
         OmegaConf.update(config, key, float(value))
