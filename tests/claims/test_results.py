@@ -1,4 +1,4 @@
-"""What README, reversal.md, cpu_small.md and negative_results.md say of the table reversal, and two pages of their own tables.
+"""What README, reversal.md and negative_results.md say of the table reversal, and three pages of their own tables.
 
 Covers: each number of their sentences, computed anew from the logs in docs/results/runs; the tables of power; which
 rows have a dual clip and how old their rollouts are; that limits and failed controls stay on the page. Not covered: the
