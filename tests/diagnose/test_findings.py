@@ -31,7 +31,7 @@ def run(columns, configuration=None, held_out=(), name="run", traces=None):
 
 
 def setting(*runs, label="M"):
-    return Setting(label, "#404040", list(runs))
+    return Setting(label, list(runs))
 
 
 def of(columns, **clipx):

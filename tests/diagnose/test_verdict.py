@@ -58,7 +58,6 @@ def setting(label: str, *runs: list[float], seeds=()) -> Setting:
     """A setting of runs with these rewards."""
     return Setting(
         label,
-        "#404040",
         [
             Run(
                 f"{label}{index}",
