@@ -2,7 +2,7 @@
 
 Run: python benchmarks/diagnosis.py
 
-Reads the logs under docs/results, of which benchmarks/known_faults.py and `clipx table fill reversal` made those that
+Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that
 are kept apart. Writes the tables of docs/diagnosis.md, and verl_clipx/diagnose/base_rates.json, which has what the
 page says beside a share.
 """

@@ -1,6 +1,6 @@
 """Writes the results of the table reversal: docs/results/reversal.json, the table in reversal.md, and its figure.
 
-Run: python benchmarks/reversal.py    (after `clipx table fill reversal --runs docs/results/runs`)
+Run: python benchmarks/reversal.py    (after `python benchmarks/table_fill.py reversal --runs docs/results/runs`)
 """
 
 import json

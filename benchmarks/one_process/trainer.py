@@ -20,8 +20,8 @@ from verl.utils.config import validate_config
 from verl.utils.device import auto_set_device
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from verl_clipx.one_process.queue import LocalQueue, queue_of_trainer
-from verl_clipx.one_process.rollout import LocalRollout
+from .queue import LocalQueue, queue_of_trainer
+from .rollout import LocalRollout
 
 VERSIONS_OLD = "clipx_rollout.versions_old"
 
@@ -89,11 +89,12 @@ class OneProcessTrainer(PPOTrainerSync):
         return {}
 
 
-def train(config: DictConfig, log: Path) -> None:
+def train(config: DictConfig, log: Path, trainer: type[OneProcessTrainer] | None = None) -> None:
     """Trains as `python -m verl.trainer.main_ppo` would, in this process.
 
     Args:
         log: file for the metrics of each step.
+        trainer: a subclass to train with.
     """
     log.parent.mkdir(parents=True, exist_ok=True)
     # This must precede the start, which makes this process the owner of the log.
@@ -103,7 +104,7 @@ def train(config: DictConfig, log: Path) -> None:
     OmegaConf.resolve(config)
     torch.manual_seed(config.data.seed)
     with queue_of_trainer() as queue:
-        trainer = OneProcessTrainer(config, queue)
-        trainer.init()
-        trainer.fit(None)
-    trainer.logger.finish(exit_code=0)
+        training = (trainer or OneProcessTrainer)(config, queue)
+        training.init()
+        training.fit(None)
+    training.logger.finish(exit_code=0)

@@ -2,10 +2,9 @@
 
 import pytest
 import torch
+from one_process.queue import LocalQueue
 from tensordict import NonTensorStack
 from transfer_queue.storage.managers.simple_storage_manager import AsyncSimpleStorageManager
-
-from verl_clipx.one_process.queue import LocalQueue
 
 
 @pytest.mark.parametrize("lengths", [(3, 2), (3, 3)])

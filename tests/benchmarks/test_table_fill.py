@@ -1,4 +1,4 @@
-"""`clipx table fill` makes what is missing, and `clipx table collect` reads it, if its settings are the preset's.
+"""benchmarks/table_fill.py makes what is missing, and `clipx table collect` reads it, if its settings are the preset's.
 
 The training itself is replaced by one that writes a log; tests/end_to_end/test_one_process.py compares the real one
 with verl's through Ray.
@@ -8,6 +8,8 @@ import gzip
 import json
 
 import pytest
+import table_fill
+import typer
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
@@ -21,11 +23,11 @@ ROWS = ["--row", "GRPO, 4 updates", "--row", "DAPO, 4 updates"]
 @pytest.fixture
 def trained(monkeypatch, tmp_path):
     """Makes `fill` write logs; returns the settings of the runs that it made."""
-    from verl_clipx.one_process import trainer
+    from one_process import only_rank, trainer
 
     made = []
 
-    def train(config, log):
+    def train(config, log, trainer):
         made.append((config.data.seed, completed(config.clipx)["clip_high"], config.actor_rollout_ref.rollout.seed))
         log.write_text(
             "".join(
@@ -40,17 +42,23 @@ def trained(monkeypatch, tmp_path):
         (tmp_path / "data" / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "data" / name).write_text("here")
     monkeypatch.setenv("CLIPX_DATA", "")
-    monkeypatch.setattr("verl_clipx.one_process.only_rank.become_only_rank", lambda: None)
+    monkeypatch.setattr(only_rank, "become_only_rank", lambda: None)
     return made
 
 
-def clipx(*arguments):
-    done = CliRunner().invoke(app, ["table", *map(str, arguments)])
+def collect(folder):
+    """The exit code, the output and the file that `clipx table collect` leaves."""
+    out = folder / "results.json"
+    done = CliRunner().invoke(app, ["table", "collect", "reversal", "--runs", str(folder), "--out", str(out)])
+    return done.exit_code, done.output, json.loads(out.read_text())
+
+
+def fill(folder, *arguments, table="reversal"):
+    script = typer.Typer()
+    script.command()(table_fill.main)
+    words = [table, "--runs", folder, "--data", folder / "data", *arguments]
+    done = CliRunner().invoke(script, list(map(str, words if table == "cpu_small" else [*words, *ROWS])))
     return done.exit_code, done.output
-
-
-def fill(folder, *arguments):
-    return clipx("fill", "reversal", "--runs", folder, "--data", folder / "data", *ROWS, *arguments)
 
 
 def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp_path):
@@ -63,10 +71,8 @@ def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp
     assert fill(tmp_path, *seeds)[0] == 0
     assert trained[6:] == [(2, 1.28, 2)]
 
-    out = tmp_path / "results.json"
-    code, output = clipx("collect", "reversal", "--runs", tmp_path, "--out", out)
+    code, output, results = collect(tmp_path)
     assert code == 0, output
-    results = json.loads(out.read_text())
     cells = {(cell["row"], cell["column"]): cell for cell in results["cells"] if "mean" in cell}
     assert {row for row, _ in cells} == set(ROWS[1::2])
     # The last three of sixteen steps.
@@ -85,9 +91,11 @@ def test_a_run_of_other_settings_is_refused(trained, tmp_path):
         gzip.compress(b"\n".join([json.dumps({**json.loads(lines[0]), "config_hash": "0"}).encode(), *lines[1:]]))
     )
     (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").write_bytes(b"no gzip")
-    code, output = clipx("collect", "reversal", "--runs", tmp_path, "--out", tmp_path / "results.json")
+    code, _, results = collect(tmp_path)
     assert code == 1
-    assert "config_hash: preset" in output and "no kept run" in output
+    found = {entry["folder"]: entry["reasons"][0] for entry in results["refused"]}
+    assert found["reversal/grpo_4-seed1.jsonl.gz"].startswith("config_hash: ")
+    assert "no kept run" in found["reversal/dapo_4-seed1.jsonl.gz"]
 
 
 def test_seeds_of_another_policy_are_refused(trained, tmp_path):
@@ -99,5 +107,5 @@ def test_seeds_of_another_policy_are_refused(trained, tmp_path):
 
 
 def test_another_tables_runs_are_the_recipes(tmp_path):
-    code, output = clipx("fill", "cpu_small", "--runs", tmp_path)
-    assert code == 1 and "its runs are the recipes', see `clipx table plan cpu_small`" in output
+    code, output = fill(tmp_path, table="cpu_small")
+    assert code == 1 and "clipx table plan cpu_small" in output
