@@ -325,7 +325,7 @@ def diagnose(
     """Say what went wrong in a run: from which step on, what shows it and what to do."""
     from verl_clipx.diagnose.base_rates import MEASURES, rates
     from verl_clipx.diagnose.rules import diagnose, judged
-    from verl_clipx.runs.run import read_run
+    from verl_clipx.runs.folder import read_run
 
     with failing(), warnings_on(messages_console()):
         of_run = read_run(run)

@@ -21,7 +21,9 @@ from verl_clipx.diagnose.findings import (
 )
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
-from verl_clipx.runs.run import Run, Setting, read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting, settings_of
 
 
 def run(columns, configuration=None, held_out=(), name="run", traces=None):

@@ -20,7 +20,8 @@ from verl_clipx.cli import app
 from verl_clipx.diagnose.findings import findings
 from verl_clipx.diagnose.rules import NO_SEARCH, ONE_UPDATE, REWARD_COLLAPSE, RULES, diagnose, judged, table
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import Run, settings_of
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import settings_of
 
 DOCS = Path(__file__).parents[2] / "docs"
 STEPS, ONSET = 20, 9

@@ -13,7 +13,8 @@ import pytest
 from numpy.typing import NDArray
 
 from verl_clipx.report.palette import CLOSEST, COLOURS, GRPO, OTHERS, with_colours
-from verl_clipx.runs.run import Run, Setting
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting
 
 # Machado, Oliveira and Fernandes 2009, severity 1, on linear RGB.
 VISIONS = {

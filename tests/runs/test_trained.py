@@ -8,7 +8,8 @@ from pathlib import Path
 import pandas
 import pytest
 
-from verl_clipx.runs.run import Run, settings_of
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import settings_of
 from verl_clipx.runs.trained import what_was_trained
 
 ACTOR = "actor_rollout_ref.actor"

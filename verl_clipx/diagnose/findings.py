@@ -32,7 +32,8 @@ from verl_clipx.diagnose.rules import (
     diagnose,
 )
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import Run, Setting, baseline_of
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting, baseline_of
 
 # A ratio nearer to 1 than this is 1, up to rounding.
 ROUNDING = 1e-6

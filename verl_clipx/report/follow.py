@@ -6,7 +6,7 @@ from pathlib import Path
 
 from verl_clipx.common.run_files import VALIDATION, lock_path, record_path, traces_path
 from verl_clipx.common.run_lock import is_held
-from verl_clipx.runs.run import log_of
+from verl_clipx.runs.folder import log_of
 
 SECONDS = 10.0
 
