@@ -20,7 +20,6 @@ from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
 from verl_clipx.diagnose.rules import diagnose
-from verl_clipx.papers.tables.run_folder import KeptRun
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.run_log import table_of, with_entropy

@@ -30,7 +30,7 @@ from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.results import score
 from verl_clipx.papers.evaluation.samples import Sample, write_shard
 from verl_clipx.papers.tables import collect, definition
-from verl_clipx.papers.tables.config_hash import significant_values
+from verl_clipx.runs.sameness import significant_values
 
 MISSING = object()
 RUN = "run/metrics.jsonl"

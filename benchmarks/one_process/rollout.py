@@ -17,9 +17,10 @@ from verl_clipx.cpu.rollout.generator import Generator, Request
 from verl_clipx.cpu.rollout.parameters import read_sampling_parameters
 from verl_clipx.cpu.rollout.sampling import derive_seed
 from verl_clipx.cpu.rollout.server import PRECISIONS, build_model, end_token_ids
-from .queue import LocalQueue
 from verl_clipx.seeded.agent_loop import plain, sampling_seed
 from verl_clipx.seeded.sampler import row_order
+
+from .queue import LocalQueue
 
 
 class LocalRollout:

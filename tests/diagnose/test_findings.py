@@ -20,8 +20,8 @@ from verl_clipx.diagnose.findings import (
     what_clipping_did,
 )
 from verl_clipx.runs import keys
-from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, settings_of
 

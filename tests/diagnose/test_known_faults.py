@@ -15,8 +15,8 @@ from tests.diagnose.test_findings import of
 from verl_clipx.diagnose.base_rates import PATH
 from verl_clipx.diagnose.findings import findings
 from verl_clipx.diagnose.rules import diagnose
-from verl_clipx.papers.tables.run_folder import KeptRun
 from verl_clipx.runs import keys
+from verl_clipx.runs.folder import RunFolder
 
 ROOT = Path(__file__).parents[2]
 # Last: a script's neighbours there must not hide the standard library's.
@@ -34,7 +34,7 @@ def test_the_page_and_the_base_rates_are_what_the_logs_say():
 
 
 def test_the_logs_have_the_faults_that_were_declared():
-    records = [KeptRun(path).record for path in sorted(counting.FAULTS.glob("*.jsonl.gz"))]
+    records = [RunFolder(path).record for path in sorted(counting.FAULTS.glob("*.jsonl.gz"))]
     assert {record["name"] for record in records} == {*known_faults.SETTINGS}
     for record in records:
         setting = known_faults.SETTINGS[record["name"]]

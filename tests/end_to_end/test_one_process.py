@@ -40,7 +40,6 @@ OF_THE_MACHINE = ("timing", "perf/", "actor/perf/")
 def train_here(rank, world, overrides, log):
     """Trains in this process."""
     from hydra import compose, initialize_config_module
-
     from one_process.trainer import train as train_in_one_process
 
     with initialize_config_module("verl.trainer.config", version_base=None):

@@ -14,7 +14,7 @@ from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.settings import differing_values, settings_of
+from verl_clipx.runs.settings import settings_of
 from verl_clipx.trainer.log import write_record
 
 ROWS = [{"actor/entropy": 1.0, "critic/score/mean": 0.5}]

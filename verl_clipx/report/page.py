@@ -27,7 +27,7 @@ from verl_clipx.report.trace_figures import trace_plates
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.settings import Setting, baseline_of, differing_values, settings_of
+from verl_clipx.runs.settings import Setting, baseline_of, settings_of
 from verl_clipx.runs.traced import TracedUpdate, traced_updates
 from verl_clipx.runs.trained import what_was_trained
 

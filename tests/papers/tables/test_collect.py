@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from tests.papers.tables.tables import small_table
 from verl_clipx.papers.tables.collect import collect
-from verl_clipx.papers.tables.config_hash import significant_values
 from verl_clipx.papers.tables.presets import compose_preset
 from verl_clipx.papers.tables.render import render
+from verl_clipx.runs.sameness import significant_values
 
 GRPO, ACPO = "cpu/countdown_grpo_near", "cpu/countdown_acpo_near"
 
@@ -400,9 +400,9 @@ BOMB = "[" * 100_000
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("run.json", '{"commit": "abc", "ver'),
-        ("run.json", BOMB),
-        ("run.json", "[]"),
+        ("metrics.run.json", '{"commit": "abc", "ver'),
+        ("metrics.run.json", BOMB),
+        ("metrics.run.json", "[]"),
         (".hydra/config.yaml", "data: {seed: 1"),
         (".hydra/config.yaml", BOMB),
         ("checkpoints/latest_checkpointed_iteration.txt", ""),
@@ -422,7 +422,8 @@ def test_a_file_that_cannot_be_read_is_named_and_stops_its_run_alone(tmp_path, m
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "file", ["run.json", "metrics.jsonl", "checkpoints/latest_checkpointed_iteration.txt", "evaluation/b/results.json"]
+    "file",
+    ["metrics.run.json", "metrics.jsonl", "checkpoints/latest_checkpointed_iteration.txt", "evaluation/b/results.json"],
 )
 def test_a_folder_in_a_files_place_is_named_and_stops_its_run_alone(tmp_path, make_run, preset_values, file):
     folder = make_run(GRPO, 1, 0.40, 0.60)

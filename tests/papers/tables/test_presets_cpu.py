@@ -10,11 +10,12 @@ from omegaconf import OmegaConf
 from verl.utils.config import validate_config
 
 from tests.claims.first_call import first_call_of
-from verl_clipx.papers.tables.config_hash import differences, significant_values
+from verl_clipx.papers.tables.against_preset import differences
 from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.origins import read_origins
 from verl_clipx.papers.tables.presets import preset_names, updates_per_rollout
 from verl_clipx.run.config import completed
+from verl_clipx.runs.sameness import significant_values
 
 NAMES = [name for name in preset_names() if name.startswith("cpu/")]
 # The others run in the matrix only.

@@ -8,10 +8,11 @@ import pytest
 from verl.utils.config import validate_config
 
 from tests.papers.tables.test_presets_cpu import composed
-from verl_clipx.papers.tables.config_hash import differences, significant_values
+from verl_clipx.papers.tables.against_preset import differences
 from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.origins import read_origins
 from verl_clipx.papers.tables.presets import preset_names, updates_per_rollout
+from verl_clipx.runs.sameness import significant_values
 
 TABLE = load_table("reversal")
 NAMES = [name for name in preset_names() if name.startswith("reversal/")]

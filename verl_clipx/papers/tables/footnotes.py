@@ -5,7 +5,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from string import ascii_lowercase
 
-from verl_clipx.papers.tables.config_hash import is_left_out
 from verl_clipx.papers.tables.definition import (
     BENCHMARK,
     CURVE,
@@ -17,6 +16,7 @@ from verl_clipx.papers.tables.definition import (
 )
 from verl_clipx.papers.tables.origins import Origin, read_origins
 from verl_clipx.papers.tables.presets import PAPERS, lopti_passes, values_of
+from verl_clipx.runs.sameness import is_left_out
 
 LONGEST_VALUE = 24
 """Longest preset value, in characters, that a footnote repeats; for longer ones only the key is named."""

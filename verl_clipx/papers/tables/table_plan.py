@@ -18,8 +18,8 @@ from verl_clipx.common.files import write_json
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.tables.collect import commit_here, versions_here
 from verl_clipx.papers.tables.definition import Column, Row, Source, Table
-from verl_clipx.papers.tables.measures import protocol_of
-from verl_clipx.papers.tables.run_folder import RunFolder, run_path
+from verl_clipx.papers.tables.measures import protocol_of, read_evaluation
+from verl_clipx.runs.folder import RunFolder, run_path
 
 PREPARE, TRAIN, EVALUATE = "prepare", "train", "evaluate"
 SECONDS_BETWEEN_LOOKS = 2
@@ -180,7 +180,7 @@ def _evaluations(table: Table, places: Places, cells: list[tuple[Row, Column]], 
                 f"{folder.name} on {benchmark}",
                 shlex.join(arguments),
                 folder,
-                RunFolder(folder).evaluation(benchmark) is not None,
+                read_evaluation(folder, benchmark) is not None,
             )
     return list(jobs.values())
 

@@ -4,8 +4,6 @@ the machine do not matter, everything else does and is named with both values.
 
 import pytest
 from omegaconf import OmegaConf
-
-from verl_clipx.common.files import hash_of_json
 from verl_clipx.papers.tables.config_hash import (
     differences,
     filled_in,
@@ -13,6 +11,8 @@ from verl_clipx.papers.tables.config_hash import (
     is_left_out,
     significant_values,
 )
+
+from verl_clipx.common.files import hash_of_json
 from verl_clipx.papers.tables.presets import compose_preset
 
 PRESET = "cpu/countdown_grpo_near"
