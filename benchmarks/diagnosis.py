@@ -2,13 +2,14 @@
 
 Run: python benchmarks/diagnosis.py
 
-Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that
-are kept apart. Writes the tables of docs/diagnosis.md, and verl_clipx/diagnose/base_rates.json, which has what the
-page says beside a share.
+Reads the logs under docs/results, of which benchmarks/known_faults.py and benchmarks/table_fill.py made those that are
+kept apart. Writes the tables of docs/dev/diagnosis_evidence.md, and verl_clipx/diagnose/base_rates.json, which has what
+`clipx diagnose` says beside a share. A trend may warn while a run trains if no beginning of a healthy log met its rule.
 """
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,16 +17,16 @@ import numpy
 import pandas
 
 from verl_clipx.common.files import read_text, write_text
-from verl_clipx.common.sentences import percent
 from verl_clipx.common.statistics.estimate import share
 from verl_clipx.diagnose.base_rates import MEASURES, PATH, of_run
-from verl_clipx.diagnose.rules import diagnose
+from verl_clipx.diagnose.rules import RULES, Rule, diagnose, keys_missing_for
 from verl_clipx.runs import keys
+from verl_clipx.runs.folder import RunFolder
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.run_log import table_of, with_entropy
 
 DOCS = Path(__file__).parents[1] / "docs"
-PAGE, RESULTS = DOCS / "diagnosis.md", DOCS / "results"
+PAGE, RESULTS = DOCS / "dev/diagnosis_evidence.md", DOCS / "results"
 FAULTS, REVERSAL = RESULTS / "runs/faults", RESULTS / "runs/reversal"
 BEGIN, END = "<!-- from here on: benchmarks/diagnosis.py, {} -->\n", "<!-- up to here: {} -->\n"
 
@@ -47,7 +48,7 @@ NOT_COUNTED = CHANGED_FOR | {"reward_for_a_letter-seed31.jsonl.gz"}
 IN_TIME = 2
 
 
-class Told(NamedTuple):
+class Trial(NamedTuple):
     """What the rules said of a run with a known fault.
 
     Args:
@@ -65,7 +66,7 @@ class Told(NamedTuple):
 
 def run_of(log: pandas.DataFrame, configuration: dict[str, Any], name: str) -> Run:
     """A log as what the rules read."""
-    return Run(name, with_entropy(log), configuration, {}, [], Path("nowhere"))
+    return Run(name, with_entropy(log), configuration)
 
 
 def fixed_on() -> dict[tuple[str, int], Run]:
@@ -87,7 +88,7 @@ def controls() -> list[Run]:
 def kept_runs(folder: Path) -> dict[Path, Run]:
     """The kept runs of a folder."""
     return {
-        path: run_of(table_of((kept := KeptRun(path)).metrics), kept.record.get("configuration", {}), path.name)
+        path: run_of(table_of((kept := RunFolder(path)).rows), kept.record.get("configuration", {}), path.name)
         for path in sorted(folder.glob("*.jsonl.gz"))
     }
 
@@ -106,9 +107,9 @@ def entropy_fell(run: Run) -> int | None:
     return int(low[0]) if len(low) else None
 
 
-def told(path: Path, run: Run) -> Told:
+def try_rules(path: Path, run: Run) -> Trial:
     """What the rules say of a run of benchmarks/known_faults.py, beside what that page expected."""
-    record = KeptRun(path).record
+    record = RunFolder(path).record
     onsets = {one.rule.name: one.onset.step for one in diagnose(run)}
     expected, since = record["expected"], record["since"]
     if expected and since is None:
@@ -116,7 +117,9 @@ def told(path: Path, run: Run) -> Told:
         since = entropy_fell(run) if expected == ["entropy collapse"] else fell(run)
         expected = expected if since is not None else []
     explained = {*expected, *record["also"]}
-    return Told(
+    # One rule when the faults were declared, as what is not finite is why an update is skipped.
+    explained |= {"values that are not finite"} if "skipped updates" in explained else set()
+    return Trial(
         record["name"],
         record["seed"],
         since if expected else None,
@@ -125,23 +128,67 @@ def told(path: Path, run: Run) -> Told:
     )
 
 
-def faults_table(found: list[Told]) -> str:
-    """A row a run and finding that was expected; and one for each run without a fault in which something was found."""
+def faults_table(trials: list[Trial]) -> str:
+    """What was found in time, by kind of fault; then a row for each run in which it was not, or something else was."""
+    late = [
+        trial
+        for trial in trials
+        if trial.false or any(onset is None or abs(onset - trial.since) > IN_TIME for onset in trial.onsets.values())
+    ]
+    rest = {trial.name for trial in late}
+    clear = dict.fromkeys(trial.name for trial in trials if trial.onsets and trial.name not in rest)
     lines = [
-        "| run | fault since step | expected finding | found since step | other findings |",
+        f"In every run with one of these faults the expected finding began within {IN_TIME} steps of it, and there was "
+        f"no other: {', '.join(clear)}. The others:",
+        "",
+        "| run | fault since | expected | found since | besides |",
         "|---|---|---|---|---|",
     ]
-    for one in found:
-        others = ", ".join(f"{name} ({step})" for name, step in one.false.items()) or "–"
-        run = f"{one.name}, seed {one.seed}"
-        for rule, onset in one.onsets.items():
-            lines.append(f"| {run} | {one.since} | {rule} | {'**missed**' if onset is None else onset} | {others} |")
-        if one.false and not one.onsets:
-            lines.append(f"| {run} | – | none | – | {others} |")
+    for trial in late:
+        others = ", ".join(f"{name} ({step})" for name, step in trial.false.items()) or "–"
+        for rule, onset in (trial.onsets or {"none": None}).items():
+            found = "–" if not trial.onsets else "**missed**" if onset is None else onset
+            lines.append(f"| {trial.name}, {trial.seed} | {trial.since or '–'} | {rule} | {found} | {others} |")
     return "\n".join(lines) + "\n"
 
 
-def summary(found: list[Told], healthy: dict[str, list[Run]]) -> str:
+def beginnings_of(run: Run) -> list[Run]:
+    """What a run's log was after each of its steps."""
+    return [
+        replace(
+            run,
+            log=run.log.loc[:step],
+            not_finite={key: [one for one in at if one <= step] for key, at in run.not_finite.items()},
+        )
+        for step in run.log.index
+    ]
+
+
+def false_alarms(runs: list[Run]) -> dict[str, tuple[int, int, int]]:
+    """By rule, the healthy logs that have what it reads, those that meet it, and those of which a beginning does."""
+    beginnings = [beginnings_of(run) for run in runs]
+    counts = {}
+    for rule in RULES:
+        having = [index for index, run in enumerate(runs) if not keys_missing_for(rule, run)]
+        whole = sum(rule.onset(runs[index]) is not None for index in having)
+        counts[rule.name] = (len(having), whole, sum(_meets(rule, beginnings[index]) for index in having))
+    return counts
+
+
+def _meets(rule: Rule, beginnings: list[Run]) -> bool:
+    return any(rule.onset(run) is not None for run in beginnings)
+
+
+def alarms_table(counts: dict[str, tuple[int, int, int]]) -> str:
+    """A row a rule: its reason, and how many healthy logs meet it."""
+    lines = ["| rule | reason of its threshold | logs | met | by a beginning |", "|---|---|---|---|---|"]
+    for rule in RULES:
+        logs, whole, begun = counts[rule.name]
+        lines.append(f"| {rule.name} | {rule.reason} | {logs} | {whole} | {begun} |")
+    return "\n".join(lines) + "\n"
+
+
+def summary(found: list[Trial], healthy: dict[str, list[Run]]) -> str:
     """How often the rules were right, with exact intervals."""
     pairs = [(one.since, onset) for one in found for onset in one.onsets.values()]
     known = [onset - since for since, onset in pairs if onset is not None]
@@ -172,7 +219,7 @@ def healthy_runs() -> list[Run]:
     """All healthy logs: those that thresholds were fixed on, and those kept apart."""
     runs = [run for (preset, _), run in fixed_on().items() if preset != COLLAPSED]
     runs += controls()
-    return runs + [run for path, run in kept_runs(FAULTS).items() if not KeptRun(path).record["expected"]]
+    return runs + [run for path, run in kept_runs(FAULTS).items() if not RunFolder(path).record["expected"]]
 
 
 def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
@@ -186,23 +233,13 @@ def base_rates(runs: list[Run]) -> dict[str, dict[str, float]]:
     return found
 
 
-def rates_table(rates: dict[str, dict[str, float]]) -> str:
-    """The base rates for the page."""
-    lines = ["| share | usual | healthy logs |", "|---|---|---|"]
-    lines += [
-        f"| {name} | {percent(of['low'])} to {percent(of['high'])} | {of['logs']} |".replace("\u202f", " ")
-        for name, of in rates.items()
-    ]
-    return "\n".join(lines) + "\n"
-
-
 def tables() -> dict[str, str]:
     """The parts of the page, by name."""
-    found = [told(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
+    trials = [try_rules(path, run) for path, run in kept_runs(FAULTS).items() if path.name not in NOT_COUNTED]
     return {
-        "summary": summary(found, {"runs of the table reversal": controls()}),
-        "faults": faults_table(found),
-        "base rates": rates_table(base_rates(healthy_runs())),
+        "summary": summary(trials, {"runs of the table reversal": controls()}),
+        "faults": faults_table(trials),
+        "false alarms": alarms_table(false_alarms(healthy_runs())),
     }
 
 

@@ -1,1 +1,1 @@
-"""verl's own trainer in one process, without Ray, for the runs of small policies that this project measures on a CPU."""
+"""verl's own trainer in one process, without Ray, for the runs of small policies that are measured on a CPU."""

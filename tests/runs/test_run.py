@@ -14,7 +14,7 @@ from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
 from verl_clipx.runs import keys
 from verl_clipx.runs.folder import read_run
-from verl_clipx.runs.settings import settings_of
+from verl_clipx.runs.settings import differing_values, settings_of
 from verl_clipx.trainer.log import write_record
 
 ROWS = [{"actor/entropy": 1.0, "critic/score/mean": 0.5}]
@@ -53,7 +53,7 @@ def test_seeds_names_and_places_do_not_make_a_setting(make):
     runs = [make("a", 1, method="acpo"), make("b", 2, method="acpo"), make("c", 1, method="grpo")]
     settings = settings_of(runs)
     assert [(one.label, [run.name for run in one.runs]) for one in settings] == [("ACPO", ["a", "b"]), ("GRPO", ["c"])]
-    assert differences([one.runs[0] for one in settings]) == {"clipx.method": ['"acpo"', '"grpo"']}
+    assert differing_values([one.runs[0] for one in settings]) == {"clipx.method": ['"acpo"', '"grpo"']}
 
 
 @pytest.mark.slow

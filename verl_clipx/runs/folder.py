@@ -15,7 +15,7 @@ from verl_clipx.common.secrets import redacted
 from verl_clipx.runs import keys
 from verl_clipx.runs.held_out import held_out_rewards
 from verl_clipx.runs.other_logs import reader_of
-from verl_clipx.runs.run import Run
+from verl_clipx.runs.run import Run, flat
 from verl_clipx.runs.run_log import Rows, not_finite_in, read_rows, table_of, with_entropy
 from verl_clipx.runs.sameness import significant_values
 
@@ -142,16 +142,6 @@ def _name_of(path: Path) -> str:
     if path.is_dir():
         return path.resolve().name
     return path.resolve().parent.name if path.name == METRICS else Path(path.name.removesuffix(".gz")).stem
-
-
-def flat(node: Any, prefix: str = "") -> dict[str, Any]:
-    """A configuration's leaves by dotted key; a list is a leaf."""
-    if not isinstance(node, dict):
-        return {prefix: node}
-    leaves: dict[str, Any] = {}
-    for key, value in node.items():
-        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
-    return leaves
 
 
 def run_path(runs: Path, source: str, seed: int) -> Path:

@@ -147,3 +147,13 @@ class Run:
             return None
         passes = 2 if self.configuration.get("clipx.update.eta") is not None else 1
         return ceil(prompts / mini_batch) * epochs * passes
+
+
+def flat(node: Any, prefix: str = "") -> dict[str, Any]:
+    """A configuration's leaves by dotted key; a list is a leaf."""
+    if not isinstance(node, dict):
+        return {prefix: node}
+    leaves: dict[str, Any] = {}
+    for key, value in node.items():
+        leaves |= flat(value, f"{prefix}.{key}" if prefix else str(key))
+    return leaves

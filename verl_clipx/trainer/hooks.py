@@ -18,19 +18,17 @@ class TrainedRun:
 
     Args:
         config: the configuration as verl resolved it.
+        before: what the run logged before it was resumed, by step.
     """
 
-    def __init__(self, config: dict[str, Any]):
-        from verl_clipx.run.health import HealthLimits
+    def __init__(self, config: dict[str, Any], before: dict[int, dict[str, float]]):
         from verl_clipx.run.receipt import ReceiptCheck
-        from verl_clipx.trainer.health import Watch
+        from verl_clipx.trainer.watch import Watch
 
-        node = config[NODE]
-        limits = HealthLimits(**(node.get("health_limits") or {}))
         self.longest = (config.get("data") or {}).get("max_response_length")
         # A reward returns a verdict always or never.
         self.has_verdicts = True
-        self._checks = (ReceiptCheck(config), Watch(limits, stops=node.get("health") == "stop"))
+        self._checks = (ReceiptCheck(config), Watch(config, before, stops=config[NODE].get("health") == "stop"))
 
     def log(self, data: dict[str, Any], step: int) -> None:
         """Looks at a step's metrics.
@@ -79,8 +77,8 @@ def _open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, 
         call.arguments["default_backend"] = names
         wrapped(*call.args, **call.kwargs)
 
-    open_logs(tracking, [backends] if isinstance(backends, str) else list(backends), config, open_verls)
-    _run = tracking.logger[NODE] = TrainedRun(config)
+    before = open_logs(tracking, [backends] if isinstance(backends, str) else list(backends), config, open_verls)
+    _run = tracking.logger[NODE] = TrainedRun(config, before)
 
 
 def _add_health(wrapped: Any, _: Any, positional: tuple, named: dict[str, Any]) -> dict[str, Any]:
