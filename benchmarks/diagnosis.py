@@ -129,7 +129,7 @@ def try_rules(path: Path, run: Run) -> Trial:
 
 
 def faults_table(trials: list[Trial]) -> str:
-    """What was found in time, by kind of fault; then a row for each run in which it was not, or something else was."""
+    """What was found in time, by kind of fault; then each run in which it was not, or something else was."""
     late = [
         trial
         for trial in trials
@@ -137,19 +137,17 @@ def faults_table(trials: list[Trial]) -> str:
     ]
     rest = {trial.name for trial in late}
     clear = dict.fromkeys(trial.name for trial in trials if trial.onsets and trial.name not in rest)
-    lines = [
+    others = "; ".join(map(_said_of, late))
+    return (
         f"In every run with one of these faults the expected finding began within {IN_TIME} steps of it, and there was "
-        f"no other: {', '.join(clear)}. The others:",
-        "",
-        "| run | fault since | expected | found since | besides |",
-        "|---|---|---|---|---|",
-    ]
-    for trial in late:
-        others = ", ".join(f"{name} ({step})" for name, step in trial.false.items()) or "–"
-        for rule, onset in (trial.onsets or {"none": None}).items():
-            found = "–" if not trial.onsets else "**missed**" if onset is None else onset
-            lines.append(f"| {trial.name}, {trial.seed} | {trial.since or '–'} | {rule} | {found} | {others} |")
-    return "\n".join(lines) + "\n"
+        f"no other: {', '.join(clear)}.\n\nThe others (fault since → found since): {others}.\n"
+    )
+
+
+def _said_of(trial: Trial) -> str:
+    parts = [f"{rule} {trial.since} → {'**missed**' if at is None else at}" for rule, at in trial.onsets.items()]
+    parts += [f"{'besides ' * bool(parts)}{rule} ({at})" for rule, at in trial.false.items()]
+    return f"`{trial.name}` {trial.seed}: {', '.join(parts)}"
 
 
 def beginnings_of(run: Run) -> list[Run]:
@@ -164,14 +162,13 @@ def beginnings_of(run: Run) -> list[Run]:
     ]
 
 
-def false_alarms(runs: list[Run]) -> dict[str, tuple[int, int, int]]:
-    """By rule, the healthy logs that have what it reads, those that meet it, and those of which a beginning does."""
+def false_alarms(runs: list[Run]) -> dict[str, tuple[int, int]]:
+    """By rule, the healthy logs of which a beginning meets it, the whole log included, and those with what it reads."""
     beginnings = [beginnings_of(run) for run in runs]
     counts = {}
     for rule in RULES:
         having = [index for index, run in enumerate(runs) if not keys_missing_for(rule, run)]
-        whole = sum(rule.onset(runs[index]) is not None for index in having)
-        counts[rule.name] = (len(having), whole, sum(_meets(rule, beginnings[index]) for index in having))
+        counts[rule.name] = (sum(_meets(rule, beginnings[index]) for index in having), len(having))
     return counts
 
 
@@ -179,12 +176,13 @@ def _meets(rule: Rule, beginnings: list[Run]) -> bool:
     return any(rule.onset(run) is not None for run in beginnings)
 
 
-def alarms_table(counts: dict[str, tuple[int, int, int]]) -> str:
-    """A row a rule: its reason, and how many healthy logs meet it."""
-    lines = ["| rule | reason of its threshold | logs | met | by a beginning |", "|---|---|---|---|---|"]
+def alarms_table(counts: dict[str, tuple[int, int]]) -> str:
+    """A row a rule: threshold and reason, and of how many healthy logs a beginning meets it."""
+    lines = ["| rule | threshold: its reason | alarms |", "|---|---|---|"]
     for rule in RULES:
-        logs, whole, begun = counts[rule.name]
-        lines.append(f"| {rule.name} | {rule.reason} | {logs} | {whole} | {begun} |")
+        heuristic = " (heuristic)" * rule.heuristic
+        alarms = "{} of {}".format(*counts[rule.name])
+        lines.append(f"| {rule.name} | {rule.threshold}: {rule.reason}{heuristic} | {alarms} |")
     return "\n".join(lines) + "\n"
 
 

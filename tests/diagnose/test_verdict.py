@@ -65,9 +65,6 @@ def setting(label: str, *runs: list[float], seeds=()) -> Setting:
                 f"{label}{index}",
                 pandas.DataFrame({keys.REWARD: rewards}, index=pandas.RangeIndex(1, len(rewards) + 1, name="step")),
                 {"data.seed": seed} if seed else {},
-                {},
-                [],
-                None,
             )
             for index, (rewards, seed) in enumerate(itertools.zip_longest(runs, seeds))
         ],

@@ -23,7 +23,7 @@ from verl_clipx.diagnose.base_rates import CLIPPED, OUTSIDE, rates, usual
 from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, diagnose
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
-from verl_clipx.runs.settings import Setting, baseline_of
+from verl_clipx.runs.settings import Setting, baseline_of, unread_values
 
 # Rewards nearer to each other than this are equal, up to rounding.
 ROUNDING = 1e-6
@@ -340,6 +340,18 @@ def _shared(alike: list[Diagnosis], runs: int) -> Finding:
     return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {first.advice}")
 
 
+def unread(setting: Setting) -> Finding | None:
+    """That runs of a setting differ in values of verl's that its method does not read, which a sweep may overlook."""
+    values = unread_values(setting)
+    if not values:
+        return None
+    each = "; ".join(f"{key} {', '.join(map(str, dict.fromkeys(found)))}" for key, found in values.items())
+    return Finding(
+        f"Runs of {setting.label} differ in values that it does not read.",
+        f"{each}. They trained the same, so the page takes them for runs of one setting.",
+    )
+
+
 def unequal_starts(settings: list[Setting]) -> Finding | None:
     """A warning if two runs of one seed differ in step 1, although its samples are drawn before any update."""
     runs = [run for setting in settings for run in setting.runs if run.seed is not None]
@@ -361,6 +373,7 @@ def findings(settings: list[Setting], baseline: Setting | None = None) -> list[F
         settings: at least one.
         baseline: see `rewards`.
     """
+    of_runs = [*diagnoses(settings, baseline), *map(unread, settings)]
     of_tokens = [say(setting) for setting in settings for say in (what_clipping_did, what_bounds_did)]
-    every = [*diagnoses(settings, baseline), *of_tokens, *rewards(settings, baseline), unequal_starts(settings)]
+    every = [*of_runs, *of_tokens, *rewards(settings, baseline), unequal_starts(settings)]
     return [finding for finding in every if finding]

@@ -391,6 +391,7 @@ RULES = (
         reason="below that share clipping hardly matters; one of 75 healthy runs was so in a few steps",
         remedy="Move that side's bound, or let a method adapt it.",
         link="docs/methods.md",
+        kind=Kind.TREND,
         heuristic=True,
     ),
     Rule(
@@ -506,11 +507,7 @@ RULES = (
 )
 
 
-def rules_table() -> str:
-    """The rules as a table in Markdown, for docs/reading.md."""
-    rows = [
-        f"| {rule.name} | {rule.kind.value} | {rule.threshold} | {rule.reason}{' (heuristic)' * rule.heuristic} "
-        f"| {rule.remedy} [More]({rule.link.removeprefix('docs/reading.md').removeprefix('docs/') or '#rules'}) |"
-        for rule in RULES
-    ]
-    return "\n".join(["| finding | kind | threshold | its reason | what to do |", "|---|---|---|---|---|", *rows])
+def rules_by_kind() -> str:
+    """The names of the rules in Markdown, for docs/reading.md."""
+    kinds = {kind: [rule.name for rule in RULES if rule.kind is kind] for kind in Kind}
+    return "\n".join(f"- **{kind.value.capitalize()}s**: {'; '.join(names)}." for kind, names in kinds.items())

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from verl_clipx.common.traces import Shard
     from verl_clipx.runs.held_out import HeldOutReward
 
+# The driver puts verl's keys that the method does not read below it.
+_UNREAD = "actor_rollout_ref.actor.policy_loss.run.unused."
 # A run's name as the recipes make it: the setting, then its seed.
 _NAME = re.compile(r"(?P<setting>.+?)-seed(?P<seed>\d+)")
 
@@ -107,12 +109,14 @@ class Run:
         from verl_clipx.runs.sameness import setting_of_run
 
         values = setting_of_run(self.configuration)
-        return {key: json.dumps(value, default=str) for key, value in sorted(values.items()) if key not in self.unused}
+        return {key: json.dumps(value, default=str) for key, value in sorted(values.items())}
 
     @property
-    def unused(self) -> Mapping[str, Any]:
+    def unread(self) -> dict[str, Any]:
         """verl's keys that its method does not read, to the values that they were given all the same."""
-        return self.record.get("unused") or {}
+        return {
+            key.removeprefix(_UNREAD): value for key, value in self.configuration.items() if key.startswith(_UNREAD)
+        }
 
     def values(self, key: str) -> pandas.Series:
         """A metric by step, without steps that lack it or at which it is not finite."""

@@ -28,8 +28,8 @@ LEFT_OUT = (
     "skip.*",
     # logs, names, intermediate checkpoints
     "trainer.logger",
-    "trainer.project_name",
-    "trainer.experiment_name",
+    "*.project_name",
+    "*.experiment_name",
     "trainer.log_val_generations",
     "trainer.val_before_train",
     "trainer.resume_mode",
@@ -94,6 +94,8 @@ LEFT_OUT = (
     "actor_rollout_ref.actor.policy_loss.clipx",
     "actor_rollout_ref.actor.policy_loss.clipx.*",
     "*_target_",
+    # words of the announced line
+    "clipx.paper_loss_agg_mode",
 )
 
 # Left out as places of files, but what they name is a part of the setting of a run.

@@ -67,16 +67,35 @@ class Setting:
         return self.runs[0].configuration.get(f"clipx.{name}", otherwise)
 
 
+def significant_of(runs: list[Run]) -> list[dict[str, str]]:
+    """What makes up the setting of each run: dotted key to value in JSON.
+
+    What a method does not read counts for none of its runs, whether they were given a value or have verl's default.
+    """
+    unread: dict[str, set[str]] = {}
+    for run in runs:
+        unread.setdefault(run.method, set()).update(run.unread)
+    return [{key: value for key, value in run.significant.items() if key not in unread[run.method]} for run in runs]
+
+
+def unread_values(setting: Setting) -> dict[str, list[Any]]:
+    """verl's keys that the method does not read and in which the runs of a setting differ, to the value of each."""
+    keys = sorted({key for run in setting.runs for key in run.unread})
+    values = {key: [run.configuration.get(key) for run in setting.runs] for key in keys}
+    return {key: found for key, found in values.items() if len(set(map(str, found))) > 1}
+
+
 def differing_values(runs: list[Run]) -> dict[str, list[str | None]]:
     """What sets runs apart: dotted key to each run's value as JSON, None where a run lacks the key.
 
     Args:
         runs: one without a configuration decides nothing, and has None for each key.
     """
-    known = [run.significant for run in runs if run.configuration]
-    keys = sorted({key for found in known for key in found})
+    values = significant_of(runs)
+    known = [of_run for run, of_run in zip(runs, values, strict=True) if run.configuration]
+    keys = sorted({key for of_run in known for key in of_run})
     return {
-        key: [run.significant.get(key) for run in runs] for key in keys if len({found.get(key) for found in known}) > 1
+        key: [of_run.get(key) for of_run in values] for key in keys if len({of_run.get(key) for of_run in known}) > 1
     }
 
 
@@ -88,11 +107,10 @@ def settings_of(runs: list[Run]) -> list[Setting]:
             trained.
     """
     groups: dict[str, list[Run]] = {}
-    for index, run in enumerate(runs):
+    for index, (run, values) in enumerate(zip(runs, significant_of(runs), strict=True)):
         # The configuration of a kept run is only a part of it, without the method.
-        known = json.dumps([run.method, run.significant]) if run.configuration else run.record.get("config_hash")
-        key = known or f"run {index}"
-        groups.setdefault(key, []).append(run)
+        known = json.dumps([run.method, values]) if run.configuration else run.record.get("config_hash")
+        groups.setdefault(known or f"run {index}", []).append(run)
     firsts = [members[0] for members in groups.values()]
     return [Setting(*parts) for parts in zip(_labels(firsts), groups.values(), strict=True)]
 

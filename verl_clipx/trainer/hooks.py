@@ -71,7 +71,11 @@ def _open_logs(wrapped: Any, tracking: Any, positional: tuple, named: dict[str, 
     _run = None
     if not config.get(NODE):
         return wrapped(*positional, **named)
+    from verl_clipx.run.config import completed
     from verl_clipx.trainer.log import open_logs
+
+    # Groups leave out the defaults of a method, which rules and record need.
+    config = {**config, NODE: completed(config[NODE])}
 
     def open_verls(names: list[str]) -> None:
         call.arguments["default_backend"] = names

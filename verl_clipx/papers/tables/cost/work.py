@@ -135,5 +135,5 @@ def rows_of(files: str | ListConfig | list[str]) -> int | None:
 
 
 def _rows_in(path: Path) -> int:
-    with parquet_file(path, columns=()) as file:
+    with parquet_file(path) as file:
         return file.metadata.num_rows
