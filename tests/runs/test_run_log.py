@@ -1,4 +1,4 @@
-"""verl's file log as a table: whole, missing, empty, cut short, damaged and foreign logs, validation's own line; and that
+"""verl's file log as a table: whole, missing, empty, cut short, damaged and foreign logs, validation's own line. And that
 all commands read a damaged one alike."""
 
 import json

@@ -4,7 +4,6 @@ the machine do not matter, everything else does and is named with both values.
 
 import pytest
 from omegaconf import OmegaConf
-from verl_clipx.papers.tables.config_hash import (
     differences,
     filled_in,
     hardware_keys,
@@ -13,7 +12,9 @@ from verl_clipx.papers.tables.config_hash import (
 )
 
 from verl_clipx.common.files import hash_of_json
+from verl_clipx.papers.tables.against_preset import differences, filled_in
 from verl_clipx.papers.tables.presets import compose_preset
+from verl_clipx.runs.sameness import hardware_keys, is_left_out, significant_values
 
 PRESET = "cpu/countdown_grpo_near"
 

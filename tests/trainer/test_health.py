@@ -1,7 +1,7 @@
 """A run's health: the numbers by hand, through what verl's trainers call, and what the rules say while it trains.
 
-Covers: verl's compute_data_metrics in both of its layouts, its v1 trainers' own metrics, its Tracking; clipx.health from
-the command line; the page's first sentences. The worker's part is in test_training_worker.py; not
+Covers: verl's compute_data_metrics in both of its layouts, its v1 trainers' own metrics, its Tracking; clipx.health
+from the command line; the page's first sentences. The worker's part is in test_training_worker.py; not
 covered: a run (tests/end_to_end).
 """
 
