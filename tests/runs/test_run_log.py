@@ -1,5 +1,7 @@
-"""verl's file log as a table: whole, missing, empty, cut short, damaged and foreign logs, validation's own line. And that
-all commands read a damaged one alike."""
+"""verl's file log as a table: whole, missing, empty, cut short, damaged and foreign logs, validation's own line.
+
+Covers too: all commands read a damaged one alike.
+"""
 
 import json
 

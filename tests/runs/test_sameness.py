@@ -4,12 +4,6 @@ the machine do not matter, everything else does and is named with both values.
 
 import pytest
 from omegaconf import OmegaConf
-    differences,
-    filled_in,
-    hardware_keys,
-    is_left_out,
-    significant_values,
-)
 
 from verl_clipx.common.files import hash_of_json
 from verl_clipx.papers.tables.against_preset import differences, filled_in

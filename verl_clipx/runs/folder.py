@@ -50,17 +50,22 @@ class RunFolder:
         return self._read[0]
 
     @property
+    def is_logged(self) -> bool:
+        """Whether it has logged anything."""
+        return self.log.is_file() and self.log.stat().st_size > 0
+
+    @property
     def metrics(self) -> Rows:
-        """The same; empty for a run that has not logged a step."""
-        return self.rows if self.log.is_file() and self.log.stat().st_size else {}
+        """As `rows`; empty for a run that has not logged a step."""
+        return self.rows if self.is_logged else {}
 
     @cached_property
     def record(self) -> dict[str, Any]:
         """What it wrote down of itself: start, accelerators, versions, commit, configuration; empty if nothing."""
-        if self.path.name.endswith(KEPT):
-            return self._read[1]
         path = record_path(self.log)
-        return read_json_object(path, {"versions": {str: str | None}}) if path.exists() else {}
+        if path.exists():
+            return read_json_object(path, {"versions": {str: str | None}})
+        return self._read[1] if self.is_logged else {}
 
     @property
     def is_trained(self) -> bool:
