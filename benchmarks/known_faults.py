@@ -8,6 +8,7 @@ each: docs/results/runs/faults has those that tests read. What is there is not m
 to was written down before the first of these runs; tests/diagnose/test_known_faults.py counts.
 """
 
+import math
 import os
 import zlib
 from collections.abc import Callable, Mapping
@@ -16,10 +17,10 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from one_process.kept import kept_path
 from one_process.only_rank import become_only_rank
 
 from verl_clipx.diagnose.rules import RULES
-from verl_clipx.papers.tables.run_folder import kept_path
 from verl_clipx.runs import keys
 
 # A fault of the running training begins at one of these steps of 16, by name and seed.
@@ -242,12 +243,12 @@ def make(path: Path, name: str, seed: int) -> None:
     read = {column for rule in RULES for column in rule.columns}
     wanted = {*read, *keys.DRAWN, *keys.HEALTH_COUNTS, keys.IN_M}
 
-    def select(data: Mapping[str, float | None]) -> dict[str, float]:
+    def select(data: Mapping[str, float]) -> dict[str, float]:
         # A value that is not finite is null in the log, and left out here.
         return {
             key: value
             for key, value in data.items()
-            if value is not None and (key in wanted or key.startswith(KEPT_GROUPS))
+            if math.isfinite(value) and (key in wanted or key.startswith(KEPT_GROUPS))
         }
 
     train_and_keep(path, config, record, select, Faulty)

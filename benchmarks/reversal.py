@@ -19,7 +19,7 @@ from scipy import stats
 from verl_clipx.common.files import write_text
 from verl_clipx.common.statistics.comparison import compare_means
 from verl_clipx.papers.tables.definition import load_table
-from verl_clipx.papers.tables.run_folder import KeptRun
+from verl_clipx.runs.folder import RunFolder
 
 matplotlib.use("Agg")
 from matplotlib import pyplot  # the backend must be chosen first
@@ -58,7 +58,7 @@ def curves(results: dict) -> dict[str, dict[str, list[dict[int, dict[str, float]
     found: dict = defaultdict(lambda: defaultdict(list))
     for run in results["runs"]:
         method, regime = row_of[run["preset"]].split(", ", 1)
-        found[regime][method].append(KeptRun(RUNS / run["folder"]).metrics)
+        found[regime][method].append(RunFolder(RUNS / run["folder"]).metrics)
     return found
 
 

@@ -14,13 +14,15 @@ from typing import Annotated
 
 import typer
 from one_process import only_rank
+from one_process.kept import kept_path
 
 from verl_clipx.common.command_line import failing
 from verl_clipx.common.files import hash_of_json
-from verl_clipx.papers.tables.config_hash import as_written, significant_values
+from verl_clipx.papers.tables.against_preset import as_written
 from verl_clipx.papers.tables.definition import load_table
-from verl_clipx.papers.tables.run_folder import KEPT, KeptRun, kept_path
 from verl_clipx.papers.tables.table_plan import PREPARE, Job, Places, plan_table
+from verl_clipx.runs.folder import KEPT, RunFolder
+from verl_clipx.runs.sameness import significant_values
 
 # The entries of verl's log that tables and figures of such runs show.
 METRICS = (
@@ -100,7 +102,7 @@ def make_run(path: Path, preset: str, seed: int) -> None:
         "trained_on": as_written(config, "data.train_files"),
         **describe(config),
     }
-    other = next((KeptRun(beside) for beside in sorted(path.parent.glob(f"*{KEPT}"))), None)
+    other = next((RunFolder(beside) for beside in sorted(path.parent.glob(f"*{KEPT}"))), None)
     if other is not None and other.record["policy"] != record["policy"]:
         raise ValueError(
             f"{record['started_from']}: {record['policy'][:12]} is not the policy of {other.path}, "

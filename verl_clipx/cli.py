@@ -324,13 +324,13 @@ def diagnose(
 ) -> None:
     """Say what went wrong in a run: from which step on, what shows it and what to do."""
     from verl_clipx.diagnose.base_rates import MEASURES, rates
-    from verl_clipx.diagnose.rules import diagnose, judged
-    from verl_clipx.runs.run import read_run
+    from verl_clipx.diagnose.rules import diagnose, say_nothing_was_found
+    from verl_clipx.runs.folder import read_run
 
     with failing(), warnings_on(messages_console()):
         of_run = read_run(run)
         found = diagnose(of_run)
-        none_found = "" if found else judged(of_run)
+        none_found = "" if found else say_nothing_was_found(of_run)
     if as_json:
         rows = [
             {
@@ -340,7 +340,7 @@ def diagnose(
                 "heuristic": one.rule.heuristic,
                 "remedy": one.rule.remedy,
                 "link": one.rule.link,
-                "usual": {name: rates().get(name) for name in one.rule.columns if name in MEASURES},
+                "usual": {name: rates().get(name) for name in one.rule.reads if name in MEASURES},
             }
             for one in found
         ]

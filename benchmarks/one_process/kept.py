@@ -1,5 +1,7 @@
 """Makes a run in this process and keeps its log in one small file."""
 
+import gzip
+import json
 import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -8,15 +10,40 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_clipx.common.files import hash_of_file, read_bytes
+from verl_clipx.common.files import hash_of_file, replacing
 from verl_clipx.papers.tables.collect import commit_here, versions_here
 from verl_clipx.papers.tables.presets import compose_preset
-from verl_clipx.papers.tables.run_folder import keep_run, metrics_of
+from verl_clipx.runs.folder import KEPT, run_path
+from verl_clipx.runs.run_log import read_rows
 
 SEED_KEYS = ("data.seed", "actor_rollout_ref.actor.data_loader_seed", "actor_rollout_ref.rollout.seed")
 """The keys that recipes/common.sh sets to SEED."""
 
+DIGITS = 6
+"""Significant digits of a kept run's metrics."""
+
 Metrics = Mapping[str, float]
+
+
+def kept_path(runs: Path, preset: str, seed: int) -> Path:
+    """Return the file in which a run is kept."""
+    path = run_path(runs, preset, seed)
+    return path.with_name(f"{path.name}{KEPT}")
+
+
+def keep_run(path: Path, record: Mapping[str, Any], metrics: Mapping[int, Metrics]) -> None:
+    """Write a kept run, whole or not at all.
+
+    Args:
+        path: a file whose name ends with KEPT.
+    """
+    steps = [
+        {"step": step, "data": {key: float(f"{value:.{DIGITS}g}") for key, value in data.items()}}
+        for step, data in metrics.items()
+    ]
+    content = "".join(json.dumps(entry) + "\n" for entry in [record, *steps])
+    with replacing(path) as partial:
+        partial.write_bytes(gzip.compress(content.encode(), mtime=0))
 
 
 def compose_here(preset: str, seed: int, overrides: Sequence[str] = ()) -> DictConfig:
@@ -43,7 +70,7 @@ def train_and_keep(
     """Train, and keep the log.
 
     Args:
-        path: the file to write; its name ends with run_folder.KEPT.
+        path: the file to write; its name ends with KEPT.
         record: what the run is; its processor time is added as `seconds`.
         select: chooses which of a step's metrics to keep.
         trainer: see `trainer.train`.
@@ -54,6 +81,6 @@ def train_and_keep(
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "metrics.jsonl"
         train(config, log, trainer)
-        metrics = metrics_of(read_bytes(log).splitlines())
+        metrics, _ = read_rows(log)
     seconds = round(time.process_time() - started, 1)
     keep_run(path, record | {"seconds": seconds}, {step: select(data) for step, data in metrics.items()})

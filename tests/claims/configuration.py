@@ -17,9 +17,9 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.papers.tables.measured_bounds import MeasuredBounds
 from verl_clipx.run.clip_keys import VERL_DEFAULTS
 from verl_clipx.run.support import READ
-from verl_clipx.runs.measured_bounds import MeasuredBounds
 
 CONFIGS = configs_folder()
 

@@ -18,7 +18,7 @@ from tests.composition import built_once
 from verl_clipx.common.statistics.collapse import last_level
 from verl_clipx.common.statistics.comparison import Comparison, compare_means, holm
 from verl_clipx.common.statistics.estimate import estimate
-from verl_clipx.papers.tables.run_folder import KeptRun
+from verl_clipx.runs.folder import RunFolder
 
 from .documents import ROOT
 
@@ -43,7 +43,7 @@ def text_of(page: str) -> str:
 def series(row: str, metric: str) -> np.ndarray:
     """(seeds, batches), in the order of the seeds."""
     paths = sorted(RUNS.glob(f"{row}-seed*.jsonl.gz"))
-    return np.array([[step[metric] for step in KeptRun(path).metrics.values()] for path in paths])
+    return np.array([[step[metric] for step in RunFolder(path).metrics.values()] for path in paths])
 
 
 def at_end(row: str, metric: str = REWARD) -> np.ndarray:

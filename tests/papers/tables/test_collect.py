@@ -19,9 +19,9 @@ from typer.testing import CliRunner
 from tests.papers.tables.tables import small_table
 from verl_clipx.cli import app
 from verl_clipx.papers.tables.collect import collect
-from verl_clipx.papers.tables.config_hash import significant_values
 from verl_clipx.papers.tables.presets import compose_preset
 from verl_clipx.papers.tables.render import render
+from verl_clipx.runs.sameness import significant_values
 
 GRPO, ACPO = "cpu/countdown_grpo_near", "cpu/countdown_acpo_near"
 
@@ -377,9 +377,9 @@ BOMB = "[" * 100_000
 @pytest.mark.parametrize(
     ("file", "content"),
     [
-        ("run.json", '{"commit": "abc", "ver'),
-        ("run.json", "[]"),
-        ("run.json", None),
+        ("metrics.run.json", '{"commit": "abc", "ver'),
+        ("metrics.run.json", "[]"),
+        ("metrics.run.json", None),
         (".hydra/config.yaml", "data: {seed: 1"),
         (".hydra/config.yaml", BOMB),
         ("metrics.jsonl", None),

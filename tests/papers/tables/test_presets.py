@@ -17,7 +17,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from verl.workers.config import RolloutConfig
 
 from tests.claims.first_call import first_call_of
-from verl_clipx.papers.tables.config_hash import differences, significant_values
+from verl_clipx.papers.tables.against_preset import differences
 from verl_clipx.papers.tables.definition import load_table, table_names
 from verl_clipx.papers.tables.origins import groups_of, read_origins
 from verl_clipx.papers.tables.presets import PAPERS, compose_preset, preset_names, updates_per_rollout, values_of
@@ -26,6 +26,7 @@ from verl_clipx.papers.tasks.catalog import definition_named
 from verl_clipx.papers.tasks.knights_and_knaves.prompt import QWEN_CHAT_TEMPLATE_WITH_THINK
 from verl_clipx.papers.tasks.templates import PLAIN_TEXT_CHAT_TEMPLATE
 from verl_clipx.run.config import completed
+from verl_clipx.runs.sameness import significant_values
 
 HARDWARE = "+hardware=a100x8"
 EVERY = preset_names()

@@ -210,5 +210,5 @@ def steps_of(config: DictConfig, known: Mapping[str, int] = TRAINING_ROWS) -> in
 def _rows_in(path: Path, known: Mapping[str, int]) -> int | None:
     if not path.is_file():
         return known.get(path.parent.name)
-    with parquet_file(path, columns=()) as file:
+    with parquet_file(path) as file:
         return file.metadata.num_rows

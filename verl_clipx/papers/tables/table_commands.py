@@ -259,7 +259,7 @@ def bounds(
     metrics: Annotated[Path, typer.Argument(help="The metrics of an ACPO run: VERL_FILE_LOGGER_PATH's file.")],
 ) -> None:
     """Measure an ACPO run's bounds and print the overrides of its two ablations with fixed bounds."""
-    from verl_clipx.runs.measured_bounds import measured_bounds
+    from verl_clipx.papers.tables.measured_bounds import measured_bounds
     from verl_clipx.runs.run_log import read_run_log
 
     with failing(), warnings_on(console):

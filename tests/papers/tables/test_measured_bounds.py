@@ -3,7 +3,7 @@
 import pandas
 import pytest
 
-from verl_clipx.runs.measured_bounds import measured_bounds
+from verl_clipx.papers.tables.measured_bounds import measured_bounds
 
 LOG = pandas.DataFrame(
     {

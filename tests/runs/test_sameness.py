@@ -6,14 +6,9 @@ import pytest
 from omegaconf import OmegaConf
 
 from verl_clipx.common.files import hash_of_json
-from verl_clipx.papers.tables.config_hash import (
-    differences,
-    filled_in,
-    hardware_keys,
-    is_left_out,
-    significant_values,
-)
+from verl_clipx.papers.tables.against_preset import differences, filled_in
 from verl_clipx.papers.tables.presets import compose_preset
+from verl_clipx.runs.sameness import hardware_keys, is_left_out, significant_values
 
 PRESET = "cpu/countdown_grpo_near"
 

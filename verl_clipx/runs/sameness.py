@@ -1,17 +1,17 @@
-"""Decides whether a run matches a preset, by comparing their configurations without keys that cannot change results."""
+"""What makes two runs runs of one setting: their configurations without the keys that cannot change results."""
 
 from collections.abc import Iterator, Mapping
 from fnmatch import fnmatchcase
-from functools import lru_cache
+from functools import cache
+from pathlib import PurePosixPath
 from typing import Any
 
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.run.config import NODES, completed
 
-# Keys in which two runs of one preset may differ; `.*` covers everything below a key.
+# Keys in which two runs of one setting may differ; `.*` covers everything below a key.
 # Keys of the groups in configs/hardware are ignored too.
 LEFT_OUT = (
     # locations of files
@@ -28,8 +28,8 @@ LEFT_OUT = (
     "skip.*",
     # logs, names, intermediate checkpoints
     "trainer.logger",
-    "trainer.project_name",
-    "trainer.experiment_name",
+    "*.project_name",
+    "*.experiment_name",
     "trainer.log_val_generations",
     "trainer.val_before_train",
     "trainer.resume_mode",
@@ -80,21 +80,28 @@ LEFT_OUT = (
     "clipx_rollout.sampler.*",
     "clipx_rollout.cpu_dtype",
     # what is recorded about a run
+    "clipx.trace",
     "clipx.trace.*",
-    "*.clipx.trace.*",
     "clipx.metrics",
-    "*.clipx.metrics",
     "clipx.receipt",
-    "*.clipx.receipt",
-    "clipx.health*",
-    "*.clipx.health*",
+    "clipx.health",
     "clipx.log",
-    "*.clipx.log",
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # derived from other keys
+    "actor_rollout_ref.actor.policy_loss.run",
     "actor_rollout_ref.actor.policy_loss.run.*",
+    "actor_rollout_ref.actor.policy_loss.clipx",
+    "actor_rollout_ref.actor.policy_loss.clipx.*",
+    "*_target_",
+    # words of the announced line
+    "clipx.paper_loss_agg_mode",
 )
+
+# Left out as places of files, but what they name is a part of the setting of a run.
+MODELS, DATA = ("actor_rollout_ref.model.path", "critic.model.path"), ("data.train_files",)
+# Under clipx.scope=micro_batch these decide what the bounds are computed from.
+MICRO_BATCHES = ("ppo_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_max_token_len_per_gpu")
 
 _AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"
 # The plugin's loop is verl's with a seed for each sample; any other loop is another run.
@@ -102,12 +109,9 @@ _SEEDED_LOOP, _STOCK_LOOP = "clipx_seeded_single_turn", "single_turn_agent"
 
 _PLACEHOLDER = "(left out)"
 
-OPEN = "???"
-"""Hydra's marker for a mandatory value that is not yet set."""
-
 
 def significant_values(config: DictConfig) -> dict[str, Any]:
-    """Return the values that define a run, resolved, by dotted key.
+    """The values that define a run, resolved, by dotted key.
 
     A value that cannot be resolved here, such as an environment variable without a default, stays as written.
 
@@ -116,8 +120,7 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     """
     config = config.copy()
     OmegaConf.set_struct(config, False)
-    for node in ("clipx", "actor_rollout_ref.actor.policy_loss.clipx"):
-        complete(config, node)
+    _complete(config)
     kept = []
     for key, parent, name in _leaves(config):
         if is_left_out(key):
@@ -131,33 +134,62 @@ def significant_values(config: DictConfig) -> dict[str, Any]:
     return values
 
 
-def complete(config: DictConfig, key: str) -> None:
-    """Write the method's defaults into a clipx node, which groups leave out, and logs of earlier versions do not."""
-    parent, _, name = key.rpartition(".")
-    owner = OmegaConf.select(config, parent) if parent else config
-    if owner is None or OmegaConf.is_interpolation(owner, name) or not isinstance(owner.get(name), DictConfig):
+def _complete(config: DictConfig) -> None:
+    """Writes the method's defaults into the clipx node: groups leave them out, and logs of earlier versions don't."""
+    # Imports torch.
+    from verl_clipx.run.config import NODES, completed
+
+    node = None if OmegaConf.is_interpolation(config, "clipx") else config.get("clipx")
+    if not isinstance(node, DictConfig):
         return
-    node = owner[name]
     method = None if OmegaConf.is_missing(node, "method") else node.get("method")
     for parameter, default in completed({"method": method}).items():
         if parameter not in node and parameter not in NODES:
             node[parameter] = default
 
 
-def as_written(config: DictConfig, key: str) -> str:
-    """Return a value as written; resolved, it would be a path on one particular machine."""
-    parent, _, name = key.rpartition(".")
-    return str(OmegaConf.select(config, parent)._get_node(name))
+def setting_of_run(configuration: Mapping[str, Any]) -> dict[str, Any]:
+    """What makes up the setting of a run: `significant_values`, and the names of its model and data.
+
+    Args:
+        configuration: dotted key to value, as a run wrote it down.
+    """
+    nested: dict[str, Any] = {}
+    for key, value in configuration.items():
+        *folders, name = key.split(".")
+        node = nested
+        for folder in folders:
+            node = node.setdefault(folder, {})
+        node[name] = value
+    values = significant_values(OmegaConf.create(nested))
+    named = {key: name_of_model(configuration.get(key)) for key in MODELS}
+    named |= {key: names_of_data(configuration.get(key)) for key in DATA}
+    if values.get("clipx.scope") == "micro_batch":
+        actor = "actor_rollout_ref.actor"
+        named |= {f"{actor}.{key}": configuration.get(f"{actor}.{key}") for key in MICRO_BATCHES}
+    return values | {key: name for key, name in named.items() if name not in ("", None)}
 
 
+def name_of_model(path: Any) -> str:
+    """What a model is called, wherever it is kept; empty for none."""
+    return PurePosixPath(str(path)).name if path else ""
+
+
+def names_of_data(files: Any) -> str:
+    """What data files are called, with the folder that each is in, as every data set's may be train.parquet."""
+    paths = [PurePosixPath(str(path)) for path in ([files] if isinstance(files, str) else files or [])]
+    return " and ".join("/".join(path.parts[-2:]).lstrip("/") for path in paths)
+
+
+@cache
 def is_left_out(key: str) -> bool:
-    """Return whether two runs of one preset may differ in a key."""
+    """Whether two runs of one setting may differ in a key."""
     return key in hardware_keys() or any(fnmatchcase(key, pattern) for pattern in LEFT_OUT)
 
 
-@lru_cache(maxsize=1)
+@cache
 def hardware_keys() -> frozenset[str]:
-    """Return every key that a group in configs/hardware sets."""
+    """Every key that a group in configs/hardware sets."""
     found = set()
     for path in sorted((configs_folder() / "hardware").rglob("*.yaml")):
         config = OmegaConf.load(path)
@@ -165,25 +197,6 @@ def hardware_keys() -> frozenset[str]:
             config.pop("defaults", None)
             found.update(key for key, _, _ in _leaves(config))
     return frozenset(found)
-
-
-def filled_in(preset: Mapping[str, Any], run: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run's values for the keys that the preset leaves open (`???`), such as measured clip bounds."""
-    return {key: run[key] for key, value in preset.items() if value == OPEN and run.get(key, OPEN) != OPEN}
-
-
-def differences(preset: Mapping[str, Any], run: Mapping[str, Any]) -> list[str]:
-    """Describe the differences between a preset and a run.
-
-    Args:
-        preset, run: from `significant_values`; apply `filled_in` first.
-    """
-    nothing = "nothing"
-    return [
-        f"{key}: preset {preset.get(key, nothing)!r}, run {run.get(key, nothing)!r}"
-        for key in sorted(preset.keys() | run.keys())
-        if preset.get(key, nothing) != run.get(key, nothing)
-    ]
 
 
 def _leaves(config: DictConfig, prefix: str = "") -> Iterator[tuple[str, DictConfig, str]]:
