@@ -17,7 +17,6 @@ from one_process import only_rank
 from one_process.kept import kept_path
 
 from verl_clipx.common.command_line import failing
-from verl_clipx.common.files import hash_of_json
 from verl_clipx.papers.tables.against_preset import as_written
 from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.papers.tables.table_plan import PREPARE, Job, Places, plan_table
@@ -91,12 +90,12 @@ def make_run(path: Path, preset: str, seed: int) -> None:
     Raises:
         ValueError: the runs beside it started from another policy.
     """
-    from one_process.kept import compose_here, describe, train_and_keep
+    from one_process.kept import compose_here, describe, keep_configuration, train_and_keep
 
     config = compose_here(preset, seed)
     record = {
         "seed": seed,
-        "config_hash": hash_of_json(significant_values(config), str),
+        "config_hash": keep_configuration(path.parent, significant_values(config)),
         "steps": config.trainer.total_training_steps,
         "started_from": as_written(config, "actor_rollout_ref.model.path"),
         "trained_on": as_written(config, "data.train_files"),

@@ -10,8 +10,8 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from verl_clipx.common.files import hash_of_file, replacing
-from verl_clipx.papers.tables.collect import commit_here, versions_here
+from verl_clipx.common.files import hash_of_file, hash_of_json, replacing
+from verl_clipx.papers.tables.collect import CONFIGURATIONS, commit_here, read_configurations, versions_here
 from verl_clipx.papers.tables.presets import compose_preset
 from verl_clipx.runs.folder import KEPT, run_path
 from verl_clipx.runs.run_log import read_rows
@@ -52,6 +52,17 @@ def compose_here(preset: str, seed: int, overrides: Sequence[str] = ()) -> DictC
     return compose_preset(
         preset, ["+hardware=cpu", *seeds, *overrides, "trainer.logger=[file]", "trainer.resume_mode=disable"]
     )
+
+
+def keep_configuration(folder: Path, values: Mapping[str, Any]) -> str:
+    """Write the values that make up a run's setting beside the kept runs; return their hash, for the run's record."""
+    hashed, path = hash_of_json(values, str), folder / CONFIGURATIONS
+    known = read_configurations(folder)
+    if hashed not in known:
+        content = json.dumps({**known, hashed: values}, default=str, sort_keys=True)
+        with replacing(path) as partial:
+            partial.write_bytes(gzip.compress(content.encode(), mtime=0))
+    return hashed
 
 
 def describe(config: DictConfig) -> dict[str, Any]:

@@ -6,6 +6,7 @@ with verl's through Ray.
 
 import gzip
 import json
+from pathlib import Path
 
 import pytest
 import table_fill
@@ -13,9 +14,14 @@ import typer
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
+from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations
+from verl_clipx.papers.tables.collect import collect as collect_table
+from verl_clipx.papers.tables.definition import load_table
 from verl_clipx.run.config import completed
 
 pytestmark = pytest.mark.slow
+
+DOCS = Path(__file__).parents[2] / "docs"
 
 ROWS = ["--row", "GRPO, 4 updates", "--row", "DAPO, 4 updates"]
 
@@ -85,17 +91,32 @@ def test_missing_runs_are_made_and_no_others_and_collect_reads_them(trained, tmp
 
 def test_a_run_of_other_settings_is_refused(trained, tmp_path):
     assert fill(tmp_path, "--seed", 1)[0] == 0
-    path = tmp_path / "reversal" / "grpo_4-seed1.jsonl.gz"
-    lines = gzip.decompress(path.read_bytes()).splitlines()
-    path.write_bytes(
-        gzip.compress(b"\n".join([json.dumps({**json.loads(lines[0]), "config_hash": "0"}).encode(), *lines[1:]]))
-    )
+    kept = tmp_path / "reversal" / CONFIGURATIONS
+    made = read_configurations(kept.parent)
+    changed = {hashed: values | {"actor_rollout_ref.actor.optim.lr": 1e-3} for hashed, values in made.items()}
+    kept.write_bytes(gzip.compress(json.dumps(changed).encode()))
     (tmp_path / "reversal" / "dapo_4-seed1.jsonl.gz").write_bytes(b"no gzip")
     code, _, results = collect(tmp_path)
     assert code == 1
-    found = {entry["folder"]: entry["reasons"][0] for entry in results["refused"]}
-    assert found["reversal/grpo_4-seed1.jsonl.gz"].startswith("config_hash: ")
-    assert "no kept run" in found["reversal/dapo_4-seed1.jsonl.gz"]
+    found = {entry["folder"]: entry["reasons"] for entry in results["refused"]}
+    assert found["reversal/grpo_4-seed1.jsonl.gz"] == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
+    assert "no kept run" in found["reversal/dapo_4-seed1.jsonl.gz"][0]
+    kept.unlink()
+    found = {entry["folder"]: entry["reasons"] for entry in collect(tmp_path)[2]["refused"]}
+    assert found["reversal/grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")
+
+
+def test_the_committed_runs_are_still_their_presets():
+    """Of each way to name a setting one row: the collector takes its runs, and finds the committed numbers."""
+    committed = json.loads((DOCS / "results" / "reversal.json").read_text())
+    rows = ["GRPO, 4 updates", "ACPO, 16 updates", "GRPO + AR, 4 updates, 3 versions old"]
+    found = collect_table(load_table("reversal"), DOCS / "results" / "runs", rows=rows)
+    assert found["refused"] == []
+    numbers, expected = (
+        {(cell["row"], cell["column"]): cell["by_seed"] for cell in of["cells"] if cell["row"] in rows}
+        for of in (found, committed)
+    )
+    assert numbers == expected
 
 
 def test_seeds_of_another_policy_are_refused(trained, tmp_path):

@@ -26,7 +26,8 @@ CONFIGS = configs_folder()
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
 
-# Groups with bounds that a run has to measure, and what `clipx bounds` prints for them, for a run with these epsilons.
+# Groups with bounds that a run has to measure, and what `clipx table bounds` prints for them, for a run with these
+# epsilons.
 MEASURED = MeasuredBounds(highest=0.9, average=0.5, steps=1).overrides
 
 

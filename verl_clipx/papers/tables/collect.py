@@ -1,5 +1,6 @@
 """Collects a table's measured numbers from run folders and refuses runs that do not match the table."""
 
+import gzip
 import hashlib
 import json
 import subprocess
@@ -12,14 +13,14 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.command_line import installed_version
-from verl_clipx.common.files import hash_of_json
+from verl_clipx.common.files import hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
 from verl_clipx.papers.tables.definition import GAIN_OF, MEAN_OF, Column, Row, Source, Table
 from verl_clipx.papers.tables.measures import NotThere, Value, curve_of, mean_of, measure, read_evaluation
 from verl_clipx.papers.tables.significance import CellKey, compare_rows
 from verl_clipx.runs.folder import KEPT, RunFolder, find_runs
-from verl_clipx.runs.sameness import significant_values
+from verl_clipx.runs.sameness import is_left_out, significant_values
 
 PACKAGES = ("verl-clipx", "verl", "torch", "transformers", "vllm", "ray")
 
@@ -33,6 +34,9 @@ RESULTS = {
     "curves": list,
     "refused": list,
 }
+
+CONFIGURATIONS = "configurations.json.gz"
+"""Beside kept runs: by the hash in their records, the values that make up their setting."""
 
 SHARE = "share of seeds"
 """What the interval of a share of collapses is computed over."""
@@ -112,12 +116,16 @@ class Collected:
         return True
 
     def add_kept(self, run: RunFolder, source: Source, cells: Cells) -> bool:
-        """Like `add`, for a kept run, which has only the hash of a configuration."""
-        name, hashed = self.name_of(run.path), hash_of_json(self.preset_values(source.preset), str)
-        found = run.record["config_hash"]
-        if found != hashed:
-            reason = f"config_hash: preset {hashed[:12]}, run {found[:12]}; verl's defaults count too"
+        """Like `add`, for a kept run, whose configuration stands in a file beside it, by the hash in its record."""
+        name, hashed = self.name_of(run.path), run.record["config_hash"]
+        made = read_configurations(run.path.parent).get(hashed)
+        if made is None:
+            reason = f"config_hash: {hashed[:12]} is not in {CONFIGURATIONS} beside the run; make the run again"
             return self.refuse(name, source.preset, [reason])
+        described = json.loads(json.dumps(self.preset_values(source.preset), default=str))
+        reasons = differences(described, {key: value for key, value in made.items() if not is_left_out(key)})
+        if reasons:
+            return self.refuse(name, source.preset, reasons)
         self.runs.append({"folder": name, "preset": source.preset, "model": None, "filled_in": {}, **run.record})
         self.read_cells(run, cells, run.record["seed"])
         return True
@@ -190,6 +198,12 @@ def collect(
         "missing": found.missing,
         "refused": found.refused,
     }
+
+
+def read_configurations(folder: Path) -> dict[str, dict[str, Any]]:
+    """Read the configurations of the kept runs in a folder, by their hashes; empty if it has none."""
+    path = folder / CONFIGURATIONS
+    return parse_json(gzip.decompress(read_bytes(path)), str(path)) if path.exists() else {}
 
 
 @cache
