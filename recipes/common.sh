@@ -39,7 +39,7 @@ LOGGER=${LOGGER:-[console,file]}
 
 # 1: print the command and stop
 DRY_RUN=${DRY_RUN:-0}
-# 0: skip the checks of the environment and the plan
+# 0: skip the check of the environment and the estimate
 PREFLIGHT=${PREFLIGHT:-1}
 
 ###########################################################################
@@ -59,14 +59,14 @@ files() {
 }
 
 # launch PRESET [OVERRIDE ...]: checks, then trains.
-#   PRESET: <paper>/<row>, as clipx recipe list names them
+#   PRESET: <paper>/<name>, as clipx recipe list names them
 launch() {
     local preset=$1
     shift
-    # The rows of the paper's table; Hydra itself would say so only after the checks.
+    # Hydra itself would say so only after the checks.
     local paper=${preset%%/*} names=
-    if [[ -f $RECIPES/../configs/recipe/$paper/rows.yaml ]]; then
-        names=$(sed -n "/^rows:/,\$ s|^  \([a-z0-9_]*\):.*|$paper/\1|p" "$RECIPES/../configs/recipe/$paper/rows.yaml")
+    if [[ -f $RECIPES/../configs/recipe/$paper/presets.yaml ]]; then
+        names=$(sed -n "/^presets:/,\$ s|^  \([a-z0-9_]*\):.*|$paper/\1|p" "$RECIPES/../configs/recipe/$paper/presets.yaml")
     fi
     if ! grep -qFx -- "$preset" <<<"$names"; then
         printf 'there is no preset %s (check METHOD, REGIME or DATA); the presets of %s are:\n%s\n' "$preset" "$paper" "$names" >&2
@@ -133,7 +133,9 @@ launch() {
             for change in "${changes[@]}"; do
                 [[ $change == hydra.* ]] || planned+=("$change")
             done
-            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" "${planned[@]}"
+            # An estimate stops no launch.
+            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" \
+                "${planned[@]}" || echo "there is no estimate; the run starts all the same" >&2
         fi
     fi
 

@@ -154,7 +154,6 @@ def test_tables_as_json(tmp_path):
     assert found["cells"][0].keys() == {"row", "column", "expected", "measured"}
     assert found["cells"][0]["expected"] > 0 and found["cells"][0]["measured"] is None
     assert "Did you mean acpo_table1" in as_json("table", "render", "acpo_table1", code=1)["error"]
-    assert "Leave one of them out" in as_json("table", "plan", "cpu_small", "--run", code=2)["error"]
 
 
 @pytest.mark.slow

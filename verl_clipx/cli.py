@@ -27,7 +27,6 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
-from verl_clipx.one_process.commands import fill
 from verl_clipx.papers.evaluation.commands import evaluation_app
 from verl_clipx.papers.tables.recipe_commands import recipe_app
 from verl_clipx.papers.tables.table_commands import table_app
@@ -58,7 +57,6 @@ app = typer.Typer(
 console = TerminalConsole()
 app.add_typer(data_app, name="data")
 app.add_typer(recipe_app, name="recipe")
-table_app.command()(fill)
 app.add_typer(table_app, name="table")
 
 
@@ -326,13 +324,13 @@ def diagnose(
 ) -> None:
     """Say what went wrong in a run: from which step on, what shows it and what to do."""
     from verl_clipx.diagnose.base_rates import MEASURES, rates
-    from verl_clipx.diagnose.rules import diagnose, judged
-    from verl_clipx.runs.run import read_run
+    from verl_clipx.diagnose.rules import diagnose, say_nothing_was_found
+    from verl_clipx.runs.folder import read_run
 
     with failing(), warnings_on(messages_console()):
         of_run = read_run(run)
         found = diagnose(of_run)
-        none_found = "" if found else judged(of_run)
+        none_found = "" if found else say_nothing_was_found(of_run)
     if as_json:
         rows = [
             {
@@ -342,7 +340,7 @@ def diagnose(
                 "heuristic": one.rule.heuristic,
                 "remedy": one.rule.remedy,
                 "link": one.rule.link,
-                "usual": {name: rates().get(name) for name in one.rule.columns if name in MEASURES},
+                "usual": {name: rates().get(name) for name in one.rule.reads if name in MEASURES},
             }
             for one in found
         ]
@@ -379,23 +377,6 @@ def replay(
             print_json(**content_of(found, tokens))
         else:
             print_replayed(console, found)
-
-
-@app.command()
-def bounds(
-    metrics: Annotated[Path, typer.Argument(help="The metrics of an ACPO run: VERL_FILE_LOGGER_PATH's file.")],
-) -> None:
-    """Measure an ACPO run's bounds and print the overrides of its two ablations with fixed bounds."""
-    from verl_clipx.runs.measured_bounds import measured_bounds
-    from verl_clipx.runs.run_log import read_run_log
-
-    with failing(), warnings_on(console):
-        found = measured_bounds(read_run_log(metrics))
-    console.print(
-        f"epsilon over {found.steps} steps: highest {found.highest:.4g}, average over tokens {found.average:.4g}"
-    )
-    for group, overrides in found.overrides.items():
-        console.print_line(f"+clipx={group} {' '.join(overrides)}")
 
 
 def generate_on_cpu(model, requests, settings, *, stop_token_ids, vocabulary_size) -> list[list[int]]:

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # The runs of the table cpu_small: small policies on Countdown and on knights and knaves, on CPUs, through everything that
-# the papers' runs go through. docs/tables.md shows the commands that make their data and policies.
+# the papers' runs go through. `clipx table plan cpu_small` prints the commands that make their
+# data and policies.
 set -xeuo pipefail
 
 ############################# user-adjustable #############################

@@ -17,16 +17,17 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.papers.tables.measured_bounds import MeasuredBounds
 from verl_clipx.run.clip_keys import VERL_DEFAULTS
 from verl_clipx.run.support import READ
-from verl_clipx.runs.measured_bounds import MeasuredBounds
 
 CONFIGS = configs_folder()
 
 ACTOR = "actor_rollout_ref.actor"
 MICRO_BATCH = f"{ACTOR}.ppo_micro_batch_size_per_gpu=6"
 
-# Groups with bounds that a run has to measure, and what `clipx bounds` prints for them, for a run with these epsilons.
+# Groups with bounds that a run has to measure, and what `clipx table bounds` prints for them, for a run with these
+# epsilons.
 MEASURED = MeasuredBounds(highest=0.9, average=0.5, steps=1).overrides
 
 

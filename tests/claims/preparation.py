@@ -34,7 +34,7 @@ def finished_run(folder: Path) -> None:
 
 
 def two_runs(folder: Path) -> None:
-    """The runs of README.md, docs/report.md and other pages."""
+    """The runs of README.md, docs/reading.md and other pages."""
     for method in ("grpo", "acpo"):
         write_run(folder / f"runs/{method}-seed1", method)
 
@@ -103,13 +103,10 @@ PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "README.md": [two_runs],
     "docs/cluster.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds, puzzles, puzzle_policy],
-    "docs/diagnosis.md": [two_runs],
     "docs/faq.md": [two_runs],
-    "docs/replay.md": [two_runs],
-    "docs/report.md": [two_runs],
+    "docs/reading.md": [two_runs],
     "docs/swap.md": [run_script],
     "docs/tasks/hitab.md": [hitab_release],
-    "docs/tables.md": [finished_run],
     "docs/tasks/knights_and_knaves.md": [puzzle_policy, released_puzzles],
     "docs/tasks/math.md": [deepscaler_file],
 }

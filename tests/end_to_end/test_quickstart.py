@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 
 from verl_clipx.cli import app
 from verl_clipx.common.traces import read_shards
-from verl_clipx.runs.run import read_run
+from verl_clipx.runs.folder import read_run
 
 from .runs import REPOSITORY, SECONDS
 

@@ -49,12 +49,17 @@ def test_doctor_and_plan_come_before_verl_and_see_what_verl_sees(machine, tmp_pa
     assert "clipx.scope=lagged" in plan
 
 
-@pytest.mark.parametrize("check", ["doctor", "recipe"])
-def test_a_failed_check_stops_before_verl(machine, tmp_path, check):
-    done = launch(machine, tmp_path / "run", CLIPX_FAILS=check)
+def test_a_failed_check_stops_before_verl(machine, tmp_path):
+    done = launch(machine, tmp_path / "run", CLIPX_FAILS="doctor")
     assert done.returncode == 1
     assert trained(machine) == []
     assert not (tmp_path / "run").exists()
+
+
+def test_a_failed_estimate_stops_no_run(machine, tmp_path):
+    done = launch(machine, tmp_path / "run", CLIPX_FAILS="recipe")
+    assert done.returncode == 0 and len(trained(machine)) == 1
+    assert "there is no estimate" in done.stderr
 
 
 def test_the_checks_can_be_left_out(machine, tmp_path):

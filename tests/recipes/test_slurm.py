@@ -291,7 +291,7 @@ def test_a_training_line_of_a_tables_plan_is_run_on_the_head(cluster):
     ).stdout
     lines = [line for line in planned.splitlines() if "; launch " in line]
     # One of them measures its bounds on another run.
-    assert any("clipx bounds" in line for line in lines)
+    assert any("clipx table bounds" in line for line in lines)
     for line in lines:
         cluster.record.unlink(missing_ok=True)
         words = shlex.split(line)

@@ -16,7 +16,8 @@ from verl_clipx.cli import app
 from verl_clipx.common.traces import Shard, read_shards, shards_in, write_shard
 from verl_clipx.diagnose.findings import findings
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.settings import settings_of
 from verl_clipx.trainer.log import write_record
 
 NAN = float("nan")

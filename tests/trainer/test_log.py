@@ -103,13 +103,13 @@ def test_a_resumed_run_keeps_the_steps_that_it_goes_on_from(start, tmp_path):
     assert list(start(3, [9])) == [*range(1, 10)]
 
 
-def test_a_line_that_was_cut_off_is_not_kept_and_named(start, tmp_path, caplog):
+def test_a_line_that_was_cut_off_is_not_kept_and_named(start, tmp_path):
     start(1, [1, 2])
     saved(tmp_path, 2)
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step":3,"da')
-    assert start(2, [3]) == {1: 1, 2: 1, 3: 2}
-    assert "metrics.jsonl, line 3: cut off" in caplog.text
+    with pytest.warns(UserWarning, match=r"metrics\.jsonl, line 3: cut off"):
+        assert start(2, [3]) == {1: 1, 2: 1, 3: 2}
 
 
 def test_a_last_line_without_its_end_keeps_apart_from_the_next(start, tmp_path):
@@ -234,7 +234,8 @@ def test_a_log_that_is_no_file_is_verls(tmp_path, monkeypatch):
 def test_the_record_has_configuration_and_versions_and_no_credentials(start, tmp_path):
     start(1, [1])
     record = json.loads(record_path(tmp_path / "metrics.jsonl").read_text())
-    assert record["configuration"]["clipx"] == {"method": "acpo"}
+    # With the defaults of the method, which groups leave out.
+    assert {"method": "acpo", "alpha": 3.0}.items() <= record["configuration"]["clipx"].items()
     assert record["versions"]["verl"].startswith("0.9.")
     assert "secret" not in json.dumps(record)
 

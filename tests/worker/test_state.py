@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from tests.worker.test_tracer import shards_after, tracer_to
-from verl_clipx.common import files
 from verl_clipx.methods import METHODS
 from verl_clipx.run.config import build
 from verl_clipx.worker import training_worker as worker_module
@@ -56,10 +55,6 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     assert read_state(tmp_path, OWNER).step == 7
 
 
-def a_file(folder):
-    return write_state(folder, a_state(), OWNER)
-
-
 def changed(tmp_path, **changes):
     path = write_state(tmp_path, a_state(), OWNER)
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
@@ -93,7 +88,6 @@ def changed(tmp_path, **changes):
         (lambda folder: (folder / FILE).write_bytes(b"\xff\xfe\x00"), "cut short or not a state"),
         (lambda folder: (folder / FILE).mkdir(), "a folder, not a file"),
         (lambda folder: os.mkfifo(folder / FILE), "a device or pipe, not a file"),
-        (lambda folder: os.truncate(a_file(folder), files.MAX_BYTES + 1), "larger than"),
     ],
 )
 def test_an_unusable_file_says_why(tmp_path, spoil, message):

@@ -25,7 +25,9 @@ from verl_clipx.report.ratio_parts import ratio_parts
 from verl_clipx.report.token_view import token_sections
 from verl_clipx.report.trace_figures import trace_plates
 from verl_clipx.runs import keys
-from verl_clipx.runs.run import Run, Setting, baseline_of, differences, read_run, settings_of
+from verl_clipx.runs.folder import read_run
+from verl_clipx.runs.run import Run
+from verl_clipx.runs.settings import Setting, baseline_of, differing_values, settings_of
 from verl_clipx.runs.traced import TracedUpdate, traced_updates
 from verl_clipx.runs.trained import what_was_trained
 
@@ -222,7 +224,7 @@ def _without_formulas(table: pandas.DataFrame) -> pandas.DataFrame:
 
 def _differences(settings: list[Setting]) -> dict[str, list[str]]:
     """What sets the settings apart, the plugin's keys first; parameters that not every method has share a row."""
-    found = differences([setting.runs[0] for setting in settings])
+    found = differing_values([setting.runs[0] for setting in settings])
     of_some = [key for key in found if key.startswith("clipx.") and None in found[key]]
     rows = {key: ["–" if value is None else value.strip('"') for value in found[key]] for key in found}
     own = [

@@ -6,7 +6,7 @@ from typing import TypeVar
 import pandas
 from matplotlib.axes import Axes
 
-from verl_clipx.runs.run import Setting
+from verl_clipx.runs.settings import Setting
 
 # A run of up to MOST_STEPS steps is drawn step by step, a longer one in at most MOST_WINDOWS windows of steps.
 MOST_STEPS = 120

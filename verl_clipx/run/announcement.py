@@ -141,7 +141,7 @@ def values_of(settings: Settings) -> list[tuple[dataclasses.Field, Any]]:
         (field, getattr(owner, field.name))
         for owner in (settings.method, settings)
         for field in dataclasses.fields(owner)
-        if field.name not in ("method", "trace", "health_limits")
+        if field.name not in ("method", "trace")
     ]
 
 

@@ -22,7 +22,6 @@ from verl_clipx.loss.compiled import ObservedFunctions, TokenFunctions, observed
 from verl_clipx.loss.user_method import load_method
 from verl_clipx.methods import METHODS, Method, method_named
 from verl_clipx.modifiers import MODIFIERS, AdvantageReweighting, EntropySelection, Lopti
-from verl_clipx.run.health import HealthLimits
 from verl_clipx.run.listing import OBSERVE
 from verl_clipx.run.trace import Trace
 
@@ -53,11 +52,12 @@ def metrics_parameter() -> Any:
 
 
 def health_parameter() -> Any:
-    """A parameter that decides what a run does when a limit of its health is exceeded."""
+    """A parameter that decides what a run does where its updates are skipped or its values aren't finite."""
     return parameter(
         "warn",
         choice("warn", "stop"),
-        "what happens if a step exceeds a limit of clipx.health_limits: warn (once for each limit) or stop the run",
+        "what happens if updates are skipped or values are not finite: warn (once for each) or stop the run; that the "
+        "reward, the entropy or another trend looks bad only warns",
     )
 
 
@@ -113,7 +113,6 @@ class Settings:
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
     shaping: AdvantageReweighting | None = node_parameter(AdvantageReweighting, "+clipx/shaping=advantage_reweighting")
     select: EntropySelection | None = node_parameter(EntropySelection, "+clipx/select=high_entropy or low_entropy")
     update: Lopti | None = node_parameter(Lopti, "+clipx/update=lopti")
@@ -160,7 +159,7 @@ class Settings:
 
 
 # From the keys under the clipx node that have groups of their own to the classes of their nodes.
-NODES = {**MODIFIERS, "trace": Trace, "health_limits": HealthLimits}
+NODES = {**MODIFIERS, "trace": Trace}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +177,6 @@ class Observe:
     metrics: str = metrics_parameter()
     health: str = health_parameter()
     log: bool = log_parameter()
-    health_limits: HealthLimits | None = node_parameter(HealthLimits, "the limits of a step; null: the defaults")
     trace: Trace | None = node_parameter(Trace, "+clipx/trace=prompts")
 
     def __post_init__(self) -> None:

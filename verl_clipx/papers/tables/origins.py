@@ -12,8 +12,8 @@ from omegaconf import OmegaConf
 
 from verl_clipx.base.method import Method
 from verl_clipx.common.configs_folder import configs_folder
+from verl_clipx.common.presets import SELF, Entry, entry_at, file_of, settings_of
 from verl_clipx.methods import METHODS
-from verl_clipx.papers.tables.rows import SELF, Entry, entry_at, settings_of, table_file
 
 LABELS = {
     "paper": "the paper",
@@ -133,7 +133,7 @@ def _read(path: str) -> tuple[Entry, str]:
     """Return a part of a preset, and the file or table that contains it, relative to the configs folder."""
     entry = entry_at(path)
     if entry is not None:
-        return entry, table_file(path.split("/")[1])
+        return entry, file_of(path.split("/")[1])
     file = f"{path}.yaml"
     return _read_file(file), file
 
