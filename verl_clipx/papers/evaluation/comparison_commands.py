@@ -10,7 +10,7 @@ from rich.box import SIMPLE
 from rich.markup import escape
 from rich.table import Table
 
-from verl_clipx.papers.evaluation.console import console, errors
+from verl_clipx.papers.evaluation.console import All, console, errors, shown_metrics
 
 if TYPE_CHECKING:
     from verl_clipx.common.statistics.comparison import Comparison
@@ -25,6 +25,7 @@ def compare(
         str, typer.Argument(help="The same for another method; differences are this one minus the first.")
     ],
     out: Annotated[Path | None, typer.Option(help="Also write the comparison to this JSON file.")] = None,
+    all_metrics: All = False,
 ) -> None:
     """Say whether one method is better than another, or one checkpoint than another.
 
@@ -38,7 +39,7 @@ def compare(
         folders = find_evaluations(first), find_evaluations(second)
         found = compare_evaluations(*folders)
         for benchmark, one in found.items():
-            _print_compared(benchmark, one)
+            _print_compared(benchmark, one, all_metrics)
         for line in verdicts(found):
             console.print(line, markup=False, soft_wrap=True, highlight=False)
         if out is not None:
@@ -51,11 +52,12 @@ def compare(
             write_json(out, written)
 
 
-def _print_compared(benchmark: str, found: "Compared") -> None:
+def _print_compared(benchmark: str, found: "Compared", all_metrics: bool) -> None:
     table = Table(title=escape(f"{benchmark}: second minus first"), box=SIMPLE, pad_edge=False)
     for heading in ("metric", "first", "second", "difference [95 %]", "p", "+/-/="):
         table.add_column(heading, no_wrap=True)
-    for metric, one in found.metrics.items():
+    for metric in shown_metrics(found.metrics, all_metrics):
+        one = found.metrics[metric]
         interval = "" if one.low is None else f" [{one.low:+.3f}, {one.high:+.3f}]"
         p_value = "" if one.p_value is None else f"{one.p_value:.4f}"
         counts = f"{one.wins}/{one.losses}/{one.ties}"

@@ -14,10 +14,11 @@ from verl_clipx.common.statistics.estimate import estimate
 from verl_clipx.common.statistics.variance import too_few_units
 from verl_clipx.papers.evaluation.answers import extract_answer
 from verl_clipx.papers.evaluation.benchmark import Benchmark, read_benchmark, sources_of
+from verl_clipx.papers.evaluation.completions import read_completions
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.protocols import BEST_VALIDATION
-from verl_clipx.papers.evaluation.samples import read_samples
 from verl_clipx.papers.evaluation.scores import (
+    COPIED,
     check_ground_truths,
     load_function,
     read_scores,
@@ -63,7 +64,7 @@ def check_scoring(config: dict[str, Any], benchmarks: list[Benchmark]) -> None:
             sources_of(benchmark, config["cluster"])
         check_ground_truths(benchmark, reward)
         if config["correct"] is not None:
-            nothing = pandas.DataFrame([{"question": 0, "sample": 0, "text": ""}])
+            nothing = pandas.DataFrame([dict.fromkeys(COPIED, 0) | {"text": ""}])
             is_correct(score_samples(nothing, benchmark, reward, answer), config["correct"], config["correct_from"])
 
 
@@ -100,23 +101,27 @@ def values_of_checkpoints(
     folder: EvaluationFolder, config: dict[str, Any], benchmark: str
 ) -> dict[str, QuestionValues]:
     """Return, by checkpoint, every metric's value on every question of a benchmark."""
-    return {
-        label: question_values(
-            samples_of(folder, config, label, benchmark),
-            read_scores(folder.scores(label, benchmark)),
-            correct_part=config["correct"],
-            correct_from=config["correct_from"],
-        )
-        for label in config["checkpoints"]
-    }
+    expected = config["benchmarks"][benchmark]["questions"] * config["sampling"]["samples"]
+    values = {}
+    for label in config["checkpoints"]:
+        scores = read_scores(folder.scores(label, benchmark))
+        if len(scores) != expected:
+            raise ValueError(
+                f"{folder.scores(label, benchmark)}: {len(scores)} scores of {expected} completions. "
+                "Run `clipx eval score` on the evaluation's folder"
+            )
+        values[label] = question_values(scores, correct_part=config["correct"], correct_from=config["correct_from"])
+    return values
 
 
 def samples_of(folder: EvaluationFolder, config: dict[str, Any], checkpoint: str, benchmark: str) -> pandas.DataFrame:
-    """Read a checkpoint's completions on a benchmark; see `read_samples`."""
-    return read_samples(
+    """Read a checkpoint's completions on a benchmark; see `read_completions`."""
+    seeds = config["sampling"]["seeds"]
+    return read_completions(
         folder.completions(checkpoint, benchmark),
         questions=config["benchmarks"][benchmark]["questions"],
-        samples=config["sampling"]["samples"],
+        samples=config["sampling"]["samples"] // len(seeds),
+        seeds=seeds,
     )
 
 
@@ -167,9 +172,8 @@ def summarise(folder: EvaluationFolder) -> dict[str, Any]:
 
 
 def hash_of_completions(folder: EvaluationFolder, config: dict[str, Any], checkpoint: str, benchmark: str) -> str:
-    """Return the SHA-256 over the tokens of all completions in order; it is equal if two evaluations sampled alike."""
-    samples = samples_of(folder, config, checkpoint, benchmark)
-    return hash_of_json([tokens.tolist() for tokens in samples["tokens"]])
+    """Return the SHA-256 over the texts of all completions in order; it is equal if two evaluations sampled alike."""
+    return hash_of_json(samples_of(folder, config, checkpoint, benchmark)["text"].tolist())
 
 
 def clusters_of(config: dict[str, Any], benchmark: str) -> np.ndarray | None:
