@@ -5,13 +5,15 @@ evaluation_round.py checks every run of the tests has in test_training.py. Not c
 (docs/evaluation.md and docs/tasks have measured runs), GPUs, vLLM.
 """
 
+import json
+
 import pytest
 
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
 from .conftest import Task
-from .evaluation_round import VALIDATION, check_evaluation, clipx
+from .evaluation_round import VALIDATION, check_evaluation, clipx, evaluate
 from .runs import train
 
 pytestmark = [pytest.mark.end_to_end, pytest.mark.matrix]
@@ -57,5 +59,8 @@ def test_train_then_evaluate(name, request, tmp_path):
         f"trainer.save_freq={STEPS}",
         steps=STEPS,
     )
-    comparison = check_evaluation(given, run, name, STEPS, tmp_path)
+    trained = check_evaluation(given, run, name, STEPS, tmp_path)
+    evaluate(given.policy, given.test, tmp_path / "base")
+    clipx("eval", "compare", tmp_path / "base", trained, "--out", tmp_path / "comparison.json")
+    comparison = json.loads((tmp_path / "comparison.json").read_text())["benchmarks"]["test"]
     assert comparison["reward/score"]["low"] > 0, "training undoes the habit that the warm start taught"

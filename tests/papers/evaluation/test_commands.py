@@ -34,9 +34,9 @@ def verl():
     """Launches that the stand-in answered, a folder each."""
     launched = []
 
-    def answer(folder, *, on_the_cpu):
+    def answer(folder, platform):
         launched.append(folder)
-        answer_as_verl(folder, on_the_cpu=on_the_cpu)
+        answer_as_verl(folder, platform)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(validation_run, "_launch", answer)
@@ -117,10 +117,10 @@ def test_the_same_command_again_samples_nothing_and_shows_five_rows(inputs, whol
 
 
 def test_an_interrupted_run_goes_on_where_it_stopped(inputs, whole, tmp_path, verl, monkeypatch):
-    def die(folder, *, on_the_cpu):
+    def die(folder, platform):
         if "000002" in folder.name:
             raise KeyboardInterrupt
-        answer_as_verl(folder, on_the_cpu=on_the_cpu)
+        answer_as_verl(folder, platform)
 
     with monkeypatch.context() as patch:
         patch.setattr(validation_run, "_launch", die)

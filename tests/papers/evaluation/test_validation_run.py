@@ -18,12 +18,18 @@ from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentL
 
 from tests.papers.evaluation.tiny import answer_as_verl, save_questions, write_rows
 from verl_clipx.papers.evaluation import validation_run
-from verl_clipx.papers.evaluation.agent_loop import NAME, EvaluationAgentLoop
+from verl_clipx.papers.evaluation.agent_loop import EvaluationAgentLoop
 from verl_clipx.papers.evaluation.benchmark import read_benchmark
 from verl_clipx.papers.evaluation.checkpoints import Weights
 from verl_clipx.papers.evaluation.prompts import PromptFormat
 from verl_clipx.papers.evaluation.settings import SamplingSettings
-from verl_clipx.papers.evaluation.validation_run import ValidationRun, compose_base, ranks_of
+from verl_clipx.papers.evaluation.validation_run import (
+    AGENT_LOOP,
+    AGENT_LOOP_CLASS,
+    ValidationRun,
+    compose_base,
+    ranks_of,
+)
 from verl_clipx.seeded.agent_loop import sampling_seed
 
 MODEL = Weights("/m", "/m", None, "f")
@@ -72,14 +78,15 @@ def test_it_only_validates_and_on_what_it_was_given(a_run, tmp_path):
     assert trainer.use_v1 is True and trainer.v1.trainer_mode == "sync"
     assert trainer.v1.sampler.custom_sampler.path == "pkg://verl_clipx.seeded.sampler"
     assert trainer.resume_mode == "disable" and config.actor_rollout_ref.model.path == "/m"
-    assert (rollout.seed, rollout.agent.default_agent_loop) == (5, NAME)
+    assert (rollout.seed, rollout.agent.default_agent_loop) == (5, AGENT_LOOP)
     assert OmegaConf.to_container(rollout.val_kwargs) | {"top_k": -1, "top_p": 0.9, "temperature": 0.6, "n": 3} == (
         OmegaConf.to_container(rollout.val_kwargs)
     )
     assert (config.data.max_prompt_length, config.data.max_response_length) == (11, 20)
     assert config.data.validation_shuffle is False and config.data.filter_overlong_prompts is False
     (loop,) = OmegaConf.load(rollout.agent.agent_loop_config_path)
-    assert (loop.name, list(loop.stop_token_ids)) == (NAME, [7, 256])
+    assert (loop.name, list(loop.stop_token_ids)) == (AGENT_LOOP, [7, 256])
+    assert loop._target_ == AGENT_LOOP_CLASS == f"{EvaluationAgentLoop.__module__}.{EvaluationAgentLoop.__name__}"
     (file,) = config.data.val_files
     rows = pandas.read_parquet(file)
     assert [extra["index"] for extra in rows["extra_info"]] == [1, 3] and set(rows["data_source"]) == {"sums"}
@@ -98,6 +105,7 @@ def test_a_chat_template_reaches_verl_as_it_is(a_run, tmp_path):
     config = read_config(a_run(prompts=PromptFormat(JINJA, 11, [7])), tmp_path / "chunk ${x} 'a'")
     assert config.actor_rollout_ref.model.custom_chat_template == JINJA
     assert config.trainer.validation_data_dir == str(tmp_path / "chunk ${x} 'a'")
+    assert list(config.data.val_files) == [str(tmp_path / "chunk ${x} 'a'" / "questions.parquet")]
     assert read_config(a_run(), tmp_path / "other").actor_rollout_ref.model.custom_chat_template is None
 
 
@@ -165,8 +173,8 @@ def test_the_agent_loop_records_what_verls_files_lack(monkeypatch, tokens, trunc
 def test_a_folder_appears_when_its_responses_are_complete(a_run, tmp_path, monkeypatch):
     folder = tmp_path / "seed-0" / "000001"
 
-    def answer_one(unfinished, on_the_cpu):
-        answer_as_verl(unfinished, on_the_cpu=on_the_cpu)
+    def answer_one(unfinished, platform):
+        answer_as_verl(unfinished, platform)
         lines = (unfinished / "0.jsonl").read_text().splitlines(keepends=True)
         (unfinished / "0.jsonl").write_text("".join(lines[:-1]))
 

@@ -53,9 +53,9 @@ def write_rows(path: Path, rows: list[dict]) -> Path:
     return path
 
 
-def answer_as_verl(folder: Path, *, on_the_cpu: bool) -> None:
+def answer_as_verl(folder: Path, platform: str) -> None:
     """Do what verl does with the configuration in a folder, but a text follows from model and seed alone."""
-    assert on_the_cpu
+    assert platform == "cpu"
     config = yaml.safe_load((folder / "run.yaml").read_text())
     rollout = config["actor_rollout_ref"]["rollout"]
     assert config["trainer"]["val_only"] and config["trainer"]["validation_data_dir"] == str(folder)

@@ -7,8 +7,6 @@ from verl.experimental.agent_loop.agent_loop import AgentLoopOutput
 
 from verl_clipx.seeded.agent_loop import SeededSingleTurnAgentLoop, plain
 
-NAME = "clipx_evaluation"
-
 
 class EvaluationAgentLoop(SeededSingleTurnAgentLoop):
     """Gives every response a reward of 0 and, in the place of the reward's parts, its origin.

@@ -121,7 +121,8 @@ def run(
             rules=rules,
         )
         check_scoring(rules, plan.benchmarks)
-        folder = EvaluationFolder(out)
+        # The processes of the run may have other working folders.
+        folder = EvaluationFolder(out.resolve())
         sample_plan(folder, plan, chunk_size, merged_models, messages.print_line)
         _score_and_print(folder, all_metrics)
 

@@ -69,60 +69,46 @@ class Plan:
 def sample_plan(
     folder: EvaluationFolder, plan: Plan, chunk_size: int, merged_models: Path | None, say: Callable[[str], None]
 ) -> None:
-    """Find or merge the models, record the configuration, and sample what is missing.
+    """Find or merge the models, sample what is missing, and record the configuration.
 
     Args:
         chunk_size: responses of one run of verl, and so what an interruption can lose.
         merged_models: where to keep merged checkpoints; None keeps each inside its own checkpoint.
         say: takes a line about what happens now.
-    """
-    from verl_clipx.papers.evaluation.validation_run import compose_base, ranks_of
 
-    chosen = plan.chosen()
-    base = compose_base(plan.overrides)
-    named = any(override.startswith("actor_rollout_ref.model.path=") for override in plan.overrides)
-    base_model = base.actor_rollout_ref.model.path if named else None
+    Raises:
+        ValueError: the folder holds completions of another model, benchmark, setting or version, or the model cannot
+            process these questions.
+    """
+    from verl_clipx.papers.evaluation.prompts import read_prompt_format
+    from verl_clipx.papers.evaluation.validation_run import ValidationRun, base_model, compose_base, ranks_of
+
+    base, sampling = compose_base(plan.overrides), plan.sampling
     weights = {
-        checkpoint.label: find_weights(checkpoint, ranks_of(base), base_model, merged_models) for checkpoint in chosen
+        one.label: find_weights(one, ranks_of(base), base_model(base, plan.overrides), merged_models)
+        for one in plan.chosen()
     }
-    for label, loaded in weights.items():
-        for benchmark in plan.benchmarks:
-            _sample(folder, label, loaded, benchmark, plan, base, chunk_size, say)
+    for label, benchmark in [(label, benchmark) for label in weights for benchmark in plan.benchmarks]:
+        prompts = read_prompt_format(weights[label].tokenizer, benchmark, sampling.template, sampling.max_tokens)
+        completions, claimed = folder.completions(label, benchmark.name), folder.origin(label, benchmark.name)
+        completions.mkdir(parents=True, exist_ok=True)
+        remove_unfinished(completions)
+        if not any(completions.glob("seed-*/*")):
+            # An evaluation that stopped before its first chunk does not commit later ones to its settings.
+            claimed.unlink(missing_ok=True)
+        claim(claimed, origin(weights[label], benchmark, plan))
+        questions, size = len(benchmark.questions), max(1, chunk_size // sampling.samples)
+        for seed in sampling.seeds:
+            for chunk in pending_chunks(completions, seed, questions, sampling.samples, size):
+                path = chunk_folder(completions, seed, chunk)
+                say(
+                    f"{label} on {benchmark.name}, seed {seed}: {len(chunk)} of {questions} questions, from number "
+                    f"{chunk[0]} on; verl's log is {path}.unfinished/run.log"
+                )
+                ValidationRun(base, weights[label], benchmark, chunk, prompts, sampling, seed).run(path)
     # Results of an earlier configuration do not belong to this one.
     folder.results.unlink(missing_ok=True)
-    write_json(folder.config, describe(plan, chosen, weights))
-
-
-def _sample(
-    folder: EvaluationFolder,
-    label: str,
-    weights: Weights,
-    benchmark: Benchmark,
-    plan: Plan,
-    base: Any,
-    chunk_size: int,
-    say: Callable[[str], None],
-) -> None:
-    from verl_clipx.papers.evaluation.prompts import read_prompt_format
-    from verl_clipx.papers.evaluation.validation_run import ValidationRun
-
-    sampling, completions = plan.sampling, folder.completions(label, benchmark.name)
-    prompts = read_prompt_format(weights.tokenizer, benchmark, sampling.template, sampling.max_tokens)
-    completions.mkdir(parents=True, exist_ok=True)
-    remove_unfinished(completions)
-    questions, size = len(benchmark.questions), max(1, chunk_size // sampling.samples)
-    if not any(completions.glob("seed-*/*")):
-        # An evaluation that stopped before its first chunk does not commit later ones to its settings.
-        folder.origin(label, benchmark.name).unlink(missing_ok=True)
-    claim(folder.origin(label, benchmark.name), origin(weights, benchmark, plan))
-    for seed in sampling.seeds:
-        for chunk in pending_chunks(completions, seed, questions, sampling.samples, size):
-            path = chunk_folder(completions, seed, chunk)
-            say(
-                f"{label} on {benchmark.name}, seed {seed}: {len(chunk)} of {questions} questions, from number "
-                f"{chunk[0]} on; verl's log is {path}.unfinished/run.log"
-            )
-            ValidationRun(base, weights, benchmark, chunk, prompts, sampling, seed).run(path)
+    write_json(folder.config, describe(plan, weights))
 
 
 def origin(weights: Weights, benchmark: Benchmark, plan: Plan) -> dict[str, Any]:
@@ -138,22 +124,18 @@ def origin(weights: Weights, benchmark: Benchmark, plan: Plan) -> dict[str, Any]
     }
 
 
-def describe(plan: Plan, chosen: list[Checkpoint], weights: dict[str, Weights]) -> dict[str, Any]:
+def describe(plan: Plan, weights: dict[str, Weights]) -> dict[str, Any]:
     """Return the configuration as JSON: enough to interpret a number and to score the completions again."""
-    sampling = asdict(plan.sampling)
+    samples = {"samples": plan.sampling.samples_per_question, "seeds": list(plan.sampling.seeds)}
     return {
         "model": plan.model,
         "checkpoints": {
-            checkpoint.label: {
-                "source": checkpoint.source,
-                "step": checkpoint.step,
-                "fingerprint": weights[checkpoint.label].fingerprint,
-            }
-            for checkpoint in chosen
+            one.label: {"source": one.source, "step": one.step, "fingerprint": weights[one.label].fingerprint}
+            for one in plan.chosen()
         },
         "protocol": plan.protocol.name,
         "protocol_summary": plan.protocol.summary,
-        "sampling": {**sampling, "samples": plan.sampling.samples_per_question, "seeds": list(plan.sampling.seeds)},
+        "sampling": {**asdict(plan.sampling), **samples},
         "overrides": plan.overrides,
         "benchmarks": {
             benchmark.name: {

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,19 @@ import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
 from verl_clipx.common.files import last_lines, replacing, write_json, write_text
+from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Weights
 from verl_clipx.papers.evaluation.completions import read_dump
 from verl_clipx.papers.evaluation.prompts import PromptFormat
 from verl_clipx.papers.evaluation.settings import SamplingSettings
 
+AGENT_LOOP = "clipx_evaluation"
+AGENT_LOOP_CLASS = "verl_clipx.papers.evaluation.agent_loop.EvaluationAgentLoop"
 CONFIG, QUESTIONS, AGENT_LOOPS, LOG = "run.yaml", "questions.parquet", "agent_loops.yaml", "run.log"
 _ON_THE_CPU = "+hardware=cpu"
+# What +hardware=cpu has for the workers, the driver needs too.
+_PLATFORM = "ray_kwargs.ray_init.runtime_env.env_vars.VERL_PLATFORM"
 _LINES_OF_A_FAILURE = 20
 
 
@@ -56,6 +62,12 @@ def ranks_of(base: DictConfig) -> int:
     return int(base.trainer.nnodes) * int(base.trainer.n_gpus_per_node)
 
 
+def base_model(base: DictConfig, overrides: Sequence[str]) -> str | None:
+    """Return the model that the user names, on which verl loads a checkpoint's shards; None without one."""
+    named = any(override.startswith("actor_rollout_ref.model.path=") for override in overrides)
+    return base.actor_rollout_ref.model.path if named else None
+
+
 @dataclass(frozen=True)
 class ValidationRun:
     """A run of verl that samples responses to some questions of a benchmark and stops.
@@ -86,11 +98,8 @@ class ValidationRun:
         }
         with replacing(folder / QUESTIONS) as partial:
             pq.write_table(pa.table(table), partial)
-        from verl_clipx.papers.evaluation.agent_loop import NAME, EvaluationAgentLoop
-
-        target = f"{EvaluationAgentLoop.__module__}.{EvaluationAgentLoop.__name__}"
         # JSON is YAML.
-        loop = {"name": NAME, "_target_": target, "stop_token_ids": self.prompts.stop_token_ids}
+        loop = {"name": AGENT_LOOP, "_target_": AGENT_LOOP_CLASS, "stop_token_ids": self.prompts.stop_token_ids}
         write_json(folder / AGENT_LOOPS, [loop])
         write_text(folder / CONFIG, OmegaConf.to_yaml(self.configuration(folder)))
 
@@ -98,15 +107,10 @@ class ValidationRun:
         """Return verl's configuration of the run, with its interpolations."""
         config = self.base.copy()
         for key, value in self._settings(folder).items():
-            if isinstance(value, str):
-                # A path or a chat template is text, whatever it contains.
-                value = value.replace("${", "\\${")
-            OmegaConf.update(config, key, value, force_add=True)
+            OmegaConf.update(config, key, _as_it_is(value), force_add=True)
         return config
 
     def _settings(self, folder: Path) -> dict[str, Any]:
-        from verl_clipx.papers.evaluation.agent_loop import NAME
-
         questions = [str(folder / QUESTIONS)]
         sampling, weights = self.sampling, self.weights
         rollout, actor = "actor_rollout_ref.rollout", "actor_rollout_ref.actor"
@@ -144,7 +148,7 @@ class ValidationRun:
             f"{rollout}.val_kwargs.top_p": sampling.top_p,
             # verl, like vLLM, keeps all tokens with -1.
             f"{rollout}.val_kwargs.top_k": sampling.top_k or -1,
-            f"{rollout}.agent.default_agent_loop": NAME,
+            f"{rollout}.agent.default_agent_loop": AGENT_LOOP,
             f"{rollout}.agent.agent_loop_config_path": str(folder / AGENT_LOOPS),
             "reward.num_workers": 1,
             # verl checks that a training, which this is not, would be divisible by its ranks.
@@ -172,19 +176,31 @@ class ValidationRun:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
         self.write(unfinished)
-        _launch(unfinished, on_the_cpu=self.base.actor_rollout_ref.rollout.name == "cpu")
+        _launch(unfinished, OmegaConf.select(self.base, _PLATFORM))
         read_dump(unfinished, self.sampling.samples, self.questions)
         unfinished.replace(folder)
 
 
-def _launch(folder: Path, *, on_the_cpu: bool) -> None:
+def _as_it_is(value: Any) -> Any:
+    """Protect a path or a chat template from being read as an interpolation."""
+    if isinstance(value, list):
+        return [_as_it_is(one) for one in value]
+    return value.replace("${", "\\${") if isinstance(value, str) else value
+
+
+def _launch(folder: Path, platform: str | None) -> None:
     """Run verl's main program on the configuration in a folder, and wait for it."""
     command = [sys.executable, "-m", "verl.trainer.main_ppo", "--config-path", str(folder), "--config-name", "run"]
-    environment = {**os.environ, **({"VERL_PLATFORM": "cpu"} if on_the_cpu else {})}
+    environment = {**os.environ, **({"VERL_PLATFORM": platform} if platform else {})}
     log = folder / LOG
     with log.open("wb") as output:
         process = subprocess.Popen(
-            command, env=environment, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT
+            command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            preexec_fn=partial(end_with_parent, os.getpid()),
         )
         try:
             code = process.wait()
