@@ -1,6 +1,6 @@
 """How often the 95 % interval of `clipx eval compare` holds the true difference, in made-up evaluations.
 
-Run: python benchmarks/coverage.py [--repeats 4000]    prints the tables of docs/evaluation.md; minutes on one core
+Run: python benchmarks/coverage.py [--repeats 4000]    prints the numbers of docs/dev; minutes on one core
 """
 
 from collections.abc import Callable
