@@ -134,7 +134,6 @@ def describe(plan: Plan, weights: dict[str, Weights]) -> dict[str, Any]:
             for one in plan.chosen()
         },
         "protocol": plan.protocol.name,
-        "protocol_summary": plan.protocol.summary,
         "sampling": {**asdict(plan.sampling), **samples},
         "overrides": plan.overrides,
         "benchmarks": {

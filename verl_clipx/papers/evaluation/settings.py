@@ -3,16 +3,9 @@
 import math
 from dataclasses import dataclass
 
-TEMPLATES = ("chat", "plain")
-
-MOST_SAMPLES = 1 << 14
-"""Limit per question and seed: more than any published pass@k uses, and few enough that all responses fit in memory."""
-
-MOST_TOKENS = 1 << 20
-"""Limit per response: the longest context of any model."""
-
-MOST = (1 << 31) - 1
-"""Largest seed and top-k that every engine accepts."""
+MOST = {"samples": 1 << 14, "max_tokens": 1 << 20, "top_k": (1 << 31) - 1, "seed": (1 << 31) - 1}
+"""Largest values: more samples than any published pass@k uses, and few enough that all responses fit in memory; the
+longest context of any model; what every engine accepts."""
 
 
 @dataclass(frozen=True)
@@ -20,9 +13,8 @@ class SamplingSettings:
     """How responses are sampled.
 
     Args:
-        samples: samples per question and seed, 1 to `MOST_SAMPLES`.
-        max_tokens: longest response in tokens, 1 to `MOST_TOKENS`. A response that has not ended by then counts as
-            truncated.
+        samples: samples per question and seed, at least 1.
+        max_tokens: longest response in tokens, at least 1. A response that has not ended by then counts as truncated.
         temperature: divisor of the logits; 0 takes the most likely token.
         top_p: keep the smallest set of most likely tokens whose probability reaches this; in (0, 1].
         top_k: keep this many most likely tokens; 0 keeps all.
@@ -43,22 +35,21 @@ class SamplingSettings:
     template: str = "chat"
 
     def __post_init__(self) -> None:
-        allowed = (
-            ("samples", self.samples, 1 <= self.samples <= MOST_SAMPLES, f"from 1 to {MOST_SAMPLES}"),
-            ("max-tokens", self.max_tokens, 1 <= self.max_tokens <= MOST_TOKENS, f"from 1 to {MOST_TOKENS}"),
+        counts = [("samples", self.samples, 1), ("max_tokens", self.max_tokens, 1), ("top_k", self.top_k, 0)]
+        for key, value, least in (*counts, *(("seed", seed, 0) for seed in self.seeds)):
+            if not least <= value <= MOST[key]:
+                raise ValueError(f"--{key.replace('_', '-')} {value}: must be from {least} to {MOST[key]}")
+        for option, value, holds, range_ in (
             ("temperature", self.temperature, 0 <= self.temperature < math.inf, "a number, at least 0"),
             ("top-p", self.top_p, 0 < self.top_p <= 1, "in (0, 1]"),
-            ("top-k", self.top_k, 0 <= self.top_k <= MOST, f"from 0 (which keeps all) to {MOST}"),
-            *(("seed", seed, 0 <= seed <= MOST, f"from 0 to {MOST}") for seed in self.seeds),
             ("seed", self.seeds, len(set(self.seeds)) == len(self.seeds), "different from the other seeds"),
             (
                 "template",
                 self.template,
-                self.template in TEMPLATES or ":" in self.template,
-                f"one of {', '.join(TEMPLATES)}, or package.module:NAME",
+                self.template in ("chat", "plain") or ":" in self.template,
+                "chat, plain or package.module:NAME",
             ),
-        )
-        for option, value, holds, range_ in allowed:
+        ):
             if not holds:
                 raise ValueError(f"--{option} {value}: must be {range_}")
         if self.temperature == 0 and self.samples_per_question > 1:
