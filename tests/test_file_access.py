@@ -26,6 +26,7 @@ EXCEPTIONS = {
     "common/run_lock.py:is_held:open": LOCK,
     "report/page.py:_alone_in:open": LOCK,
     "report/drawing.py:svg_of:savefig": IN_MEMORY,
+    "papers/evaluation/validation_run.py:_launch:open": GROWS,
     "papers/tables/curves.py:write_curves:savefig": IN_MEMORY,
     "papers/evaluation/checkpoints.py:fingerprint_of_folder:open": "read in parts of a fixed size",
 }

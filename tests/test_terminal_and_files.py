@@ -116,14 +116,14 @@ def test_prompts_that_are_no_chat_messages_are_named(tmp_path, checkpoint, kind)
     path = with_prompts(save_questions(tmp_path / "data", 1), PROMPTS[kind])
     shown = clipx("data", "show", path)
     assert shown.exit_code == 0 and "row 0: prompt" in shown.output
-    words = ("--benchmark", path, "--out", tmp_path / "out", "--max-tokens", 1, "--backend", "cpu")
+    words = ("--benchmark", path, "--out", tmp_path / "out", "--max-tokens", 1, "+hardware=cpu")
     found = clipx("eval", "run", checkpoint, *words)
     assert found.exit_code != 0 and path.name in found.output and "prompt" in found.output
 
 
 def test_a_number_of_samples_that_no_machine_holds_is_refused(tmp_path, checkpoint):
     path = save_questions(tmp_path / "data", 1)
-    words = ("--benchmark", path, "--out", tmp_path / "out", "--max-tokens", 1, "--backend", "cpu")
+    words = ("--benchmark", path, "--out", tmp_path / "out", "--max-tokens", 1, "+hardware=cpu")
     found = clipx("eval", "run", checkpoint, *words, "--samples", 100_000_000_000)
     assert found.exit_code != 0 and "100000000000" in found.output and "16384" in found.output
 

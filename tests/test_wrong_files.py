@@ -17,14 +17,13 @@ from omegaconf import OmegaConf
 from typer.main import get_command
 from typer.testing import CliRunner, Result
 
-from tests.papers.evaluation.tiny import save_questions
+from tests.papers.evaluation.tiny import save_questions, validated_rows, write_rows
 from tests.papers.tables.tables import small_table
 from tests.runs.example_runs import write_log
 from verl_clipx.cli import app
 from verl_clipx.common.files import hash_of_file
 from verl_clipx.papers.evaluation.folder import EvaluationFolder
 from verl_clipx.papers.evaluation.results import score
-from verl_clipx.papers.evaluation.samples import Sample, write_shard
 from verl_clipx.papers.tables import collect, definition
 from verl_clipx.runs.sameness import significant_values
 
@@ -53,15 +52,15 @@ DOORS = {
     "collect, evaluation": ("table collect small --runs {}/runs", f"{TABLE_RUN}/evaluation/b/results.json"),
     "render": ("table render small --results {}/found.json", "found.json"),
     "score, configuration": ("eval score {}/evaluation", "evaluation/config.json"),
-    "score, completions": ("eval score {}/evaluation", "evaluation/model/b/completions/000000-00000.parquet"),
+    "score, completions": ("eval score {}/evaluation", "evaluation/model/b/completions/seed-0/000000/0.jsonl"),
     "score, benchmark": ("eval score {}/evaluation", "data/test.parquet"),
     "compare, scores": ("eval compare {}/evaluation {}/evaluation", "evaluation/model/b/scores.parquet"),
     "eval, benchmark": (
-        "eval run {}/saved --benchmark {}/b.parquet --out {}/out --max-tokens 1 --backend cpu",
+        "eval run {}/saved --benchmark {}/b.parquet --out {}/out --max-tokens 1 +hardware=cpu",
         "b.parquet",
     ),
     "eval, last checkpoint": (
-        "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 --backend cpu",
+        "eval run {}/saved --benchmark {}/data/test.parquet --out {}/out --max-tokens 1 +hardware=cpu",
         "saved/latest_checkpointed_iteration.txt",
     ),
     "show": ("data show {}/rows.parquet", "rows.parquet"),
@@ -88,7 +87,7 @@ def whole(tmp_path_factory):
     (run / "checkpoints" / "latest_checkpointed_iteration.txt").write_text("1")
     evaluation = EvaluationFolder(folder / "evaluation")
     questions = save_questions(folder / "data", 2)
-    sampling = {"samples": 1, "max_tokens": 4, "temperature": 1.0, "top_p": 1.0}
+    sampling = {"samples": 1, "seeds": [0], "max_tokens": 4, "temperature": 1.0, "top_p": 1.0}
     config = {"protocol": "sampled", "sampling": sampling, "versions": {}, "model": "model"}
     config |= {"reward": "tests.test_wrong_files:nothing", "answer": None, "correct": None, "correct_from": 1.0}
     config["checkpoints"] = {"model": {"source": "model", "step": None, "fingerprint": "f"}}
@@ -97,8 +96,7 @@ def whole(tmp_path_factory):
     }
     evaluation.path.mkdir()
     evaluation.config.write_text(json.dumps(config))
-    samples = [Sample(question, 0, 0, "x", [1], 1, False) for question in range(2)]
-    write_shard(evaluation.completions("model", "b"), samples)
+    write_rows(evaluation.completions("model", "b") / "seed-0" / "000000" / "0.jsonl", validated_rows(range(2), 1))
     score(evaluation)
     results = json.loads(evaluation.results.read_text())
     results["config"]["checkpoints"]["model"]["step"] = 1

@@ -27,7 +27,7 @@ from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.extras import missing_tool
 from verl_clipx.common.listed import print_list
 from verl_clipx.common.terminal import TerminalConsole, print_plain, warnings_on, with_whole_output
-from verl_clipx.papers.evaluation.commands import evaluation_app
+from verl_clipx.papers.evaluation.commands import app as evaluation_app
 from verl_clipx.papers.tables.recipe_commands import recipe_app
 from verl_clipx.papers.tables.table_commands import table_app
 from verl_clipx.papers.tasks.commands import app as data_app
@@ -56,6 +56,7 @@ app = typer.Typer(
 )
 console = TerminalConsole()
 app.add_typer(data_app, name="data")
+app.add_typer(evaluation_app, name="eval")
 app.add_typer(recipe_app, name="recipe")
 app.add_typer(table_app, name="table")
 
@@ -379,24 +380,6 @@ def replay(
             print_replayed(console, found)
 
 
-def generate_on_cpu(model, requests, settings, *, stop_token_ids, vocabulary_size) -> list[list[int]]:
-    """Evaluate with the CPU rollout's generator; see `evaluation.backends.GenerateOnCPU`."""
-    from verl_clipx.cpu.rollout.generator import Generator, Request
-    from verl_clipx.cpu.rollout.parameters import SamplingParameters
-
-    generator = Generator(model, vocabulary_size=vocabulary_size)
-    parameters = SamplingParameters(
-        settings.max_tokens, settings.temperature, settings.top_p, settings.top_k, stop_token_ids
-    )
-    generating = [Request("", request.prompt_ids, parameters, request.seed) for request in requests]
-    for request in generating:
-        generator.submit(request)
-    while generator.pending:
-        generator.step()
-    return [request.token_ids for request in generating]
-
-
-app.add_typer(evaluation_app(generate_on_cpu), name="eval")
 
 
 def main() -> None:

@@ -274,7 +274,6 @@ def page(*lines: str, language: str = "bash", needs: str = "") -> str:
         (page("clipx methods nothing", "python benchmarks/table_fill.py reversal", needs="hours"), "nothing"),
         (page("clipx methods", needs="GPUs"), "take the mark away"),
         (page("clipx data build countdown --out o", needs="the hub"), "take the mark away"),
-        (page("clipx eval run m --backend cpu --benchmark b --out o --max-tokens 9", needs="GPUs"), "take the mark"),
         (page("python benchmarks/table_fill.py reversal"), "no test can run this"),
         (page("clipx data build orz_57k --out o"), "no test can run this"),
         (page("clipx eval run m --benchmark b --out o --max-tokens 9"), "no test can run this"),
