@@ -1,12 +1,11 @@
 r"""All three rewards: hand-made responses, cut-off and hostile ones, thousands of generated ones, verl's own loader.
 
-Not covered: single equalities (test_equality.py) and the processes behind them (test_pool.py).
+Not covered: what is equal (test_verdicts.py), and the processes that compare (test_processes.py).
 """
 
 import asyncio
 import random
 import resource
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -14,13 +13,16 @@ import numpy as np
 import pytest
 
 from verl_clipx.papers.tasks.math import reward
-from verl_clipx.papers.tasks.math.pool import DEADLINE_SECONDS
+from verl_clipx.papers.tasks.math.processes import SECONDS
 from verl_clipx.papers.tasks.math.reward import (
     MAX_ALTERNATIVES,
+    MAX_ANSWER_LENGTH,
+    MAX_BOXES,
     accepted_answers,
     compute_score,
     compute_score_for_evaluation,
     compute_score_strict,
+    extract_answers,
 )
 
 KEYS = {"score", "acc", "format", "truncated", "undecided"}
@@ -68,10 +70,39 @@ def test_hand_made(response, expected, strict):
     assert score(response, function=compute_score_for_evaluation) == expected
 
 
-@pytest.mark.parametrize(("response", "truth"), [(r"\boxed{50\%}", "50"), (r"\boxed{3.14159265}", r"\pi")])
-def test_evaluation_counts_no_lenient_equality(response, truth):
-    assert score(response, truth) == RIGHT
-    assert score(response, truth, function=compute_score_for_evaluation) == WRONG
+# Responses, the contents of their boxes, and whether nothing is open.
+BOXES = [
+    ("", [], True),
+    (r"\boxed{ \frac{1}{2} }", [r"\frac{1}{2}"], True),
+    (r"\boxed {7}", ["7"], True),
+    (r"\boxed{\boxed{3}}", [r"\boxed{3}", "3"], True),
+    (r"\boxed{\{1,2\}}", [r"\{1,2\}"], True),
+    (r"\boxed{\left\{ x \right.}", [r"\left\{ x \right."], True),
+    (r"guess \boxed{1}</think><answer>\boxed{2}</answer>", ["2"], True),
+    (r"<think>a</think> b <think>c</think> \boxed{4}", ["4"], True),
+    (r"\boxed{5}, which is in \boxed as asked.", ["5"], True),
+    (r"\boxed{5}. So $\boxed 5$", ["5"], True),
+    (r"\boxed{  }", [""], True),
+    (r"\boxed{5} no, \boxed{6", ["5", None], False),
+    (r"\boxed", [], False),
+    (r"\boxed 5", [], True),  # a box without a brace is none, and nothing was cut off
+    (r"I can't put it in a \boxed command.", [], True),
+    (r"\boxed{\}", [None], False),  # the brace that would close it is escaped
+    (r"\boxed{5\\", [None], False),
+    (r"<think>a</think> wait <think> \boxed{5}", [], False),
+    (rf"\boxed{{{'1' * MAX_ANSWER_LENGTH}}}", ["1" * MAX_ANSWER_LENGTH], True),
+    (rf"\boxed{{{'1' * (MAX_ANSWER_LENGTH + 1)}}}", [None], False),
+]
+
+
+@pytest.mark.parametrize(("response", "answers", "finished"), BOXES)
+def test_the_boxes_of_a_response(response, answers, finished):
+    assert extract_answers(response) == (answers, finished)
+
+
+def test_many_equal_boxes_are_not_an_answer_to_the_strict_reward():
+    assert score(r"\boxed{5}" * MAX_BOXES, function=compute_score_strict) == RIGHT_STRICT
+    assert score(r"\boxed{5}" * (MAX_BOXES + 1), function=compute_score_strict) == UNFORMATTED_STRICT
 
 
 @pytest.mark.parametrize("flag", [True, 1, np.True_, np.int64(1)])
@@ -208,23 +239,14 @@ ENDLESS = r"\boxed{f(x)+(x+1)^{999}-(x+2)^{998}}"
 
 @pytest.mark.slow
 @pytest.mark.parametrize("function", [compute_score_strict, compute_score_for_evaluation])
-def test_a_verdict_in_a_thread_takes_five_seconds_at_most(function):
+def test_a_verdict_has_one_limit_however_many_answers_are_accepted(function):
     truths = [f"f(x)+{index}" for index in range(MAX_ALTERNATIVES)]
-    taken = []
-
-    def judge():
-        assert score(r"\boxed{x+y}", "y+x", function=function)["acc"] == 1.0  # a process is there
-        started = time.monotonic()
-        result = score(ENDLESS, truths, function=function)
-        taken.append((time.monotonic() - started, result["acc"], result["undecided"]))
-
-    thread = threading.Thread(target=judge)
-    thread.start()
-    thread.join()
-    ((seconds, acc, undecided),) = taken
-    assert (acc, undecided) == (0.0, 1.0)
-    # The limit, and a moment to notice.
-    assert seconds < DEADLINE_SECONDS + 1 and DEADLINE_SECONDS == 5.0
+    assert score(r"\boxed{x+y}", "y+x", function=function)["acc"] == 1.0  # a process is there
+    started = time.monotonic()
+    result = score(ENDLESS, truths, function=function)
+    assert (result["acc"], result["undecided"]) == (0.0, 1.0)
+    # The limit, and pebble's moments to notice and to end the process.
+    assert time.monotonic() - started < SECONDS + 3
 
 
 @pytest.mark.slow
@@ -326,16 +348,8 @@ def test_ten_thousand_generated_responses():
 def test_threads_get_the_verdicts_that_one_gets():
     responses = list(generated_responses(300, seed=11))
     expected = [score(response) for response in responses]
-    results = {}
-    threads = [
-        threading.Thread(target=lambda key=key: results.update({key: [score(response) for response in responses]}))
-        for key in range(8)
-    ]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert list(results.values()) == [expected] * 8
+    with ThreadPoolExecutor(8) as threads:
+        assert list(threads.map(lambda _: [score(response) for response in responses], range(8))) == [expected] * 8
 
 
 @pytest.mark.parametrize("name", ["compute_score", "compute_score_strict"])
