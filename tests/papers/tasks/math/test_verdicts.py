@@ -1,4 +1,4 @@
-r"""What each box earns: verdicts.txt and the tables of docs/tasks/math_answers.md, through the three rewards.
+r"""What each box earns: verdicts.txt and the table of docs/tasks/math.md, through the three rewards.
 
 A block of verdicts.txt begins with `# training evaluation`, each 1, 0 or none (no verdict, which earns what a wrong
 answer earns). A line is `right answer @ box @ box …`.
@@ -6,6 +6,7 @@ answer earns). A line is `right answer @ box @ box …`.
 Not covered: how a box is found in a response (test_reward.py).
 """
 
+import itertools
 import re
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from verl_clipx.papers.tasks.math import equality
 from verl_clipx.papers.tasks.math.equality import equal_answers, is_equivalent
 from verl_clipx.papers.tasks.math.reward import compute_score, compute_score_for_evaluation, compute_score_strict
 
-PAGE = Path(__file__).parents[4] / "docs" / "tasks" / "math_answers.md"
+PAGE = Path(__file__).parents[4] / "docs" / "tasks" / "math.md"
 COLUMNS = ["right answer", "box", "training", "evaluation", "why"]
 
 # The score and whether there is no verdict.
@@ -33,10 +34,8 @@ def stored():
 
 
 def documented():
-    for line in PAGE.read_text(encoding="utf-8").splitlines():
-        if not line.startswith("| `"):
-            assert not line.startswith("|") or line.startswith("|---") or line == f"| {' | '.join(COLUMNS)} |", line
-            continue
+    lines = PAGE.read_text(encoding="utf-8").split(f"\n| {' | '.join(COLUMNS)} |\n")[1].splitlines()[1:]
+    for line in itertools.takewhile(lambda line: line.startswith("| "), lines):
         gold, box, training, evaluation, why = re.split(r"(?<!\\)\|", line.strip().strip("|"))
         assert why.strip()
         gold, box = (cell.strip().strip("`").replace(r"\|", "|") for cell in (gold, box))
