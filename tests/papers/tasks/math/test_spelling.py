@@ -134,7 +134,8 @@ ANSWERS = re.split(
     r"""5 @ -0.25 @ \frac{3}{4} @ \frac{\sqrt{2}}{2} @ \frac{1}{\sqrt 2} @ 2+\sqrt{3} @ \sqrt{3}+2 @ 3\pi @ 3.14159265
 \pi @ 2^{10} @ 1024
 x @ x^2-1 @ (x-1)(x+1) @ x^2-y^2 @ \sin^2 x+\cos^2 x @ 1 @ n! @ 6-5i @ e^{2} @ \log_2 8 @ 3 @ \infty
-even @ \text{even} @ x=5 @ y=2x+1 @ x<3 @ 1,2 @ 2,1 @ (1,2) @ [1,2) @ \{1,2\} @ \begin{pmatrix}1\\2\end{pmatrix} @ 75^\circ
+even @ \text{even} @ x=5 @ y=2x+1 @ x<3 @ 1,2 @ 2,1 @ (1,2) @ [1,2) @ \{1,2\} @ \begin{pmatrix}1\\2\end{pmatrix}
+75^\circ
 16\% @ 16 @ f(x)+1 @ \binom{4}{2} @ 6 @ 1\frac{4}{5} @ (-\infty,2]\cup[3,\infty)""",
 )
 
