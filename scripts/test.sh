@@ -48,7 +48,7 @@ if ! browser >/dev/null; then
 fi
 
 say "environment"
-bash scripts/environment.sh cpu dev docs pretrained reasoning
+bash scripts/environment.sh cpu dev docs pretrained
 VENV=${VENV:-.venv}
 export PATH="$PWD/$VENV/bin:$PATH"
 [[ $VENV == /* ]] && export PATH="$VENV/bin:$PATH"

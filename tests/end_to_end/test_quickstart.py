@@ -121,7 +121,7 @@ def test_a_pretrained_model_on_one_page(tmp_path):
         assert (run.method, list(run.log.index)) == (method, [1, 2])
         # Form and skill, apart.
         for part in ("core/{}/acc", "aux/{}/format", "aux/{}/skill"):
-            (value,) = run.values(f"val-{part.format('reasoning_gym_addition')}/mean@1")
+            (value,) = run.values(f"val-{part.format('sums')}/mean@1")
             assert 0 <= value <= 1
         assert run.values("response_length/mean").max() <= 14
         longest = int((folder / "length.log").read_text().split()[-1])

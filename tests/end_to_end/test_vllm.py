@@ -199,13 +199,13 @@ def test_vllm_samples_from_the_actor_after_every_update(train_with_vllm, method,
 @pytest.mark.vllm
 @pytest.mark.matrix
 def test_vllm_samples_from_a_pretrained_model(train_with_vllm, tmp_path):
-    name = "reasoning_gym_chain_sum"
+    name = "sums"
     for split in ("train", "test"):
         build_split(definition_named(name), tmp_path / "data", split=split, options={"size": 32})
     files = [tmp_path / "data" / f"{split}.parquet" for split in ("train", "test")]
     run = train_with_vllm(
         "+clipx=acpo",
-        "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.reasoning_gym.reward",
+        "reward.custom_reward_function.path=pkg://verl_clipx.papers.tasks.sums.reward",
         "actor_rollout_ref.actor.optim.lr=1e-5",
         "data.max_response_length=8",
         task=Task(*files, prepare(SMOLLM2, tmp_path / "models")),

@@ -30,7 +30,7 @@ SETS = [
     ("aime24", "math/fixtures/aime24.jsonl", "test", {}),
     ("minerva", "math/fixtures/minerva.jsonl", "test", {}),
     ("olympiadbench", "math/fixtures/olympiadbench.jsonl", "test", {}),
-    ("reasoning_gym_chain_sum", None, "test", {"size": 3}),
+    ("sums", None, "test", {"size": 3}),
 ]
 
 

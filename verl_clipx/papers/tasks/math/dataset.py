@@ -1,32 +1,35 @@
 """The papers' mathematics data sets as rows in verl's schema."""
 
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
-from verl_clipx.papers.tasks.definition import DatasetDefinition, Row, RowBuilder
+from verl_clipx.papers.tasks.definition import DatasetDefinition, Row
 from verl_clipx.papers.tasks.ground_truth import encode_ground_truth
-from verl_clipx.papers.tasks.math.problems import (
-    DAPO_HUB,
-    ORZ_HUB,
-    SKYWORK_HUB,
-    ProblemReader,
-    read_dapo_17k,
-    read_dsr_uniform,
-    read_orz_57k,
-    read_skywork_or1_math,
-    reader_of_benchmark,
-)
+from verl_clipx.papers.tasks.math import problems
+from verl_clipx.papers.tasks.math.problems import ProblemReader, parse_skywork, parse_verl, reader
 from verl_clipx.papers.tasks.templates import template_named
 
 R1_FIRST = ("r1_base", "boxed_step_by_step")
 BOXED_FIRST = ("boxed_step_by_step", "r1_base")
 
 
-def _rows_of(name: str, read: ProblemReader, alternatives: bool) -> RowBuilder:
-    """Return the row builder of a source.
+def _define(
+    name: str,
+    summary: str,
+    licence: str,
+    read: ProblemReader,
+    hub: str | None,
+    kind: Literal["train", "evaluation"] = "evaluation",
+    prompts: tuple[str, ...] = BOXED_FIRST,
+    alternatives: bool = False,
+    repeats: bool = False,
+) -> DatasetDefinition:
+    """Return the definition of a set.
 
     Args:
-        name: name of the data set, which is also the rows' `data_source`.
+        name: name of the set, which is also the rows' `data_source`.
         alternatives: if true, any of a problem's answers is right, and the ground truth is their list as JSON.
             Otherwise all of them together are the right answer, and the ground truth is that text.
     """
@@ -43,88 +46,74 @@ def _rows_of(name: str, read: ProblemReader, alternatives: bool) -> RowBuilder:
                 "extra_info": {"index": index, "split": split, **problem.about},
             }
 
-    return rows
+    splits = ("train",) if kind == "train" else ("test",)
+    return DatasetDefinition(name, "math", kind, summary, licence, prompts, rows, splits, hub, repeats)
 
 
-def _train(
-    name: str,
-    read: ProblemReader,
-    summary: str,
-    hub: str | None,
-    licence: str,
-    prompts: tuple[str, ...] = BOXED_FIRST,
-    alternatives: bool = False,
-    repeats: bool = False,
-) -> DatasetDefinition:
-    rows = _rows_of(name, read, alternatives)
-    return DatasetDefinition(name, "math", "train", summary, licence, prompts, rows, ("train",), hub, repeats)
+def _benchmark(name: str, summary: str, hub: str, licence: str, hub_split: str = "test", **other) -> DatasetDefinition:
+    read = reader(hub, hub_split, other.pop("hub_config", None))
+    return _define(name, summary, licence, read, hub, **other)
 
 
-def _evaluation(
-    name: str,
-    summary: str,
-    hub: str,
-    hub_split: str,
-    licence: str,
-    hub_config: str | None = None,
-    alternatives: bool = False,
-) -> DatasetDefinition:
-    rows = _rows_of(name, reader_of_benchmark(hub, hub_split, hub_config), alternatives)
-    return DatasetDefinition(name, "math", "evaluation", summary, licence, BOXED_FIRST, rows, ("test",), hub)
-
-
+_training = partial(_define, kind="train")
 _UNVERIFIED = "not verified; see the hub"
 
 DATASETS: tuple[DatasetDefinition, ...] = (
-    _train("orz_57k", read_orz_57k, "Open-Reasoner-Zero's 57k problems; ACPO, AR-Lopti", ORZ_HUB, "MIT", R1_FIRST),
-    _train(
-        "dapo_17k",
-        read_dapo_17k,
-        "DAPO's 17k problems with integer answers, out of 1.8 million public rows; DGPO",
-        DAPO_HUB,
-        "Apache-2.0",
+    _training(
+        "orz_57k",
+        "Open-Reasoner-Zero's 57k problems; ACPO, AR-Lopti",
+        "MIT",
+        problems.read_orz_57k,
+        problems.ORZ_HUB,
+        prompts=R1_FIRST,
     ),
-    _train(
+    _training(
+        "dapo_17k",
+        "DAPO's 17k problems with integer answers, out of 1.8 million public rows; DGPO",
+        "Apache-2.0",
+        reader(problems.DAPO_HUB, "train", parse=parse_verl),
+        problems.DAPO_HUB,
+    ),
+    _training(
         "dsr_uniform",
-        read_dsr_uniform,
         "DeepScaleR problems of uniform difficulty, from a local copy of AR-Lopti's file; AR-Lopti",
-        None,
         "not stated by AR-Lopti; DeepScaleR: MIT",
+        problems.read_dsr_uniform,
+        None,
         repeats=True,
     ),
-    _train(
+    _training(
         "skywork_or1_math",
-        read_skywork_or1_math,
         "Mathematics of Skywork-OR1, 105k problems; BAPO",
-        SKYWORK_HUB,
         "not stated",
+        reader(problems.SKYWORK_HUB, "math", parse=parse_skywork),
+        problems.SKYWORK_HUB,
         alternatives=True,
     ),
-    _evaluation("aime24", "AIME 2024, 30 problems", "HuggingFaceH4/aime_2024", "train", _UNVERIFIED),
-    _evaluation("aime25", "AIME 2025, 30 problems", "math-ai/aime25", "test", "Apache-2.0"),
-    _evaluation("amc23", "AMC 12 of 2023, 40 problems; DGPO", "math-ai/amc23", "test", _UNVERIFIED),
-    _evaluation(
+    _benchmark("aime24", "AIME 2024, 30 problems", "HuggingFaceH4/aime_2024", _UNVERIFIED, "train"),
+    _benchmark("aime25", "AIME 2025, 30 problems", "math-ai/aime25", "Apache-2.0"),
+    _benchmark("amc23", "AMC 12 of 2023, 40 problems; DGPO", "math-ai/amc23", _UNVERIFIED),
+    _benchmark(
         "amc",
         "AMC 12 of 2022 and 2023, 83 problems; ACPO, AR-Lopti",
         "AI-MO/aimo-validation-amc",
-        "train",
         "Apache-2.0",
+        "train",
     ),
-    _evaluation("math500", "500 problems of MATH's test set", "HuggingFaceH4/MATH-500", "test", _UNVERIFIED),
-    _evaluation(
+    _benchmark("math500", "500 problems of MATH's test set", "HuggingFaceH4/MATH-500", _UNVERIFIED),
+    _benchmark(
         "minerva",
         "Minerva's 272 undergraduate problems of science",
         "math-ai/minervamath",
-        "test",
         _UNVERIFIED,
         alternatives=True,
     ),
-    _evaluation(
+    _benchmark(
         "olympiadbench",
         "OlympiadBench, open-ended English mathematics without images, 674 problems",
         "Hothan/OlympiadBench",
-        "train",
         _UNVERIFIED,
+        "train",
         hub_config="OE_TO_maths_en_COMP",
     ),
 )

@@ -20,13 +20,14 @@ SKYWORK_HUB = "Skywork/Skywork-OR1-RL-Data"
 DSR_UNIFORM_FILE = "data/deepscaler_c/deepscaler_uniform_train.parquet of github.com/zhyang2226/AR-Lopti"
 
 # What the sources put around a problem; our own templates replace it.
-_DAPO_OPENING = (
+_OPENING = (
     "Solve the following math problem step by step. The last line of your response should be of the form Answer: "
     "$Answer (without quotes) where $Answer is the answer to the problem."
 )
-_DAPO_CLOSING = 'Remember to put your answer on its own line after "Answer:".'
-_STEP_BY_STEP = "Let's think step by step and output the final answer within \\boxed{}."
-
+_CLOSINGS = (
+    'Remember to put your answer on its own line after "Answer:".',
+    "Let's think step by step and output the final answer within \\boxed{}.",
+)
 _QUESTION_FIELDS = ("problem", "question", "Problem", "Question")
 _ANSWER_FIELDS = ("answer", "final_answer", "Answer")
 _MAX_BOX = 2000
@@ -38,7 +39,7 @@ class MathProblem:
 
     Attributes:
         text: the problem statement, without instructions.
-        answers: accepted spellings of the right answer, at least one.
+        answers: accepted spellings of the right answer; empty if the source has none that a response could match.
         about: what the source says about it, such as a difficulty. All problems of a source have the same keys.
     """
 
@@ -66,24 +67,7 @@ def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
         raise ValueError(f"{error}; give the file {ORZ_FILE}") from None
     if not isinstance(conversations, list):
         raise ValueError(f"{source}: contains {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
-    for number, conversation in enumerate(conversations, 1):
-        try:
-            text, answer = str(conversation[0]["value"]), conversation[1]["ground_truth"]["value"]
-        except (LookupError, TypeError):
-            raise ValueError(
-                f"{source}, entry {number}: not a pair of messages with 'value' and 'ground_truth'; is it {ORZ_FILE}?"
-            ) from None
-        yield from _problem(text, [answer])
-
-
-def read_dapo_17k(source: Path | None) -> Iterator[MathProblem]:
-    """Yield DAPO's problems, which are in verl's schema. The public set contains each about a hundred times."""
-
-    def parse(record: Record, where: str) -> Iterator[MathProblem]:
-        text, truth, _ = _verl_fields(record, where)
-        yield from _problem(_unwrap(text, _DAPO_OPENING, _DAPO_CLOSING), [truth])
-
-    yield from _parse_all(read_records(source, hub=DAPO_HUB, hub_split="train"), source or DAPO_HUB, parse)
+    yield from _with_answers(conversations, source, _parse_conversation)
 
 
 def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
@@ -94,83 +78,74 @@ def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
     """
     if source is None:
         raise ValueError(f"dsr_uniform is not on the hub; give a local copy of {DSR_UNIFORM_FILE}")
-
-    def parse(record: Record, where: str) -> Iterator[MathProblem]:
-        text, truth, extra = _verl_fields(record, where)
-        try:
-            about = {"difficulty": float(extra["difficulty"]), "source_index": int(extra["index"])}
-        except (KeyError, TypeError, ValueError, OverflowError):
-            raise ValueError(
-                f"{where}: the record has extra_info={extra}; it needs numbers difficulty, index"
-            ) from None
-        yield from _problem(_unwrap(text, "", _STEP_BY_STEP), [truth], about)
-
-    yield from _parse_all(read_records(source, hub="", hub_split=""), source, parse)
+    yield from _with_answers(read_records(source, hub="", hub_split=""), source, _parse_dsr)
 
 
-def read_skywork_or1_math(source: Path | None) -> Iterator[MathProblem]:
-    """Yield the mathematics of Skywork-OR1. A right answer is a JSON array of spellings; empty ones are skipped."""
+def reader(hub: str, hub_split: str, hub_config: str | None = None, parse: Callable | None = None) -> ProblemReader:
+    r"""Return a reader for a set on the hub.
 
-    def parse(record: Record, where: str) -> Iterator[MathProblem]:
-        text, truth, extra = _verl_fields(record, where)
-        answers = decode_ground_truth(truth)
-        about = {"source": record.get("data_source"), "model_difficulty": extra.get("model_difficulty")}
-        answers = answers if isinstance(answers, list) else [answers]
-        yield from _problem(_unwrap(text, "", _STEP_BY_STEP), answers, about)
-
-    yield from _parse_all(read_records(source, hub=SKYWORK_HUB, hub_split="math"), source or SKYWORK_HUB, parse)
-
-
-def reader_of_benchmark(hub: str, hub_split: str, hub_config: str | None = None) -> ProblemReader:
-    r"""Return a reader for an evaluation set.
-
-    Copies of these sets differ in their fields. The reader accepts verl's own schema, and a `problem` or `question`
-    (put after its `context`, if any) with an `answer`, a `final_answer`, or a `solution` whose last `\boxed{}` is the
-    answer.
+    Args:
+        parse: turns a record of the set into a problem. Copies of evaluation sets differ in their fields; None accepts
+            verl's own schema, and a `problem` or `question` (put after its `context`, if any) with an `answer`, a
+            `final_answer`, or a `solution` whose last `\boxed{}` is the answer.
     """
 
     def read(source: Path | None) -> Iterator[MathProblem]:
         records = read_records(source, hub=hub, hub_split=hub_split, hub_config=hub_config)
-        yield from _parse_all(records, source or hub, _benchmark_problem)
+        yield from _with_answers(records, source or hub, parse or _parse_benchmark)
 
     return read
 
 
-def _parse_all(
-    records: Iterable[Record], origin: Path | str, parse: Callable[[Record, str], Iterator[MathProblem]]
-) -> Iterator[MathProblem]:
-    """Yield the problems of all records, and warn of those that are left out because they have no answer."""
-    left_out = []
-    for number, record in enumerate(records, 1):
-        problems = list(parse(record, f"{origin}, row {number}"))
-        if not problems:
-            left_out.append(number)
-        yield from problems
-    if left_out:
-        rows = ", ".join(map(str, left_out[:10])) + (", …" if len(left_out) > 10 else "")
-        warnings.warn(f"{origin}: {len(left_out)} problems without an answer were left out (rows {rows})", stacklevel=2)
+def parse_verl(record: Record, where: str) -> MathProblem:
+    """Read a record in verl's own schema. In Skywork's, a right answer is the JSON of a list of spellings."""
+    text, truth, _ = _verl_fields(record, where)
+    return _problem(text, truth)
 
 
-def _benchmark_problem(record: Record, origin: str) -> Iterator[MathProblem]:
+def parse_skywork(record: Record, where: str) -> MathProblem:
+    """Read a record of Skywork-OR1, whose right answer is the JSON of a list of spellings."""
+    text, truth, extra = _verl_fields(record, where)
+    about = {"source": record.get("data_source"), "model_difficulty": extra.get("model_difficulty")}
+    return _problem(text, decode_ground_truth(truth), about)
+
+
+def _parse_conversation(conversation: Any, where: str) -> MathProblem:
+    try:
+        return _problem(str(conversation[0]["value"]), conversation[1]["ground_truth"]["value"])
+    except (LookupError, TypeError):
+        raise ValueError(
+            f"{where}: not a pair of messages with 'value' and 'ground_truth'; is it {ORZ_FILE}?"
+        ) from None
+
+
+def _parse_dsr(record: Record, where: str) -> MathProblem:
+    text, truth, extra = _verl_fields(record, where)
+    try:
+        about = {"difficulty": float(extra["difficulty"]), "source_index": int(extra["index"])}
+    except (KeyError, TypeError, ValueError, OverflowError):
+        raise ValueError(f"{where}: the record has extra_info={extra}; it needs numbers difficulty, index") from None
+    return _problem(text, truth, about)
+
+
+def _parse_benchmark(record: Record, where: str) -> MathProblem:
     if "reward_model" in record:
-        text, truth, _ = _verl_fields(record, origin)
-        text = _unwrap(text, "", _STEP_BY_STEP)
-    else:
-        text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
-        truth = next((record[name] for name in _ANSWER_FIELDS if not _is_missing(record.get(name))), None)
-        if truth is None and isinstance(record.get("solution"), str):
-            truth = last_boxed(record["solution"], _MAX_BOX)
-        if not isinstance(text, str):
-            raise ValueError(
-                f"{origin}: a record has the fields {sorted(record)}; it needs one of {_QUESTION_FIELDS} and one of "
-                f"{(*_ANSWER_FIELDS, 'solution')}"
-            )
-        context = record.get("context")
-        text = f"{context.strip()}\n{text}" if isinstance(context, str) and context.strip() else text
-    yield from _problem(text, truth if isinstance(truth, list) else [truth])
+        return parse_verl(record, where)
+    text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
+    truth = next((record[name] for name in _ANSWER_FIELDS if not _is_missing(record.get(name))), None)
+    if truth is None:
+        truth = last_boxed(record.get("solution"), _MAX_BOX)
+    if not isinstance(text, str):
+        raise ValueError(
+            f"{where}: a record has the fields {sorted(record)}; it needs one of {_QUESTION_FIELDS} and one of "
+            f"{(*_ANSWER_FIELDS, 'solution')}"
+        )
+    context = record.get("context")
+    return _problem(f"{context.strip()}\n{text}" if isinstance(context, str) and context.strip() else text, truth)
 
 
-def _verl_fields(record: Record, origin: str) -> tuple[str, Any, dict[str, Any]]:
+def _verl_fields(record: Record, where: str) -> tuple[str, Any, dict[str, Any]]:
+    """Return the problem without what its source puts around it, the ground truth, and extra_info."""
     try:
         text, truth = record["prompt"][0]["content"], (record["reward_model"] or {}).get("ground_truth")
     except (LookupError, TypeError, AttributeError):
@@ -178,21 +153,18 @@ def _verl_fields(record: Record, origin: str) -> tuple[str, Any, dict[str, Any]]
     extra = record.get("extra_info") or {}
     if not isinstance(text, str) or not isinstance(extra, dict):
         raise ValueError(
-            f"{origin}: a record has the fields {sorted(record)}; it needs verl's prompt, reward_model and, if there "
+            f"{where}: a record has the fields {sorted(record)}; it needs verl's prompt, reward_model and, if there "
             "is one, extra_info"
         )
+    text = text.strip().removeprefix(_OPENING)
+    for closing in _CLOSINGS:
+        text = text.removesuffix(closing)
     return text, truth, extra
 
 
-def _unwrap(text: str, opening: str, closing: str) -> str:
-    return text.strip().removeprefix(opening).removesuffix(closing).strip()
-
-
-def _problem(text: str, answers: list[Any], about: dict[str, Any] | None = None) -> Iterator[MathProblem]:
-    """Yield the problem, unless it has no text or no answer that a response could match."""
-    spellings = tuple(dict.fromkeys(filter(None, map(_spelling, answers))))
-    if text.strip() and spellings:
-        yield MathProblem(text.strip(), spellings, about or {})
+def _problem(text: str, truth: Any, about: dict[str, Any] | None = None) -> MathProblem:
+    answers = map(_spelling, truth if isinstance(truth, list) else [truth])
+    return MathProblem(text.strip(), tuple(dict.fromkeys(filter(None, answers))), about or {})
 
 
 def _spelling(answer: Any) -> str:
@@ -203,4 +175,20 @@ def _spelling(answer: Any) -> str:
 
 def _is_missing(value: Any) -> bool:
     # Tables spell a missing value as NaN, which is not equal to itself.
-    return value is None or (isinstance(value, float) and value != value)
+    return value is None or value != value
+
+
+def _with_answers(
+    records: Iterable[Any], origin: Path | str, parse: Callable[[Any, str], MathProblem]
+) -> Iterator[MathProblem]:
+    """Yield the problems of all records, and warn of those that are left out because they have no answer."""
+    left_out = []
+    for number, record in enumerate(records, 1):
+        problem = parse(record, f"{origin}, row {number}")
+        if problem.text and problem.answers:
+            yield problem
+        else:
+            left_out.append(str(number))
+    if left_out:
+        rows = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
+        warnings.warn(f"{origin}: {len(left_out)} problems without an answer were left out (rows {rows})", stacklevel=2)

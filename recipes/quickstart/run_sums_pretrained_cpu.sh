@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Trains a small pretrained model on a task of reasoning-gym with the real verl on the CPU. `MODEL=smollm2 bash
-# scripts/quickstart.sh` prepares what it needs and calls it.
+# Trains a small pretrained model on sums with the real verl on the CPU. `MODEL=smollm2 bash scripts/quickstart.sh`
+# prepares what it needs and calls it.
 set -xeuo pipefail
 
 ############################# user-adjustable #############################
@@ -64,4 +64,4 @@ OWN=(
     ray_kwargs.ray_init.runtime_env.env_vars.OMP_NUM_THREADS="\"$THREADS\""
 )
 
-train reasoning_gym "${OWN[@]}" "$@"
+train sums "${OWN[@]}" "$@"
