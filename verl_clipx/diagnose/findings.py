@@ -20,7 +20,7 @@ from verl_clipx.common.statistics.comparison import (
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.common.statistics.verdict import interval_of, judge, signed
 from verl_clipx.diagnose.base_rates import CLIPPED, OUTSIDE, rates, usual
-from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, diagnose
+from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, baseline_of, unread_values
@@ -327,7 +327,8 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
     shares = collapses(settings, baseline)
     if shares is not None:
         by_rule.pop(REWARD_COLLAPSE, None)
-    findings = [_shared(alike, len(runs)) for alike in by_rule.values()]
+    facts_first = sorted(by_rule.values(), key=lambda alike: alike[0].rule.kind is not Kind.FACT)
+    findings = [_shared(alike, len(runs)) for alike in facts_first]
     return findings + ([shares] if shares is not None else [])
 
 

@@ -386,9 +386,9 @@ def entropy(settings: list[DrawnSetting]) -> Plate:
         went_as_estimated(settings),
         "whether both curves lie on the same side of 0, and rise and fall together. Below 0 entropy falls.",
         f"{describe_windows(window)}The estimate is BAPO’s Eq. 6, a mean over a step’s updates. "
-        "Adam has no single learning rate that would make nats of it, so its size says nothing. The change is to the next step, whose samples are "
-        "others. Steps of a run depend on each other, so the heading tests what most of a seed’s steps did, which "
-        "takes six seeds.",
+        "Adam has no single learning rate that would make nats of it, so its size says nothing. The change is to the "
+        "next step, whose samples are others. Steps of a run depend on each other, so the heading tests what most "
+        "of a seed’s steps did, which takes six seeds.",
         panels,
     )
 
