@@ -17,8 +17,7 @@ from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.config import ActorConfig
 
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.run.clip_keys import VERL_DEFAULTS
-from verl_clipx.run.support import READ
+from verl_clipx.run.verl_keys import READ
 from verl_clipx.runs.measured_bounds import MeasuredBounds
 
 CONFIGS = configs_folder()
@@ -51,16 +50,8 @@ def verl_s_own() -> DictConfig:
     """verl's configuration without the plugin: what the policy loss is built from, since merging takes a while."""
     whole, parts = hydra_s(), OmegaConf.create()
     for key in (
-        *(f"{ACTOR}.{name}" for name in ("policy_loss", "loss_agg_mode", "loss_scale_factor")),
-        *(f"{ACTOR}.{name}" for name in ("ppo_mini_batch_size", "ppo_epochs")),
-        *(f"{ACTOR}.{name}" for name in VERL_DEFAULTS),
-        "actor_rollout_ref.rollout.calculate_log_probs",
-        "algorithm.rollout_correction",
-        "data.train_batch_size",
-        "trainer.device",
-        "trainer.use_v1",
-        "trainer.v1",
-        "ray_kwargs.ray_init.address",
+        *(f"{ACTOR}.policy_loss", "algorithm.rollout_correction", "trainer.v1"),
+        *("trainer.device", "trainer.default_local_dir", "ray_kwargs.ray_init.address"),
         *(key for key in READ if OmegaConf.select(whole, key) is not None),
     ):
         OmegaConf.update(parts, key, OmegaConf.select(whole, key), force_add=True)

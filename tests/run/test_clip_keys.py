@@ -15,11 +15,11 @@ from hydra.errors import InstantiationException
 from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos
 from verl.workers.config.actor import ActorConfig, PolicyLossConfig
+from verl_clipx.run.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_DEFAULTS, meanings
 
 from tests.claims.configuration import actor_of, built, hydra_s, merged
 from tests.golden.runs import registered_loss
 from verl_clipx.methods import BUILT_IN, METHODS
-from verl_clipx.run.clip_keys import ACTOR, OF_OTHER_LOSSES, VERL_DEFAULTS, meanings
 from verl_clipx.run.config import completed
 from verl_clipx.run.start import decide
 from verl_clipx.run.user_keys import named_keys

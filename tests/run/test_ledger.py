@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 from typer.testing import CliRunner
+from verl_clipx.run.clip_keys import ACTOR, MISPLACED
+from verl_clipx.run.ledger import ON_THE_PATH, ROWS, row_of
 
 from tests.claims.configuration import hydra_s
 from verl_clipx.cli import app
-from verl_clipx.run.clip_keys import ACTOR, MISPLACED
-from verl_clipx.run.ledger import ON_THE_PATH, ROWS, row_of
 from verl_clipx.run.support import READ
 
 REPOSITORY = Path(__file__).parents[2]
