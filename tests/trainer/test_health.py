@@ -20,7 +20,7 @@ from verl.utils.tracking import Tracking
 from tests.claims.configuration import merged
 from tests.runs.example_runs import write_log
 from verl_clipx.diagnose.findings import findings
-from verl_clipx.run.start import instantiated
+from verl_clipx.run.resolve import instantiated
 from verl_clipx.runs.folder import read_run
 from verl_clipx.runs.settings import settings_of
 from verl_clipx.trainer import hooks
