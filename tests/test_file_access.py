@@ -45,7 +45,7 @@ EXCEPTIONS = {
     "papers/tasks/pretrained/package.py:unpack:ZipFile": "a file whose hash was checked",
     "papers/tasks/hitab/dataset.py:_table_loader:ZipFile": "its index; a member is measured before it is unpacked",
     "papers/evaluation/checkpoints.py:fingerprint_of_folder:open": IN_PARTS,
-    "run/listing.py:content_of:load": PACKAGED,
+    "run/groups.py:content_of:load": PACKAGED,
     "papers/tasks/templates.py:_read:read_text": PACKAGED,
     "papers/tasks/templates.py:_read:safe_load": PACKAGED,
     "papers/tables/definition.py:load_table:read_text": PACKAGED,

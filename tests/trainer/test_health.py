@@ -194,7 +194,7 @@ def test_the_limits_are_keys_of_every_run(group):
     built = instantiated(node(**{"health": "stop", "health_limits.cut_responses": 0.25}))
     assert (built.health, built.health_limits.cut_responses, built.health_limits.undecided) == ("stop", 0.25, 0.1)
     for keys, message in (
-        ({"health": "off"}, r"clipx\.health='off'"),
+        ({"health": "off"}, r"clipx\.health=off"),
         ({"health_limits.undecided": 2}, r"clipx\.health_limits\.undecided=2"),
         ({"health_limits.skipped_updates": -1}, r"clipx\.health_limits\.skipped_updates=-1"),
     ):
