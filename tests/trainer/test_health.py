@@ -217,7 +217,7 @@ def test_what_happens_then_is_a_key_of_every_run(group):
         return merged([group], {f"clipx.{key}": value for key, value in keys.items()}).clipx
 
     assert instantiated(node(health="stop")).health == "stop"
-    with pytest.raises(ValueError, match=r"clipx\.health='off'"):
+    with pytest.raises(ValueError, match=r"clipx\.health=off"):
         instantiated(node(health="off"))
 
 

@@ -87,6 +87,8 @@ NOT_DRAWN = {
     f"{OF_DISTILLATION}.log_prob_min_clamp": OF_LOGITS,
     f"{OF_DISTILLATION}.use_chunked_topk": OF_LOGITS,
     f"{OF_DISTILLATION}.chunked_topk_chunk_size": OF_LOGITS,
+    "critic.loss_agg_mode": "of the critic's loss",
+    "critic.loss_scale_factor": "of the critic's loss",
     "algorithm.gdpo_reward_keys": "verl's trainer doesn't compose it",
     "algorithm.gdpo_reward_weights": "verl's trainer doesn't compose it",
 }

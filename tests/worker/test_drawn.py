@@ -1,4 +1,4 @@
-"""Five hundred configurations drawn from the table of verl's keys: each is announced and true, or refused by its keys.
+"""Five hundred drawn configurations of verl's keys: each is announced and true, or refused with the keys named.
 
 Covers, composed in this process and decided by the driver: what is announced trains as announced, by verl's own
 ppo_loss (and its distillation loss) on a micro-batch through the worker's calls with the receipt, which must not stop;
@@ -138,7 +138,7 @@ def outcome(number):
 def hold_refusal(one: Drawn, refusal: Refusal):
     """Each refusal is about a drawn key that the table says may be refused, and names a second key."""
     for part in refusal.all:
-        keys = {part.key, *re.findall(r"(?:[a-z_]\w*\.)+\w+(?==)|\+clipx(?==)", str(part))}
+        keys = {part.key, *re.findall(r"(?:[a-z_]\w*\.)+\w+|\+clipx", str(part))}
         about = [key for key in one.values if key in keys]
         assert about and len(keys) > 1, f"{one}: {part}"
         rows = [row_of(key) for key in about]
