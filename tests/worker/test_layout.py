@@ -55,9 +55,7 @@ def loss_and_gradient(config, batch, step, **extra):
 def step_of(name, batch):
     token_pass = TokenPass(name, ETA, True)
     data, _ = micro_batch(batch, ROWS)
-    return OptimizerStep(
-        f"{name}/update_0", token_pass, counted_tokens=float(token_pass.tokens(data).sum()), entropy_wanted=True
-    )
+    return OptimizerStep(token_pass, counted_tokens=float(token_pass.tokens(data).sum()), entropy_wanted=True)
 
 
 @pytest.mark.slow
@@ -71,7 +69,7 @@ def test_the_gradients_of_both_passes_add_up_to_the_plain_one(actor, aggregation
     )
     batch = example()
     reference = batch["log_prob"] - 0.3
-    plain_loss, plain, _ = loss_and_gradient(config, batch, OptimizerStep(""), reference=reference)
+    plain_loss, plain, _ = loss_and_gradient(config, batch, OptimizerStep(), reference=reference)
     low_loss, low, _ = loss_and_gradient(config, batch, step_of("low", batch), reference=reference)
     high_loss, high, _ = loss_and_gradient(config, batch, step_of("high", batch), reference=reference)
     torch.testing.assert_close(low + high, plain)

@@ -6,6 +6,8 @@ step whatever is combined; what is counted where rollout correction rejects. Not
 (tests/end_to_end/test_invariance.py).
 """
 
+import math
+
 import pytest
 import torch
 
@@ -52,9 +54,10 @@ class Run:
 
     def step(self, data, position="update_0", *, taken=True, token_pass=None):
         step = self.planner.plan(data, position=position, token_pass=token_pass)
-        if step.collect:
-            step.collected = self.own(data)
-        self.planner.finish(step, taken=taken)
+        if step.collected is not None:
+            step.collected.append(self.own(data))
+        step.gradient_norm = 1.0 if taken else math.nan
+        self.planner.finish(step, position)
         return step
 
 
@@ -190,7 +193,7 @@ def test_micro_batch_and_fixed_bounds_cost_nothing():
     for run in (Run("acpo", scope="micro_batch"), Run("grpo")):
         step = run.step(batch())
         assert (run.observations, run.reductions) == (0, 0)
-        assert step.statistics is None and step.decision is None and not step.collect
+        assert step.statistics is None and step.decision is None and step.collected is None
 
 
 @pytest.mark.parametrize("scope", ["mini_batch", "lagged", "micro_batch"])

@@ -68,7 +68,7 @@ class Update:
             rank=1,
             tested=tested,
         )
-        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
+        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, [self.receipt])
 
     def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None, factor=0.5, end=None):
         """One update.
@@ -479,10 +479,10 @@ def updated_with(actor, statistics_of):
     """An update of ACPO's on statistics that stand for its extra pass, compared with the training pass's own."""
     config = actor("+clipx=acpo")
     update, method = Update(config), config.policy_loss.clipx.method
-    update.step.collect = True
+    update.step.collected = []
 
     def end(step):
-        step.statistics = statistics_of(step.collected)
+        step.statistics = statistics_of(step.statistics_of_training)
         step.decision = method.decide(step.statistics)
 
     update.run(end=end)

@@ -35,7 +35,7 @@ from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
 from verl_clipx.worker.rejection import NOTHING_REJECTED, parsed, rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
-from verl_clipx.worker.tracer import TracedRows
+from verl_clipx.worker.tracer import tokens_of_method
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
@@ -361,15 +361,16 @@ def test_rejection_waits_for_no_accelerator(bypass, rejection):
 
 @pytest.mark.parametrize("method", ["grpo", "gspo"])
 def test_what_is_rejected_is_traced_as_it_is_with_weight_0(bypass, method):
-    config, batch, parts, rows = bypass(method, "tokens by ratio"), example(torch.float32), [], ROWS[:4]
-    with in_micro_batch(MicroBatch(traced=TracedRows(rows, [], parts, None))):
+    config, batch, rows = bypass(method, "tokens by ratio"), example(torch.float32), ROWS[:4]
+    with in_micro_batch(MicroBatch()) as known:
         get_policy_loss_fn(f"clipx_{method}")(
             response_mask=batch["mask"],
             loss_agg_mode="token-mean",
             config=config,
             **{name: batch[name] for name in ("old_log_prob", "log_prob", "advantages")},
         )
-    found = dict(zip(parts[0].names, torch.from_numpy(parts[0].values.numpy()).unbind(1), strict=True))
+    traced = tokens_of_method(known.applied, rows)
+    found = traced.trace._asdict() | traced.others
     whole, mask = batch["mask"][rows], left(batch, "tokens by ratio")[rows]
     for name in ("log_prob", "old_log_prob"):
         assert torch.equal(found[name][whole], batch[name][rows][whole])

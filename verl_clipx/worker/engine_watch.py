@@ -1,26 +1,34 @@
-"""Observes what verl's engine does not report on every rank: the norm of an optimizer step's gradient."""
+"""Reads what verl's engine does not report on every rank: the norm of an optimizer step's gradient."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
+from verl_clipx.worker.step import OptimizerStep
 
-class EngineWatch:
-    """Observes one engine's optimizer steps.
+
+@contextmanager
+def gradient_norm_kept(engine: Any, step: OptimizerStep) -> Iterator[None]:
+    """Keeps in the step, on every rank, the norm of the gradient with which the engine takes it within the block.
+
+    Metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
 
     Args:
-        engine: verl's engine; its optimizer_step is wrapped.
-
-    Attributes:
-        gradient_norm: the norm of the latest optimizer step's gradient, on every rank; None before the first step.
+        engine: verl's engine; as before after the block.
     """
+    take = engine.optimizer_step
 
-    def __init__(self, engine: Any):
-        self.gradient_norm: float | None = None
-        step = engine.optimizer_step
+    def optimizer_step(*args: Any, **kwargs: Any) -> Any:
+        norm = take(*args, **kwargs)
+        step.gradient_norm = None if norm is None else float(norm)
+        return norm
 
-        def optimizer_step(*args, **kwargs):
-            # Metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
-            norm = step(*args, **kwargs)
-            self.gradient_norm = None if norm is None else float(norm)
-            return norm
-
-        engine.optimizer_step = optimizer_step
+    own = vars(engine).get("optimizer_step")
+    engine.optimizer_step = optimizer_step
+    try:
+        yield
+    finally:
+        if own is None:
+            del engine.optimizer_step
+        else:
+            engine.optimizer_step = own

@@ -105,13 +105,13 @@ class StepPlanner:
         Raises:
             ValueError: the method needs a field that the mini-batch lacks.
         """
-        step = OptimizerStep(position, token_pass, decided_from=self._source(position))
+        step = OptimizerStep(token_pass, decided_from=self._source(position))
         parts = self._counts(data, token_pass) | self._behind_bounds(data, step)
         if self._pending is not None:
             parts["pending"] = self._pending[1]
         totals = self._summed(parts)
         self._remember(totals.get("pending"))
-        self._decide(step, totals)
+        self._decide(step, totals, position)
         return step
 
     def _source(self, position: str) -> DecidedFrom:
@@ -155,7 +155,7 @@ class StepPlanner:
                 parts["selected"] = observed.selected
         return parts
 
-    def _decide(self, step: OptimizerStep, totals: dict[str, Tensor]) -> None:
+    def _decide(self, step: OptimizerStep, totals: dict[str, Tensor], position: str) -> None:
         """Fills in what the sums over all ranks determine of the step."""
         if "counted" in totals:
             step.counted_tokens = float(totals["counted"])
@@ -165,21 +165,22 @@ class StepPlanner:
             step.entropy_bucket, step.selected_tokens = self.settings.select.threshold(totals["entropies"])
         step.statistics = totals.get("statistics")
         if step.decided_from is DecidedFrom.LAGGED:
-            step.statistics = self.state.statistics[step.position]
+            step.statistics = self.state.statistics[position]
         if step.statistics is not None:
             step.decision = self.method.decide(step.statistics)
-        step.collect = self.settings.adaptive and self.settings.scope == "lagged"
+        if self.settings.adaptive and self.settings.scope == "lagged":
+            step.collected = []
 
-    def finish(self, step: OptimizerStep, *, taken: bool) -> None:
-        """Ends a step and keeps its statistics.
+    def finish(self, step: OptimizerStep, position: str) -> None:
+        """Ends a step and keeps its statistics if the optimizer took it.
 
         Args:
-            taken: whether the optimizer took the step; verl skips a step whose gradient is not finite.
+            position: as it was planned for.
         """
-        if taken:
+        if step.taken:
             self.state.step += 1
-            if step.collected is not None and self.settings.scope == "lagged":
-                self._pending = (step.position, step.collected)
+            if step.collected and self.settings.scope == "lagged":
+                self._pending = (position, step.statistics_of_training)
 
     def restore(self, state: ControllerState) -> None:
         """Continues from a checkpoint's state. What waits for the next step is dropped: it belongs to other weights."""

@@ -19,7 +19,7 @@ from verl_clipx.run.config import Settings, settings_without_group
 from verl_clipx.run.hydra_nodes import another_loss, refuse_padded_length
 from verl_clipx.worker.aggregation import aggregated
 from verl_clipx.worker.rejection import rejection_of
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
+from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, current_micro_batch
 
 
 def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
@@ -120,9 +120,8 @@ def policy_loss(
     selected = None
     if settings.select is not None:
         selected, value, weighted = with_selection(settings, known, mask, value, weighted)
-    if known.traced is not None:
-        kept = mask if selected is None and mask is not whole else selected
-        known.traced.of_method(settings, inputs, decision, factor, kept, whole)
+    kept = mask if selected is None and mask is not whole else selected
+    known.applied = AppliedMethod(settings, inputs, decision, factor, kept, whole)
 
     # For verl's aggregation: the tokens that it averages over, and how many there are in the mini-batch.
     averaged = mask
@@ -181,10 +180,11 @@ def decided(method: Method, functions: TokenFunctions, inputs: Inputs, step: Opt
         step: the optimizer step that it belongs to; if it collects, the micro-batch's own statistics are added to it.
     """
     statistics = step.statistics
-    if step.collect or statistics is None:
-        found = functions.statistics(inputs)
-        statistics = found if statistics is None else statistics
-        step.collected = found if step.collected is None else step.collected + found
+    if statistics is None or step.collected is not None:
+        own = functions.statistics(inputs)
+        statistics = own if statistics is None else statistics
+        if step.collected is not None:
+            step.collected.append(own)
     return statistics, method.decide(statistics) if step.decision is None else step.decision
 
 

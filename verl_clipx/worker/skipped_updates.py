@@ -1,6 +1,5 @@
 """Counts the updates that verl skips because their gradient is not finite, and reports what was not finite."""
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -8,7 +7,6 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
-from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFiniteLog, not_finite_in, together
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
@@ -18,33 +16,29 @@ class SkippedUpdates:
 
     Args:
         engine: verl's engine.
-        watch: has the gradient's norm.
         rank: of this process, for the log.
         all_reduce: sums a float64 vector over the data-parallel ranks.
     """
 
-    def __init__(self, engine: Any, watch: EngineWatch, rank: int, all_reduce: Callable[[Tensor], Tensor]):
-        self._engine, self._watch, self._all_reduce = engine, watch, all_reduce
+    def __init__(self, engine: Any, rank: int, all_reduce: Callable[[Tensor], Tensor]):
+        self._engine, self._all_reduce = engine, all_reduce
         self._log = NotFiniteLog(rank)
 
-    def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> bool:
-        """Counts the update that ends if verl skipped it, and returns whether verl took it.
+    def end_update(self, step: OptimizerStep, batch: RolloutBatch | None, data: Any) -> None:
+        """Counts the update that ends if verl skipped it.
 
         Args:
             batch: the rollout batch in which a skipped update is counted; None outside one.
             data: this rank's mini-batch.
         """
-        norm = self._watch.gradient_norm
-        taken = norm is None or math.isfinite(norm)
         found = step.not_finite
-        if not taken and not found and self._engine.is_mp_src_rank_with_outputs():
+        if not step.taken and not found and self._engine.is_mp_src_rank_with_outputs():
             # The policy's loss was finite, but another term, such as verl's KL loss, may not be.
             found = not_finite_in(data)
-        self._log.say(found, taken=taken, norm=norm)
-        if batch is not None and not taken:
+        self._log.say(found, taken=step.taken, norm=step.gradient_norm)
+        if batch is not None and not step.taken:
             batch.skipped += 1
             batch.not_finite = together(batch.not_finite, found)
-        return taken
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Metrics by key: how many updates verl skipped and, if any, on which rank values were not finite."""

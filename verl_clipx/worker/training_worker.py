@@ -5,7 +5,7 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import shutil
-from contextlib import nullcontext
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,10 +21,8 @@ from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import Observe, Settings, clip_range
-from verl_clipx.run.hydra_nodes import RunFacts
 from verl_clipx.run.support import BYPASS, ROLLOUT_RS, untested
-from verl_clipx.run.trace import Trace
-from verl_clipx.worker.engine_watch import EngineWatch
+from verl_clipx.worker.engine_watch import gradient_norm_kept
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
@@ -35,7 +33,7 @@ from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.skipped_updates import SkippedUpdates
 from verl_clipx.worker.state import description, restored_state, state_rank, write_state
-from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, UpdateObserver
+from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
 
 logger = logging.getLogger(__name__)
@@ -57,12 +55,10 @@ class ClipxTraining:
     """Mixin that stands before verl's TrainingWorker and adds to it what a run with a clipx node needs."""
 
     # None without a clipx node. The planner is also None under +clipx=observe, where the steps are verl's own.
-    watch: EngineWatch | None = None
     skipped: SkippedUpdates | None = None
     planner: StepPlanner | None = None
-    # None unless the run asks for them.
-    tracer: Tracer | None = None
-    receipt: Receipt | None = None
+    # Those that the run asks for.
+    observers: Sequence[Observer] = ()
     # The current rollout batch and optimizer step.
     batch: RolloutBatch | None = None
     step: OptimizerStep | None = None
@@ -97,11 +93,9 @@ class ClipxTraining:
         if self.rank == 0:
             # Printed and not logged, because verl's workers show only warnings.
             print(announcement(config.policy_loss), flush=True)
-        if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
-            self.tracer = self._tracer(settings.trace, run, config.optim.total_training_steps)
-        if self.watch is None:
-            self.watch = EngineWatch(self.engine)
-            self.skipped = SkippedUpdates(self.engine, self.watch, self.rank, self._all_reduce)
+        self.observers = self._observers(settings, loss_fn)
+        if self.skipped is None:
+            self.skipped = SkippedUpdates(self.engine, self.rank, self._all_reduce)
         if isinstance(settings, Observe):
             loss_mode = config.policy_loss.loss_mode
             observe_registered(loss_mode)
@@ -111,10 +105,10 @@ class ClipxTraining:
             functions.prepare(device, counted=settings.update is not None)
             if self.rank == 0 and functions.compiled:
                 print(COMPILED, flush=True)
-        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.tracer, self.receipt))
+        super().set_loss_fn(with_micro_batch(loss_fn, settings, lambda: self.step, self.observers))
 
     def _plan_with(self, settings: Settings, loss_fn: partial) -> None:
-        """Creates the planner, and the observers that the settings ask for."""
+        """Creates the planner."""
         policy_loss = loss_fn.keywords["config"].policy_loss
         self.planner = StepPlanner(
             settings,
@@ -126,32 +120,47 @@ class ClipxTraining:
         )
         if self.planner.needs_extra_pass:
             refuse_dropout(self.engine.module)
-        if settings.receipt != "off":
-            self.receipt = Receipt(
-                settings,
-                policy_loss.run,
-                loss_fn,
-                partial(call_of, settings),
-                self._all_reduce,
-                rank=self.rank,
-                tested=not untested(policy_loss.run.options),
-                half=in_half_precision(self.engine_config),
-            )
 
-    @property
-    def observers(self) -> list[UpdateObserver]:
-        """Everything that observes each update of a rollout batch."""
-        return [one for one in (self.receipt,) if one is not None]
+    def _observers(self, settings: Settings | Observe, loss_fn: partial) -> list[Observer]:
+        """Everything that observes this rank's updates, as far as the settings ask for it."""
+        config, observers = loss_fn.keywords["config"], []
+        run = config.policy_loss.run
+        if isinstance(settings, Settings) and settings.receipt != "off":
+            observers.append(
+                Receipt(
+                    settings,
+                    run,
+                    loss_fn,
+                    partial(call_of, settings),
+                    self._all_reduce,
+                    rank=self.rank,
+                    tested=not untested(run.options),
+                    half=in_half_precision(self.engine_config),
+                )
+            )
+        if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
+            observers.append(
+                Tracer(
+                    settings.trace,
+                    rank=self.engine.get_data_parallel_rank(),
+                    ranks=self.engine.get_data_parallel_size(),
+                    tokenizer=self.model_config.tokenizer,
+                    batches_a_step=run.batches_a_step,
+                    last=config.optim.total_training_steps,
+                )
+            )
+        return observers
 
     @register(dispatch_mode=make_nd_compute_dataproto_dispatch_fn(mesh_name="train"), blocking=False)
     def train_mini_batch(self, data):
         """verl's loop over the mini-batches of a rollout batch. With Lopti, it runs once for each group of tokens."""
-        if self.watch is None:
+        if self.skipped is None:
             return super().train_mini_batch(data)
-        self.batch = RolloutBatch()
+        self.batch = RolloutBatch(self.rollouts)
         try:
-            with nullcontext() if self.tracer is None else self.tracer.rollout_batch(data, self.rollouts):
-                metrics = self._train_rollout_batch(data)
+            for observer in self.observers:
+                observer.begin_rollout_batch(data, self.batch)
+            metrics = self._train_rollout_batch(data)
         finally:
             self.batch = None
         self.rollouts += 1
@@ -181,28 +190,26 @@ class ClipxTraining:
         Raises:
             RuntimeError: Lopti in a worker that calls only train_batch; or the receipt found a difference and stops.
         """
-        if self.watch is None:
+        if self.skipped is None:
             return super().train_batch(data)
-        self.watch.gradient_norm = None
         self.step = step = self._observed_step(data) if self.planner is None else self._planned_step(data)
         observers = [] if self.batch is None else self.observers
         try:
             for observer in observers:
                 observer.begin_update(step, self.batch)
-            output = super().train_batch(data)
+            with gradient_norm_kept(self.engine, step):
+                output = super().train_batch(data)
             for observer in observers:
                 observer.end_update(step)
-            taken = self.skipped.end_update(step, self.batch, data)
+            self.skipped.end_update(step, self.batch, data)
         finally:
             self.step = None
-        if self.batch is not None:
-            self.batch.update += 1
         if self.planner is not None:
-            self.planner.finish(step, taken=taken)
+            self.planner.finish(step, (self.batch or FIRST).position)
             if output is not None:
                 over_remaining(tu.get(output, "metrics"))
-        if self.tracer is not None:
-            self.tracer.end_update(step.decided_from)
+        if self.batch is not None:
+            self.batch.update += 1
         return output
 
     def _planned_step(self, data: Any) -> OptimizerStep:
@@ -233,7 +240,7 @@ class ClipxTraining:
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def save_checkpoint(self, local_path, hdfs_path=None, global_step=0, max_ckpt_to_keep=None):
         """Saves verl's checkpoint and, in the same folder, the state of the bounds."""
-        if self.watch is None:
+        if self.skipped is None:
             return super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
         try:
             result = super().save_checkpoint(local_path, hdfs_path, global_step, max_ckpt_to_keep)
@@ -246,8 +253,8 @@ class ClipxTraining:
             self.planner.flush()
             if torch.distributed.get_rank() == state_rank(self.engine, get_device_id()):
                 write_state(Path(local_path), self.planner.state, description(self.planner.method))
-        if self.tracer is not None:
-            self.tracer.writer.flush()
+        for observer in self.observers:
+            observer.flush()
         return result
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
@@ -257,7 +264,7 @@ class ClipxTraining:
         Raises:
             RuntimeError: the bounds need a state, and the checkpoint has none that is usable.
         """
-        if self.watch is None:
+        if self.skipped is None:
             return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
         # The name of verl's folder says how many steps its weights were trained for.
         step = checkpoint_step(local_path)
@@ -266,16 +273,6 @@ class ClipxTraining:
             self.planner.restore(restored_state(Path(local_path), self.planner.settings, rank, get_device_id()))
         self.rollouts = max(self.rollouts, step * self.parameter_sync_step)
         return super().load_checkpoint(local_path, hdfs_path, del_local_after_load)
-
-    def _tracer(self, trace: Trace, run: RunFacts, last: int) -> Tracer:
-        return Tracer(
-            trace,
-            rank=self.engine.get_data_parallel_rank(),
-            ranks=self.engine.get_data_parallel_size(),
-            tokenizer=self.model_config.tokenizer,
-            batches_a_step=run.batches_a_step,
-            last=last,
-        )
 
     def _finished(self, metrics: dict[str, list[Any]], *, updates: int) -> dict[str, list[Any]]:
         """The metrics of a pass, with those added that need whole mini-batches or all of the pass's updates."""
