@@ -24,6 +24,7 @@ import pytest
 import torch
 
 from tests.cpu.policy import random_policy, save_checkpoint
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import BUILT_IN
 
 from .method_checks import FRACTIONS
@@ -77,7 +78,8 @@ def differences_after_observing(rank, world, policy, rows):
     data = prepared(worker, torch.load(rows, weights_only=False), ACPO)
     engine = worker.engine
     # The first observation fills caches of PyTorch and verl.
-    observation = worker._extra_pass(data, OptimizerStep())
+    step = OptimizerStep(decided_from=DecidedFrom.MINI_BATCH)
+    observation = worker.extra_pass(data, step)["statistics"]
     moves = []
     engine.to = lambda **arguments: moves.append(arguments)
     engine._is_offload_param = True
@@ -85,7 +87,7 @@ def differences_after_observing(rank, world, policy, rows):
     engine.module.train()
     torch.manual_seed(5)
     generator, memory = torch.get_rng_state(), bytes_of_tensors()
-    again = worker._extra_pass(data, OptimizerStep())
+    again = worker.extra_pass(data, step)["statistics"]
     equal_generator = torch.equal(generator, torch.get_rng_state())
     kept_memory = bytes_of_tensors() - memory
     ours = len(moves)
@@ -94,11 +96,11 @@ def differences_after_observing(rank, world, policy, rows):
     engine._is_offload_param = False
     del engine.to
     return {
-        "counted": float(observation.statistics[:5].sum()),
-        "repeatable": torch.equal(observation.statistics, again.statistics),
+        "counted": float(observation[:5].sum()),
+        "repeatable": torch.equal(observation, again),
         "random numbers": equal_generator,
         "memory": kept_memory,
-        "own bytes": again.statistics.untyped_storage().nbytes(),
+        "own bytes": again.untyped_storage().nbytes(),
         "gradients": [name for name, value in engine.module.named_parameters() if value.grad is not None],
         "weights": [name for name, value in weights(worker).items() if not torch.equal(value, weights_before[name])],
         "keys": sorted(set(data.keys()) ^ set(keys)),
@@ -116,20 +118,18 @@ def after_an_infinite_gradient(rank, world, policy, rows):
     worker = build_worker(Path(policy))
     loaded = torch.load(rows, weights_only=False)
     found = []
-    planner = None
+    state = None
     for broken in (False, False, True, False):
         data = prepared(worker, loaded, LAGGED)
-        # One worker keeps one planner through a run; set_loss_fn makes a new one.
-        planner = planner or worker.planner
-        worker.planner = planner
+        # One worker keeps one state through a run; set_loss_fn makes a new one.
+        state = worker.state = state or worker.state
         if broken:
             data["advantages"].values()[0] = torch.inf
         worker.batch = RolloutBatch()
         worker.train_batch(data)
-        planner.flush()
-        statistics = planner.state.statistics["update_0"].clone()
-        state = planner.state.step, statistics, weights(worker), worker.batch.skipped
-        found.append(state)
+        if state.waiting is not None:
+            state.remember(worker._all_reduce(state.waiting[1]), average=0.0)
+        found.append((state.step, state.statistics["update_0"].clone(), weights(worker), worker.batch.skipped))
     return found
 
 
@@ -148,7 +148,7 @@ def steps_with_a_number_that_is_not_finite(rank, world, policy, rows):
             before, worker.batch = weights(worker), RolloutBatch()
             worker.train_batch(data)
             moved = [key for key, weight in weights(worker).items() if not torch.equal(weight, before[key])]
-            found[name, field, value] = (worker.batch.skipped, moved, worker.planner.state.step)
+            found[name, field, value] = (worker.batch.skipped, moved, worker.state.step)
     return found
 
 
@@ -186,7 +186,7 @@ def after_a_checkpoint(rank, world, policy, rows, folder):
             worker.load_checkpoint(str(actor))
         except RuntimeError as error:
             return str(error)
-        return worker.planner.state.step
+        return worker.state.step
 
     fresh = "clipx.missing_state=fresh"
     return {

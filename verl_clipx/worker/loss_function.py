@@ -12,10 +12,9 @@ from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.announced import Call
-from verl_clipx.worker.layout import padded, response_part, restricted
+from verl_clipx.worker.layout import restricted
 from verl_clipx.worker.not_finite import not_finite_in, together
-from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, in_micro_batch, micro_batch_of
+from verl_clipx.worker.step import Call, MicroBatch, Observer, OptimizerStep, in_micro_batch, micro_batch_of
 
 
 def with_exact_metrics(
@@ -144,10 +143,7 @@ def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any
     """
     if isinstance(settings, Observe):
         return Call(MicroBatch(step), model_output, data)
-    micro_batch = micro_batch_of(settings, data, step)
-    if settings.needs_entropy:
-        width = padded(data["response_mask"]).shape[1]
-        micro_batch.entropy = response_part(model_output["entropy"], data, width)
+    micro_batch = micro_batch_of(settings, step, data, model_output)
     if settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}
     if step.token_pass is not None:

@@ -16,7 +16,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.run.config import Settings
-from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.layout import TokenPass, padded, response_part
 from verl_clipx.worker.not_finite import NotFinite
 from verl_clipx.worker.rows import AGE, prompt_groups
 
@@ -160,8 +160,8 @@ class AppliedMethod(NamedTuple):
         inputs: what the method saw.
         decision: what it decided, float64.
         correction: the factor of verl's rollout correction on F, (sequences, length), or None.
-        kept: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length), or None if
-            these are all tokens.
+        kept: the tokens that selection keeps and bypass mode does not reject, bool, (sequences, length); `whole` itself
+            if these are all tokens.
         whole: the mask including the tokens that bypass mode rejects, bool, (sequences, length).
     """
 
@@ -169,7 +169,7 @@ class AppliedMethod(NamedTuple):
     inputs: Inputs
     decision: Tensor
     correction: Tensor | None
-    kept: Tensor | None
+    kept: Tensor
     whole: Tensor
 
 
@@ -221,6 +221,14 @@ class MicroBatch:
     loss: float = 0.0
 
 
+class Call(NamedTuple):
+    """The arguments with which verl's loss function is called in training, and what the policy loss knows besides."""
+
+    micro_batch: MicroBatch
+    model_output: Any
+    data: Any
+
+
 _current: ContextVar[MicroBatch | None] = ContextVar("verl_clipx_micro_batch", default=None)
 
 
@@ -239,16 +247,19 @@ def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
         _current.reset(token)
 
 
-def micro_batch_of(settings: Settings, data: Any, step: OptimizerStep) -> MicroBatch:
-    """What verl's data contain of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
+def micro_batch_of(settings: Settings, step: OptimizerStep, data: Any, model_output: Any = None) -> MicroBatch:
+    """What is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
     Args:
-        data: verl's mini-batch or micro-batch.
         step: the optimizer step that it belongs to.
+        data: verl's mini-batch or micro-batch.
+        model_output: the model's output for it; None before a pass.
     """
+    entropy = model_output.get("entropy", None) if settings.needs_entropy and model_output is not None else None
     return MicroBatch(
         step,
         rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
+        entropy=None if entropy is None else response_part(entropy, data, padded(data["response_mask"]).shape[1]),
         group=prompt_groups(data) if "group" in settings.method.asks_for else None,
         age=data.get(AGE, None),
         counted=None if step.token_pass is None else step.token_pass.tokens(data),

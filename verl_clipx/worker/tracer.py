@@ -80,7 +80,7 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
         others["correction"] = factor
     if rows.counted is not None:
         others["counted"] = rows.counted
-    if kept is not None:
+    if kept is not whole:
         others["selected"] = rows_of(kept, places)
         factor = factor * others["selected"]
     trace = token_trace(settings.method, settings.shaping, rows, decision, factor)
