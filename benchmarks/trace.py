@@ -1,4 +1,4 @@
-"""Time that traces and all metrics take on the training thread: docs/performance.md.
+"""Time that traces and all metrics take on the training thread: docs/dev/measurements.md.
 
 Run: python benchmarks/trace.py    (a micro-batch of 64 x 4096 tokens, float32, one thread; on a GPU where there is one)
 

@@ -1,4 +1,4 @@
-"""What a scope costs: verl's update of the actor with each of them, against verl's vanilla: docs/performance.md.
+"""What a scope costs: verl's update of the actor with each of them, against verl's vanilla: docs/dev/measurements.md.
 
 Run: python benchmarks/update_actor.py    (one rank, FSDP2; float32 on the CPU, bfloat16 on a GPU)
 

@@ -14,7 +14,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import example
-from verl_clipx.worker.layout import TokenPass, in_model_layout, padded, response_part, restricted
+from verl_clipx.worker.layout import TokenPass, in_model_output, padded, response_part, restricted
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 
@@ -26,7 +26,7 @@ def test_chosen_tokens_are_found_in_the_models_output():
     data, output = micro_batch(example(), ROWS)
     chosen = torch.rand(5, 9, generator=torch.Generator().manual_seed(1)) < 0.5
     values = output["log_probs"].values()
-    places = in_model_layout(chosen, data, values.shape[0])
+    places = in_model_output(chosen.to(torch.uint8), data, values.shape[0]).bool()
     marked = torch.nested.nested_tensor_from_jagged(places.double(), offsets=output["log_probs"].offsets())
     lengths = torch.tensor([9, 7, 5, 3, 1])
     inside = torch.arange(9) < lengths[:, None]

@@ -31,11 +31,10 @@ from verl_clipx.methods import BUILT_IN
 from verl_clipx.run import receipt as of_trainer
 from verl_clipx.worker import loss_function as loss_function_module
 from verl_clipx.worker import policy_loss as policy_loss_module
-from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.layout import AGE, TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.probe import neighbours
 from verl_clipx.worker.receipt import Receipt
-from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
 
 REPOSITORY = Path(__file__).parents[2]

@@ -20,10 +20,10 @@ from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.methods import Method
 from verl_clipx.run.config import Settings
 from verl_clipx.worker.extra_pass import extra_pass
+from verl_clipx.worker.layout import prompt_groups
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.plan import plan_step
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.rows import prompt_groups
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch, current_micro_batch, micro_batch_of
 

@@ -29,10 +29,9 @@ from verl_clipx.common.traces import Shard, read_facts, read_shards, shards_in
 from verl_clipx.loss.token_trace import TokenTrace
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.tracer import ROW, TracedTokens, Tracer, is_chosen, prompt_name
 

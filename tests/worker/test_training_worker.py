@@ -28,10 +28,9 @@ from verl_clipx.check.contract import example
 from verl_clipx.common.traces import shards_in
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.worker.extra_pass import refuse_dropout
-from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.training_worker import ClipxTraining, clipx_node
 

@@ -12,9 +12,8 @@ from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.layout import restricted
 from verl_clipx.worker.not_finite import not_finite_in, together
-from verl_clipx.worker.step import Call, MicroBatch, Observer, OptimizerStep, in_micro_batch, micro_batch_of
+from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
 
 
 def with_exact_metrics(
@@ -132,20 +131,3 @@ def with_micro_batch(
         return loss, metrics
 
     return wrapped
-
-
-def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any) -> Call:
-    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
-
-    Args:
-        step: the optimizer step that the micro-batch belongs to.
-        model_output, data: from verl's engine.
-    """
-    if isinstance(settings, Observe):
-        return Call(MicroBatch(step), model_output, data)
-    micro_batch = micro_batch_of(settings, step, data, model_output)
-    if settings.needs_entropy and not step.entropy_wanted:
-        model_output = {key: value for key, value in model_output.items() if key != "entropy"}
-    if step.token_pass is not None:
-        model_output, data = restricted(model_output, data, micro_batch.counted)
-    return Call(micro_batch, model_output, data)

@@ -15,10 +15,9 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.observed import ObservedTokens
-from verl_clipx.run.config import Settings
-from verl_clipx.worker.layout import TokenPass, padded, response_part
+from verl_clipx.run.config import Observe, Settings
+from verl_clipx.worker.layout import AGE, TokenPass, padded, prompt_groups, response_part, restricted
 from verl_clipx.worker.not_finite import NotFinite
-from verl_clipx.worker.rows import AGE, prompt_groups
 
 
 @dataclass
@@ -247,7 +246,9 @@ def in_micro_batch(micro_batch: MicroBatch) -> Iterator[MicroBatch]:
         _current.reset(token)
 
 
-def micro_batch_of(settings: Settings, step: OptimizerStep, data: Any, model_output: Any = None) -> MicroBatch:
+def micro_batch_of(
+    settings: Settings | Observe, step: OptimizerStep, data: Any, model_output: Any = None
+) -> MicroBatch:
     """What is known of a mini-batch or micro-batch beyond the arguments of verl's policy losses.
 
     Args:
@@ -255,12 +256,31 @@ def micro_batch_of(settings: Settings, step: OptimizerStep, data: Any, model_out
         data: verl's mini-batch or micro-batch.
         model_output: the model's output for it; None before a pass.
     """
-    entropy = model_output.get("entropy", None) if settings.needs_entropy and model_output is not None else None
-    return MicroBatch(
-        step,
-        rollout_log_prob=padded(data["rollout_log_probs"]) if "rollout_log_probs" in data else None,
-        entropy=None if entropy is None else response_part(entropy, data, padded(data["response_mask"]).shape[1]),
-        group=prompt_groups(data) if "group" in settings.method.asks_for else None,
-        age=data.get(AGE, None),
-        counted=None if step.token_pass is None else step.token_pass.tokens(data),
-    )
+    known = MicroBatch(step)
+    if model_output is not None and model_output.get("entropy", None) is not None:
+        known.entropy = response_part(model_output["entropy"], data, padded(data["response_mask"]).shape[1])
+    if isinstance(settings, Observe):
+        return known
+    if "rollout_log_probs" in data:
+        known.rollout_log_prob = padded(data["rollout_log_probs"])
+    if "group" in settings.method.asks_for:
+        known.group = prompt_groups(data)
+    if step.token_pass is not None:
+        known.counted = step.token_pass.tokens(data)
+    known.age = data.get(AGE, None)
+    return known
+
+
+def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any, data: Any) -> Call:
+    """The arguments of verl's loss function for a micro-batch, and what the policy loss knows of it besides.
+
+    Args:
+        step: the optimizer step that the micro-batch belongs to.
+        model_output, data: from verl's engine.
+    """
+    micro_batch = micro_batch_of(settings, step, data, model_output)
+    if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
+        model_output = {key: value for key, value in model_output.items() if key != "entropy"}
+    if step.token_pass is not None:
+        model_output, data = restricted(model_output, data, micro_batch.counted)
+    return Call(micro_batch, model_output, data)

@@ -18,9 +18,8 @@ from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_i
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.layout import padded, response_part
+from verl_clipx.worker.layout import ages, prompt_groups
 from verl_clipx.worker.observe import shares_of
-from verl_clipx.worker.rows import ages, prompt_groups
 from verl_clipx.worker.step import AppliedLoss, AppliedMethod, MicroBatch, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.trace_writer import TraceWriter
 from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of, decisions_of
@@ -160,14 +159,11 @@ class Tracer(Observer):
         places = [place for place, row in enumerate(rows) if row != NONE]
         if not places or micro_batch.applied is None:
             return
-        entropy = micro_batch.entropy
-        if entropy is None and model_output.get("entropy", None) is not None:
-            entropy = response_part(model_output["entropy"], data, padded(data["response_mask"]).shape[1])
         tokens_of = tokens_of_method if isinstance(micro_batch.applied, AppliedMethod) else tokens_of_loss
         with torch.no_grad(), torch.autocast(loss.device.type, enabled=False):
             traced = tokens_of(micro_batch.applied, places)
-            if entropy is not None:
-                traced.others["entropy"] = rows_of(entropy, places)
+            if micro_batch.entropy is not None:
+                traced.others["entropy"] = rows_of(micro_batch.entropy, places)
             self.keep(traced, [self._responses[rows[place]] for place in places], number)
 
     def keep(self, traced: TracedTokens, responses: list[Response], micro_batch: int = 0) -> None:

@@ -23,11 +23,11 @@ from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import Observe, Settings, clip_range
 from verl_clipx.run.support import untested
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
+from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.plan import finish_step, passes_for_selection, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt, in_half_precision
-from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.skipped_updates import SkippedUpdates, gradient_norm_kept
 from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
 from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
