@@ -28,13 +28,14 @@ from verl_clipx.check.contract import example
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.methods import BUILT_IN
+from verl_clipx.modifiers.rejection import parse_criteria
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import build
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
 from verl_clipx.worker.plan import passes_for_selection, plan_step
-from verl_clipx.worker.rejection import NOTHING_REJECTED, parsed, rejection_of
+from verl_clipx.worker.rejection import NOTHING_REJECTED, rejection_of
 from verl_clipx.worker.state import ControllerState
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch, in_micro_batch
 from verl_clipx.worker.tracer import tokens_of_method
@@ -130,7 +131,7 @@ class Trained:
         config: verl's ActorConfig.
         batch: padded, of the whole mini-batch.
         split: ranks of micro-batches of rows.
-        step: the optimizer step; None: decided from the extra pass, as a planner would.
+        step: the optimizer step; None: decided from the extra pass, as a worker would.
         fields: further fields of the micro-batches, padded.
 
     Attributes:
@@ -205,7 +206,7 @@ def test_each_criterion_is_verls(criterion, dtype):
     log_ratio = torch.randn(40, 12, generator=generator, dtype=dtype) * torch.rand(40, 1, generator=generator)
     log_ratio[0, 0], log_ratio[1, 1] = 40, -40
     for threshold in ("0.8_1.1", "1.2") if criterion.endswith("k1") else ("0.05", "0.4"):
-        found = parsed(criterion, threshold).remaining(mask, log_ratio, torch.zeros_like(log_ratio))
+        found = parse_criteria(criterion, threshold).remaining(mask, log_ratio, torch.zeros_like(log_ratio))
         expected = compute_rollout_rejection_mask(log_ratio, mask, criterion, threshold)[0]
         assert torch.equal(found, expected) and 0 < found.sum() < mask.sum()
 
@@ -214,7 +215,7 @@ def test_several_criteria_with_one_threshold_or_one_each():
     batch = example(torch.float32)
     log_ratio = batch["log_prob"] - batch["old_log_prob"]
     for names, threshold in (("token_k2, seq_mean_k3,token_k2", "0.1"), ("token_k1,seq_mean_k2", "0.7_1.4, 0.1")):
-        found = parsed(names, threshold).remaining(batch["mask"], batch["log_prob"], batch["old_log_prob"])
+        found = parse_criteria(names, threshold).remaining(batch["mask"], batch["log_prob"], batch["old_log_prob"])
         expected = compute_rollout_rejection_mask(log_ratio, batch["mask"], names, threshold)[0]
         assert torch.equal(found, expected) and 0 < found.sum() < batch["mask"].sum()
 
@@ -223,7 +224,7 @@ def test_nothing_is_rejected_in_decoupled_mode_or_without_criteria(actor, bypass
     assert rejection_of(bypass(options={"bypass_mode": False}).policy_loss) == NOTHING_REJECTED
     assert rejection_of(bypass(options={"rollout_rs": None}).policy_loss) == NOTHING_REJECTED
     assert rejection_of(actor().policy_loss) == NOTHING_REJECTED
-    assert rejection_of(actor("+clipx=grpo", *bypassed("k3")).policy_loss) == parsed("seq_mean_k3", "0.1")
+    assert rejection_of(actor("+clipx=grpo", *bypassed("k3")).policy_loss) == parse_criteria("seq_mean_k3", "0.1")
 
 
 @pytest.mark.parametrize("aggregation", ["token-mean", "seq-mean-token-mean", "seq-mean-token-sum"])

@@ -175,7 +175,7 @@ class Tracer(Observer):
         """
         columns = {**traced.trace._asdict(), **traced.others}
         values = torch.stack([values.to(torch.float32) for values in columns.values()], 1)
-        # Cloned, so that the planner's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
+        # Cloned, so that the step's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
         decision = None if traced.decision is None else HostCopy(traced.decision.detach().clone())
         self._parts.append(Part(responses, tuple(columns), HostCopy(values), micro_batch, decision))
 
