@@ -14,7 +14,7 @@ from verl.workers.utils.padding import no_padding_2_padding
 
 from tests.jagged import micro_batch
 from verl_clipx.check.contract import example
-from verl_clipx.worker.layout import TokenPass, in_model_output, padded, response_part, restricted
+from verl_clipx.worker.layout import TokenPass, in_model_output, padded, response_part, restrict
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.step import OptimizerStep
 
@@ -109,6 +109,6 @@ def test_what_verl_gave_is_not_changed():
     batch = example()
     data, output = micro_batch(batch, ROWS, reference=batch["log_prob"])
     before = padded(data["advantages"]).clone()
-    restricted(output, data, torch.zeros(5, 9, dtype=torch.bool))
+    restrict(output, data, torch.zeros(5, 9, dtype=torch.bool))
     assert torch.equal(padded(data["advantages"]), before)
     assert output["log_probs"].is_nested

@@ -135,7 +135,7 @@ class TokenPass:
         return group & padded(data["response_mask"]).bool()
 
 
-def restricted(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
+def restrict(model_output: Any, data: Any, tokens: Tensor) -> tuple[dict[str, Any], Any]:
     """A micro-batch in which only some tokens have an advantage, gradient, entropy and distance to the reference.
 
     The response mask stays, so that every aggregation keeps its normaliser.

@@ -12,7 +12,7 @@ from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.not_finite import not_finite_in, together
+from verl_clipx.worker.not_finite import merge_counts, not_finite_in
 from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, call_of, in_micro_batch
 
 
@@ -35,7 +35,7 @@ def with_exact_metrics(
     # Checked only if the loss is not finite, because the check waits for the accelerator.
     if not math.isfinite(micro_batch.loss):
         found = not_finite_in(data, model_output["log_probs"], micro_batch.entropy)
-        step.not_finite = together(step.not_finite, found)
+        step.not_finite = merge_counts(step.not_finite, found)
     tokens = data["batch_num_tokens"] if step.counted_tokens is None else step.counted_tokens
     scale = dp_size / max(tokens, 1)
     for name, total in micro_batch.sums.items():

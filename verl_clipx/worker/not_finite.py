@@ -64,7 +64,7 @@ def not_finite_in(data: Any, log_probs: Tensor | None = None, entropy: Tensor | 
     return found
 
 
-def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
+def merge_counts(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[str, NotFinite]:
     """What is not finite in two micro-batches of one mini-batch, of which the first comes earlier."""
     both = dict(first)
     for name, more in second.items():
@@ -73,7 +73,7 @@ def together(first: dict[str, NotFinite], second: dict[str, NotFinite]) -> dict[
     return {name: both[name] for name in FIELDS if name in both}
 
 
-def described(found: dict[str, NotFinite]) -> str:
+def describe(found: dict[str, NotFinite]) -> str:
     """What is not finite, in words for the log."""
     return "; ".join(
         f"{name} ({FIELDS[name]}) in {with_noun(of.tokens, 'token')} of {with_noun(of.sequences, 'sequence')}"

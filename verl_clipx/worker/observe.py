@@ -22,7 +22,7 @@ SEQUENCE_LEVEL = frozenset({"gspo"})
 
 
 def observe_registered(loss_mode: str) -> None:
-    """Wraps a loss in verl's registry with `observed`, unless it is wrapped already.
+    """Wraps a loss in verl's registry with `wrap_loss`, unless it is wrapped already.
 
     Args:
         loss_mode: the loss's name in the registry.
@@ -34,10 +34,10 @@ def observe_registered(loss_mode: str) -> None:
 
     function = core_algos.get_policy_loss_fn(loss_mode)
     if not getattr(function, "observed_by_clipx", False):
-        core_algos.POLICY_LOSS_REGISTRY[loss_mode] = observed(function, by_sequence=loss_mode in SEQUENCE_LEVEL)
+        core_algos.POLICY_LOSS_REGISTRY[loss_mode] = wrap_loss(function, by_sequence=loss_mode in SEQUENCE_LEVEL)
 
 
-def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
+def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..., Any]:
     """A policy loss that returns the same numbers to the last bit and, under +clipx=observe, leaves sums for metrics.
 
     The sums are left in the current micro-batch.

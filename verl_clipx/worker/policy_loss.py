@@ -14,7 +14,7 @@ from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, 
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.run.config import Settings, settings_without_group
 from verl_clipx.run.hydra_nodes import another_loss, refuse_padded_length
-from verl_clipx.worker.aggregation import aggregated
+from verl_clipx.worker.aggregation import aggregate
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import AppliedMethod, MicroBatch, OptimizerStep, current_micro_batch
 
@@ -111,7 +111,7 @@ def policy_loss(
     correction, tokens = correct(tokens, mask, rollout_is_weights)
     kept, tokens = select(settings, known, mask, tokens)
     averaged, normalisers = normaliser(settings, known.step, config, mask, kept)
-    loss = aggregated(log_prob, tokens.value, tokens.weighted, averaged, loss_agg_mode, **normalisers)
+    loss = aggregate(log_prob, tokens.value, tokens.weighted, averaged, loss_agg_mode, **normalisers)
     known.applied = AppliedMethod(settings, inputs, decision, correction, kept, whole)
 
     leave_metrics(settings, known, tokens.sums, statistics, loss)

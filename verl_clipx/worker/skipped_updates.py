@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from verl_clipx.base.shared_metrics import NOT_FINITE_LOG_PROBS, NOT_FINITE_RANK, SKIPPED_UPDATES
-from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFinite, described, not_finite_in, together
+from verl_clipx.worker.not_finite import OF_LOG_PROBS, NotFinite, describe, merge_counts, not_finite_in
 from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
 logger = logging.getLogger(__name__)
@@ -19,7 +19,7 @@ GRADIENT = "gradient"
 
 
 @contextmanager
-def gradient_norm_kept(engine: Any, step: OptimizerStep) -> Iterator[None]:
+def keep_gradient_norm(engine: Any, step: OptimizerStep) -> Iterator[None]:
     """Keeps in a step, on every rank, the norm of the gradient with which the engine takes it within the block.
 
     verl's metrics have the norm only on ranks with outputs, but every rank must know whether the step was taken.
@@ -70,13 +70,13 @@ class SkippedUpdates:
         self._warn(step, wrong)
         if batch is not None and not step.taken:
             batch.skipped += 1
-            batch.not_finite = together(batch.not_finite, wrong)
+            batch.not_finite = merge_counts(batch.not_finite, wrong)
 
     def _warn(self, step: OptimizerStep, wrong: dict[str, NotFinite]) -> None:
         if new := wrong.keys() - self._named:
             self._named |= new
             verb = "takes" if step.taken else "skips"
-            logger.warning(NOT_FINITE, verb, step.gradient_norm, self._rank, described(wrong))
+            logger.warning(NOT_FINITE, verb, step.gradient_norm, self._rank, describe(wrong))
         elif not step.taken and not wrong and self._rank == 0 and GRADIENT not in self._named:
             self._named.add(GRADIENT)
             logger.warning(GRADIENT_NOT_FINITE, step.gradient_norm)

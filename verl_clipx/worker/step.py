@@ -16,7 +16,7 @@ from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.layout import AGE, TokenPass, padded, prompt_groups, response_part, restricted
+from verl_clipx.worker.layout import AGE, TokenPass, padded, prompt_groups, response_part, restrict
 from verl_clipx.worker.not_finite import NotFinite
 
 
@@ -282,5 +282,5 @@ def call_of(settings: Settings | Observe, step: OptimizerStep, model_output: Any
     if isinstance(settings, Settings) and settings.needs_entropy and not step.entropy_wanted:
         model_output = {key: value for key, value in model_output.items() if key != "entropy"}
     if step.token_pass is not None:
-        model_output, data = restricted(model_output, data, micro_batch.counted)
+        model_output, data = restrict(model_output, data, micro_batch.counted)
     return Call(micro_batch, model_output, data)

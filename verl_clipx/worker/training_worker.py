@@ -28,7 +28,7 @@ from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.plan import finish_step, passes_for_selection, plan_observed_step, plan_step, token_passes
 from verl_clipx.worker.receipt import Receipt, in_half_precision
-from verl_clipx.worker.skipped_updates import SkippedUpdates, gradient_norm_kept
+from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
 from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
 from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.tracer import Tracer
@@ -188,7 +188,7 @@ class ClipxTraining:
         try:
             for observer in observers:
                 observer.begin_update(step, batch)
-            with gradient_norm_kept(self.engine, step):
+            with keep_gradient_norm(self.engine, step):
                 output = super().train_batch(data)
             for observer in observers:
                 observer.end_update(step)
