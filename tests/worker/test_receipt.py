@@ -31,11 +31,10 @@ from verl_clipx.methods import BUILT_IN
 from verl_clipx.run import receipt as of_trainer
 from verl_clipx.worker import loss_function as loss_function_module
 from verl_clipx.worker import policy_loss as policy_loss_module
-from verl_clipx.worker.layout import TokenPass, padded
+from verl_clipx.worker.layout import AGE, TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.probe import neighbours
 from verl_clipx.worker.receipt import Receipt
-from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import FIRST, OptimizerStep, RolloutBatch, in_micro_batch
 
 REPOSITORY = Path(__file__).parents[2]
@@ -68,7 +67,7 @@ class Update:
             rank=1,
             tested=tested,
         )
-        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
+        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, [self.receipt])
 
     def run(self, *, moved=0.0, backward=True, weights=None, besides=None, change=None, factor=0.5, end=None):
         """One update.
@@ -479,10 +478,10 @@ def updated_with(actor, statistics_of):
     """An update of ACPO's on statistics that stand for its extra pass, compared with the training pass's own."""
     config = actor("+clipx=acpo")
     update, method = Update(config), config.policy_loss.clipx.method
-    update.step.collect = True
+    update.step.collected = []
 
     def end(step):
-        step.statistics = statistics_of(step.collected)
+        step.statistics = statistics_of(step.statistics_of_training)
         step.decision = method.decide(step.statistics)
 
     update.run(end=end)

@@ -8,9 +8,7 @@ from torch import Tensor
 from verl_clipx.loss.loss import per_token_loss, summed_loss
 
 
-def aggregated(
-    log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any
-) -> Tensor:
+def aggregate(log_prob: Tensor, value: Tensor, weighted: Tensor, mask: Tensor, mode: str, **normalisers: Any) -> Tensor:
     """The result of verl's agg_loss applied to `per_token_loss`.
 
     Args:
@@ -44,7 +42,7 @@ def sequence_weight(
     """The factor of a token's loss in agg_loss: one for all tokens, or one for each sequence, (sequences, 1).
 
     Args:
-        mask, mode: as for `aggregated`.
+        mask, mode: as for `aggregate`.
         dtype: of the loss.
         dp_size, batch_num_tokens, global_batch_size, loss_scale_factor: as for agg_loss.
         **others: arguments that a later verl adds.

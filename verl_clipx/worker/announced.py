@@ -13,15 +13,7 @@ from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
-from verl_clipx.worker.step import MicroBatch
-
-
-class Call(NamedTuple):
-    """The arguments with which verl's loss function is called in training."""
-
-    micro_batch: MicroBatch
-    model_output: Any
-    data: Any
+from verl_clipx.worker.step import Call
 
 
 class Announced(NamedTuple):

@@ -49,7 +49,7 @@ from verl_clipx.worker.probe import (
     telling,
 )
 from verl_clipx.worker.rollout_gap import compared_with_rollout, gap_to_rollout
-from verl_clipx.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, in_micro_batch
 
 logger = logging.getLogger(__name__)
 
@@ -66,7 +66,7 @@ SAME_FACTOR = 1e-3
 SAME_DECISION, AT_RATIO_ONE = {False: 0.05, True: 0.9}, {False: 1e-3, True: 0.05}
 
 
-class Receipt:
+class Receipt(Observer):
     """Compares what one rank's first updates do with what the run announces.
 
     Args:
@@ -131,7 +131,18 @@ class Receipt:
             self._pass = self._settings.update.passes[min(batch.updates_before_pass, 1)]
             if step.token_pass.name != self._pass:
                 self._wrong(f"Lopti's pass over the {self._pass} tokens takes the {step.token_pass.name} ones")
-        step.collect |= self._by_extra_pass(step)
+        if self._by_extra_pass(step):
+            step.collected = []
+
+    def begin_micro_batch(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> None:
+        """Compares a micro-batch on copies."""
+        if self.open:
+            self._expects = self.before(step, model_output, data, dp_group)
+
+    def end_micro_batch(self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any) -> None:
+        """Compares the backward pass of a micro-batch when it happens."""
+        if self.open:
+            self.follow(loss, model_output["log_probs"], self._expects)
 
     def before(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> Expected:
         """Compares a micro-batch before its loss is computed.
@@ -195,8 +206,9 @@ class Receipt:
         if not self.open:
             return
         vector = self._counted or [torch.zeros((), dtype=torch.float64)]
-        by_extra_pass = self._by_extra_pass(step) and step.collected is not None
-        collected = [step.collected.to(vector[0].device)] if by_extra_pass else []
+        own = step.statistics_of_training
+        by_extra_pass = self._by_extra_pass(step) and own is not None
+        collected = [own.to(vector[0].device)] if by_extra_pass else []
         tokens, *trained = self._all_reduce(torch.cat([torch.stack(vector).sum()[None], *collected])).split(
             [1, *map(len, collected)]
         )
@@ -406,7 +418,7 @@ NOTHING = "no token of the first rollout batch could be compared, so nothing sho
 
 def aside(step: OptimizerStep) -> OptimizerStep:
     """A copy of an optimizer step for calls that must not change it."""
-    return dataclasses.replace(step, collect=False, not_finite={})
+    return dataclasses.replace(step, collected=None, not_finite={})
 
 
 def in_half_precision(engine: Any) -> bool:

@@ -3,8 +3,7 @@
 import logging
 from typing import Any
 
-from verl_clipx.worker.layout import padded, response_part
-from verl_clipx.worker.rows import AGE
+from verl_clipx.worker.layout import AGE, padded, response_part
 
 logger = logging.getLogger(__name__)
 
