@@ -20,6 +20,7 @@ from verl_clipx.base.method import Bounds
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
+from verl_clipx.loss.loss import apply
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
 from verl_clipx.run.config import Settings
@@ -100,11 +101,11 @@ class TracedRows:
             if selected is not None:
                 kept["selected"] = self._rows(selected)
                 of_rows = of_rows * kept["selected"]
-            trace = token_trace(settings.method, settings.shaping, rows, decision, of_rows)
+            trace = _method_trace(settings, rows, decision, of_rows)
             if whole is not inputs.mask:
                 every = rows._replace(mask=self._rows(whole))
                 kept["rejected"] = every.mask & ~rows.mask
-                rejected = token_trace(settings.method, settings.shaping, every, decision, of_rows)
+                rejected = _method_trace(settings, every, decision, of_rows)
                 pairs = zip(trace, rejected, strict=True)
                 trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
             self.add(trace, kept, decision)
@@ -140,6 +141,10 @@ class TracedRows:
         # Cloned, so that the planner's tensor is not kept here; on a CPU, `HostCopy` would hold that tensor itself.
         decided = None if decision is None else HostCopy(decision.detach().clone())
         self.parts.append(Part(self.responses, tuple(columns), HostCopy(values), self.micro_batch, decided))
+
+
+def _method_trace(settings: Settings, rows: Inputs, decision: Tensor, factor: Tensor) -> TokenTrace:
+    return token_trace(settings.method, apply(settings.method, settings.shaping, rows, decision), factor)
 
 
 @contextmanager
