@@ -1,5 +1,6 @@
 """Observes what verl's engine does not report on every rank: the norm of an optimizer step's gradient."""
 
+from collections.abc import Mapping
 from typing import Any
 
 
@@ -24,3 +25,10 @@ class EngineWatch:
             return norm
 
         engine.optimizer_step = optimizer_step
+
+
+def computes_in_half_precision(config: Any) -> bool:
+    """Whether an engine computes in half precision; `config` is verl's, whose default is bfloat16."""
+    precision = getattr(config, "mixed_precision", None)
+    dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
+    return str(dtype) not in ("fp32", "float32", "32")

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from verl.utils.metric import AggregationType, Metric
 
@@ -12,7 +12,6 @@ from verl_clipx.base.shared_metrics import OF_TOKENS, REJECTED, SELECTED
 from verl_clipx.loss import rollout_metrics
 from verl_clipx.loss.metrics import SUM_KEYS, TOKENS
 from verl_clipx.run.config import Observe, Settings
-from verl_clipx.worker.announced import Call
 from verl_clipx.worker.layout import padded, response_part, restricted
 from verl_clipx.worker.not_finite import not_finite_in, together
 from verl_clipx.worker.receipt import Receipt
@@ -111,7 +110,7 @@ def with_micro_batch(
 ) -> Callable[..., Any]:
     """Wraps verl's loss function so that the policy loss sees its micro-batch and its metrics are exact.
 
-    The returned function raises RuntimeError where `step_without_worker` or `Receipt.before` does.
+    The returned function raises RuntimeError where `step_without_worker` or `Receipt.end_micro_batch` does.
 
     Args:
         loss_fn: as for `with_exact_metrics`. Under distillation verl also calls it as (student_logits, data, ...) -> a
@@ -129,16 +128,22 @@ def with_micro_batch(
             rows = None if tracer is None else tracer.rows(data, model_output)
             micro_batch = MicroBatch(step, traced=rows)
             return with_exact_metrics(loss_fn, micro_batch, model_output, data, dp_group)
-        step, expected = current_step() or step_without_worker(settings), None
-        if receipt is not None and receipt.open and step.of_rollout_batch:
-            expected = receipt.before(step, model_output, data, dp_group)
+        step = current_step() or step_without_worker(settings)
         call = call_of(settings, step, model_output, data, tracer)
         loss, metrics = with_exact_metrics(loss_fn, *call, dp_group)
-        if expected is not None:
-            receipt.follow(loss, model_output["log_probs"], expected)
+        if receipt is not None and step.of_rollout_batch:
+            receipt.end_micro_batch(loss, model_output, data, dp_group)
         return loss, metrics
 
     return wrapped
+
+
+class Call(NamedTuple):
+    """The arguments with which verl's loss function is called in training."""
+
+    micro_batch: MicroBatch
+    model_output: Any
+    data: Any
 
 
 def call_of(

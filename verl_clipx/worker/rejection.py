@@ -7,6 +7,7 @@ accelerator a dozen times for its metrics. Here nothing waits.
 
 import functools
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -125,3 +126,19 @@ def criterion(name: str, threshold: str) -> Criterion:
         return Criterion(level, estimator, -math.inf, float(threshold))
     low, _, high = threshold.rpartition("_")
     return Criterion(level, estimator, math.log(float(low or 1 / float(high))), math.log(float(high)))
+
+
+def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
+    """The tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
+
+    Args:
+        options: the run's keys of `support.READ` with their values.
+        mask: all tokens of the responses, bool, (sequences, response length).
+        log_ratio: relative to the rollout policy, (sequences, response length).
+    """
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    if not mask.any():
+        return mask
+    names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
+    return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()

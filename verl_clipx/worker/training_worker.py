@@ -24,13 +24,13 @@ from verl_clipx.run.config import Observe, Settings, clip_range
 from verl_clipx.run.hydra_nodes import RunFacts
 from verl_clipx.run.support import BYPASS, ROLLOUT_RS, untested
 from verl_clipx.run.trace import Trace
-from verl_clipx.worker.engine_watch import EngineWatch
+from verl_clipx.worker.engine_watch import EngineWatch, computes_in_half_precision
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
-from verl_clipx.worker.receipt import Receipt, in_half_precision
+from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.rows import AGE, ages
 from verl_clipx.worker.skipped_updates import SkippedUpdates
@@ -135,7 +135,7 @@ class ClipxTraining:
                 self._all_reduce,
                 rank=self.rank,
                 tested=not untested(policy_loss.run.options),
-                half=in_half_precision(self.engine_config),
+                half=computes_in_half_precision(self.engine_config),
             )
 
     @property
