@@ -22,8 +22,8 @@ class TrainedRun:
 
     def __init__(self, config: dict[str, Any]):
         from verl_clipx.run.health import HealthLimits
-        from verl_clipx.run.receipt import ReceiptCheck
         from verl_clipx.trainer.health import Watch
+        from verl_clipx.trainer.receipt import ReceiptCheck
 
         node = config[NODE]
         limits = HealthLimits(**(node.get("health_limits") or {}))

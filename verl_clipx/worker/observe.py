@@ -14,6 +14,7 @@ from torch import Tensor
 from verl_clipx.loss.metrics import OF_GRADIENT, to_host
 from verl_clipx.loss.observed import ObservedTokens, observed_metrics
 from verl_clipx.run.config import Observe, clip_range
+from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.step import current_micro_batch
 
 # Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but
@@ -64,7 +65,7 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
             )
             found = node.functions(gradient.device).sums(tokens, clip_range(config), by_sequence)
             if micro_batch.traced is not None:
-                shares = shares_of(tokens.mask, named["loss_agg_mode"], config)
+                shares = shares_of(tokens.mask, named["loss_agg_mode"], **config.global_batch_info)
                 micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
             sums, own = to_host(observed_metrics(found, node.detailed), {"loss": loss.detach()})
             micro_batch.loss = own["loss"]
@@ -76,19 +77,3 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
 
     with_metrics.observed_by_clipx = True
     return with_metrics
-
-
-def shares_of(mask: Tensor, loss_agg_mode: str, config: Any) -> Tensor:
-    """The factor of each token's loss in the scalar loss, (sequences, length).
-
-    Args:
-        mask: bool, (sequences, length).
-        loss_agg_mode: verl's aggregation mode.
-        config: verl's ActorConfig.
-    """
-    from verl.trainer.ppo.core_algos import agg_loss
-
-    with torch.enable_grad():
-        losses = torch.zeros(mask.shape, device=mask.device, requires_grad=True)
-        loss = agg_loss(losses, mask, loss_agg_mode, **config.global_batch_info)
-    return torch.autograd.grad(loss, losses)[0]

@@ -26,11 +26,11 @@ from verl_clipx.loss.loss import apply, token_statistics
 from verl_clipx.run.config import Settings
 from verl_clipx.run.hydra_nodes import RunFacts
 from verl_clipx.run.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS
-from verl_clipx.worker.announced import Announced, announce, announced_gradient
+from verl_clipx.worker.announced import Announced
 from verl_clipx.worker.layout import flat, padded, with_leaf
 from verl_clipx.worker.probe import KINDS, probe
 from verl_clipx.worker.registry import no_policy_loss
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
 
 logger = logging.getLogger(__name__)
 
@@ -53,13 +53,14 @@ class Followed:
     """A micro-batch whose backward pass is followed.
 
     Args:
-        inputs: what the method announces to see; tokens: how many verl counts, 0-d float64.
+        inputs: what the method announces to see.
+        sums: the tokens that verl counts, then the statistics as trained on and as moved by rounding, float64.
         divisor: the tokens of the whole mini-batch, as the micro-batch's loss is told.
         factor: the gradient that reached the loss; difference: of the gradient on log_prob; None before they come.
     """
 
     inputs: Inputs
-    tokens: Tensor
+    sums: Tensor
     divisor: int
     factor: Tensor | None = None
     difference: Tensor | None = None
@@ -101,14 +102,18 @@ class Receipt:
     _allowed: float = 0.0
     _step: OptimizerStep = field(default_factory=OptimizerStep)
     _followed: list[Followed] = field(default_factory=list)
+    # By how many nats log_prob is moved where statistics are compared.
+    _moves: tuple[float, ...] = ()
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
         """Called when an optimizer step is planned. What it says now counts, whatever the loss does to it."""
-        settings, self._step, self._followed = self.settings, aside(step), []
+        settings, self._step, self._followed, self._moves = self.settings, aside(step), [], ()
         if not self.open:
             return
         decides = not settings.adaptive or settings.scope == "micro_batch" or step.decision is not None
         self._expect(decides, f"no bounds were decided for the mini-batch under {NODE}.scope={settings.scope}")
+        if step.decided_from is DecidedFrom.MINI_BATCH and step.statistics is not None:
+            self._moves = (0.0, DISTANCE[self.half], -DISTANCE[self.half])
         if step.token_pass is not None:
             turn = settings.update.passes[min(batch.updates_before_pass, 1)]
             taken = step.token_pass.name
@@ -125,7 +130,7 @@ class Receipt:
             return
         mask, options = padded(data["response_mask"]).bool(), self.run.options
         self._allowed = RESOLVED[flat(model_output["log_probs"]).dtype]
-        announced = announce(self.settings, self.run, self._known(self._step, model_output, data), model_output, data)
+        announced = self._announced(self._step, model_output, data)
         if not options.get(BYPASS):
             weighted = options.get(ROLLOUT_IS) is None or "rollout_is_weights" in data
             missing = f"the samples came without the weights of {ROLLOUT_IS}={options.get(ROLLOUT_IS)}"
@@ -133,10 +138,13 @@ class Receipt:
             wrong, names = int((mask & ~announced.inputs.mask).sum()), f"{ROLLOUT_RS}={options.get(ROLLOUT_RS)}"
             self._expect(not wrong, f"{wrong} tokens that {names} rejects came as if it did not", on_copies=True)
         if not self._tokens and mask.any():
-            self._compare_on_copies(self._step, model_output, data, dp_group)
+            self._compare_on_copies(model_output, data, dp_group)
         besides = self._gradient(self._step, model_output, data, dp_group, policy=False)
-        tokens = padded(data.get("loss_mask", mask)).sum(dtype=torch.float64)
-        followed = Followed(announced.inputs, tokens, round(data["batch_num_tokens"]))
+        sums = [padded(data.get("loss_mask", mask)).sum(dtype=torch.float64)[None]]
+        for by in self._moves:
+            moved = announced.inputs._replace(log_prob=announced.inputs.log_prob + by)
+            sums.append(token_statistics(self.settings.method, self.settings.shaping, moved))
+        followed = Followed(announced.inputs, torch.cat(sums), round(data["batch_num_tokens"]))
         self._followed.append(followed)
 
         def follow_loss(gradient: Tensor) -> None:
@@ -152,35 +160,34 @@ class Receipt:
 
     def end_update(self, step: OptimizerStep) -> None:
         """Called when an optimizer step ends, by every rank."""
-        followed, self._followed = self._followed, []
-        if not self.open or not followed:
+        if not self.open:
             return
-        of_extra_pass = step.decided_from is DecidedFrom.MINI_BATCH and step.statistics is not None
-        distance, parts = DISTANCE[self.half], [sum(one.tokens for one in followed)[None]]
-        for by in (0.0, distance, -distance) if of_extra_pass else ():
-            moved = (one.inputs._replace(log_prob=one.inputs.log_prob + by) for one in followed)
-            parts.append(sum(token_statistics(self.settings.method, self.settings.shaping, of) for of in moved))
-        (tokens,), *statistics = self.all_reduce(torch.cat(parts)).split([len(part) for part in parts])
+        followed, size, distance = self._followed, self.settings.method.statistics_size, DISTANCE[self.half]
+        nothing = torch.zeros(1 + len(self._moves) * size, dtype=torch.float64)
+        sums = self.all_reduce(sum(one.sums for one in followed) if followed else nothing)
+        tokens, *statistics = sums.split([1, *(size for _ in self._moves)])
+        self._updates += 1
+        # A rank of a pipeline may see no loss.
+        if not followed:
+            return
         back = [one for one in followed if one.difference is not None]
-        missing = f"{len(followed) - len(back)} of {len(followed)} micro-batches"
-        whole = len(back) == len(followed)
-        self._expect(whole, f"no backward pass came from the loss of {missing} to the model's log-probabilities")
+        missing = f"the loss of {len(followed) - len(back)} of {len(followed)} micro-batches"
+        same = len(back) == len(followed)
+        self._expect(same, f"no backward pass came from {missing} to the model's log-probabilities")
         self._backward = max([self._backward, *(float(one.difference) for one in back)])
         self._expect_gradient("in the backward pass", self._backward, on_copies=False)
         low, high = (extreme(float(one.factor) for one in back) if back else 1.0 for extreme in (min, max))
         same, factors = 0 < low <= high <= low * (1 + SAME_FACTOR), f"factors from {low:g} to {high:g}"
         self._expect(same, f"the losses of one update's micro-batches are multiplied by {factors}")
-        divisors = sorted({one.divisor for one in followed})
-        numbers, counted = ", ".join(map(str, divisors)), round(float(tokens))
-        self._expect(
-            divisors == [counted], f"losses are divided by a mini-batch's {numbers} tokens, which has {counted}"
-        )
-        farthest = max(map(distance_from_1, (one.inputs for one in followed)))
-        near = farthest <= distance or not self.run.old_policy_starts_the_update or self._updates
-        self._expect(near, OTHER_OLD_POLICY.format(farthest, distance))
-        if of_extra_pass:
-            self._compare_statistics(step, followed[-1].inputs, *statistics)
-        self._micro_batches, self._updates = self._micro_batches + len(back), self._updates + 1
+        divisors, counted = sorted({one.divisor for one in followed}), round(float(tokens))
+        numbers = f"{', '.join(map(str, divisors))} tokens, which has {counted}"
+        self._expect(divisors == [counted], f"losses are divided by a mini-batch's {numbers}")
+        if self._updates == 1 and self.run.old_policy_starts_the_update:
+            farthest = max(distance_from_1(one.inputs) for one in followed)
+            self._expect(farthest <= distance, OTHER_OLD_POLICY.format(farthest, distance))
+        if statistics:
+            self._compare_statistics(*statistics)
+        self._micro_batches += len(back)
 
     def end_rollout_batch(self, batch: RolloutBatch) -> dict[str, list[float]]:
         """Called when a rollout batch ends, by every rank. The first one closes the receipt, which rank 0 prints.
@@ -216,27 +223,26 @@ class Receipt:
     def _line(self) -> str:
         return f"clipx_{self.settings.method.name} under {self.run.loss_agg_mode}"
 
-    def _compare_on_copies(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> None:
+    def _compare_on_copies(self, model_output: Any, data: Any, dp_group: Any) -> None:
         """Compares the policy's term on probes: of every kind, and those that tell a neighbour of the run from it.
 
         Under the step's decision the neighbours are that decision moved; under decisions from the probes themselves,
         they are methods with a number moved.
         """
-        settings = self.settings
-        methods = [(replace(settings, method=other), None) for other in neighbours(settings.method)]
-        rounds = [(replace(step, decision=None, statistics=None), methods)]
-        if step.decision is not None:
-            rounds.insert(0, (step, [(settings, step.decision * (1 + by)) for by in (MOVED, -MOVED)]))
+        method, step, decision = self.settings.method, self._step, self._step.decision
+        rounds = [(replace(step, decision=None, statistics=None), [(other, None) for other in neighbours(method)])]
+        if decision is not None:
+            rounds.insert(0, (step, [(method, decision * (1 + by)) for by in (MOVED, -MOVED)]))
         # Whole sequences are rejected, so that fewer tokens of each kind are left.
         always = 2 * KINDS if self.run.options.get(ROLLOUT_RS) else KINDS
         for of_round, alike in rounds:
             for number in range(PROBES):
                 if number >= always and not alike:
                     break
-                copy = probe(number, settings.method, model_output, data)
-                known = self._known(of_round, model_output, copy)
-                announced, before = announce(settings, self.run, known, model_output, copy), len(alike)
-                alike = [other for other in alike if self._resembles(announced, known, copy, *other)]
+                copy = probe(number, method, model_output, data)
+                announced, before = self._announced(of_round, model_output, copy), len(alike)
+                gradients = [(other, announced.gradient(*other)) for other in alike]
+                alike = [other for other, one in gradients if announced.difference(one) <= 2 * RESOLVED[one.dtype]]
                 if number < always or len(alike) < before:
                     besides = self._gradient(of_round, model_output, copy, dp_group, policy=False)
                     whole = self._gradient(of_round, model_output, copy, dp_group, policy=True)
@@ -246,36 +252,26 @@ class Receipt:
                     self._tokens += int(mask.sum())
                     self._rejected += int((mask & ~announced.inputs.mask).sum())
 
-    def _resembles(
-        self, announced: Announced, known: MicroBatch, copy: Any, other: Settings, decision: Tensor | None
-    ) -> bool:
-        """Whether other settings, or another decision, announce the same gradients on a copy."""
-        moved = replace(known, step=replace(known.step, decision=decision))
-        gradient, _ = announced_gradient(other, self.run, moved, announced.inputs, copy, len(announced.unit))
-        return float(announced.difference(gradient)) <= 2 * RESOLVED[gradient.dtype]
-
-    def _compare_statistics(self, step: OptimizerStep, inputs: Inputs, trained: Tensor, *moved: Tensor) -> None:
+    def _compare_statistics(self, trained: Tensor, *moved: Tensor) -> None:
         """Compares what the bounds were decided from with the tokens that were trained on, and the two decisions.
 
         Args:
-            inputs: of the update's last micro-batch.
             trained: the statistics of the training pass over all ranks; moved: where rounding moves log_prob.
         """
-        decided, size, *sizes = (float(one.abs().sum()) for one in (step.statistics, trained, *moved))
+        decided, size, *sizes = (float(one.abs().sum()) for one in (self._step.statistics, trained, *moved))
         # Statistics that are not finite pass: verl skips their update.
         other = abs(size - decided) > SAME_TOKENS * size + max(abs(one - size) for one in sizes)
         self._expect(not other, OTHER_STATISTICS.format(decided, size))
         method, shaping = self.settings.method, self.settings.shaping
-        decisions = step.decision.to(trained.device), method.decide(trained)
+        decisions, inputs = (self._step.decision, method.decide(trained)), self._followed[-1].inputs
         apart = bounds_apart(*(apply(method, shaping, inputs, of).bounds for of in decisions))
         self._expect(other or not apart > SAME_BOUNDS[self.half], OTHER_BOUNDS.format(apart))
 
-    def _known(self, step: OptimizerStep, model_output: Any, data: Any) -> MicroBatch:
-        return self.called(aside(step), with_leaf(model_output)[0], data).micro_batch
+    def _announced(self, step: OptimizerStep, model_output: Any, data: Any) -> Announced:
+        known = self.called(aside(step), with_leaf(model_output)[0], data).micro_batch
+        return Announced(self.settings, self.run, known, model_output, data)
 
-    def _gradient(
-        self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any, policy: bool = True
-    ) -> Tensor:
+    def _gradient(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any, *, policy: bool) -> Tensor:
         """The whole loss's gradient on the model's log-probabilities, or that without the policy's term, (tokens,)."""
         output, leaf = with_leaf(model_output)
         call = self.called(aside(step), output, data)
