@@ -1,4 +1,4 @@
-"""A run's first optimizer steps without a model: the plugin's planner, verl's ppo_loss, verl's registry.
+"""A run's first optimizer steps without a model: the plugin's plan, verl's ppo_loss, verl's registry.
 
 A micro-batch as verl's engine makes it goes through the calls of the training worker, with the log-probabilities of a
 policy that has moved as the model's output. What is not real: the engine, which here has one micro-batch, and the
@@ -24,9 +24,10 @@ from verl_clipx.run.config import Observe
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
+from verl_clipx.worker.plan import finish_step, plan_step, token_passes
 from verl_clipx.worker.registry import is_ours
-from verl_clipx.worker.step import OptimizerStep
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import OptimizerStep, RolloutBatch
 
 ROWS = [0, 1, 2, 3, 4, 5]
 
@@ -132,29 +133,27 @@ def train(actor: ActorConfig) -> FirstCall:
     settings = policy_loss.clipx
     output: dict[str, Any] = {}
 
-    def found(data: Any, step: OptimizerStep) -> MiniBatchStatistics:
-        return extra_pass(settings, _Engine(output), data, step, cut={}, device="cpu")
+    def over_mini_batch(data: Any, step: OptimizerStep) -> dict[str, Tensor]:
+        return extra_pass(policy_loss, _Engine(output), data, step, cut={}, device="cpu")
 
-    planner = StepPlanner(
-        settings,
-        extra_pass=found,
-        all_reduce=lambda vector: vector,
-    )
-    found = FirstCall([], [], [])
+    def alone(vector: Tensor) -> Tensor:
+        return vector
+
+    state, found = ControllerState(), FirstCall([], [], [])
     for log_ratios in (NEAR, FAR) if settings.scope == "lagged" else (FAR,):
         batch = moved_batch(log_ratios)
         entropy, reference = batch["entropy"], batch["log_prob"] - 0.1
-        token_passes = planner.passes(micro_batch(batch, ROWS)[0])
-        for token_pass in token_passes:
+        for token_pass in token_passes(settings, micro_batch(batch, ROWS)[0], alone):
             log_prob = batch["log_prob"].clone().requires_grad_(True)
             data, output = micro_batch({**batch, "log_prob": log_prob}, ROWS, entropy=entropy, reference=reference)
-            name = "" if token_pass is None else token_pass.name
-            step = planner.plan(data, position=f"{name}/update_0", token_pass=token_pass)
+            # Not the first update, whose ratio is 1 where a rollout batch gets one update.
+            at = RolloutBatch(token_pass=token_pass, update=1)
+            step = plan_step(policy_loss, state, at, data, extra_pass=over_mini_batch, all_reduce=alone)
             loss, metrics = with_micro_batch(partial(ppo_loss, config=actor), settings, lambda step=step: step)(
                 output, data
             )
             loss.backward()
-            planner.finish(step, taken=True)
+            finish_step(settings, state, step, at.position)
             found.losses.append(loss.detach())
             found.gradients.append(log_prob.grad)
             found.metrics.append({key: number_of(metric) for key, metric in metrics.items()})

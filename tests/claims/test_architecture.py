@@ -1,9 +1,11 @@
-"""docs/architecture.md against the source.
+"""docs/dev/architecture.md against the source.
 
 Covers: the picture is that of today's imports, no arrow in it runs up and none is missing; every function that the
-journey names exists; every folder stands in the table. Not covered: that the sentences are in the order of a call.
+journey and the list of visits name exists; the visits are as many as the budget allows; every folder stands in the
+table. Not covered: that sentences and visits are in the order of a call.
 """
 
+import re
 import runpy
 from importlib import import_module
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from .documents import ROOT
 
-PAGE = (ROOT / "docs" / "architecture.md").read_text()
+PAGE = (ROOT / "docs" / "dev" / "architecture.md").read_text()
 DRAWING = runpy.run_path(str(ROOT / "scripts" / "draw_architecture.py"))
 ROOMS = [room for floor in DRAWING["floors"]() for room in floor]
 
@@ -66,3 +68,25 @@ def test_the_journey_is_a_dozen_sentences_and_the_table_has_every_folder():
     folders = {room for room in ROOMS if Path(ROOT / "verl_clipx" / room).is_dir()}
     cells = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
     assert {folder for cell in cells for folder in cell.split("`")[1::2]} == folders
+
+
+def test_an_updates_data_visit_few_files():
+    table = PAGE.split("## How far an update's data travel")[1].split("\n## ")[0]
+    visits = [line.split("|")[1] for line in table.splitlines() if line.startswith("| `")]
+    names = [visit.split("`")[1] for visit in visits]
+    assert all(callable(resolved(f"worker.{name}")) for name in names if name != "training_worker.train_batch")
+    files = [name.split(".")[0] for name in names]
+    assert len({*files}) <= 8 and len(files) - len({*files}) <= 4
+    assert ["(return)" in visit for visit in visits] == [file in files[:at] for at, file in enumerate(files)]
+
+
+def test_a_room_has_no_circle_of_files():
+    for room in ("worker", "base", "seeded", "cpu"):
+        folder = ROOT / "verl_clipx" / room
+        files = {
+            path.stem: set(re.findall(rf"verl_clipx\.{room}\.(\w+)", path.read_text())) for path in folder.glob("*.py")
+        }
+        while files:
+            free = [name for name, imports in files.items() if not imports & files.keys() - {name}]
+            assert free, f"a circle among {sorted(files)} of {room}"
+            files = {name: imports for name, imports in files.items() if name not in free}

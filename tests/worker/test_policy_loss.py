@@ -206,8 +206,11 @@ def test_inside_a_worker_the_metrics_go_to_the_micro_batch(actor, tensors):
 
 
 @pytest.mark.parametrize("group", ["grpo", "acpo"])
-def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, group):
+def test_verls_ppo_loss_in_somebody_elses_worker_stops(actor, monkeypatch, group):
     data, output = micro_batch(example(), [0, 1])
+    # Outside a distributed process it is a bare function, whoever calls it.
+    ppo_loss(actor(f"+clipx={group}"), output, data)
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     with pytest.raises(RuntimeError, match=rf"clipx_{group} .*set_loss_fn.*scope.*TrainingWorker"):
         ppo_loss(actor(f"+clipx={group}"), output, data)
 

@@ -67,7 +67,7 @@ class Update:
             rank=1,
             tested=tested,
         )
-        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, None, self.receipt)
+        self.loss_function = with_micro_batch(loss_fn, settings, lambda: self.step, [self.receipt])
 
     def begin(self):
         """The update begins; without a decision, each of its micro-batches decides for itself."""

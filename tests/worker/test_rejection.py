@@ -25,6 +25,7 @@ from tests.jagged import micro_batch
 from tests.matrix import product
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.check.contract import example
+from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import token_statistics, tokens_in
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run.announcement import announcement
@@ -32,10 +33,11 @@ from verl_clipx.run.config import build
 from verl_clipx.worker.extra_pass import extra_pass
 from verl_clipx.worker.layout import TokenPass
 from verl_clipx.worker.loss_function import over_remaining, with_micro_batch
-from verl_clipx.worker.planner import MiniBatchStatistics, StepPlanner
+from verl_clipx.worker.plan import passes_for_selection, plan_step
 from verl_clipx.worker.rejection import NOTHING_REJECTED, parsed, rejection_of
-from verl_clipx.worker.step import MicroBatch, OptimizerStep, in_micro_batch
-from verl_clipx.worker.tracer import TracedRows
+from verl_clipx.worker.state import ControllerState
+from verl_clipx.worker.step import MicroBatch, OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.tracer import tokens_of_method
 
 ACTOR, CORRECTION = "actor_rollout_ref.actor", "algorithm.rollout_correction"
 CALCULATED = "actor_rollout_ref.rollout.calculate_log_probs=true"
@@ -88,6 +90,10 @@ def left(batch, rejection):
     return compute_rollout_rejection_mask(log_ratio, batch["mask"], *REJECTIONS[rejection])[0]
 
 
+# A step whose bounds come from its own pass.
+DECIDES = OptimizerStep(decided_from=DecidedFrom.MINI_BATCH)
+
+
 class Engine:
     """Runs a loss function over the parts of one rank's mini-batch, as verl's engines do without gradient."""
 
@@ -110,21 +116,11 @@ def parts_of(batch, micro_batches, ranks, **further):
 
 def extra_passes(config, batch, split, step=None):
     """What the extra pass finds, summed over the ranks of a split."""
-    settings, found = config.policy_loss.clipx, []
+    found = []
     for micro_batches in split:
         engine = Engine(parts_of(batch, micro_batches, len(split), entropy=batch["entropy"]))
-        found.append(
-            extra_pass(
-                settings,
-                engine,
-                TensorDict({}, []),
-                step or OptimizerStep(),
-                rejection=rejection_of(config.policy_loss),
-                cut={},
-                device="cpu",
-            )
-        )
-    return [sum(parts) for parts in zip(*found, strict=True)]
+        found.append(extra_pass(config.policy_loss, engine, TensorDict({}, []), step or DECIDES, cut={}, device="cpu"))
+    return {name: sum(rank[name] for rank in found) for name in found[0]}
 
 
 class Trained:
@@ -147,7 +143,9 @@ class Trained:
         settings = config.policy_loss.clipx
         step = step or OptimizerStep()
         if settings.adaptive and step.decision is None:
-            step.statistics = extra_passes(config, batch, split, step)[0]
+            step.statistics = extra_passes(
+                config, batch, split, dataclasses.replace(step, decided_from=DecidedFrom.MINI_BATCH)
+            )["statistics"]
             step.decision = settings.method.decide(step.statistics)
         self.decision, self.gradient = step.decision, torch.zeros_like(batch["log_prob"])
         function = with_micro_batch(partial(ppo_loss, config=config), settings, lambda: step)
@@ -310,15 +308,15 @@ def test_selection_is_among_the_tokens_that_remain(actor, over, split):
     select, mask = config.policy_loss.clipx.select, left(batch, "tokens by ratio")
     chosen = select.selected(batch["entropy"], mask)
     assert 0 < chosen.sum() < mask.sum()
-    planner = StepPlanner(
-        config.policy_loss.clipx,
-        extra_pass=lambda data, step: MiniBatchStatistics(*found),
+    assert passes_for_selection(config.policy_loss)
+    step = plan_step(
+        config.policy_loss,
+        ControllerState(),
+        RolloutBatch(),
+        micro_batch(batch, ROWS)[0],
+        extra_pass=lambda data, step: extra_passes(config, batch, SPLITS[split], step),
         all_reduce=lambda vector: vector,
-        rejection=rejection_of(config.policy_loss),
     )
-    assert planner.needs_extra_pass
-    found = extra_passes(config, batch, SPLITS[split])
-    step = planner.plan(micro_batch(batch, ROWS)[0], position="update_0", token_pass=None)
     assert float(step.selected_tokens) == int(chosen.sum())
     _, gradient = recomputed(config, batch, chosen, normaliser=chosen.sum())
     torch.testing.assert_close(Trained(config, batch, SPLITS[split], step).gradient, gradient, rtol=1e-6, atol=1e-9)
@@ -361,15 +359,16 @@ def test_rejection_waits_for_no_accelerator(bypass, rejection):
 
 @pytest.mark.parametrize("method", ["grpo", "gspo"])
 def test_what_is_rejected_is_traced_as_it_is_with_weight_0(bypass, method):
-    config, batch, parts, rows = bypass(method, "tokens by ratio"), example(torch.float32), [], ROWS[:4]
-    with in_micro_batch(MicroBatch(traced=TracedRows(rows, [], parts, None))):
+    config, batch, rows = bypass(method, "tokens by ratio"), example(torch.float32), ROWS[:4]
+    with in_micro_batch(MicroBatch()) as known:
         get_policy_loss_fn(f"clipx_{method}")(
             response_mask=batch["mask"],
             loss_agg_mode="token-mean",
             config=config,
             **{name: batch[name] for name in ("old_log_prob", "log_prob", "advantages")},
         )
-    found = dict(zip(parts[0].names, torch.from_numpy(parts[0].values.numpy()).unbind(1), strict=True))
+    traced = tokens_of_method(known.applied, rows)
+    found = traced.trace._asdict() | traced.others
     whole, mask = batch["mask"][rows], left(batch, "tokens by ratio")[rows]
     for name in ("log_prob", "old_log_prob"):
         assert torch.equal(found[name][whole], batch[name][rows][whole])

@@ -28,10 +28,9 @@ from verl_clipx.check.contract import example
 from verl_clipx.common.traces import shards_in
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM
 from verl_clipx.worker.extra_pass import refuse_dropout
-from verl_clipx.worker.layout import TokenPass
+from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
-from verl_clipx.worker.rows import AGE
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.training_worker import ClipxTraining, clipx_node
 
@@ -138,7 +137,6 @@ def test_one_host_sync_a_micro_batch_with_everything_switched_on(actor, over):
     data, output = micro_batch(batch, [0, 1, 2, 3, 4], entropy=entropy, reference=batch["log_prob"])
     data[AGE] = torch.tensor([0, 1, 2, 3, 4])
     step = OptimizerStep(
-        "low/update_0",
         TokenPass("low", 0.25, True),
         counted_tokens=5.0,
         selected_tokens=torch.tensor(3.0),
@@ -252,7 +250,8 @@ def test_ages_and_traces_count_the_steps_that_trained_the_critic_alone(worker_an
     ages = [tu.get(worker.train_mini_batch(data.clone()), "metrics")["clipx/staleness/versions"] for _ in range(2)]
     # Steps 1 and 2 trained the critic, so that step 3 starts from the weights after step 2.
     assert ages == [[pytest.approx(1)], [pytest.approx(2)]]
-    assert worker.tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
+    (tracer,) = worker.observers
+    assert tracer.writer.flush() and [shard.step for shard in shards_in(tmp_path)] == [3, 4]
 
 
 class Stepping(VerlsWorker):

@@ -14,8 +14,7 @@ from torch import Tensor
 from verl_clipx.loss.metrics import OF_GRADIENT, to_host
 from verl_clipx.loss.observed import ObservedTokens, observed_metrics
 from verl_clipx.run.config import Observe, clip_range
-from verl_clipx.worker.aggregation import shares_of
-from verl_clipx.worker.step import current_micro_batch
+from verl_clipx.worker.step import AppliedLoss, current_micro_batch
 
 # Losses that clip a whole sequence by its mean log-ratio. geo_mean is not one of them: its ratio is the sequence's, but
 # verl clamps each token's own log-ratio. tests/worker/test_observe.py tells the two kinds apart by experiment.
@@ -64,9 +63,7 @@ def observed(function: Callable[..., Any], *, by_sequence: bool) -> Callable[...
                 gradient,
             )
             found = node.functions(gradient.device).sums(tokens, clip_range(config), by_sequence)
-            if micro_batch.traced is not None:
-                shares = shares_of(tokens.mask, named["loss_agg_mode"], **config.global_batch_info)
-                micro_batch.traced.of_gradient(tokens, clip_range(config), by_sequence, shares)
+            micro_batch.applied = AppliedLoss(tokens, clip_range(config), by_sequence, named["loss_agg_mode"], config)
             sums, own = to_host(observed_metrics(found, node.detailed), {"loss": loss.detach()})
             micro_batch.loss = own["loss"]
             # Converts to units of |F*A|: under token-mean a token's weight in the loss is ranks / mini-batch tokens.

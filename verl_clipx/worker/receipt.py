@@ -12,6 +12,7 @@ import math
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ from verl_clipx.worker.announced import Announced
 from verl_clipx.worker.layout import flat, padded, with_leaf
 from verl_clipx.worker.probe import KINDS, probe
 from verl_clipx.worker.registry import no_policy_loss
-from verl_clipx.worker.step import OptimizerStep, RolloutBatch, in_micro_batch
+from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, in_micro_batch
 
 logger = logging.getLogger(__name__)
 
@@ -56,18 +57,20 @@ class Followed:
         inputs: what the method announces to see.
         sums: the tokens that verl counts, then the statistics as trained on and as moved by rounding, float64.
         divisor: the tokens of the whole mini-batch, as the micro-batch's loss is told.
+        foreseen: the difference of a gradient on log_prob from the one that the backward pass must bring.
         factor: the gradient that reached the loss; difference: of the gradient on log_prob; None before they come.
     """
 
     inputs: Inputs
     sums: Tensor
     divisor: int
+    foreseen: Callable[[Tensor], Tensor]
     factor: Tensor | None = None
     difference: Tensor | None = None
 
 
 @dataclass
-class Receipt:
+class Receipt(Observer):
     """Compares what one rank's first updates do with what the run announces.
 
     Every method raises RuntimeError where something is not as announced and the receipt stops runs.
@@ -106,7 +109,7 @@ class Receipt:
     _moves: tuple[float, ...] = ()
 
     def begin_update(self, step: OptimizerStep, batch: RolloutBatch) -> None:
-        """Called when an optimizer step is planned. What it says now counts, whatever the loss does to it."""
+        """Called when an optimizer step is planned. The statistics behind it are those of now."""
         settings, self._step, self._followed, self._moves = self.settings, aside(step), [], ()
         if not self.open:
             return
@@ -119,13 +122,8 @@ class Receipt:
             taken = step.token_pass.name
             self._expect(taken == turn, f"Lopti's pass over the {turn} tokens takes the {taken} ones")
 
-    def end_micro_batch(self, loss: Tensor, model_output: Any, data: Any, dp_group: Any) -> None:
-        """Called after the loss of a micro-batch and before its backward pass.
-
-        Args:
-            loss: what verl's loss function returned.
-            model_output, data, dp_group: that function's arguments as the engine gives them.
-        """
+    def begin_micro_batch(self, step: OptimizerStep, model_output: Any, data: Any, dp_group: Any) -> None:
+        """Called before the loss of a micro-batch, which is compared on copies, and whose backward pass is foreseen."""
         if not self.open:
             return
         mask, options = padded(data["response_mask"]).bool(), self.run.options
@@ -144,8 +142,14 @@ class Receipt:
         for by in self._moves:
             moved = announced.inputs._replace(log_prob=announced.inputs.log_prob + by)
             sums.append(token_statistics(self.settings.method, self.settings.shaping, moved))
-        followed = Followed(announced.inputs, torch.cat(sums), round(data["batch_num_tokens"]))
-        self._followed.append(followed)
+        foreseen = partial(announced.difference, besides=besides)
+        self._followed.append(Followed(announced.inputs, torch.cat(sums), round(data["batch_num_tokens"]), foreseen))
+
+    def end_micro_batch(self, micro_batch: MicroBatch, loss: Tensor, model_output: Any, data: Any) -> None:
+        """Called after the loss of a micro-batch and before its backward pass, which is compared when it happens."""
+        if not self.open:
+            return
+        followed = self._followed[-1]
 
         def follow_loss(gradient: Tensor) -> None:
             followed.factor = gradient
@@ -153,7 +157,7 @@ class Receipt:
         def compare(gradient: Tensor) -> None:
             hook.remove()
             if followed.factor is not None:
-                followed.difference = announced.difference(flat(gradient) / followed.factor, besides)
+                followed.difference = followed.foreseen(flat(gradient) / followed.factor)
 
         loss.register_hook(follow_loss)
         hook = model_output["log_probs"].register_hook(compare)
@@ -298,7 +302,7 @@ class Receipt:
 
 def aside(step: OptimizerStep) -> OptimizerStep:
     """A copy of an optimizer step for calls that must not change it."""
-    return replace(step, collect=False, not_finite={})
+    return replace(step, collected=None, not_finite={})
 
 
 def distance_from_1(inputs: Inputs) -> float:

@@ -104,6 +104,16 @@ def rejection_of(policy_loss: Any) -> Rejection:
     return parsed(str(options[ROLLOUT_RS]), str(options.get(WITH_ROLLOUT_RS[0])))
 
 
+def rejects_before(policy_loss: Any) -> bool:
+    """Whether verl's trainer removes tokens from response_mask that verl's own token count still includes.
+
+    Args:
+        policy_loss: verl's policy-loss node.
+    """
+    options = policy_loss.run.options
+    return options.get(ROLLOUT_RS) is not None and not options.get(BYPASS)
+
+
 @functools.cache
 def parsed(names: str, thresholds: str) -> Rejection:
     """Parses criteria as verl writes them; the driver has already had verl check them.
