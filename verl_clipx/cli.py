@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 from rich.markup import escape
-from rich.table import Table
 from typer.core import TyperGroup
 
 from verl_clipx.common.command_line import (
@@ -86,6 +85,7 @@ def doctor(
     keys: Annotated[
         bool, typer.Option("--keys", help="Print docs/support.md's list of the keys that are refused.")
     ] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Print everything that was found.")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check this environment. Exit code 0 if runs can work here, 1 if something will fail."""
@@ -101,30 +101,21 @@ def doctor(
 
         print_plain(support_list())
         return
-    from verl_clipx.check.doctor import examine
+    from verl_clipx.check.doctor import GPU_CHECKS, TESTED, examine, lines_of
 
-    colours = {"ok": "green", "warning": "yellow", "error": "red"}
-    table = Table(show_lines=False, title="clipx doctor")
-    for heading in ("", "what", "found", "what to do"):
-        table.add_column(heading, overflow="fold")
-    errors, found = 0, []
+    colours, groups = {"ok": "green", "warning": "yellow", "error": "red"}, []
     with messages_console().status("looking at versions") as status:
         for group, findings in examine(ray=ray):
             status.update(f"looked at {group}")
-            for finding in findings:
-                errors += finding.level == "error"
-                found.append({"group": group, **asdict(finding)})
-                mark = f"[{colours[finding.level]}]{finding.level}[/]"
-                table.add_row(mark, *map(escape, (finding.subject, finding.found, finding.advice)))
+            groups.append((group, findings))
     if as_json:
-        print_json(findings=found)
-        raise typer.Exit(1 if errors else 0)
-    console.print(table)
-    console.print(
-        "Tested here, on CPUs: torch 2.13.0, transformers 5.9-5.10. Tested by verl, on GPUs (verl-clipx has been tried "
-        "on none): torch 2.11.0, vllm 0.24.0, transformers 5.9.0, flash-attn 2.8.3."
-    )
-    raise typer.Exit(1 if errors else 0)
+        print_json(findings=[{"group": group, **asdict(one)} for group, findings in groups for one in findings])
+    else:
+        for group, findings in groups:
+            for level, line in lines_of(group, findings, verbose=verbose):
+                console.print(f"[{colours[level]}]{level:8}[/]{escape(line)}", soft_wrap=True)
+        print_plain("\n".join([*([TESTED] if verbose else []), GPU_CHECKS]))
+    raise typer.Exit(any(one.level == "error" for _, findings in groups for one in findings))
 
 
 @app.command()

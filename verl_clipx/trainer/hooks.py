@@ -22,7 +22,7 @@ class TrainedRun:
     """
 
     def __init__(self, config: dict[str, Any], before: dict[int, dict[str, float]]):
-        from verl_clipx.run.receipt import ReceiptCheck
+        from verl_clipx.trainer.receipt import ReceiptCheck
         from verl_clipx.trainer.watch import Watch
 
         self.longest = (config.get("data") or {}).get("max_response_length")

@@ -80,6 +80,16 @@ def flat(output: Tensor) -> Tensor:
     return output.values() if output.is_nested else output
 
 
+def with_leaf(model_output: Any) -> tuple[dict[str, Any], Tensor]:
+    """The model's output without its graph, and its log-probabilities as a new leaf, (tokens,)."""
+    output = {key: value.detach() if isinstance(value, Tensor) else value for key, value in model_output.items()}
+    log_probs = output["log_probs"]
+    leaf = flat(log_probs).clone().requires_grad_()
+    nested = log_probs.is_nested
+    output["log_probs"] = torch.nested.nested_tensor_from_jagged(leaf, offsets=log_probs.offsets()) if nested else leaf
+    return output, leaf
+
+
 def prompt_groups(data: Any) -> Tensor:
     """A number for each sequence's prompt, the same in every micro-batch and on every rank: int64, (sequences,).
 

@@ -74,19 +74,3 @@ def wrap_loss(function: Callable[..., Any], *, by_sequence: bool) -> Callable[..
 
     with_metrics.observed_by_clipx = True
     return with_metrics
-
-
-def shares_of(mask: Tensor, loss_agg_mode: str, config: Any) -> Tensor:
-    """The factor of each token's loss in the scalar loss, (sequences, length).
-
-    Args:
-        mask: bool, (sequences, length).
-        loss_agg_mode: verl's aggregation mode.
-        config: verl's ActorConfig.
-    """
-    from verl.trainer.ppo.core_algos import agg_loss
-
-    with torch.enable_grad():
-        losses = torch.zeros(mask.shape, device=mask.device, requires_grad=True)
-        loss = agg_loss(losses, mask, loss_agg_mode, **config.global_batch_info)
-    return torch.autograd.grad(loss, losses)[0]

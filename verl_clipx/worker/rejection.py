@@ -4,10 +4,15 @@ In decoupled mode verl's trainer removes the tokens from response_mask before th
 verl's own bypass loss would reject, so the plugin's does it itself.
 """
 
+from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from verl_clipx.modifiers.rejection import Rejection, parse_criteria
-from verl_clipx.run.support import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.worker.layout import padded
 
 NOTHING_REJECTED = Rejection()
 
@@ -32,3 +37,41 @@ def rejects_before(policy_loss: Any) -> bool:
     """
     options = policy_loss.run.options
     return options.get(ROLLOUT_RS) is not None and not options.get(BYPASS)
+
+
+def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) -> Tensor:
+    """The tokens that verl's own code keeps: bool, (sequences, response length). It waits for the accelerator.
+
+    Args:
+        options: the run's keys of `verl_keys.READ` with their values.
+        mask: all tokens of the responses, bool, (sequences, response length).
+        log_ratio: relative to the rollout policy, (sequences, response length).
+    """
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_rejection_mask
+
+    if not mask.any():
+        return mask
+    names, threshold = options[ROLLOUT_RS], options.get(WITH_ROLLOUT_RS[0])
+    return compute_rollout_rejection_mask(log_ratio, mask, names, threshold)[0].bool()
+
+
+def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
+    """The tokens that verl's trainer leaves in decoupled mode, or should have left as far as the data tell.
+
+    Args:
+        options: as for `left_by_verl`.
+        data: verl's micro-batch.
+
+    Returns:
+        bool, (sequences, response length).
+    """
+    mask = padded(data["response_mask"]).bool()
+    if not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
+        return mask
+    # A jagged tensor that does not know its longest row is padded to the length of all rows together.
+    keys = ("loss_mask", "old_log_probs", "rollout_log_probs")
+    whole, old, rollout = (padded(data[key])[:, : mask.shape[1]] for key in keys)
+    # If the trainer rejects in both masks, a sequence's divergence can be computed only from the tokens that are left.
+    if "," in str(options[ROLLOUT_RS]) and torch.equal(whole.bool(), mask):
+        return mask
+    return mask & left_by_verl(options, whole.bool(), old - rollout)

@@ -15,11 +15,12 @@ from verl.utils import tensordict_utils as tu
 
 from verl_clipx.base.tokens import Inputs
 from verl_clipx.common.traces import Shard, UpdateFacts, remove_shards, shards_in, write_shard
+from verl_clipx.loss.loss import apply
 from verl_clipx.loss.observed import ObservedTokens
 from verl_clipx.loss.token_trace import TokenTrace, observed_token_trace, token_trace
 from verl_clipx.run.trace import Trace
+from verl_clipx.worker.aggregation import shares_of
 from verl_clipx.worker.layout import ages, prompt_groups
-from verl_clipx.worker.observe import shares_of
 from verl_clipx.worker.step import AppliedLoss, AppliedMethod, MicroBatch, Observer, OptimizerStep, RolloutBatch
 from verl_clipx.worker.trace_writer import TraceWriter
 from verl_clipx.worker.traced_columns import HostCopy, Part, Response, TokenTexts, columns_of, decisions_of
@@ -82,11 +83,12 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
     if kept is not whole:
         others["selected"] = rows_of(kept, places)
         factor = factor * others["selected"]
-    trace = token_trace(settings.method, settings.shaping, rows, decision, factor)
+    method, shaping = settings.method, settings.shaping
+    trace = token_trace(method, apply(method, shaping, rows, decision), factor)
     if whole is not inputs.mask:
         every = rows._replace(mask=rows_of(whole, places))
         others["rejected"] = every.mask & ~rows.mask
-        rejected = token_trace(settings.method, settings.shaping, every, decision, factor)
+        rejected = token_trace(method, apply(method, shaping, every, decision), factor)
         pairs = zip(trace, rejected, strict=True)
         trace = TokenTrace(*(torch.where(rows.mask, left, other) for left, other in pairs))
     return TracedTokens(trace, others, decision)
@@ -94,7 +96,7 @@ def tokens_of_method(applied: AppliedMethod, places: list[int]) -> TracedTokens:
 
 def tokens_of_loss(applied: AppliedLoss, places: list[int]) -> TracedTokens:
     """What one of verl's losses did to the tokens of some rows."""
-    share = shares_of(applied.tokens.mask, applied.loss_agg_mode, applied.config)
+    share = shares_of(applied.tokens.mask, applied.loss_agg_mode, **applied.config.global_batch_info)
     rows = ObservedTokens(*(rows_of(values, places) for values in applied.tokens))
     trace = observed_token_trace(rows, applied.bounds, applied.by_sequence, rows_of(share, places))
     return TracedTokens(trace, {"unshaped_advantage": trace.advantage})

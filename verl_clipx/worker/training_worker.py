@@ -5,7 +5,7 @@ Without a clipx node in its configuration it behaves exactly like verl's.
 
 import logging
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,7 @@ from verl_clipx.worker.layout import AGE, ages
 from verl_clipx.worker.loss_function import call_of, over_remaining, with_micro_batch
 from verl_clipx.worker.observe import SEQUENCE_LEVEL, observe_registered
 from verl_clipx.worker.plan import finish_step, passes_for_selection, plan_observed_step, plan_step, token_passes
-from verl_clipx.worker.receipt import Receipt, in_half_precision
+from verl_clipx.worker.receipt import Receipt
 from verl_clipx.worker.skipped_updates import SkippedUpdates, keep_gradient_norm
 from verl_clipx.worker.state import ControllerState, description, restored_state, state_rank, write_state
 from verl_clipx.worker.step import FIRST, Observer, OptimizerStep, RolloutBatch
@@ -124,7 +124,7 @@ class ClipxTraining:
                     self._all_reduce,
                     rank=self.rank,
                     tested=not untested(run.options),
-                    half=in_half_precision(self.engine_config),
+                    half=computes_in_half_precision(self.engine_config),
                 )
             )
         if settings.trace is not None and self.engine.is_mp_src_rank_with_outputs():
@@ -288,6 +288,13 @@ class ClipxTraining:
             total = total.clone()
             torch.distributed.all_reduce(total, op=torch.distributed.ReduceOp.SUM, group=group)
         return total
+
+
+def computes_in_half_precision(config: Any) -> bool:
+    """Whether an engine computes in half precision; `config` is verl's, whose default is bfloat16."""
+    precision = getattr(config, "mixed_precision", None)
+    dtype = precision.get("param_dtype", "bf16") if isinstance(precision, Mapping) else "bf16"
+    return str(dtype) not in ("fp32", "float32", "32")
 
 
 LOPTI_WITHOUT_PASSES = (

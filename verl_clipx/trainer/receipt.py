@@ -7,7 +7,6 @@ from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.run.groups import OBSERVE
 from verl_clipx.run.support import untested
-from verl_clipx.run.verl_keys import Values
 
 logger = logging.getLogger(__name__)
 
@@ -15,41 +14,19 @@ logger = logging.getLogger(__name__)
 STEP = "training/global_step"
 
 
-def stops(receipt: str, options: Values) -> bool:
-    """Whether a run stops if it trains something else than announced.
-
-    It does with clipx.receipt=stop and, with clipx.receipt=auto, if tests have run all of the run's options.
-
-    Args:
-        receipt: the value of clipx.receipt.
-        options: the keys of `verl_keys.READ` with their values.
-    """
-    return receipt == "stop" or (receipt == "auto" and not untested(options))
-
-
-def expected(config: dict[str, Any]) -> str | None:
-    """What a run does if its receipt is missing: "stop", "warn", or None if it has no receipt.
-
-    Args:
-        config: verl's resolved configuration.
-    """
-    actor = config.get("actor_rollout_ref", {}).get("actor") or {}
-    policy_loss = actor.get("policy_loss") or {}
-    node = policy_loss.get(NODE)
-    if not node or node.get("method") == OBSERVE or node.get("receipt", "auto") == "off":
-        return None
-    return "stop" if stops(node.get("receipt", "auto"), policy_loss["run"]["options"]) else "warn"
-
-
 class ReceiptCheck:
     """Looks for the receipt in the first logged step that trains the actor.
 
     Args:
-        config: as for `expected`.
+        config: verl's resolved configuration.
     """
 
     def __init__(self, config: dict[str, Any]):
-        self._due = expected(config)
+        policy_loss = (config.get("actor_rollout_ref", {}).get("actor") or {}).get("policy_loss") or {}
+        node = policy_loss.get(NODE) or {"receipt": "off"}
+        asked = "off" if node.get("method") == OBSERVE else node.get("receipt", "auto")
+        self._due = asked != "off"
+        self._stops = asked == "stop" or (asked == "auto" and not untested(policy_loss["run"]["options"]))
         # Before this step, verl trains only the critic.
         self._first = (config.get("trainer") or {}).get("critic_warmup") or 0
 
@@ -59,12 +36,12 @@ class ReceiptCheck:
         Raises:
             RuntimeError: the receipt is missing, and that stops the run.
         """
-        if self._due is None or data.get(STEP, -1) < self._first:
+        if not self._due or data.get(STEP, -1) < self._first:
             return
-        due, self._due = self._due, None
+        self._due = False
         if any(str(key).endswith(RECEIPT.key) for key in data):
             return
-        if due == "stop":
+        if self._stops:
             raise RuntimeError(f"{MISSING} To continue without this check, set {NODE}.receipt=off.")
         logger.warning("clipx: %s", MISSING)
 
