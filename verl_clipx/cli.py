@@ -371,8 +371,6 @@ def replay(
             print_replayed(console, found)
 
 
-
-
 def main() -> None:
     """Entry point."""
     with_whole_output(app)

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import DictConfig, OmegaConf
 
-from verl_clipx.common.files import last_lines, replacing, write_json, write_text
+from verl_clipx.common.files import replacing, write_json, write_text
 from verl_clipx.common.with_parent import end_with_parent
 from verl_clipx.papers.evaluation.benchmark import Benchmark
 from verl_clipx.papers.evaluation.checkpoints import Weights
@@ -210,5 +210,5 @@ def _launch(folder: Path, platform: str | None) -> None:
                 process.terminate()
                 process.wait()
     if code:
-        end = "\n".join(last_lines(log, _LINES_OF_A_FAILURE))
+        end = "\n".join(log.read_text(errors="replace").splitlines()[-_LINES_OF_A_FAILURE:])
         raise RuntimeError(f"verl's validation failed (exit code {code}); its log is {log}. The end of it:\n{end}")
