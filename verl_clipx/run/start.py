@@ -1,7 +1,7 @@
 """What the driver decides when a run of verl starts, before Ray does: which loss, with which bounds, on what machine.
 
 A run starts when one of verl's entry modules calls verl.utils.device.auto_set_device with its configuration, or when a
-notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration, there or with `clipx explain`, is not a start.
+notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a start, and neither is `clipx explain`.
 """
 
 import os
