@@ -305,7 +305,8 @@ def test_the_other_entries_and_supervised_training(explain):
     answer = explain("+clipx=bapo", "async_training.require_batches=2", module=fully_async)
     assert (answer["loss_mode"], answer["stops"]) == ("clipx_bapo", [])
     assert answer["updates"].startswith("2 updates per rollout batch") and "bypass_mode" in answer["updates"]
-    assert explain("+clipx=dgpo", *NEEDED, module=one_step)["loss_mode"] == "clipx_dgpo"
+    elsewhere = "hydra.searchpath=[pkg://verl.trainer.config]"
+    assert explain(elsewhere, *NEEDED, "+clipx=dgpo", module=one_step)["loss_mode"] == "clipx_dgpo"
     (supervised,) = SFT
     answer = explain(module=supervised)
     assert answer["loss"].startswith("no policy loss") and answer["stops"] == []

@@ -13,7 +13,7 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo import core_algos, rollout_corr_helper
 
 from tests.claims.configuration import ACTOR, merged
-from verl_clipx.run.explain import ENTRIES, MAIN_PPO, composed
+from tests.hydra_main import ENTRIES, MAIN_PPO, composed
 from verl_clipx.run.runnable import TRAINER_MODE, USE_V1, is_registered_in_the_source, misplaced_keys
 from verl_clipx.run.start import decide
 

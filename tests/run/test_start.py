@@ -19,10 +19,10 @@ from hydra.core.hydra_config import HydraConfig
 from verl.trainer.main_ppo import TaskRunnerV1, run_ppo
 
 from tests.claims.configuration import actor_of, merged
+from tests.hydra_main import ENTRIES
 from verl_clipx.common import run_lock
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.run import start as starts
-from verl_clipx.run.explain import ENTRIES
 
 ACTOR = "actor_rollout_ref.actor"
 MAIN, ONE_STEP_OFF, FULLY_ASYNC = ENTRIES

@@ -89,7 +89,7 @@ def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool
             output,
             until=lambda: not every and answers.read_text().endswith("\n"),
         )
-        found = [json.loads(line) for line in answers.read_text().splitlines()]
+        found = [json.loads(line) for line in answers.read_text().splitlines()][: None if every else 1]
         stood_in = list(dict.fromkeys(record.read_text().splitlines()))
         if not found:
             stops.append(without_an_answer(words, code, output.read_text(errors="replace")))

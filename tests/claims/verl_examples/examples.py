@@ -19,8 +19,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import merged, verl_s_own
+from tests.hydra_main import MAIN_PPO, composed
 from verl_clipx.run.config import completed
-from verl_clipx.run.explain import MAIN_PPO, composed
 from verl_clipx.run.start import decide
 from verl_clipx.run.user_keys import named_keys
 
