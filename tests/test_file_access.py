@@ -51,7 +51,7 @@ EXCEPTIONS = {
     "papers/tasks/templates.py:_read:safe_load": PACKAGED,
     "papers/tables/definition.py:load_table:read_text": PACKAGED,
     "papers/tables/definition.py:load_table:safe_load": PACKAGED,
-    "papers/tables/rows.py:_read:read_text": PACKAGED,
+    "common/preset_rows.py:_read:read_text": PACKAGED,
     "papers/tables/origins.py:_read_file:read_text": PACKAGED,
     "papers/tables/origins.py:_read_file:load": PACKAGED,
     "papers/tables/curves.py:write_curves:savefig": IN_MEMORY,

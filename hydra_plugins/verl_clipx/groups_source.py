@@ -13,8 +13,8 @@ from hydra.plugins.config_source import ConfigResult
 from omegaconf import DictConfig, OmegaConf
 
 from hydra_plugins.verl_clipx.misspelt import Missed
+from verl_clipx.common.preset_rows import preset_names
 from verl_clipx.common.verl_version import unsuitable_verl
-from verl_clipx.papers.tables.rows import preset_names
 
 NODE = "clipx"
 

@@ -4,7 +4,7 @@ from hydra.core.object_type import ObjectType
 from hydra.plugins.config_source import ConfigLoadError, ConfigResult, ConfigSource
 from omegaconf import OmegaConf
 
-from verl_clipx.papers.tables.rows import entry_at, preset_names
+from verl_clipx.common.preset_rows import entry_at, preset_names
 
 
 class RowsSource(ConfigSource):

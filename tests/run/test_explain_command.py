@@ -71,9 +71,7 @@ def test_a_script_of_verls_with_preparations_and_a_heredoc(write, tmp_path):
 
 @pytest.mark.slow
 def test_a_job_of_slurms_with_windows_line_ends_is_explained_and_would_stop(write):
-    job = (
-        f"#SBATCH --nodes=2\nsource params.sh\nsrun --nodes=2 -n 2 --overlap {MAIN} trainer.nnodes=$SLURM_NNODES $ALL\n"
-    )
+    step = f"srun --nodes=2 -n 2 --overlap {MAIN} trainer.nnodes=$SLURM_NNODES $ALL"
     write("params.sh", "ALL='+clipx=acpo actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True'\n")
     write("job.sh", f"#SBATCH --nodes=2\nsource params.sh\n{step}\n")
     found = clipx("--", "sbatch", "--partition", "gpu", "job.sh")

@@ -5,10 +5,10 @@ from functools import cache
 from typing import Any, NamedTuple
 
 from omegaconf import DictConfig, OmegaConf
-
-from tests.claims.configuration import group_s_own, hydra_s
 from verl_clipx.run.clip_keys import ACTOR
 from verl_clipx.run.ledger import READ, REFUSED, TAKEN, row_of
+
+from tests.claims.configuration import group_s_own, hydra_s
 from verl_clipx.run.support import (
     BYPASS,
     DISTILLATION,

@@ -20,12 +20,12 @@ from verl.trainer.distillation import distillation_ppo_loss
 from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
 from verl.utils.config import omega_conf_to_dataclass
 from verl.workers.utils.losses import ppo_loss
+from verl_clipx.run.clip_keys import ACTOR, MISPLACED, default_of, meanings
+from verl_clipx.run.ledger import ON_THE_PATH, REFUSED, TAKEN, row_of
 
 from tests.jagged import jagged
 from tests.worker.drawn import NOT_DRAWN, VALUES, Drawn, composed, drawn
 from tests.worker.test_receipt import Update
-from verl_clipx.run.clip_keys import ACTOR, MISPLACED, default_of, meanings
-from verl_clipx.run.ledger import ON_THE_PATH, REFUSED, TAKEN, row_of
 from verl_clipx.run.start import decide
 from verl_clipx.run.support import (
     BYPASS,

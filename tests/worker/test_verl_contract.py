@@ -28,9 +28,9 @@ from verl.workers.config.engine import FSDPEngineConfig
 from verl.workers.engine import BaseEngine
 from verl.workers.engine.fsdp import transformer_impl
 from verl.workers.utils import losses
+from verl_clipx.run.ledger import row_of
 
 from verl_clipx.check.doctor import VERL_RANGE
-from verl_clipx.run.ledger import row_of
 
 LOSS_KEYS = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "verl_loss_keys.py"))
 STORED = {path.stem: path.read_text().split() for path in (Path(__file__).parent / "fixtures/verl_loss_keys").iterdir()}

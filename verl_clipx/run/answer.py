@@ -22,19 +22,21 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.base.method import NODE, Method, interval
+from verl_clipx.base.refusal import Refusal, written
 from verl_clipx.common.run_files import log_path, own_log_path, record_path
 from verl_clipx.run.announcement import averages, corrections, differences, shown, source_of_old_log_probs, updates
-from verl_clipx.run.clip_keys import ACTOR, written
 from verl_clipx.run.config import Settings, clip_range
 from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
-from verl_clipx.run.hydra_nodes import RunFacts
-from verl_clipx.run.listing import group_names
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.groups import group_names
 from verl_clipx.run.receipt import stops
-from verl_clipx.run.start import NAMES, Decision, decide, instantiated
+from verl_clipx.run.resolve import NAMES
+from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.support import untested
 from verl_clipx.run.unknown_keys import absent, near_another, refused_by_verl
 from verl_clipx.run.user_keys import keys_set_by_user
+from verl_clipx.run.verl_keys import ACTOR, distillation_term, mismatch_remark
 
 # Hydra's overrides under which it writes nothing here.
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
@@ -55,6 +57,7 @@ class Answer:
         bounds: the bounds that the loss starts with, or what they are computed from.
         updates: how many updates a rollout batch gets, and whether clipping can act in them.
         taken: from parameters of the method to verl's key and value that they take over.
+        unused: from clip keys of verl's that the method does not read to their values.
         of_verl: what is left to verl and acts beside the loss, in words.
         untested: options of the run that no test has run.
         cost: what the loss costs beyond verl's own.
@@ -71,6 +74,7 @@ class Answer:
     bounds: str | None = None
     updates: str | None = None
     taken: dict[str, str] = field(default_factory=dict)
+    unused: dict[str, Any] = field(default_factory=dict)
     of_verl: list[str] = field(default_factory=list)
     untested: list[str] = field(default_factory=list)
     cost: str | None = None
@@ -87,6 +91,7 @@ class Answer:
             "bounds": self.bounds,
             "updates": self.updates,
             "taken over from verl": taken,
+            "not used of verl's": ", ".join(f"{key}={written(value)}" for key, value in self.unused.items()),
             "left to verl": ", ".join(self.of_verl),
             "no test has run": ", ".join(self.untested),
             "costs": self.cost,
@@ -116,7 +121,8 @@ def answer(
     try:
         decision = decide(config, named=named, group=group)
     except ValueError as error:
-        return Answer(f"{loss_mode}, refused", loss_mode, NODE in config, notes=notes, stops=str(error).splitlines())
+        stops = [str(one) for one in error.all] if isinstance(error, Refusal) else [str(error)]
+        return Answer(f"{loss_mode}, refused", loss_mode, NODE in config, notes=notes, stops=stops)
     found = [*refused_by_verls_check(config), *what_does_not_divide(config)]
     if decision is None:
         return Answer(
@@ -131,14 +137,14 @@ def answer(
 
 def of_decision(config: DictConfig, decision: Decision) -> Answer:
     """The answer to a configuration in which the plugin has a part and that the driver does not refuse."""
-    policy_loss = instantiated(config.actor_rollout_ref.actor.policy_loss)
-    settings, run = policy_loss.clipx, policy_loss.run
+    loss_mode, settings, run = decision.resolved
     trains = isinstance(settings, Settings)
     missing = [option for option in untested(run.options) if not option.endswith("=None")]
-    loss_mode = policy_loss.loss_mode
+    biased = mismatch_remark(run.options, settings) if run.rollout_log_probs else None
+    beside = [averages(run, settings), *terms(config), *corrections(run, observed=not trains)]
     common = {
         "line": decision.line,
-        "of_verl": [averages(run, observed=not trains), *terms(config), *corrections(run, observed=not trains)],
+        "of_verl": [term for term in (*beside, distillation_term(run.options), biased) if term],
         "untested": missing,
         "files": files(config, settings),
     }
@@ -154,7 +160,8 @@ def of_decision(config: DictConfig, decision: Decision) -> Answer:
         True,
         bounds=bounds_of(settings.method),
         updates=f"{acting}; old_log_probs {source_of_old_log_probs(run)}",
-        taken={parameter: f"{of.key}={written(of.given)}" for parameter, of in decision.taken.items()},
+        taken={parameter: f"{of['key']}={written(of['given'])}" for parameter, of in run.taken.items()},
+        unused={key.removeprefix(f"{ACTOR}."): value for key, value in run.unused.items()},
         cost=cost(settings, run, twice=twice),
         receipt=of_receipt(settings, run),
         **common,

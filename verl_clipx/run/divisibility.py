@@ -9,9 +9,8 @@ import math
 from omegaconf import DictConfig, OmegaConf
 from verl.trainer.ppo.utils import need_reference_policy
 
-from verl_clipx.run.clip_keys import ACTOR
+from verl_clipx.run.verl_keys import ACTOR, ROLLOUT
 
-ROLLOUT = "actor_rollout_ref.rollout"
 # Under other engines, ranks share a sequence or the layers in ways of their own.
 FSDP = ("fsdp", "fsdp2")
 # There, generation has machines of its own.

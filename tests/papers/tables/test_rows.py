@@ -17,10 +17,10 @@ from hydra.errors import HydraException
 from omegaconf import open_dict
 
 from tests.papers.tables.configurations import FILE, configurations
+from verl_clipx.common import preset_rows as rows
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.papers.tables import rows
+from verl_clipx.common.preset_rows import Setting, entry_at, papers, read_rows
 from verl_clipx.papers.tables.presets import preset_names
-from verl_clipx.papers.tables.rows import Setting, entry_at, papers, read_rows
 
 TABLE = """# Made up.
 

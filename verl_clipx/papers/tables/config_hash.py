@@ -93,7 +93,11 @@ LEFT_OUT = (
     "trainer.v1.sampler.custom_sampler.*",
     "trainer.v1.sampler.sampler_kwargs.*",
     # derived from other keys
+    "actor_rollout_ref.actor.policy_loss.run",
     "actor_rollout_ref.actor.policy_loss.run.*",
+    # changes the words of a line
+    "clipx.paper_loss_agg_mode",
+    "*.clipx.paper_loss_agg_mode",
 )
 
 _AGENT_LOOP = "actor_rollout_ref.rollout.agent.default_agent_loop"

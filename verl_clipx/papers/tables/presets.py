@@ -5,8 +5,8 @@ from difflib import get_close_matches
 
 from omegaconf import DictConfig, OmegaConf
 
+from verl_clipx.common.preset_rows import preset_names
 from verl_clipx.papers.tables.origins import read_origins
-from verl_clipx.papers.tables.rows import preset_names
 
 PAPERS = ("acpo", "ar_lopti", "dgpo", "bapo")
 """Folders of configs/recipe with the papers' runs."""
