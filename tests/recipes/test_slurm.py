@@ -2,7 +2,7 @@
 
 Covers: options of the job, node list, head address, arguments of `ray symmetric-run` (read back by Ray's own parser),
 containers, requeue before the time limit and after a lost node, exit code, resume. Not covered: Slurm, several nodes
-(docs/cluster.md has what was run).
+(docs/dev/launching.md has what was run).
 """
 
 import os

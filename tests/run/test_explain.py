@@ -226,7 +226,6 @@ def test_an_added_key_beside_one_of_nearly_the_same_name_is_noted(explain):
         # verl's default, which the composed configuration does not tell from a key that nobody has set.
         (f"{ACTOR}.clip_ratio_high: 0.2", "dapo", f"{ACTOR}.clip_ratio_high=0.2"),
         (f"{ACTOR}.clip_ratio: 0.2", "dapo", f"{ACTOR}.clip_ratio=0.2"),
-        (f"{FACTS}.epochs: 3", "acpo", FACTS),
         ("algorithm.clip_ratio_high: 0.28", "acpo", "algorithm.clip_ratio_high=0.28"),
     ],
 )

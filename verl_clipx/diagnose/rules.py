@@ -313,7 +313,7 @@ RULES = (
         "few prompts teach, because samples score alike", (keys.ALIKE,), _beyond(keys.ALIKE, MOST_ALIKE),
         f"{MOST_ALIKE:.0%} of the prompts or more, {LASTING} steps in a row",
         "such prompts have advantage 0, so fewer than a tenth teach", True,
-        "Take easier or harder prompts, more samples a prompt, or filter groups.", "docs/reliability.md#health",
+        "Take easier or harder prompts, more samples a prompt, or filter groups.", "docs/dev/reliability.md#health",
     ),
     Rule(
         "one-sided clipping", (keys.CLIPPED_LOW, keys.CLIPPED_HIGH), _one_sided,
@@ -368,7 +368,7 @@ RULES = (
         "gradient explosion", (keys.GRADIENT_NORM,), _gradient,
         f"{EXPLOSION:g} times the median of the steps before, of which there are {STEPS_BEFORE} or more",
         "healthy runs of docs/results/cpu_small.md stay below 20 times their median", True,
-        "Lower the learning rate or actor.grad_clip.", "docs/reliability.md",
+        "Lower the learning rate or actor.grad_clip.", "docs/dev/reliability.md",
     ),
     Rule(
         REWARD_COLLAPSE, (keys.REWARD,), _reward,
@@ -381,12 +381,12 @@ RULES = (
         "any", "verl skips an update only where its gradient is not finite", False,
         "The policy stayed as it was, so that clipping and bounds do not show how the method trains. Find the values "
         "that are not finite: the run's output names rank, fields and prompts.",
-        "docs/reliability.md#health", any_of=True,
+        "docs/dev/reliability.md#health", any_of=True,
     ),
     Rule(
         "responses cut at the limit", (keys.CUT,), _beyond(keys.CUT, MOST_CUT),
         f"{MOST_CUT:.0%} of the responses or more, {LASTING} steps in a row", "judgement", True,
-        "Raise data.max_response_length, or look whether responses ramble.", "docs/reliability.md#health",
+        "Raise data.max_response_length, or look whether responses ramble.", "docs/dev/reliability.md#health",
     ),
 )  # fmt: skip
 

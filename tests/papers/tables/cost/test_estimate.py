@@ -1,6 +1,6 @@
 """What fits and what is refused, and what must hold whatever the assumptions are.
 
-Not covered: whether the estimate is right. No GPU was used; docs/hardware.md says what that leaves open.
+Not covered: whether the estimate is right. No GPU was used; docs/dev/hardware.md says what that leaves open.
 """
 
 import pytest
