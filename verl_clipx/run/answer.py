@@ -176,10 +176,9 @@ def loss_with_settings(settings: Settings, run: RunFacts) -> str:
         if name not in NO_SETTING and not isinstance(value, bool | str) and value
     ]
     group, changed = run.group, differences(settings, run)
-    published = group in group_names() and settings.method.name in str(group)
-    whose = (
-        ("the released code's" if str(group).endswith("_reference") else "the paper's") if published else "its group's"
-    )
+    whose = "the released code's" if str(group).endswith("_reference") else "the paper's"
+    if group == "custom" or group not in group_names():
+        whose = "its group's" if group else "its defaults"
     whose += f" but for {', '.join(changed)}" if changed else ""
     scope = f", scope {settings.scope}" if settings.adaptive else ""
     chosen = f" (+{NODE}={group})" if group else ""

@@ -33,6 +33,7 @@ OF_ACCELERATORS = ("nvidia-smi", "npu-smi")
 SHELLS = ("bash", "sh")
 SECONDS_BETWEEN_LOOKS = 0.1
 LINES_OF_A_CRASH = 15
+LONGEST = 100
 
 
 @dataclass(frozen=True)
@@ -58,8 +59,13 @@ class Explanation:
     def lines(self) -> list[str]:
         """The answer, for a reader."""
         answers = [line for answer in self.answers for line in answer["text"]]
-        replaced = [f"not run, a stand-in took its place: {command}" for command in self.stood_in]
+        replaced = [f"not run, a stand-in took its place: {cut(command)}" for command in self.stood_in]
         return [*answers, *replaced, *self.stops]
+
+
+def cut(command: str) -> str:
+    """A command line, of which a reader sees the beginning."""
+    return command if len(command) <= LONGEST else f"{command[:LONGEST]}…"
 
 
 def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool = False) -> Explanation:
