@@ -84,7 +84,7 @@ def doctor(
         bool, typer.Option("--options", help="Print docs/support.md's lists of verl's options.")
     ] = False,
     keys: Annotated[
-        bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that are refused.")
+        bool, typer.Option("--keys", help="Print docs/support.md's list of the keys that are refused.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -92,9 +92,9 @@ def doctor(
     if as_json and (keys or options):
         fail("--json prints what the checks found; --keys and --options print Markdown. Leave one of them out.", 2)
     if keys:
-        from verl_clipx.run.verl_keys import refusal_table
+        from verl_clipx.run.verl_keys import refusal_list
 
-        print_plain(refusal_table())
+        print_plain(refusal_list())
         return
     if options:
         from verl_clipx.run.support import support_list

@@ -53,7 +53,7 @@ def verl_s_own() -> DictConfig:
     whole, parts = hydra_s(), OmegaConf.create()
     for key in (
         *(f"{ACTOR}.policy_loss", "algorithm.rollout_correction", "trainer.v1"),
-        *("trainer.device", "trainer.default_local_dir", "ray_kwargs.ray_init.address"),
+        *("trainer.device", "trainer.project_name", "trainer.experiment_name", "ray_kwargs.ray_init.address"),
         *(key for key in READ if OmegaConf.select(whole, key) is not None),
     ):
         OmegaConf.update(parts, key, OmegaConf.select(whole, key), force_add=True)

@@ -20,7 +20,7 @@ from verl.utils.tracking import Tracking
 from tests.claims.configuration import merged
 from tests.runs.example_runs import write_log
 from verl_clipx.diagnose.findings import findings
-from verl_clipx.run.start import instantiated
+from verl_clipx.run.resolve import instantiated
 from verl_clipx.runs.run import read_run, settings_of
 from verl_clipx.trainer import hooks
 
@@ -194,7 +194,7 @@ def test_the_limits_are_keys_of_every_run(group):
     built = instantiated(node(**{"health": "stop", "health_limits.cut_responses": 0.25}))
     assert (built.health, built.health_limits.cut_responses, built.health_limits.undecided) == ("stop", 0.25, 0.1)
     for keys, message in (
-        ({"health": "off"}, r"clipx\.health='off'"),
+        ({"health": "off"}, r"clipx\.health=off"),
         ({"health_limits.undecided": 2}, r"clipx\.health_limits\.undecided=2"),
         ({"health_limits.skipped_updates": -1}, r"clipx\.health_limits\.skipped_updates=-1"),
     ):

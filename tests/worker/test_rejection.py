@@ -409,5 +409,4 @@ def test_what_is_announced_of_both_modes(bypass, rejection):
     line = announcement(bypass("acpo", rejection, {"bypass_mode": True}).policy_loss)
     assert f"; rollout correction rollout_rs={names} by the current weights (threshold {threshold}); " in line
     decoupled = bypass("acpo", rejection, {"bypass_mode": False}).policy_loss
-    object.__setattr__(decoupled.run, "bypass", False)
     assert f"; rollout correction rollout_rs={names} (threshold {threshold}); " in announcement(decoupled)

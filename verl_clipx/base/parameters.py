@@ -7,7 +7,7 @@ messages, `clipx methods` and the documentation all use this metadata.
 import dataclasses
 import math
 import struct
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from verl_clipx.base.refusal import ABSENT, Refusal
@@ -233,7 +233,7 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
     """Raises for the first key that is not a parameter.
 
     Args:
-        given: the keys that the user wrote.
+        given: the keys that the user wrote, perhaps with their values.
         node: the configuration node that the keys are under.
         owner: what the parameters belong to, for the message.
 
@@ -244,7 +244,8 @@ def reject_unknown(given: Iterable[str], known: Iterable[str], node: str, owner:
     for key in given:
         if key not in known:
             hint = did_you_mean(key, known, f"{node}.").strip()
-            raise Refusal(f"{node}.{key}", ABSENT, f"is not a parameter of {owner}", hint or LISTED)
+            value = given[key] if isinstance(given, Mapping) else ABSENT
+            raise Refusal(f"{node}.{key}", value, f"is not a parameter of {owner}", hint or LISTED)
 
 
 LISTED = "`clipx methods NAME` lists a method's parameters."

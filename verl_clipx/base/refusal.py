@@ -27,6 +27,10 @@ class Refusal(ValueError):
         _, has_value, value, reason, advice, others = self.args
         return _restore, (self.key, has_value, value, reason, advice, others)
 
+    def __repr__(self) -> str:
+        # Hydra shows an error by its repr.
+        return f"Refusal({str(self)!r})"
+
     def __str__(self) -> str:
         return "\n".join([self._line(), *map(str, self.others)])
 

@@ -1,6 +1,6 @@
 """The targets of the Hydra groups' `_target_`: the clipx node, and verl's policy_loss node around it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from verl.workers.config.actor import PolicyLossConfig
 
@@ -26,7 +26,7 @@ class ClipxPolicyLossConfig(PolicyLossConfig):
     """
 
     clipx: Settings | Observe | None = None
-    run: RunFacts = field(default_factory=RunFacts)
+    run: RunFacts | None = None
 
     def __post_init__(self):
         if not isinstance(self.clipx, Settings | Observe):

@@ -41,7 +41,7 @@ def listed(name: str | None = None) -> list[dict[str, Any]]:
     if method == OBSERVE:
         return [_of_observe()]
     if method not in BUILT_IN:
-        hint = did_you_mean(method, [*BUILT_IN, *group_names()]).strip()
+        hint = did_you_mean(method, {*BUILT_IN, *group_names()} - {method}).strip()
         other = "`clipx methods` lists them; a loss of your own is named as package.module:name."
         raise Refusal("clipx methods", name, "there is no such method, nor a group that chooses one", hint or other)
     return [_of_method(METHODS[method], groups_of(method))]

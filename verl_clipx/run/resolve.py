@@ -59,6 +59,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
     if NODE not in node:
         refuse([without_group(node.loss_mode)])
         return None
+    refuse(missing_values(node[NODE]))
     settings = instantiated(node[NODE])
     if not isinstance(settings, Settings | Observe):
         raise missing_method(settings)
@@ -68,7 +69,7 @@ def resolve(config: DictConfig, *, named: Collection[str] = (), group: str | Non
         of_clip_keys = clip_keys(settings.method, values, named)
     refuse([*set_facts(named, node), *refusals(values, settings), *misplaced(config), *of_clip_keys.refused])
     taken = {**taken_before(node), **of_clip_keys.taken}
-    folder = None if settings.trace is None else traces_folder(config)
+    folder = traces_folder(config) if settings.trace is not None and settings.trace.folder is None else None
     run = RunFacts(group, taken, of_clip_keys.unused, folder, values)
     return Resolved(node.loss_mode, run.complete(settings), run)
 
@@ -121,6 +122,13 @@ def instantiated(node: Any) -> Any:
         if isinstance(error.__cause__, ValueError):
             raise error.__cause__ from None
         raise
+
+
+def missing_values(node: DictConfig) -> Iterator[Refusal]:
+    """Keys of a clipx node that its group leaves open."""
+    for key in node:
+        if OmegaConf.is_missing(node, key):
+            yield Refusal(f"{NODE}.{key}", ABSENT, "its group leaves the value open", f"Set {NODE}.{key}=….")
 
 
 def missing_method(node: Any) -> Refusal:

@@ -50,8 +50,6 @@ class Option:
         return bool(pairs) and all(value(of) if callable(value) else of == value for of, value in pairs)
 
 
-NEEDS_GPUS = "needs GPUs"
-
 OPTIONS = (
     Option("FSDP2", True, "on 1, 2 and 4 ranks over gloo", {STRATEGY: "fsdp2"}),
     Option("vLLM", True, "a build for CPUs", {ENGINE_NAME: "vllm"}),
@@ -63,7 +61,7 @@ OPTIONS = (
     Option("offload", True),
     Option("hybrid sharding", True),
     Option("chunked entropy", True, "with packing"),
-    Option("LoRA", True, "the training; merged for the rollout, verl rounds weights to bfloat16"),
+    Option("LoRA", True, "merged weights are rounded to bfloat16 by verl"),
     Option("fused kernels", True, "torch's back end, tied embeddings"),
     Option("bfloat16", True),
     Option("KL loss", True),
@@ -75,7 +73,7 @@ OPTIONS = (
     Option("v0 trainer", True),
     Option("one_step_off_policy", True),
     Option("fully_async_policy", True),
-    Option("verl's Tinker worker", True, "fixed bounds; selection, Lopti and adaptive scopes stop at the first loss"),
+    Option("verl's Tinker worker", True, "fixed bounds; what needs the mini-batch stops at the first loss"),
     Option("GRPO's advantages", True, on={ESTIMATOR: "grpo"}),
     Option(
         "RLOO, REINFORCE++, GAE with a critic",
@@ -84,20 +82,20 @@ OPTIONS = (
     ),
     Option("several turns with tools", True),
     Option("FSDP1", False, "verl's default; cannot start on a CPU"),
-    Option("Megatron", False, NEEDS_GPUS),
-    Option("MindSpeed", False, "needs an NPU"),
-    Option("VeOmni", False, NEEDS_GPUS),
-    Option("TorchTitan", False, NEEDS_GPUS),
-    Option("FSDP-Turbo", False, NEEDS_GPUS),
-    Option("Automodel", False, "verl 0.9.1 has no configuration of it for the actor"),
-    Option("router replay", False, "R3, and R2 under Megatron: " + NEEDS_GPUS),
-    Option("SGLang", False, NEEDS_GPUS),
-    Option("QAT", False, NEEDS_GPUS, {QAT: True}),
+    Option("Megatron", False),
+    Option("MindSpeed", False),
+    Option("VeOmni", False),
+    Option("TorchTitan", False),
+    Option("FSDP-Turbo", False),
+    Option("Automodel", False),
+    Option("router replay", False, "R3, and R2 under Megatron"),
+    Option("SGLang", False),
+    Option("QAT", False, on={QAT: True}),
     Option("multi-token prediction", False, "the engine adds a loss of its own", {MTP: True}),
-    Option("PrefixGrouper", False, "needs flash attention", {PREFIX_GROUPER: True}),
-    Option("images and videos", False, "no tested model takes them", {MODEL_PATH: takes_images}),
-    Option("bypass mode, v0 trainer", False, "the composed loss trains", {BYPASS: True, USE_V1: False}),
-    Option("distillation beside task rewards", False, "added to the method's loss", {DISTILLATION: True}),
+    Option("PrefixGrouper", False, on={PREFIX_GROUPER: True}),
+    Option("images and videos", False, on={MODEL_PATH: takes_images}),
+    Option("bypass mode, v0 trainer", False, on={BYPASS: True, USE_V1: False}),
+    Option("distillation beside task rewards", False, on={DISTILLATION: True}),
     Option("optimal token baseline", False),
     Option("group filtering", False, "batches are filled up again", {GROUP_FILTERING: True}),
 )
@@ -123,7 +121,7 @@ def untested(values: Values) -> list[str]:
 
 def support_list() -> str:
     """The lists of options in docs/support.md."""
-    lists = {True: "Run by tests on CPUs", False: "Run by no test"}
+    lists = {True: "Run by tests on CPUs", False: "Run by no test, most because they need GPUs or an NPU"}
     return "\n\n".join(
         f"**{head}:** {'; '.join(_shown(option) for option in OPTIONS if option.tested == tested)}."
         for tested, head in lists.items()

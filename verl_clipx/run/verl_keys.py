@@ -509,9 +509,9 @@ CLIP_KEYS: dict[str, Any] = {
 }
 NOT_IN_VERL = ("tau_pos", "tau_neg")
 REFUSED_CLIP_KEYS = {
-    "policy_loss.dro_beta": (no_penalty, "under observe, if verl's dro has no penalty above 0: verl would stop"),
+    "policy_loss.dro_beta": (no_penalty, "not above 0 under observe and verl's dro, which would stop"),
     **{
-        f"policy_loss.{name}": (misplaced_temperature(name), "under observe: verl lacks the key and would stop")
+        f"policy_loss.{name}": (misplaced_temperature(name), "under observe: verl lacks the key")
         for name in NOT_IN_VERL
     },
 }
@@ -522,14 +522,21 @@ ON_THE_PATH = (
         Row(f"{ACTOR}.{key}", TAKEN, LOSSES, default, *REFUSED_CLIP_KEYS.get(key, ()))
         for key, default in CLIP_KEYS.items()
     ),
-    Row(LOSS_MODE, REFUSED, LOSSES, "vanilla", other_loss, "if it is not the group's own; under observe, not verl's"),
+    Row(
+        LOSS_MODE,
+        REFUSED,
+        LOSSES,
+        "vanilla",
+        other_loss,
+        "other than the group's own; under observe, other than verl's",
+    ),
     Row(
         POLICY_LOSS_CORRECTION,
         REFUSED,
         "verl's bypass loss",
         None,
         misplaced_correction,
-        "always: only verl's bypass loss reads it there",
+        "which only verl's bypass loss reads",
     ),
     Row(
         LOSS_AGG_MODE,
@@ -537,7 +544,7 @@ ON_THE_PATH = (
         AGGREGATION,
         "token-mean",
         no_constant_length,
-        "seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a micro-batch's padded length",
+        "seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length",
     ),
     Row(LOSS_SCALE_FACTOR, READ_BY_VERL, AGGREGATION, None),
     *(
@@ -561,7 +568,7 @@ ON_THE_PATH = (
         CORRECTION,
         None,
         weights_verl_refuses,
-        "with rollout_is, if verl's own code refuses their values: it would do so at the first batch",
+        "and rollout_is, if verl's own code refuses them, as it would at the first batch",
     ),
     Row(WITH_ROLLOUT_IS[1], READ_BY_VERL, CORRECTION, None),
     Row(ROLLOUT_RS, READ_BY_VERL, CORRECTION, None, rejection_verl_refuses, "likewise, with its threshold"),
@@ -572,7 +579,7 @@ ON_THE_PATH = (
         "verl's bypass loss",
         None,
         other_bypass_loss,
-        "other than ppo_clip: only verl's bypass loss reads it",
+        "other than ppo_clip, which only verl's bypass loss reads",
     ),
     *(
         Row(f"algorithm.{key}", READ_BY_VERL, SAMPLES)
@@ -585,7 +592,7 @@ ON_THE_PATH = (
         "verl's distillation",
         True,
         no_task_rewards,
-        "if it is False under distillation: verl would train no policy loss",
+        "False under distillation: verl would train no policy loss",
     ),
     *(Row(key, READ_BY_VERL, BESIDE, None) for key in (DISTILLATION_LOSS, DISTILLATION_COEFFICIENT)),
     *(
@@ -637,7 +644,7 @@ ELSEWHERE = (
         ENGINE,
         None,
         sharded_head,
-        "under FSDP2 for a model with untied embeddings, if its configuration is on this machine: torch would stop",
+        "under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop",
     ),
     *(Row(key, READ_BY_VERL, ENGINE, None) for key in (QAT, MTP, PREFIX_GROUPER)),
     Row(
@@ -654,7 +661,7 @@ ELSEWHERE = (
         ENGINE,
         None,
         dynamic_context,
-        "always: each rank would be its own data-parallel group",
+        "True: each rank would be its own data-parallel group",
     ),
     *(
         Row(
@@ -663,7 +670,7 @@ ELSEWHERE = (
             ENGINE,
             None,
             attention_on_a_slice if key == f"{ACTOR}.ulysses_sequence_parallel_size" else None,
-            f"above 1 with sdpa or eager attention, here and in its other places: {WRONG_ATTENTION}",
+            "above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice",
         )
         for key in dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()])
     ),
@@ -677,7 +684,7 @@ ELSEWHERE = (
             "the server that samples",
             None,
             ratios_are_off if key.endswith("top_p") else None,
-            "as top_k and min_p, where it truncates and a ratio to the sampler enters the loss: the ratio would be off",
+            "top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off",
         )
         for key in TRUNCATING
     ),
@@ -687,7 +694,7 @@ ELSEWHERE = (
         "the server that samples",
         None,
         no_log_probs,
-        "if it is False and a correction, bypass mode or the method needs them",
+        "False where a correction, bypass mode or the method needs them",
     ),
     *(Row(f"actor_rollout_ref.{key}", IRRELEVANT, OUTSIDE) for key in ("hybrid_engine", "nccl_timeout")),
     *(
@@ -709,7 +716,7 @@ ELSEWHERE = (
     Row("trainer", READ_BY_VERL, SCHEDULE),
     *(Row(key, READ_BY_VERL, SCHEDULE, None) for key in (USE_V1, WARMUP, STEPS_A_VERSION)),
     *(Row(key, READ_BY_VERL, SCHEDULE, None) for key in (ROLLOUT_NODES, MINI_BATCHES_AT_ONCE)),
-    Row(TRAINER_MODE, READ_BY_VERL, SCHEDULE, None, unknown_trainer, "a mode that no trainer is registered under"),
+    Row(TRAINER_MODE, READ_BY_VERL, SCHEDULE, None, unknown_trainer, "without a registered trainer"),
     Row("model_engine", READ_BY_VERL, ENGINE),
     *(Row(key, IRRELEVANT, OUTSIDE) for key in ("global_profiler", "ray_kwargs", "transfer_queue", "skip")),
 )
@@ -901,11 +908,10 @@ def _short(value: float | None) -> str:
 # --- The tables of the pages -----------------------------------------------------------------------------------------
 
 
-def refusal_table() -> str:
-    """The table in docs/support.md of the keys of verl's that a run may be refused for."""
-    rows = ["| key | refused |", "|---|---|"]
-    rows += [f"| `{row.key.removeprefix('actor_rollout_ref.')}` | {row.when} |" for row in ROWS if row.refusal]
-    return "\n".join(rows)
+def refusal_list() -> str:
+    """The list in docs/support.md of the keys of verl's that a run may be refused for."""
+    rows = [row for row in ROWS if row.refusal]
+    return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.when}" for row in rows)
 
 
 def clip_key_table() -> str:
