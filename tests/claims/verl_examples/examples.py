@@ -19,7 +19,6 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from tests.claims.configuration import ACTOR, merged, verl_s_own
-from tests.hydra_main import composed
 from verl_clipx.base.refusal import Refusal
 from verl_clipx.run.config import completed
 from verl_clipx.run.start import decide
