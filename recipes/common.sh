@@ -39,7 +39,7 @@ LOGGER=${LOGGER:-[console,file]}
 
 # 1: print the command and stop
 DRY_RUN=${DRY_RUN:-0}
-# 0: skip the check of the environment and the estimate
+# 0: skip the checks of the environment and of what would be trained
 PREFLIGHT=${PREFLIGHT:-1}
 
 ###########################################################################
@@ -119,24 +119,14 @@ launch() {
         python3 -m verl.trainer.main_ppo "${machine[@]}" "+recipe=$preset" "${changes[@]}"
     )
 
-    if [[ $DRY_RUN == 1 ]]; then
-        printf '%q ' "${command[@]}"
-        printf '\n'
-        return
-    fi
-    if [[ $PREFLIGHT == 1 ]]; then
+    printf '%q ' "${command[@]}"
+    printf '\n'
+    [[ $DRY_RUN != 1 ]] || return 0
+    # Where the recipe itself is being explained, the command is.
+    if [[ $PREFLIGHT == 1 && -z ${CLIPX_EXPLAIN:-} ]]; then
         # Without the check inside a Ray worker: a cluster may be running already.
         clipx doctor --no-ray
-        # The plan knows GPUs only, and Hydra's own keys are no part of it.
-        if [[ $HARDWARE != cpu ]]; then
-            local planned=("${machine[@]:1}") change
-            for change in "${changes[@]}"; do
-                [[ $change == hydra.* ]] || planned+=("$change")
-            done
-            # An estimate stops no launch.
-            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" \
-                "${planned[@]}" || echo "there is no estimate; the run starts all the same" >&2
-        fi
+        clipx explain -- "${command[@]}"
     fi
 
     mkdir -p "$run_folder"

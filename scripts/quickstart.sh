@@ -6,7 +6,7 @@
 #   MODEL=folder bash scripts/quickstart.sh      any causal language model, given as a folder or as an id on the hub
 # It takes about ten minutes on two cores and up to 8 GB of memory, plus the download of packages; with MODEL=smollm2
 # about fifteen minutes and 15 GB. It is safe to run twice: runs are named by method, settings and seed, a finished run
-# is used again, and an unfinished one is moved aside. docs/quickstart.md says what MODEL takes.
+# is used again, and an unfinished one is moved aside. docs/launch.md says what MODEL takes.
 # Environment variables: SEEDS (number of runs of each method; 3 gives bands), SEED (the first seed), RUNS (folder that
 # runs are kept in), those of scripts/environment.sh, and those of the script in recipes/quickstart (TOTAL_STEPS,
 # ACTOR_LR, …). Further arguments are Hydra overrides. If they begin with clipx, they are for METHOD's runs only, and

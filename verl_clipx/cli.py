@@ -1,7 +1,6 @@
 """The command `clipx`."""
 
 import contextlib
-import os
 import re
 import sys
 import time
@@ -213,31 +212,38 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
 
 
 @app.command(context_settings={"ignore_unknown_options": True, "allow_extra_args": True})
-def explain(context: typer.Context, as_json: AsJson = False) -> None:
-    """Say what a verl command, or a script that ends in one, would train, without running it.
+def explain(
+    context: typer.Context,
+    run_preparations: Annotated[
+        bool, typer.Option("--run-preparations", help="Also run rm, mv, pip and downloads, not stand-ins for them.")
+    ] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Go on after the first run, to explain all that the command starts.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Say what a command would train, and what stops it: run it up to verl's configuration, without Ray.
 
     clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …
 
     clipx explain -- bash run.sh KEY=VALUE …
-    """
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    # Without a GPU, importing verl prints a warning, but nothing here needs one.
-    os.environ.setdefault("VERL_LOGGING_LEVEL", "ERROR")
-    from verl_clipx.run.explain import explained
-    from verl_clipx.run.script import SHELLS, commands_of
+    What a script does before it trains, it does; launchers, pip, downloads, rm and mv are replaced by stand-ins. This
+    is no sandbox: don't explain a script that you would not run.
+    """
+    from verl_clipx.run.explain import explain as explain_command
 
     if not context.args:
         fail("no command given: clipx explain -- python -m verl.trainer.main_ppo KEY=VALUE …", 2)
-    with failing(AssertionError, HydraException, OmegaConfBaseException):
-        commands = commands_of(context.args) if context.args[0] in SHELLS else [context.args]
-        found = [explained(command) for command in commands]
+    with failing():
+        found = explain_command(context.args, run_preparations=run_preparations, every=every)
     if as_json:
-        print_json(runs=[asdict(one) for one in found])
-        return
-    for line in (line for one in found for line in one.lines):
-        console.print_line(line)
+        runs = [{key: value for key, value in answer.items() if key != "text"} for answer in found.answers]
+        print_json(runs=runs, stood_in=found.stood_in, stops=found.stops)
+    else:
+        for line in found.lines:
+            console.print_line(line)
+    raise typer.Exit(0 if found.starts else 1)
 
 
 @app.command("check-loss")

@@ -6,12 +6,15 @@ again when verl needs the losses. In a run without a clipx node nothing of it ac
 """
 
 import functools
+import os
 import sys
 import traceback
 from types import ModuleType
 
 from wrapt import when_imported
 
+# Set by `clipx explain` (verl_clipx/run/explain.py).
+EXPLAIN = "CLIPX_EXPLAIN"
 CORE_ALGOS = "verl.trainer.ppo.core_algos"
 
 
@@ -64,9 +67,13 @@ def _decide_at_the_start(device: ModuleType) -> None:
     # Each of verl's entry modules calls this first, with its configuration. Nothing else calls it.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
+        detect(config)
+        if EXPLAIN in os.environ:
+            from verl_clipx.run.answer import answer_and_end
+
+            answer_and_end(config)
         from verl_clipx.run.start import start
 
-        detect(config)
         start(config)
 
     device.auto_set_device = auto_set_device
@@ -77,6 +84,10 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
 
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
+        if EXPLAIN in os.environ:
+            from verl_clipx.run.answer import answer_and_end
+
+            answer_and_end(config)
         from verl_clipx.common.run_lock import release
         from verl_clipx.run.start import start_unless_started
 
@@ -87,6 +98,27 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
             release()
 
     main_ppo.run_ppo = run_ppo
+
+
+def _write_nothing(hydra_main: ModuleType) -> None:
+    run = hydra_main._run_hydra
+
+    # hydra.main calls it with everything by name.
+    def _run_hydra(**named) -> None:
+        from verl_clipx.run.answer import run_hydra
+
+        run_hydra(run, **named)
+
+    hydra_main._run_hydra = _run_hydra
+
+
+def _refuse_ray(ray: ModuleType) -> None:
+    def init(*_, **__) -> None:
+        from verl_clipx.run.answer import end_without_configuration
+
+        end_without_configuration()
+
+    ray.init = init
 
 
 def _register_resolvers(omegaconf: ModuleType) -> None:
@@ -119,6 +151,9 @@ HOOKS = (
     ("verl.trainer.ppo.v1.trainer_base", _add_verdicts),
 )
 
+# Beside them, while a command is explained: nothing is written, and Ray does not start.
+EXPLAINING = (("hydra.main", _write_nothing), ("ray", _refuse_ray))
+
 
 def install() -> None:
     """Registers the CPU platform and the hooks; nothing beside a verl whose interfaces are unknown.
@@ -130,7 +165,7 @@ def install() -> None:
 
     if unsuitable_verl():
         return
-    for module, hook in HOOKS:
+    for module, hook in (*HOOKS, *(EXPLAINING if EXPLAIN in os.environ else ())):
         when_imported(module)(_loud(hook))
     # Under VERL_PLATFORM=cpu, verl's platform and engines on a CPU; otherwise a name.
     cpu.register()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Trains a small pretrained model on sums with the real verl on the CPU. `MODEL=smollm2 bash scripts/quickstart.sh`
 # prepares what it needs and calls it.
-set -xeuo pipefail
+set -euo pipefail
 
 ############################# user-adjustable #############################
 

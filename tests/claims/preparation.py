@@ -30,7 +30,7 @@ def clipx(*words: str) -> None:
 
 
 def finished_run(folder: Path) -> None:
-    """The run of docs/cluster.md."""
+    """The run of docs/launch.md."""
     write_run(folder / "runs/acpo/orz_7b_acpo_near-seed1", "acpo")
 
 
@@ -92,7 +92,7 @@ def run_script(folder: Path) -> None:
 # Each gets the page's folder, which is the working folder, and may return environment variables.
 PREPARATIONS: dict[str, list[Callable[[Path], dict[str, str] | None]]] = {
     "README.md": [two_runs],
-    "docs/cluster.md": [finished_run],
+    "docs/launch.md": [finished_run],
     "docs/evaluation.md": [two_evaluations, evaluations_of_seeds],
     "docs/faq.md": [two_runs],
     "docs/reading.md": [two_runs],

@@ -44,6 +44,7 @@ from tests.claims.documents import (
     inline_code_of,
 )
 from tests.claims.preparation import PREPARATIONS
+from tests.hydra_main import MAIN_PPO, explained
 from verl_clipx.check import doctor
 from verl_clipx.cli import app
 from verl_clipx.methods import METHODS
@@ -149,7 +150,13 @@ def run(command: Command) -> None:
     if is_override(command):
         return
     program, *words = command.words
-    if program == "clipx":
+    if program == "clipx" and words[1:5] == ["--", "python3", "-m", MAIN_PPO]:
+        # Of a command of verl's in this process, because a new one takes ten seconds to import verl.
+        answer = explained(Path(), *words[5:])
+        if answer["stops"]:
+            raise Wrong("; ".join(answer["stops"]))
+        output = "\n".join(answer["text"])
+    elif program == "clipx":
         output = output_of(app, words, command.variables)
     elif program == "python" and words[0] == "-c":
         output = printed_by(words[1])

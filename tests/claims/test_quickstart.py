@@ -146,7 +146,7 @@ def folder_of(training: list[str]) -> Path:
 
 
 def test_another_parameter_is_another_run_and_a_finished_one_is_used_again(tmp_path):
-    """What the script and docs/quickstart.md advise next."""
+    """What the script and docs/dev/launching.md advise next."""
     start(tmp_path)
     machine, done = start(tmp_path, "acpo", "clipx.alpha=2")
     assert trained(machine) == ["acpo_clipx.alpha=2-seed1"]

@@ -5,7 +5,7 @@ each run's own setting has the bounds that it trained with and the clip fraction
 `MODEL=smollm2`, its reward's parts in the log, and the tokenizer's words on the page.
 Not covered: the installation (the environment of the tests stands in its place), the warm start (tests/papers/tasks),
 several
-seeds (tests/claims/test_quickstart.py), learning and times (docs/quickstart.md has measured runs).
+seeds (tests/claims/test_quickstart.py), learning and times (docs/dev/launching.md has measured runs).
 """
 
 import json

@@ -83,7 +83,7 @@ def dry_run(tmp_path):
 
     def run(recipe, *words, **variables):
         done = machine.run(RECIPES / recipe, *words, DRY_RUN="1", **variables)
-        assert done.returncode == 0, done.stderr
+        assert (done.returncode, done.stderr, len(done.stdout.splitlines())) == (0, "", 1)
         return overrides_of(done.stdout)
 
     return run

@@ -1,7 +1,8 @@
 """What happens in the driver when a run of verl starts, before Ray does: a run is resolved and announced.
 
 A run starts when one of verl's entry modules calls verl.utils.device.auto_set_device with its configuration, or when a
-notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a start.
+notebook calls verl.trainer.main_ppo.run_ppo. Composing a configuration is not a start, and neither is
+`clipx explain`.
 """
 
 import os
