@@ -30,7 +30,6 @@ from verl_clipx.run.divisibility import what_does_not_divide
 from verl_clipx.run.explain import EXPLAIN
 from verl_clipx.run.facts import RunFacts
 from verl_clipx.run.groups import group_names
-from verl_clipx.run.receipt import stops
 from verl_clipx.run.resolve import NAMES
 from verl_clipx.run.start import Decision, decide
 from verl_clipx.run.support import untested
@@ -224,8 +223,12 @@ def of_receipt(settings: Settings, run: RunFacts) -> str:
     """What happens if the gradient of the first rollout batch is not the announced one."""
     if settings.receipt == "off":
         return "off: nothing compares the gradient with the announced one"
-    does = "stops the run" if stops(settings.receipt, run.options) else "warns"
-    return f"{does} if the gradient of the first rollout batch is not the announced one"
+    if settings.receipt == "warn":
+        return "warns if the first rollout batch does not train the announced loss"
+    always = "stops the run if the first rollout batch does not train the announced loss"
+    if settings.receipt == "stop" or not untested(run.options):
+        return always
+    return f"{always}, and warns if the engine, which no test has run, passes on another gradient"
 
 
 def files(config: DictConfig, settings: Any) -> dict[str, str]:
