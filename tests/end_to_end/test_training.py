@@ -4,8 +4,8 @@ Covers, on 2 ranks: over two Ray nodes with a rank on each, a user's own control
 selection and the engine's options of test_options.py, in sync; on one node, Lopti and advantage reweighting on BAPO
 with stale samples in bypass mode, with rejection and a KL loss, in colocate_async; the traces of both; the checkpoint
 of the second evaluated, by its shards and merged. With `-m matrix`: every method under every pair of settings.
-Not covered: one rank (test_quickstart.py), the loss of a node (test_two_nodes.py), equal bounds over ranks and what the other methods do
-(test_invariance.py, without Ray), learning (docs/dev/launching.md has measured runs), GPUs.
+Not covered: one rank (test_quickstart.py), the loss of a node (test_two_nodes.py), equal bounds over ranks and what
+the other methods do (test_invariance.py, without Ray), learning (docs/dev/launching.md has measured runs), GPUs.
 """
 
 import itertools
