@@ -4,7 +4,6 @@ Covers: every preset is reached by some recipe's variables and nothing else is; 
 override; a few commands composed on verl's own configuration. Not covered: a run.
 """
 
-import json
 from itertools import product
 from pathlib import Path
 
