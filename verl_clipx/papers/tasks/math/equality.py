@@ -36,11 +36,6 @@ _SECOND_ANSWER = re.compile(
     r"\{[^{}\\]*(?:(?<![A-Za-z^])\d|\b(?:or|and|but|not|wrong|incorrect)\b)[^{}\\]*\}\W*$"
 )
 _OR = re.compile(r"\\(?:lor|vee)(?![a-zA-Z])")
-# A text between two formulas, after which another answer begins. Short texts are functions and units.
-_TEXT_BETWEEN = re.compile(
-    r"\S\s*\\(?:text|textbf|textit|textrm|mbox)\s{0,4}\{[^{}\\]*[A-Za-z]{3}[^{}\\]*\}\s*"
-    r"(?!\\(?:cdot|times|text|mathrm|mbox)(?![a-zA-Z]))[\w\\({\[]"
-)
 _COMMA = re.compile(r",(?!\d{3}(?!\d))|,\s")
 _MAGNITUDE = re.compile(r"(?<![A-Za-z\\])(?i:(hundred|thousand|million|billion|trillion|dozen)s?)(?![A-Za-z])")
 _APPROXIMATION = re.compile(r"\\(?:approx|approxeq|simeq|sim)(?![a-zA-Z])")
@@ -158,9 +153,9 @@ def _gives_another(answer: str, gold: str) -> bool:
     """Return whether an answer names a second one or takes itself back, and the right answer does not."""
     if _SECOND_ANSWER.search(answer) and not _SECOND_ANSWER.search(gold):
         return True
-    # Joined inequalities are one set of numbers, which math-verify compares.
-    marks = (_TEXT_BETWEEN,) if INEQUALITY.search(answer) else (_OR, _TEXT_BETWEEN)
-    return any(mark.search(answer) and not mark.search(gold) and not _COMMA.search(gold) for mark in marks)
+    # Joined inequalities are one set of numbers, which math-verify compares; a list is several answers.
+    joined = _OR.search(answer) and not INEQUALITY.search(answer)
+    return bool(joined and not _OR.search(gold) and not _COMMA.search(gold))
 
 
 def _compare_approximation(answer: str, gold: str) -> bool | _Pair | None:

@@ -1,10 +1,10 @@
 r"""Problems and right answers out of the public data sets' own schemas.
 
-Each reader takes a local copy or None for the hub and yields problems in the source's order, repeats included.
+A set is a local copy or on the hub, and yields problems in its order, repeats included.
 """
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,9 +14,7 @@ from verl_clipx.common.responses import last_boxed
 from verl_clipx.papers.tasks.ground_truth import decode_ground_truth
 from verl_clipx.papers.tasks.records import Record, read_records
 
-ORZ_HUB, ORZ_FILE = "Open-Reasoner-Zero/orz_math_57k_collection", "orz_math_57k_collection.json"
-DAPO_HUB = "BytedTsinghua-SIA/DAPO-Math-17k"
-SKYWORK_HUB = "Skywork/Skywork-OR1-RL-Data"
+ORZ_FILE = "orz_math_57k_collection.json"
 DSR_UNIFORM_FILE = "data/deepscaler_c/deepscaler_uniform_train.parquet of github.com/zhyang2226/AR-Lopti"
 
 # What the sources put around a problem; our own templates replace it.
@@ -48,65 +46,61 @@ class MathProblem:
     about: dict[str, Any] = field(default_factory=dict)
 
 
-ProblemReader = Callable[[Path | None], Iterator[MathProblem]]
+def read_problems(
+    source: Path | None, schema: str, hub: str | None, hub_split: str = "test", hub_config: str | None = None
+) -> Iterator[MathProblem]:
+    r"""Yield the problems of a set; those without an answer are left out, and a warning names their rows.
 
-
-def read_orz_57k(source: Path | None) -> Iterator[MathProblem]:
-    """Yield Open-Reasoner-Zero's problems, from a JSON array of conversations with the answer in the second message.
+    Args:
+        schema: a key of PARSERS. "benchmark" accepts what copies of evaluation sets have: verl's own schema, or a
+            `problem` or `question` (put after its `context`, if any) with an `answer`, a `final_answer`, or a
+            `solution` whose last `\boxed{}` is the answer.
 
     Raises:
-        ValueError: the file cannot be read, or has another form.
+        ValueError: the set is not on the hub and no copy is given, or the copy has another form; the message names it.
     """
+    if source is None and hub is None:
+        raise ValueError(f"dsr_uniform is not on the hub; give a local copy of {DSR_UNIFORM_FILE}")
+    if schema == "orz":
+        records = _conversations(source, hub)
+    else:
+        records = read_records(source, hub=hub or "", hub_split=hub_split, hub_config=hub_config)
+    left_out = []
+    for number, record in enumerate(records, 1):
+        problem = PARSERS[schema](record, f"{source or hub}, row {number}")
+        if problem.text and problem.answers:
+            yield problem
+        else:
+            left_out.append(str(number))
+    if left_out:
+        rows = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
+        message = f"{source or hub}: {len(left_out)} problems without an answer were left out (rows {rows})"
+        warnings.warn(message, stacklevel=2)
+
+
+def _conversations(source: Path | None, hub: str) -> list[Any]:
     if source is None:
         from huggingface_hub import hf_hub_download
 
-        source = Path(hf_hub_download(ORZ_HUB, ORZ_FILE, repo_type="dataset"))
+        source = Path(hf_hub_download(hub, ORZ_FILE, repo_type="dataset"))
     try:
         conversations = read_json(source)
     except (OSError, ValueError) as error:
         raise ValueError(f"{error}; give the file {ORZ_FILE}") from None
     if not isinstance(conversations, list):
         raise ValueError(f"{source}: contains {type(conversations).__name__}, not an array; is it {ORZ_FILE}?")
-    yield from _with_answers(conversations, source, _parse_conversation)
+    return conversations
 
 
-def read_dsr_uniform(source: Path | None) -> Iterator[MathProblem]:
-    """Yield AR-Lopti's 10,000 problems of DeepScaleR, drawn so that their difficulty is uniform; some appear twice.
-
-    Raises:
-        ValueError: no local copy is given, or a record has another form.
-    """
-    if source is None:
-        raise ValueError(f"dsr_uniform is not on the hub; give a local copy of {DSR_UNIFORM_FILE}")
-    yield from _with_answers(read_records(source, hub="", hub_split=""), source, _parse_dsr)
-
-
-def reader(hub: str, hub_split: str, hub_config: str | None = None, parse: Callable | None = None) -> ProblemReader:
-    r"""Return a reader for a set on the hub.
-
-    Args:
-        parse: turns a record of the set into a problem. Copies of evaluation sets differ in their fields; None accepts
-            verl's own schema, and a `problem` or `question` (put after its `context`, if any) with an `answer`, a
-            `final_answer`, or a `solution` whose last `\boxed{}` is the answer.
-    """
-
-    def read(source: Path | None) -> Iterator[MathProblem]:
-        records = read_records(source, hub=hub, hub_split=hub_split, hub_config=hub_config)
-        yield from _with_answers(records, source or hub, parse or _parse_benchmark)
-
-    return read
-
-
-def parse_verl(record: Record, where: str) -> MathProblem:
-    """Read a record in verl's own schema. In Skywork's, a right answer is the JSON of a list of spellings."""
+def _parse_verl(record: Record, where: str) -> MathProblem:
     text, truth, _ = _verl_fields(record, where)
     return _problem(text, truth)
 
 
-def parse_skywork(record: Record, where: str) -> MathProblem:
-    """Read a record of Skywork-OR1, whose right answer is the JSON of a list of spellings."""
+def _parse_skywork(record: Record, where: str) -> MathProblem:
     text, truth, extra = _verl_fields(record, where)
     about = {"source": record.get("data_source"), "model_difficulty": extra.get("model_difficulty")}
+    # A right answer is the JSON of a list of spellings.
     return _problem(text, decode_ground_truth(truth), about)
 
 
@@ -130,7 +124,7 @@ def _parse_dsr(record: Record, where: str) -> MathProblem:
 
 def _parse_benchmark(record: Record, where: str) -> MathProblem:
     if "reward_model" in record:
-        return parse_verl(record, where)
+        return _parse_verl(record, where)
     text = next((record[name] for name in _QUESTION_FIELDS if record.get(name)), None)
     truth = next((record[name] for name in _ANSWER_FIELDS if not _is_missing(record.get(name))), None)
     if truth is None:
@@ -178,17 +172,10 @@ def _is_missing(value: Any) -> bool:
     return value is None or value != value
 
 
-def _with_answers(
-    records: Iterable[Any], origin: Path | str, parse: Callable[[Any, str], MathProblem]
-) -> Iterator[MathProblem]:
-    """Yield the problems of all records, and warn of those that are left out because they have no answer."""
-    left_out = []
-    for number, record in enumerate(records, 1):
-        problem = parse(record, f"{origin}, row {number}")
-        if problem.text and problem.answers:
-            yield problem
-        else:
-            left_out.append(str(number))
-    if left_out:
-        rows = ", ".join(left_out[:10]) + (", …" if len(left_out) > 10 else "")
-        warnings.warn(f"{origin}: {len(left_out)} problems without an answer were left out (rows {rows})", stacklevel=2)
+PARSERS: dict[str, Callable[[Any, str], MathProblem]] = {
+    "orz": _parse_conversation,
+    "verl": _parse_verl,
+    "dsr": _parse_dsr,
+    "skywork": _parse_skywork,
+    "benchmark": _parse_benchmark,
+}

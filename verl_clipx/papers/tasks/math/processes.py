@@ -11,9 +11,9 @@ import os
 import resource
 import signal
 from concurrent.futures import BrokenExecutor, TimeoutError
+from typing import Any
 
 import psutil
-from pebble import ProcessExpired, ProcessPool
 
 # Number of processes for each process that asks. verl itself starts several reward workers.
 PROCESSES = 2
@@ -24,8 +24,8 @@ SECONDS = 5
 # What a process may allocate beyond what it has mapped when it starts.
 MEMORY_BYTES = 1 << 30
 
-# By process id: a fork cannot use its parent's.
-_pools: dict[int, ProcessPool] = {}
+# pebble's pools by process id: a fork cannot use its parent's.
+_pools: dict[int, Any] = {}
 
 
 def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
@@ -41,6 +41,9 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
     Raises:
         RuntimeError: no process can be started.
     """
+    # Imported here, so that `equality` can say how to install it.
+    from pebble import ProcessExpired
+
     failure = None
     for _ in range(2):
         pool = _pools.get(os.getpid()) or _pools.setdefault(os.getpid(), _new_pool())
@@ -57,7 +60,9 @@ def compare(pairs: tuple[tuple[str, str], ...], both_ways: bool) -> bool | None:
     raise RuntimeError("no process for math-verify stays alive; standard error says why they ended") from failure
 
 
-def _new_pool() -> ProcessPool:
+def _new_pool() -> Any:
+    from pebble import ProcessPool
+
     # Forks of a process with threads may hang.
     return ProcessPool(PROCESSES, initializer=_prepare, context=multiprocessing.get_context("spawn"))
 

@@ -39,12 +39,10 @@ _REWRITTEN = tuple(
             rf"(?<![\d.^_}}/])\d{{1,3}}(?:{_SPACE_IN_NUMBER}\d{{3}})+(?!\d|\s*/|\s*\\frac)",
             lambda match: "".join(re.findall(r"\d+", match[0])),
         ),
-        (r"(?<!\\)\\!", ""),
         # Two backslashes end a row of a matrix, whatever follows.
         (r"(?<!\\)\\[,;:> ]|\\(?:q?quad|(?:thin|med|thick)space|enspace)(?![a-zA-Z])|~", " "),
         # The constants are letters, whatever their font.
         (r"\\(?:text|textrm|mathrm|mathit|operatorname)\s*\{\s*([ie])\s*\}", r"\1 "),
-        (r"\\([ij])math(?![a-zA-Z])", r"\1 "),
         (rf"(?<=[\d}}])\s*(?:{_UPRIGHT}\{{\s*(?:percent|\\?%)\s*\}}|percent\b)", r"\%"),
         (r"\\degree(?![a-zA-Z])", r"^\\circ "),
         # These are computed, so that gcd(10,15)=6 is seen to be false.
