@@ -32,7 +32,7 @@ def benchmark_of(*contents: str) -> Benchmark:
 )
 def test_the_longest_prompt_under_a_template(model, template, text):
     length = len(AutoTokenizer.from_pretrained(model)(text, add_special_tokens=False)["input_ids"])
-    assert read_prompt_format(str(model), benchmark_of("1", "2 3 = 5"), template, 4).longest == length
+    assert read_prompt_format(str(model), benchmark_of("1", "2 3 = 5", "2"), template, 4).longest == length
 
 
 def test_a_named_template_is_the_runs_own_chat_template(model):

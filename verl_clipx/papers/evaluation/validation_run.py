@@ -24,6 +24,7 @@ from verl_clipx.papers.evaluation.settings import SamplingSettings
 
 AGENT_LOOP = "clipx_evaluation"
 AGENT_LOOP_CLASS = "verl_clipx.papers.evaluation.agent_loop.EvaluationAgentLoop"
+ENGINES = ("vllm", "cpu")
 CONFIG, QUESTIONS, AGENT_LOOPS, LOG = "run.yaml", "questions.parquet", "agent_loops.yaml", "run.log"
 _ON_THE_CPU = "+hardware=cpu"
 # What +hardware=cpu has for the workers, the driver needs too.
@@ -37,7 +38,7 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
     Without a hardware group or an override that says otherwise, it takes this machine's GPUs and vLLM.
 
     Raises:
-        ValueError: Hydra refuses an override.
+        ValueError: Hydra refuses an override, or the engine takes no seed for a request.
     """
     from hydra import compose, initialize_config_module
     from hydra.errors import HydraException
@@ -52,9 +53,15 @@ def compose_base(overrides: Sequence[str]) -> DictConfig:
             own.append(f"trainer.n_gpus_per_node={max(1, torch.cuda.device_count())}")
     try:
         with initialize_config_module("verl.trainer.config", version_base=None):
-            return compose("ppo_trainer", [*own, *overrides])
+            base = compose("ppo_trainer", [*own, *overrides])
     except HydraException as error:
         raise ValueError(f"{error}. These are Hydra overrides of verl's configuration: {' '.join(overrides)}") from None
+    engine = base.actor_rollout_ref.rollout.name
+    if engine not in ENGINES:
+        raise ValueError(
+            f"actor_rollout_ref.rollout.name={engine}: must be {' or '.join(ENGINES)}, which take seeds with requests"
+        )
+    return base
 
 
 def ranks_of(base: DictConfig) -> int:
