@@ -80,10 +80,10 @@ def clipx(
 def doctor(
     ray: Annotated[bool, typer.Option(help="Also look inside a Ray worker (starts a small cluster).")] = True,
     options: Annotated[
-        bool, typer.Option("--options", help="Print docs/support.md's table of verl's options.")
+        bool, typer.Option("--options", help="Print docs/support.md's lists of verl's options.")
     ] = False,
     keys: Annotated[
-        bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that verl's losses read.")
+        bool, typer.Option("--keys", help="Print docs/support.md's table of the keys that are refused.")
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -91,14 +91,14 @@ def doctor(
     if as_json and (keys or options):
         fail("--json prints what the checks found; --keys and --options print Markdown. Leave one of them out.", 2)
     if keys:
-        from verl_clipx.run.ledger import path_table
+        from verl_clipx.run.verl_keys import refusal_table
 
-        print_plain(path_table())
+        print_plain(refusal_table())
         return
     if options:
-        from verl_clipx.run.support import support_table
+        from verl_clipx.run.support import support_list
 
-        print_plain(support_table())
+        print_plain(support_list())
         return
     from verl_clipx.check.doctor import examine
 
@@ -205,7 +205,7 @@ def draw_method(name: str | None, parameters: list[str], path: Path) -> None:
 
     from verl_clipx.report.weight_figure import draw_weights
     from verl_clipx.run.config import Observe, build
-    from verl_clipx.run.listing import group_settings
+    from verl_clipx.run.groups import group_settings
 
     with failing():
         for word in parameters:

@@ -64,10 +64,10 @@ def _decide_at_the_start(device: ModuleType) -> None:
     # Each of verl's entry modules calls this first, with its configuration. Nothing else calls it.
     @functools.wraps(detect)
     def auto_set_device(config) -> None:
-        from verl_clipx.run.start import start_entry
+        from verl_clipx.run.start import start
 
         detect(config)
-        start_entry(config)
+        start(config)
 
     device.auto_set_device = auto_set_device
 
@@ -78,9 +78,9 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
     @functools.wraps(run)
     def run_ppo(config, *arguments, **named) -> None:
         from verl_clipx.common.run_lock import release
-        from verl_clipx.run.start import start_run
+        from verl_clipx.run.start import start_unless_started
 
-        start_run(config)
+        start_unless_started(config)
         try:
             run(config, *arguments, **named)
         finally:
@@ -92,14 +92,13 @@ def _decide_before_ray(main_ppo: ModuleType) -> None:
 def _register_resolvers(omegaconf: ModuleType) -> None:
     from verl_clipx.cpu.switch import check_platform
 
-    def options(*, _root_):
-        from verl_clipx.run.support import READ
+    def run(*, _root_):
+        from verl_clipx.run.resolve import facts_node
 
-        # A node and not a dictionary, because verl resolves its configuration in place, which needs OmegaConf's types.
-        return omegaconf.OmegaConf.create({key: omegaconf.OmegaConf.select(_root_, key) for key in READ})
+        return facts_node(_root_)
 
     omegaconf.OmegaConf.register_new_resolver("clipx_platform", check_platform, replace=True)
-    omegaconf.OmegaConf.register_new_resolver("clipx_options", options, replace=True)
+    omegaconf.OmegaConf.register_new_resolver("clipx_run", run, replace=True)
 
 
 # By the module of verl's whose import installs it.

@@ -10,12 +10,12 @@ from dataclasses import fields
 
 import pytest
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+from verl_clipx.run.clip_keys import DRO_BETA, meanings
 
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.methods import BUILT_IN, METHODS
 from verl_clipx.modifiers import MODIFIERS
 from verl_clipx.run import clip_keys
-from verl_clipx.run.clip_keys import DRO_BETA, meanings
 from verl_clipx.run.config import parameters_of
 from verl_clipx.run.listing import group_settings
 from verl_clipx.worker.registry import is_ours

@@ -22,7 +22,7 @@ from verl_clipx.loss.loss import token_loss, token_statistics
 from verl_clipx.methods.bapo import Bapo
 from verl_clipx.modifiers import AdvantageReweighting
 from verl_clipx.run.config import Settings, build
-from verl_clipx.run.listing import group_settings
+from verl_clipx.run.groups import group_settings
 
 GROUPS = {path.stem: group_settings(path.stem) for path in sorted((configs_folder() / "clipx").glob("*.yaml"))}
 NODES = {group: build(**node) for group, node in GROUPS.items() if "method" in node}

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 from tests.claims.configuration import hydra_s
 from tests.recipes.shell import RECIPES, Machine
 from tests.runs.example_runs import write_log
-from verl_clipx.diagnose.findings import unread
+from verl_clipx.diagnose.findings import name_unread_values
 from verl_clipx.report.drawing import style
 from verl_clipx.report.log_figures import log_plates
 from verl_clipx.report.palette import with_colours
@@ -75,7 +75,9 @@ def test_what_a_method_does_not_read_makes_no_setting_and_is_said(make):
     runs.append(given("d", 0.2, method="grpo"))
     settings = settings_of(runs)
     assert [[run.name for run in one.runs] for one in settings] == [["a", "b"], ["c"], ["d"]]
-    assert unread(settings[0]).text.startswith(f"{key} 0.2, 0.28.") and unread(settings[1]) is None
+    assert (
+        name_unread_values(settings[0]).text.startswith(f"{key} 0.2, 0.28.") and name_unread_values(settings[1]) is None
+    )
 
 
 def test_the_model_the_data_and_under_one_scope_the_micro_batches_are_of_the_setting(make):

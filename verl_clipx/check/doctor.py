@@ -289,13 +289,13 @@ def check_ports() -> list[Finding]:
 
 
 def check_options() -> list[Finding]:
-    """Lists which of verl's options are run in tests, which are untested, and which are refused."""
-    from verl_clipx.run.support import ROWS
+    """Lists which of verl's options are run in tests, and which are untested."""
+    from verl_clipx.run.support import OPTIONS
 
-    meanings = {"run": "run in tests on a CPU", "untested": "untested", "refused": "refused by the driver"}
+    meanings = {True: "run in tests on a CPU", False: "untested"}
     return [
-        Finding("ok", f"options {meaning}", ", ".join(row.option for row in ROWS if row.state == state))
-        for state, meaning in meanings.items()
+        Finding("ok", f"options {meaning}", ", ".join(option.name for option in OPTIONS if option.tested == tested))
+        for tested, meaning in meanings.items()
     ]
 
 

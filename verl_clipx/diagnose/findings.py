@@ -20,7 +20,7 @@ from verl_clipx.common.statistics.comparison import (
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, Estimate, share
 from verl_clipx.common.statistics.verdict import interval_of, judge, signed
 from verl_clipx.diagnose.base_rates import CLIPPED, OUTSIDE, rates, usual
-from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, diagnose
+from verl_clipx.diagnose.rules import REWARD_COLLAPSE, RULES, Diagnosis, Kind, diagnose
 from verl_clipx.runs import keys
 from verl_clipx.runs.run import Run
 from verl_clipx.runs.settings import Setting, baseline_of, unread_values
@@ -31,7 +31,7 @@ ROUNDING = 1e-6
 STILL = 1e-9
 
 
-def clipped(setting: Setting) -> pandas.Series:
+def clipped_share(setting: Setting) -> pandas.Series:
     """The share of tokens outside the bounds on the side where PPO clips, by step; empty if no run logs it."""
     return setting.mean(keys.CLIPPED_LOW).add(setting.mean(keys.CLIPPED_HIGH)).dropna()
 
@@ -80,7 +80,7 @@ def went_as_estimated(settings: list[Setting]) -> str:
 
 def what_clipping_did(setting: Setting) -> Finding:
     """What the method did to tokens, or why it did nothing."""
-    share, label = clipped(setting), setting.label
+    share, label = clipped_share(setting), setting.label
     if share.empty:
         return _without_clip_fractions(setting)
     if share.max() == 0:
@@ -327,7 +327,8 @@ def diagnoses(settings: list[Setting], baseline: Setting | None = None) -> list[
     shares = collapses(settings, baseline)
     if shares is not None:
         by_rule.pop(REWARD_COLLAPSE, None)
-    findings = [_shared(alike, len(runs)) for alike in by_rule.values()]
+    facts_first = sorted(by_rule.values(), key=lambda alike: alike[0].rule.kind is not Kind.FACT)
+    findings = [_shared(alike, len(runs)) for alike in facts_first]
     return findings + ([shares] if shares is not None else [])
 
 
@@ -340,7 +341,7 @@ def _shared(alike: list[Diagnosis], runs: int) -> Finding:
     return Finding(f"{len(alike)} of {runs} runs: {first.rule.name}.", f"{each}. {first.advice}")
 
 
-def unread(setting: Setting) -> Finding | None:
+def name_unread_values(setting: Setting) -> Finding | None:
     """That runs of a setting differ in values of verl's that its method does not read, which a sweep may overlook."""
     values = unread_values(setting)
     if not values:
@@ -373,7 +374,7 @@ def findings(settings: list[Setting], baseline: Setting | None = None) -> list[F
         settings: at least one.
         baseline: see `rewards`.
     """
-    of_runs = [*diagnoses(settings, baseline), *map(unread, settings)]
+    of_runs = [*diagnoses(settings, baseline), *map(name_unread_values, settings)]
     of_tokens = [say(setting) for setting in settings for say in (what_clipping_did, what_bounds_did)]
     every = [*of_runs, *of_tokens, *rewards(settings, baseline), unequal_starts(settings)]
     return [finding for finding in every if finding]

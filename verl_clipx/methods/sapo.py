@@ -1,12 +1,11 @@
 """SAPO (arXiv 2511.20347): a gate that falls off smoothly on both sides of the ratio 1, instead of the clip."""
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from torch import Tensor, full_like, sigmoid, where
 
 from verl_clipx.base.method import Bounds, Limit, Method
-from verl_clipx.base.parameters import number, parameter
+from verl_clipx.base.parameters import VerlKey, number, parameter
 from verl_clipx.base.tokens import Tokens
 
 
@@ -19,19 +18,20 @@ class Sapo(Method, name="sapo", source="SAPO (arXiv 2511.20347), Eq. 5-8"):
     A > 0 and tau_negative elsewhere. F = 0 beyond log_ratio_clamp.
     """
 
-    instead_of_bounds: ClassVar[tuple[str, ...]] = ("tau_positive", "tau_negative")
-
     tau_positive: float = parameter(
         1.0,
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
         "temperature of tokens with A > 0; larger: a narrower gate",
         "paper",
+        # verl's sapo reads the first, its scripts set the second.
+        VerlKey(("tau_pos", "policy_loss.tau_pos")),
     )
     tau_negative: float = parameter(
         1.05,
         number(at_least=0.01, at_most=100, usual=(0.5, 10)),
         "temperature of the other tokens; larger: a narrower gate",
         "paper",
+        VerlKey(("tau_neg", "policy_loss.tau_neg")),
     )
 
     @property

@@ -93,14 +93,14 @@ def write_report(
     settings = palette.with_colours(settings_of(runs))
     updates = traced_updates(settings)
     compared_with = baseline_of(settings, baseline)
-    told = findings(settings, compared_with)
-    told += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
+    sentences = findings(settings, compared_with)
+    sentences += [took for one in updates if (took := what_clipping_took(one.run, one.step))]
     if replayed or matched:
         # Imports torch and the losses.
         from verl_clipx.replay.on_page import with_replays
 
         updates, of_replays = with_replays(updates, replayed or [], matched or [])
-        told += of_replays
+        sentences += of_replays
     with style():
         others = declared_plate(settings)
         plates = [*log_plates(settings, compared_with), *trace_plates(updates), ratio_parts(updates), others]
@@ -119,7 +119,7 @@ def write_report(
         headline=title or _title(shortened([setting.label for setting in settings], LONGEST_IN_HEADLINE)),
         reload_every=reload_every,
         settings=settings,
-        findings=told,
+        findings=sentences,
         baseline=compared_with.label,
         fewest_seeds=min(setting.seeds for setting in settings),
         needed_seeds=MIN_SEEDS,
@@ -139,7 +139,7 @@ def write_report(
         files={"numbers of every step": METRICS, **({"traced tokens": TOKENS} if updates else {})},
     )
     write_text(out / PAGE, page)
-    return told
+    return sentences
 
 
 @contextlib.contextmanager

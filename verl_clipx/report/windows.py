@@ -68,7 +68,7 @@ def marks(values: pandas.Series, window: int) -> dict:
     return {"marker": "o", "markersize": 3} if window == 1 and len(values) <= MOST_MARKS else {}
 
 
-def told(window: int) -> str:
+def describe_windows(window: int) -> str:
     """What a caption says about the windows."""
     if window == 1:
         return "Each point is a step; nothing is smoothed. "

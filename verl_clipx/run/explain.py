@@ -20,12 +20,14 @@ from verl.trainer.ppo.utils import need_critic, need_reference_policy
 from verl.utils.config import validate_config
 
 from verl_clipx.base.method import NODE, Method, interval
+from verl_clipx.base.refusal import written
 from verl_clipx.run.announcement import shown
-from verl_clipx.run.clip_keys import ACTOR, written
 from verl_clipx.run.config import Settings, clip_range
-from verl_clipx.run.start import decide, instantiated
+from verl_clipx.run.resolve import instantiated
+from verl_clipx.run.start import decide
 from verl_clipx.run.unknown_keys import near_another, refused_by_verl, with_known_keys
 from verl_clipx.run.user_keys import keys_in_files, named_keys
+from verl_clipx.run.verl_keys import ACTOR
 
 # verl's entry modules, each with the name of its default configuration in the folder "config" beside the module.
 MAIN_PPO = "verl.trainer.main_ppo"
@@ -106,8 +108,8 @@ def explained(words: Sequence[str]) -> Explanation:
         line = f"clipx: no part in this run, which trains verl's own loss {loss_mode}"
         return Explanation(line, loss_mode, False, bounds, notes=notes)
     taken = (
-        TakenOver(f"{ACTOR}.{of.key}", of.given, f"{NODE}.{parameter}", of.value)
-        for parameter, of in decision.taken.items()
+        TakenOver(f"{ACTOR}.{of['key']}", of["given"], f"{NODE}.{parameter}", of["value"])
+        for parameter, of in decision.resolved.run.taken.items()
     )
     return Explanation(decision.line, loss_mode, True, bounds, tuple(taken), notes)
 

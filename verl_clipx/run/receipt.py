@@ -5,8 +5,9 @@ from typing import Any
 
 from verl_clipx.base.method import NODE
 from verl_clipx.base.shared_metrics import RECEIPT
-from verl_clipx.run.listing import OBSERVE
-from verl_clipx.run.support import Options, untested
+from verl_clipx.run.groups import OBSERVE
+from verl_clipx.run.support import untested
+from verl_clipx.run.verl_keys import Values
 
 logger = logging.getLogger(__name__)
 
@@ -14,14 +15,14 @@ logger = logging.getLogger(__name__)
 STEP = "training/global_step"
 
 
-def stops(receipt: str, options: Options) -> bool:
+def stops(receipt: str, options: Values) -> bool:
     """Whether a run stops if it trains something else than announced.
 
     It does with clipx.receipt=stop and, with clipx.receipt=auto, if tests have run all of the run's options.
 
     Args:
         receipt: the value of clipx.receipt.
-        options: the keys of `support.READ` with their values.
+        options: the keys of `verl_keys.READ` with their values.
     """
     return receipt == "stop" or (receipt == "auto" and not untested(options))
 

@@ -1,7 +1,7 @@
 """Suggests what was meant by a key that verl's configuration does not have."""
 
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 from verl_clipx.base.method import NODE
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.suggestions import did_you_mean
-from verl_clipx.run.clip_keys import ACTOR
+from verl_clipx.run.verl_keys import FACTS, paths
 
 Composed = TypeVar("Composed", bound=tuple[Any, ...])
 
@@ -28,9 +28,6 @@ NEARLY_THE_SAME = 0.9
 
 # The folders of the plugin's groups, which are all added with +.
 GROUPS = (NODE, "hardware", "recipe")
-
-# What the plugin's groups tell the worker about the run. Nobody sets these keys, so they are not suggested.
-FACTS = f"{ACTOR}.policy_loss.run"
 
 
 def with_known_keys(compose: Callable[[list[str]], Composed], words: Sequence[str]) -> Composed:
@@ -100,14 +97,6 @@ def nearest(key: str, config: DictConfig) -> str:
         first, _, name = name.partition(".")
         node = node[first]
     return did_you_mean(name, (path for path in paths(node) if path != name), key.removesuffix(name))
-
-
-def paths(node: dict[str, Any], before: str = "") -> Iterator[str]:
-    """The full key of every value and of every node in a nested configuration."""
-    for key, value in node.items():
-        yield f"{before}{key}"
-        if isinstance(value, dict):
-            yield from paths(value, f"{before}{key}.")
 
 
 def near_another(added: Sequence[str], config: DictConfig) -> list[str]:

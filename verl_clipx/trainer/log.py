@@ -13,6 +13,7 @@ from typing import Any
 import orjson
 
 from verl_clipx.common.checkpoints import resumed_step
+from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import remove_partials, replacing, write_private_text
 from verl_clipx.common.run_files import own_log_path, record_path, traces_path
 from verl_clipx.common.secrets import redacted
@@ -104,7 +105,7 @@ def remove_later_traces(folder: Path, step: int) -> None:
 
 
 def write_record(log: Path, config: dict[str, Any]) -> None:
-    """Writes a run's start, accelerators, configuration and versions beside its log, readable only by its owner.
+    """Writes a run's start, accelerators, configuration and versions beside its log, readable by its owner alone.
 
     `ray_kwargs` is left out, since its runtime environment may hold any credential; other credentials are redacted.
 
@@ -115,6 +116,7 @@ def write_record(log: Path, config: dict[str, Any]) -> None:
     record = {
         "started": time.strftime("%Y-%m-%d %H:%M %Z"),
         "accelerators": _accelerators(),
+        "commit": commit_here(),
         "versions": {name: version for name in VERSIONED if (version := _version(name))},
         "configuration": redacted({key: value for key, value in config.items() if key != "ray_kwargs"}),
     }

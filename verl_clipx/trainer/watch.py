@@ -55,4 +55,4 @@ class Watch:
 
 
 def _numbers(data: Mapping[str, Any]) -> dict[str, float]:
-    return {key: float(value) for key, value in data.items() if key in READ}
+    return {key: float(value) for key, value in data.items() if key in READ and value is not None}

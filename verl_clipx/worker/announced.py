@@ -9,8 +9,8 @@ from torch import Tensor
 from verl_clipx.base.tokens import Tokens
 from verl_clipx.loss.loss import finite, token_statistics, tokens_in
 from verl_clipx.run.config import Settings
-from verl_clipx.run.hydra_nodes import RunFacts
-from verl_clipx.run.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_IS, ROLLOUT_RS, WITH_ROLLOUT_RS
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of
 from verl_clipx.worker.step import MicroBatch
@@ -110,7 +110,7 @@ def left_by_verl(options: Mapping[str, Any], mask: Tensor, log_ratio: Tensor) ->
     """The tokens that verl's rejection keeps: bool, (sequences, response length).
 
     Args:
-        options: the run's keys of `support.READ` with their values.
+        options: the run's keys of `verl_keys.READ` with their values.
         mask: bool, (sequences, response length).
         log_ratio: relative to the rollout policy, (sequences, response length).
     """
@@ -126,7 +126,7 @@ def missing_corrections(options: Mapping[str, Any], data: Any) -> Iterator[str]:
     """The corrections that verl's trainer should have made in decoupled mode and has not, each in words.
 
     Args:
-        options: the run's keys of `support.READ` with their values.
+        options: the run's keys of `verl_keys.READ` with their values.
         data: verl's micro-batch.
     """
     if options.get(BYPASS):

@@ -11,7 +11,7 @@ from verl.utils import tensordict_utils as tu
 
 from verl_clipx.modifiers.entropy_selection import ENTROPY_BUCKETS, entropy_statistics
 from verl_clipx.run.config import Settings
-from verl_clipx.run.support import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
+from verl_clipx.run.verl_keys import ATTENTION, WRONG_ATTENTION, has_sequence_parallel_attention
 from verl_clipx.worker.layout import padded, response_part
 from verl_clipx.worker.planner import MiniBatchStatistics
 from verl_clipx.worker.policy_loss import inputs_of

@@ -16,7 +16,7 @@ from verl_clipx.loss.compiled import TokenFunctions
 from verl_clipx.loss.metrics import TOKENS, named_sums, to_host, token_metrics, with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import staleness_sums
 from verl_clipx.run.config import Settings, settings_without_group
-from verl_clipx.run.hydra_nodes import another_loss, refuse_padded_length
+from verl_clipx.run.verl_keys import another_loss, refuse_padded_length
 from verl_clipx.worker.aggregation import aggregated
 from verl_clipx.worker.rejection import rejection_of
 from verl_clipx.worker.step import MicroBatch, OptimizerStep, current_micro_batch
@@ -40,7 +40,7 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     node = config.policy_loss.get("clipx", None) if hasattr(config, "policy_loss") else None
     if isinstance(node, Settings):
         if other := another_loss(f"clipx_{registered}", node):
-            raise ValueError(other)
+            raise other
         return node
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")

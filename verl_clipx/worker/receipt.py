@@ -24,8 +24,8 @@ from verl_clipx.base.shared_metrics import RECEIPT
 from verl_clipx.common.decided_from import DecidedFrom
 from verl_clipx.loss.loss import token_statistics
 from verl_clipx.run.config import Settings
-from verl_clipx.run.hydra_nodes import RunFacts
-from verl_clipx.run.support import BYPASS, ROLLOUT_RS
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS
 from verl_clipx.worker.announced import Call, announced_gradient, left_in_bypass_mode, missing_corrections
 from verl_clipx.worker.layout import flat, in_model_output, padded, response_part
 from verl_clipx.worker.policy_loss import inputs_of

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from verl_clipx.run.support import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
+from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS, WITH_ROLLOUT_RS
 
 # verl clamps log-ratios to plus or minus this.
 LARGEST_LOG_RATIO = 20.0

@@ -21,9 +21,10 @@ from verl_clipx.loss.metrics import with_ratios_of_sums
 from verl_clipx.loss.rollout_metrics import VERSIONS_SUM, merged_passes, with_staleness, with_updates
 from verl_clipx.run.announcement import announcement
 from verl_clipx.run.config import Observe, Settings, clip_range
-from verl_clipx.run.hydra_nodes import RunFacts
-from verl_clipx.run.support import BYPASS, ROLLOUT_RS, untested
+from verl_clipx.run.facts import RunFacts
+from verl_clipx.run.support import untested
 from verl_clipx.run.trace import Trace
+from verl_clipx.run.verl_keys import BYPASS, ROLLOUT_RS
 from verl_clipx.worker.engine_watch import EngineWatch
 from verl_clipx.worker.extra_pass import extra_pass, refuse_attention_on_a_slice, refuse_dropout
 from verl_clipx.worker.layout import padded

@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from verl_clipx.common.sentences import number
 from verl_clipx.common.statistics.comparison import (
     ALIKE,
     QUESTIONS,
@@ -79,11 +80,6 @@ def _why_none(comparison: Comparison) -> str:
             f"setting; here are {comparison.seeds[0]} and {comparison.seeds[1]}."
         )
     return "That is no verdict on methods: all seeds differ by the same, so nothing says how far chance goes."
-
-
-def number(value: float) -> str:
-    """A number with three digits and a real minus sign."""
-    return f"{value:.3f}".replace("-", "−")
 
 
 def signed(difference: float) -> str:

@@ -3,7 +3,6 @@
 import gzip
 import hashlib
 import json
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
@@ -13,6 +12,7 @@ from typing import Any
 from omegaconf.errors import OmegaConfBaseException
 
 from verl_clipx.common.command_line import installed_version
+from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import hash_of_json, parse_json, read_bytes
 from verl_clipx.common.statistics.estimate import MIN_SEEDS, estimate_over_seeds, share
 from verl_clipx.papers.tables.against_preset import as_written, differences, filled_in
@@ -306,24 +306,6 @@ def _versions_of_evaluation(table: Table, cells: Cells, run: RunFolder) -> dict[
 def versions_here() -> dict[str, str | None]:
     """Return the versions of the packages that a number depends on, None for those that are not installed."""
     return {package: installed_version(package) for package in PACKAGES}
-
-
-def commit_here() -> str | None:
-    """Return the commit of this checkout, with `+changes` if tracked files differ from it; None outside a checkout."""
-    folder = Path(__file__).parent
-
-    def git(*arguments: str) -> str | None:
-        try:
-            done = subprocess.run(["git", *arguments], cwd=folder, capture_output=True, text=True, check=False)
-        except OSError:
-            return None
-        return done.stdout.strip() if done.returncode == 0 else None
-
-    # If the package is installed inside another repository, the commit would be that repository's.
-    if not git("ls-files", "--error-unmatch", Path(__file__).name):
-        return None
-    commit, changes = git("rev-parse", "HEAD"), git("status", "--porcelain", "--untracked-files=no")
-    return f"{commit}+changes" if changes else commit
 
 
 def hash_of_definition(table: Table) -> str:

@@ -80,7 +80,7 @@ def _file_of(method: type[Method]) -> str:
 
 def is_wiring(origin: Origin) -> bool:
     """Return whether a value does not affect training: a class, a copy of another key, or a fact for display only."""
-    if origin.key.endswith((".paper_loss_agg_mode", ".run.taken")):
+    if origin.key.endswith((".paper_loss_agg_mode", ".run")):
         return True
     is_read_off = isinstance(origin.value, str) and origin.value.startswith("${")
     return origin.kind == "method" and (origin.key.endswith("_target_") or is_read_off)
