@@ -10,8 +10,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from verl_clipx.common.commit import commit_here
 from verl_clipx.common.files import hash_of_file, hash_of_json, replacing
-from verl_clipx.papers.tables.collect import CONFIGURATIONS, commit_here, read_configurations, versions_here
+from verl_clipx.papers.tables.collect import CONFIGURATIONS, read_configurations, versions_here
 from verl_clipx.papers.tables.presets import compose_preset
 from verl_clipx.runs.folder import KEPT, run_path
 from verl_clipx.runs.run_log import read_rows

@@ -100,7 +100,7 @@ def test_a_run_of_other_settings_is_refused(trained, tmp_path):
     assert code == 1
     found = {entry["folder"]: entry["reasons"] for entry in results["refused"]}
     assert found["reversal/grpo_4-seed1.jsonl.gz"] == ["actor_rollout_ref.actor.optim.lr: preset 0.0003, run 0.001"]
-    assert "no kept run" in found["reversal/dapo_4-seed1.jsonl.gz"][0]
+    assert "dapo_4-seed1.jsonl.gz, line 1" in found["reversal/dapo_4-seed1.jsonl.gz"][0]
     kept.unlink()
     found = {entry["folder"]: entry["reasons"] for entry in collect(tmp_path)[2]["refused"]}
     assert found["reversal/grpo_4-seed1.jsonl.gz"][0].startswith("config_hash: ")

@@ -468,7 +468,7 @@ RULES = (
         threshold=f"{EXPLOSION:g} times the median of the steps before, of which there are {STEPS_BEFORE} or more",
         reason="healthy runs of docs/results/cpu_small.md stay below 20 times their median",
         remedy="Lower the learning rate or actor.grad_clip.",
-        link="docs/dev/reliability.md",
+        link="docs/reading.md#rules",
         kind=Kind.TREND,
         heuristic=True,
     ),

@@ -382,7 +382,6 @@ BOMB = "[" * 100_000
         ("metrics.run.json", None),
         (".hydra/config.yaml", "data: {seed: 1"),
         (".hydra/config.yaml", BOMB),
-        ("metrics.jsonl", None),
         ("checkpoints/latest_checkpointed_iteration.txt", ""),
         ("checkpoints/latest_checkpointed_iteration.txt", None),
         ("evaluation/b/results.json", BOMB),

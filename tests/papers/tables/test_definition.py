@@ -177,8 +177,8 @@ def small(**changes):
         evaluation: {protocol: sampled, samples: 2, temperature: 1.0, max_tokens: 16}
         benchmarks: {b: {file: b/test.parquet, questions: 4}, c: {file: c/test.parquet, questions: 4, max_tokens: 32}}
         columns:
-          - {name: near, run: near, measure: {benchmark: b, metric: avg@2}}
-          - {name: off, run: off, measure: {benchmark: c, metric: avg@2}}
+          - {name: near, variant: near, measure: {benchmark: b, metric: avg@2}}
+          - {name: off, variant: off, measure: {benchmark: c, metric: avg@2}}
         rows:
           - {name: x, presets: {near: p/x_near, off: p/x_off}, expected: [1.0, 2.0]}
           - {name: y, presets: {near: p/y_near}}

@@ -312,12 +312,13 @@ def hash_of_definition(table: Table) -> str:
     """Return the SHA-256 of what determines a table's numbers, which ties results to one definition."""
     # If the table has no baseline, the hash equals that of a definition without this key.
     row_keys = ("name", "preset", "presets", "model", "models", "minus", "baseline", "measure", "expected")
-    column_keys = ("name", "run", "preset", "measure")
+    # By the names that the committed results were hashed with.
+    column_keys = {"name": "name", "run": "variant", "preset": "preset", "measure": "measure"}
     parts = [
         table.unit,
         {name: {k: v for k, v in settings.items() if k != "origin"} for name, settings in table.benchmarks.items()},
         [{key: getattr(row, key) for key in row_keys} for row in table.rows],
-        [{key: getattr(column, key) for key in column_keys} for column in table.columns],
+        [{key: getattr(column, name) for key, name in column_keys.items()} for column in table.columns],
     ]
     if table.baseline:
         parts.append(table.baseline)

@@ -37,14 +37,14 @@ class Column:
 
     Args:
         measure: how its numbers are obtained. A cell's measure has the keys of its column and of its row.
-        run: which of a row's presets or models the column shows; None if rows have only one.
+        variant: which of a row's presets or models the column shows; None if rows have only one.
         preset: the preset that trains every row of the column, if the rows are not runs.
         digits: digits after the decimal point; None for the table's.
     """
 
     name: str
     measure: Mapping[str, Any] = field(default_factory=dict)
-    run: str | None = None
+    variant: str | None = None
     preset: str | None = None
     digits: int | None = None
 
@@ -55,15 +55,15 @@ class Row:
 
     Args:
         preset: the preset that trains it.
-        presets: presets by the columns' `run`; other columns have no cell in this row.
+        presets: presets by the columns' `variant`; other columns have no cell in this row.
         model: a model that is evaluated without training, as an id on the hub or a folder.
-        models: such models by the columns' `run`.
+        models: such models by the columns' `variant`.
         minus: two rows, of which this row is the first minus the second.
         quoted: why the row is only quoted from the paper and never measured.
         baseline: the row with which `gain_of` and the table of differences compare; None for the table's in the latter.
         measure: see `Column.measure`.
-        measured_bounds: if the preset leaves clip bounds open, `group`, the method group, and by the columns' `run` the
-            preset on whose run of the same seed `clipx table bounds` measures them.
+        measured_bounds: if the preset leaves clip bounds open, `group`, the method group, and by the columns' `variant`
+            the preset on whose run of the same seed `clipx table bounds` measures them.
         evaluation_options: more options of `clipx eval run` for this row.
         expected: the paper's numbers by column, None where it has none; empty if it has none at all.
     """
@@ -271,8 +271,8 @@ class Table:
         measure = self.measure_of(row, column)
         if any(kind in measure for kind in FROM_COLUMNS):
             return None
-        preset = column.preset or row.preset or row.presets.get(column.run)
-        model = row.model or row.models.get(column.run)
+        preset = column.preset or row.preset or row.presets.get(column.variant)
+        model = row.model or row.models.get(column.variant)
         return Source(preset, model) if preset or model else None
 
     def is_measurable(self, row: Row, column: Column) -> bool:

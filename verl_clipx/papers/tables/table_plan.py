@@ -106,8 +106,8 @@ def is_trained(run: RunFolder) -> bool:
 
 def _bounds(places: Places, cells: list[tuple[Row, Column]], seed: int) -> tuple[str, Path] | None:
     for row, column in cells:
-        if row.measured_bounds and column.run in row.measured_bounds:
-            measured_on = run_path(places.runs, row.measured_bounds[column.run], seed)
+        if row.measured_bounds and column.variant in row.measured_bounds:
+            measured_on = run_path(places.runs, row.measured_bounds[column.variant], seed)
             return row.measured_bounds["group"], measured_on / "metrics.jsonl"
     return None
 
