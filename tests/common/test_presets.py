@@ -173,8 +173,8 @@ def test_hydra_names_the_presets_where_one_is_unknown():
         compose(None, ["+recipe=acpo/hitab_3b_cispo_of"])
     message = str(error.value)
     assert "Did you mean +recipe=acpo/hitab_3b_cispo_off" in message
-    of_paper = [name.removeprefix("acpo/") for name in preset_names() if name.startswith("acpo/")]
-    assert all(name in message.split("There are: ")[1] for name in of_paper)
+    # The nearest, and not every row.
+    assert len(message) < 250
 
 
 def test_an_application_without_a_preset_reads_no_file(monkeypatch):
@@ -184,7 +184,7 @@ def test_an_application_without_a_preset_reads_no_file(monkeypatch):
 
 
 def test_the_source_needs_little():
-    heavy = ("torch", "verl", "numpy", "verl_clipx.papers.tables.origins")
+    heavy = ("torch", "verl", "numpy", "verl_clipx.papers")
     code = f"import sys, hydra_plugins.verl_clipx.preset_source; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
