@@ -49,14 +49,9 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
         return edge + MOVED * draw(-1, 1, *shape) * edge.abs().clamp(min=1)
 
     def with_ratios(log_ratio: Tensor) -> Inputs:
-        log_ratio = log_ratio.to(inputs.mask.device)
-        return inputs._replace(
-            old_log_prob=inputs.log_prob.float() - log_ratio,
-            advantages=advantages.to(inputs.mask.device),
-            rollout_log_prob=None
-            if inputs.rollout_log_prob is None
-            else inputs.log_prob.float() - OF_ROLLOUT * log_ratio,
-        )
+        device, current = inputs.mask.device, inputs.log_prob.float()
+        old, rollout = (current - share * log_ratio.to(device) for share in (1, OF_ROLLOUT))
+        return inputs._replace(old_log_prob=old, advantages=advantages.to(device), rollout_log_prob=rollout)
 
     def at_bounds(log_ratio: Tensor) -> Tensor:
         low, high = apply(method, settings.shaping, with_ratios(log_ratio), decision).bounds
@@ -86,11 +81,8 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
         advantages = advantages * torch.where(positive, balance / mass.where(positive, 0.0).sum(), 1).clamp(0.01, 100)
     made_up = with_ratios(log_ratio)
     # Without the mask of the trainer's rejection, which was by the real log-probabilities.
-    copy = data.exclude("loss_mask")
-    copy["old_log_probs"], copy["advantages"] = (
-        made_up.old_log_prob,
-        made_up.advantages.to(padded(data["advantages"]).dtype),
-    )
+    copy, dtype = data.exclude("loss_mask"), padded(data["advantages"]).dtype
+    copy["old_log_probs"], copy["advantages"] = made_up.old_log_prob, made_up.advantages.to(dtype)
     if "rollout_log_probs" in data:
-        copy["rollout_log_probs"] = inputs.log_prob.float() - OF_ROLLOUT * log_ratio.to(inputs.mask.device)
+        copy["rollout_log_probs"] = made_up.rollout_log_prob
     return copy
