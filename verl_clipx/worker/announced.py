@@ -1,5 +1,6 @@
 """What a run announces about its loss, by the formulas alone: the gradient that log_prob must have."""
 
+import functools
 from typing import Any
 
 import torch
@@ -61,12 +62,17 @@ class Announced:
         self._share = shares_of(averaged, run.loss_agg_mode, log_prob.dtype, **sizes)
         if "rollout_is_weights" in data:
             self._share = self._share * padded(data["rollout_is_weights"])
-        self._gradient = self.gradient(settings.method, known.step.decision)
+        self._announces = settings.method, known.step.decision
+        self._gradient = self.gradient(*self._announces)
         self._unit = self._flat(tokens_in(settings.method, settings.shaping, self.inputs).advantages.abs())
-        moved = torch.stack([self.gradient(settings.method, known.step.decision, by) for by in (ROUNDING, -ROUNDING)])
+
+    @functools.cached_property
+    def _steady(self) -> Tensor:
+        """Which tokens are not at a bound, bool, (tokens,)."""
+        moved = torch.stack([self.gradient(*self._announces, by) for by in (ROUNDING, -ROUNDING)])
         at_bound = (moved - self._gradient).abs() > STEADY * torch.maximum(self._gradient.abs(), LEAST * self._unit)
         # Not finite: compared, because the gradient must not be finite there either.
-        self._compared = ~at_bound.any(0)
+        return ~at_bound.any(0)
 
     def gradient(self, method: Method, decision: Tensor | None, moved: float = 0.0) -> Tensor:
         """The gradient on each of the model's tokens under a method, (tokens,); NaN where an input is not finite.
@@ -93,7 +99,10 @@ class Announced:
         whole = (self._gradient + besides).clamp(-of_dtype.max, of_dtype.max)
         size = torch.maximum(torch.maximum(self._gradient.abs(), (whole - self._gradient).abs()), LEAST * self._unit)
         apart = (gradient.to(whole.dtype) - whole).abs() / size.clamp(min=of_dtype.smallest_normal)
-        apart = apart.where(self._compared, 0.0).nan_to_num(nan=torch.inf, posinf=torch.inf)
+        apart = apart.nan_to_num(nan=torch.inf, posinf=torch.inf)
+        # Only then must it be known which tokens are at a bound.
+        if apart.any():
+            apart = apart.where(self._steady, 0.0)
         return torch.where(whole.isfinite().all(), apart.max(), 0.0).double()
 
     def _flat(self, values: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 # How far two gradients may differ, relative to a token's, by the dtype of log_prob.
 RESOLVED = {torch.float64: 1e-9, torch.float32: 1e-4, torch.float16: 1e-2, torch.bfloat16: 4e-2}
 # How many probes are tried to tell the method from its neighbours.
-PROBES = 100
+PROBES = 20 * KINDS
 # What engines multiply a loss by is the same for every micro-batch of an update.
 SAME_FACTOR = 1e-3
 # The sum of the statistics' absolute values may differ by this share beyond what rounding does: less than a missing
@@ -136,7 +136,7 @@ class Receipt(Observer):
             wrong, names = int((mask & ~announced.inputs.mask).sum()), f"{ROLLOUT_RS}={options.get(ROLLOUT_RS)}"
             self._expect(not wrong, f"{wrong} tokens that {names} rejects came as if it did not", on_copies=True)
         if not self._tokens and mask.any():
-            self._compare_on_copies(model_output, data, dp_group)
+            self._compare_on_copies(announced.inputs, model_output, data, dp_group)
         besides = self._gradient(self._step, model_output, data, dp_group, policy=False)
         sums = [padded(data.get("loss_mask", mask)).sum(dtype=torch.float64)[None]]
         for by in self._moves:
@@ -227,7 +227,7 @@ class Receipt(Observer):
     def _line(self) -> str:
         return f"clipx_{self.settings.method.name} under {self.run.loss_agg_mode}"
 
-    def _compare_on_copies(self, model_output: Any, data: Any, dp_group: Any) -> None:
+    def _compare_on_copies(self, inputs: Inputs, model_output: Any, data: Any, dp_group: Any) -> None:
         """Compares the policy's term on probes: of every kind, and those that tell a neighbour of the run from it.
 
         Under the step's decision the neighbours are that decision moved; under decisions from the probes themselves,
@@ -243,7 +243,7 @@ class Receipt(Observer):
             for number in range(PROBES):
                 if number >= always and not alike:
                     break
-                copy = probe(number, method, model_output, data)
+                copy = probe(number, self.settings, of_round.decision, inputs, data)
                 announced, before = self._announced(of_round, model_output, copy), len(alike)
                 gradients = [(other, announced.gradient(*other)) for other in alike]
                 alike = [other for other, one in gradients if announced.difference(one) <= 2 * RESOLVED[one.dtype]]

@@ -68,10 +68,10 @@ def left_by_trainer(options: Mapping[str, Any], data: Any) -> Tensor:
     mask = padded(data["response_mask"]).bool()
     if not {"rollout_log_probs", "loss_mask"} <= set(data.keys()):
         return mask
-    # A jagged tensor that does not know its longest row is padded to the length of all rows together.
-    keys = ("loss_mask", "old_log_probs", "rollout_log_probs")
-    whole, old, rollout = (padded(data[key])[:, : mask.shape[1]] for key in keys)
+    whole = padded(data["loss_mask"]).bool()
     # If the trainer rejects in both masks, a sequence's divergence can be computed only from the tokens that are left.
-    if "," in str(options[ROLLOUT_RS]) and torch.equal(whole.bool(), mask):
+    if whole.shape != mask.shape or ("," in str(options[ROLLOUT_RS]) and torch.equal(whole, mask)):
         return mask
-    return mask & left_by_verl(options, whole.bool(), old - rollout)
+    # A jagged tensor that does not know its longest row is padded to the length of all rows together.
+    old, rollout = (padded(data[key])[:, : mask.shape[1]] for key in ("old_log_probs", "rollout_log_probs"))
+    return mask & left_by_verl(options, whole, old - rollout)
