@@ -29,8 +29,8 @@ from tests.matrix import product
 from verl_clipx.check.contract import example
 from verl_clipx.methods import BUILT_IN
 from verl_clipx.run import receipt as of_trainer
-from verl_clipx.worker import loss_function as loss_function_module
 from verl_clipx.worker import policy_loss as policy_loss_module
+from verl_clipx.worker import step as step_module
 from verl_clipx.worker.layout import AGE, TokenPass, padded
 from verl_clipx.worker.loss_function import call_of, with_micro_batch
 from verl_clipx.worker.probe import neighbours
@@ -601,10 +601,8 @@ def other_tokens_in_the_second_pass(actor, monkeypatch, _):
     high = OptimizerStep(token_pass=TokenPass("high", 0.5, True), counted_tokens=10.0)
     update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), high)
     update.receipt.begin_update(high, RolloutBatch(updates_before_pass=4))
-    original = loss_function_module.restricted
-    monkeypatch.setattr(
-        loss_function_module, "restricted", lambda output, data, tokens: original(output, data, ~tokens)
-    )
+    original = step_module.restrict
+    monkeypatch.setattr(step_module, "restrict", lambda output, data, tokens: original(output, data, ~tokens))
     update.run()
 
 
