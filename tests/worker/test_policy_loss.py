@@ -3,7 +3,7 @@
 Covers: agreement with verl's own vanilla and cispo; every aggregation mode; rollout_is_weights; use without a Hydra
 group; use outside and inside a worker's micro-batch, and in a worker that is not the plugin's; inputs that are not
 finite under advantage reweighting and entropy selection; one host transfer. Not covered: the weights themselves
-(tests/methods), the worker (test_worker.py), a GPU.
+(tests/methods), the worker (test_training_worker.py), a GPU.
 """
 
 import itertools

@@ -601,8 +601,8 @@ def other_tokens_in_the_second_pass(actor, monkeypatch, _):
     """The pass is right, and the worker restricts the loss to the other tokens."""
     high = OptimizerStep(token_pass=TokenPass("high", 0.5, True), counted_tokens=10.0)
     update = Update(actor("+clipx=grpo", "+clipx/update=lopti"), high, batch=RolloutBatch(updates_before_pass=4))
-    original = step_module.restricted
-    monkeypatch.setattr(step_module, "restricted", lambda output, data, tokens: original(output, data, ~tokens))
+    original = step_module.restrict
+    monkeypatch.setattr(step_module, "restrict", lambda output, data, tokens: original(output, data, ~tokens))
     update.run()
 
 

@@ -31,6 +31,7 @@ from verl_clipx.worker.extra_pass import refuse_dropout
 from verl_clipx.worker.layout import AGE, TokenPass
 from verl_clipx.worker.loss_function import with_micro_batch
 from verl_clipx.worker.observe import observe_registered
+from verl_clipx.worker.skipped_updates import keep_gradient_norm
 from verl_clipx.worker.step import OptimizerStep
 from verl_clipx.worker.training_worker import ClipxTraining, clipx_node
 
@@ -355,6 +356,18 @@ def test_a_gradient_that_is_not_finite_by_itself_is_named_once_too(stepping_work
         "verl skips an update whose gradient's norm is inf, although everything that the loss is computed from"
         in message
     )
+
+
+def test_an_engine_is_verls_again_after_an_update(stepping_worker):
+    worker, skipped = stepping_worker("+clipx=grpo")
+    taken = worker.engine.optimizer_step
+    assert skipped() == 0 and worker.engine.optimizer_step is taken
+    # As a class of verl's has it; also where the update fails.
+    engine, step = type("Engine", (), {"optimizer_step": lambda self: math.inf})(), OptimizerStep()
+    with pytest.raises(ValueError), keep_gradient_norm(engine, step):
+        engine.optimizer_step()
+        raise ValueError
+    assert vars(engine) == {} and step.gradient_norm == math.inf and not step.taken
 
 
 @pytest.fixture
