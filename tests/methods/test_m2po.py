@@ -228,7 +228,7 @@ WITHOUT = "actor_rollout_ref.rollout.calculate_log_probs=False"
 
 def test_without_rollout_log_probabilities_it_stops_in_the_driver():
     config = OmegaConf.create(compose_once(("+clipx=m2po", WITHOUT))).actor_rollout_ref.actor
-    with pytest.raises(Exception, match=r"clipx\.behaviour=rollout but .*calculate_log_probs=False\. Set it to true"):
+    with pytest.raises(Exception, match=r"calculate_log_probs=False: clipx\.behaviour=rollout needs .* Set it to True"):
         omega_conf_to_dataclass(config)
     built_once(("+clipx=m2po_reference", WITHOUT))
 

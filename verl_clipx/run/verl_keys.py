@@ -478,16 +478,16 @@ def has_tied_embeddings(path: str | None) -> bool | None:
 
 # --- The table -------------------------------------------------------------------------------------------------------
 
-LOSSES = "verl's own losses"
-SAMPLES = "what makes the samples and their advantages, which is the same for every loss"
+# What reads a key.
+LOSSES, BYPASS_LOSS, CORRECTION = "verl's own losses", "verl's bypass loss", "verl's rollout correction"
 AGGREGATION = "verl's aggregation, which the line names"
 BESIDE = "verl's ppo_loss, which adds it to the method's loss"
+SAMPLES = "what makes the samples and their advantages, which is the same for every loss"
 ENGINE = "the engine that computes log-probabilities and gradients"
 SPLIT = "what cuts the mini-batch into micro-batches; bounds and metrics do not depend on it"
 SCHEDULE = "the trainer; the line names the number of updates"
-OUTSIDE = "nothing on the way to the loss"
-CORRECTION = "verl's rollout correction"
-LABEL = "Hydra, as a name"
+SERVER = "the server that samples"
+OUTSIDE, LABEL = "nothing on the way to the loss", "Hydra, as a name"
 
 # Keys of verl's own losses, under the actor, with verl's defaults. dro_beta has none in verl, whose dro stops without.
 CLIP_KEYS: dict[str, Any] = {
@@ -508,217 +508,138 @@ CLIP_KEYS: dict[str, Any] = {
     "policy_loss.ppo_kl_coef": 0.1,
 }
 NOT_IN_VERL = ("tau_pos", "tau_neg")
-REFUSED_CLIP_KEYS = {
-    "policy_loss.dro_beta": (no_penalty, "not above 0 under observe and verl's dro, which would stop"),
-    **{
-        f"policy_loss.{name}": (misplaced_temperature(name), "under observe: verl lacks the key")
-        for name in NOT_IN_VERL
-    },
+
+# The keys that the plugin reads, with their values where the configuration lacks them.
+DEFAULTS: dict[str, Any] = {
+    **{f"{ACTOR}.{key}": value for key, value in CLIP_KEYS.items()},
+    **{LOSS_MODE: "vanilla", LOSS_AGG_MODE: "token-mean", EPOCHS: 1, TASK_REWARDS: True},
+    **dict.fromkeys(
+        (
+            *(POLICY_LOSS_CORRECTION, LOSS_SCALE_FACTOR, STRATEGY, BYPASS, LOSS_TYPE, ROLLOUT_IS, ROLLOUT_RS),
+            *(*WITH_ROLLOUT_IS, *WITH_ROLLOUT_RS, DISTILLATION, DISTILLATION_LOSS, DISTILLATION_COEFFICIENT),
+            *(MINI_BATCH, ROLLOUT_PROMPTS, USE_V1, WARMUP, STEPS_A_VERSION, ROLLOUT_NODES, MINI_BATCHES_AT_ONCE),
+            *(TRAINER_MODE, *TORCH_COMPILE, MODEL_PATH, FUSED_KERNELS, QAT, MTP, PREFIX_GROUPER, ROUTER_REPLAY),
+            *(DYNAMIC_CONTEXT, *SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values(), ESTIMATOR, GROUP_FILTERING),
+            *(ENGINE_NAME, TEMPERATURE, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM, *TRUNCATING, CALCULATE_LOG_PROBS),
+        )
+    ),
 }
 
-# The keys that verl's losses read, and those beside them.
-ON_THE_PATH = (
-    *(
-        Row(f"{ACTOR}.{key}", TAKEN, LOSSES, default, *REFUSED_CLIP_KEYS.get(key, ()))
-        for key, default in CLIP_KEYS.items()
-    ),
-    Row(
-        LOSS_MODE,
-        REFUSED,
-        LOSSES,
-        "vanilla",
-        other_loss,
-        "other than the group's own; under observe, other than verl's",
-    ),
-    Row(
-        POLICY_LOSS_CORRECTION,
-        REFUSED,
-        "verl's bypass loss",
-        None,
-        misplaced_correction,
-        "which only verl's bypass loss reads",
-    ),
-    Row(
-        LOSS_AGG_MODE,
-        READ_BY_VERL,
-        AGGREGATION,
-        "token-mean",
+# When a key is refused: the test, and for docs/support.md its words.
+REFUSALS: dict[str, tuple[Test, str]] = {
+    f"{POLICY_LOSS}.dro_beta": (no_penalty, "not above 0 under observe and verl's dro, which would stop"),
+    **{
+        f"{POLICY_LOSS}.{name}": (misplaced_temperature(name), "under observe: verl lacks the key")
+        for name in NOT_IN_VERL
+    },
+    LOSS_MODE: (other_loss, "other than the group's own; under observe, other than verl's"),
+    POLICY_LOSS_CORRECTION: (misplaced_correction, "which only verl's bypass loss reads"),
+    LOSS_AGG_MODE: (
         no_constant_length,
         "seq-mean-token-sum-norm without loss_scale_factor: verl would divide by a padded length",
     ),
-    Row(LOSS_SCALE_FACTOR, READ_BY_VERL, AGGREGATION, None),
-    *(
-        Row(f"{ACTOR}.{key}", READ_BY_VERL, BESIDE)
-        for key in ("entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type")
-    ),
-    Row(STRATEGY, READ_BY_VERL, ENGINE, None),
-    Row(f"{ACTOR}.global_batch_info", IRRELEVANT, "verl's ppo_loss fills it in"),
-    Row(BYPASS, READ_BY_VERL, CORRECTION, None),
-    Row(
-        ROLLOUT_IS,
-        READ_BY_VERL,
-        CORRECTION,
-        None,
-        weights_count_twice,
-        "in bypass mode and with clipx.behaviour=rollout: it would correct twice",
-    ),
-    Row(
-        WITH_ROLLOUT_IS[0],
-        READ_BY_VERL,
-        CORRECTION,
-        None,
+    ROLLOUT_IS: (weights_count_twice, "in bypass mode and with clipx.behaviour=rollout: it would correct twice"),
+    WITH_ROLLOUT_IS[0]: (
         weights_verl_refuses,
         "and rollout_is, if verl's own code refuses them, as it would at the first batch",
     ),
-    Row(WITH_ROLLOUT_IS[1], READ_BY_VERL, CORRECTION, None),
-    Row(ROLLOUT_RS, READ_BY_VERL, CORRECTION, None, rejection_verl_refuses, "likewise, with its threshold"),
-    *(Row(key, READ_BY_VERL, CORRECTION, None) for key in WITH_ROLLOUT_RS),
-    Row(
-        LOSS_TYPE,
-        REFUSED,
-        "verl's bypass loss",
-        None,
-        other_bypass_loss,
-        "other than ppo_clip, which only verl's bypass loss reads",
+    ROLLOUT_RS: (rejection_verl_refuses, "likewise, with its threshold"),
+    LOSS_TYPE: (other_bypass_loss, "other than ppo_clip, which only verl's bypass loss reads"),
+    TASK_REWARDS: (no_task_rewards, "False under distillation: verl would train no policy loss"),
+    EPOCHS: (no_update, "below 1: no update would be made"),
+    FUSED_KERNELS: (
+        sharded_head,
+        "under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop",
     ),
-    *(
-        Row(f"algorithm.{key}", READ_BY_VERL, SAMPLES)
-        for key in ("gamma", "norm_adv_by_std_in_grpo", "gdpo_reward_keys", "gdpo_reward_weights", "kl_ctrl")
+    ROUTER_REPLAY: (recorded_routes, "R2, if the method needs the extra pass: it would choose routes of its own"),
+    DYNAMIC_CONTEXT: (dynamic_context, "True: each rank would be its own data-parallel group"),
+    f"{ACTOR}.ulysses_sequence_parallel_size": (
+        attention_on_a_slice,
+        "above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice",
     ),
-    Row(DISTILLATION, READ_BY_VERL, "verl's distillation, whose loss the line names", None),
-    Row(
-        TASK_REWARDS,
-        REFUSED,
-        "verl's distillation",
-        True,
-        no_task_rewards,
-        "False under distillation: verl would train no policy loss",
+    f"{ROLLOUT}.top_p": (
+        ratios_are_off,
+        "top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off",
     ),
-    *(Row(key, READ_BY_VERL, BESIDE, None) for key in (DISTILLATION_LOSS, DISTILLATION_COEFFICIENT)),
-    *(
-        Row(f"{OF_DISTILLATION}.{key}", READ_BY_VERL, BESIDE)
-        for key in (
-            *("topk", "loss_max_clamp", "log_prob_min_clamp", "use_policy_gradient", "policy_loss_mode"),
-            *("clip_ratio", "clip_ratio_low", "clip_ratio_high", "use_chunked_topk", "chunked_topk_chunk_size"),
-        )
+    CALCULATE_LOG_PROBS: (no_log_probs, "False where a correction, bypass mode or the method needs them"),
+    TRAINER_MODE: (unknown_trainer, "without a registered trainer"),
+}
+
+
+def rows(fate: str, reader: str, *keys: str, below: str = "") -> tuple[Row, ...]:
+    """A row for each key.
+
+    Args:
+        below: the node that the keys are in.
+    """
+    full = (f"{below}.{key}" if below else key for key in keys)
+    return tuple(Row(key, fate, reader, DEFAULTS.get(key, NOT_READ), *REFUSALS.get(key, ())) for key in full)
+
+
+# The keys that verl's losses read, and those beside them.
+ON_THE_PATH = (
+    *rows(TAKEN, LOSSES, *CLIP_KEYS, below=ACTOR),
+    *rows(REFUSED, LOSSES, LOSS_MODE),
+    *rows(REFUSED, BYPASS_LOSS, POLICY_LOSS_CORRECTION),
+    *rows(READ_BY_VERL, AGGREGATION, LOSS_AGG_MODE, LOSS_SCALE_FACTOR),
+    *rows(READ_BY_VERL, BESIDE, "entropy_coeff", "use_kl_loss", "kl_loss_coef", "kl_loss_type", below=ACTOR),
+    *rows(READ_BY_VERL, ENGINE, STRATEGY),
+    *rows(IRRELEVANT, "verl, which fills it in", f"{ACTOR}.global_batch_info", f"{OF_DISTILLATION}.global_batch_info"),
+    *rows(READ_BY_VERL, CORRECTION, BYPASS, ROLLOUT_IS, *WITH_ROLLOUT_IS, ROLLOUT_RS, *WITH_ROLLOUT_RS),
+    *rows(REFUSED, BYPASS_LOSS, LOSS_TYPE),
+    *rows(READ_BY_VERL, SAMPLES, "gamma", "norm_adv_by_std_in_grpo", "kl_ctrl", below="algorithm"),
+    *rows(READ_BY_VERL, SAMPLES, "gdpo_reward_keys", "gdpo_reward_weights", below="algorithm"),
+    *rows(REFUSED, "verl's distillation", TASK_REWARDS),
+    *rows(READ_BY_VERL, BESIDE, DISTILLATION, DISTILLATION_LOSS, DISTILLATION_COEFFICIENT),
+    *rows(
+        *(READ_BY_VERL, BESIDE, "topk", "loss_max_clamp", "log_prob_min_clamp", "use_policy_gradient"),
+        *("policy_loss_mode", "clip_ratio", "clip_ratio_low", "clip_ratio_high"),
+        *("use_chunked_topk", "chunked_topk_chunk_size"),
+        below=OF_DISTILLATION,
     ),
-    Row(f"{OF_DISTILLATION}.global_batch_info", IRRELEVANT, "verl's distillation loss fills it in"),
-    *(
-        Row(key, READ_BY_VERL, "the critic, which has a loss, an engine and an optimizer of its own")
-        for key in ("critic", "critic.loss_agg_mode", "critic.loss_scale_factor")
-    ),
+    *rows(READ_BY_VERL, "the critic's own loss", "critic", "critic.loss_agg_mode", "critic.loss_scale_factor"),
 )
 
 # All other keys that verl's trainer composes, under any of its engines, and those of them that the plugin looks at.
 ELSEWHERE = (
-    Row(EPOCHS, READ_BY_VERL, SCHEDULE, 1, no_update, "below 1: no update would be made"),
-    Row(MINI_BATCH, READ_BY_VERL, SCHEDULE, None),
-    *(
-        Row(f"{ACTOR}.{key}", READ_BY_VERL, SPLIT)
-        for key in (
-            *("ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz", "ppo_max_token_len_per_gpu"),
-            "use_remove_padding",
-        )
+    *rows(READ_BY_VERL, SCHEDULE, EPOCHS, MINI_BATCH, ROLLOUT_PROMPTS, "trainer", USE_V1, WARMUP, STEPS_A_VERSION),
+    *rows(READ_BY_VERL, SCHEDULE, ROLLOUT_NODES, MINI_BATCHES_AT_ONCE, TRAINER_MODE),
+    *rows(
+        *(READ_BY_VERL, SPLIT, "ppo_micro_batch_size", "ppo_micro_batch_size_per_gpu", "use_dynamic_bsz"),
+        *("ppo_max_token_len_per_gpu", "use_remove_padding"),
+        below=ACTOR,
     ),
-    *(Row(f"{ACTOR}.{key}", READ_BY_VERL, SAMPLES) for key in ("shuffle", "data_loader_seed", "rollout_n")),
-    *(Row(key, READ_BY_VERL, "clipx.compile=auto too, which then compiles nothing", None) for key in TORCH_COMPILE),
-    *(Row(f"{ACTOR}.{key}", READ_BY_VERL, "what is done with the gradient") for key in ("grad_clip", "optim")),
-    *(
-        Row(f"{ACTOR}.{key}", READ_BY_VERL, ENGINE)
-        for key in (
-            *("fsdp_config", "megatron", "veomni", "torchtitan", "qat", "use_fused_kernels"),
-            *("pad_to_length", "freeze_vision_tower"),
-            *("entropy_from_logits_with_chunking", "entropy_from_logits_chunk_size", "entropy_checkpointing"),
-        )
+    *rows(READ_BY_VERL, SAMPLES, "shuffle", "data_loader_seed", "rollout_n", "calculate_sum_pi_squared", below=ACTOR),
+    *rows(READ_BY_VERL, "clipx.compile=auto too, which then compiles nothing", *TORCH_COMPILE),
+    *rows(READ_BY_VERL, "what is done with the gradient", "grad_clip", "optim", below=ACTOR),
+    *rows(READ_BY_VERL, "metrics", "calculate_entropy", below=ACTOR),
+    *rows(READ_BY_VERL, "the reference policy, for KL terms", REFERENCE),
+    *rows(
+        *(READ_BY_VERL, ENGINE, "fsdp_config", "megatron", "veomni", "torchtitan", "qat", "use_fused_kernels"),
+        *("pad_to_length", "freeze_vision_tower", "entropy_from_logits_with_chunking"),
+        *("entropy_from_logits_chunk_size", "entropy_checkpointing"),
+        below=ACTOR,
     ),
-    Row(f"{ACTOR}.calculate_entropy", READ_BY_VERL, "metrics"),
-    Row(f"{ACTOR}.calculate_sum_pi_squared", READ_BY_VERL, SAMPLES),
-    *(Row(f"{ACTOR}.{key}", IRRELEVANT, OUTSIDE) for key in ("checkpoint", "profiler")),
-    *(Row(f"{ACTOR}.{key}", IRRELEVANT, LABEL) for key in ("_target_", "policy_loss._target_")),
-    Row(REFERENCE, READ_BY_VERL, "the reference policy, for KL terms"),
-    Row("actor_rollout_ref.model", READ_BY_VERL, ENGINE),
-    Row(MODEL_PATH, READ_BY_VERL, ENGINE, None),
-    Row(
-        FUSED_KERNELS,
-        READ_BY_VERL,
-        ENGINE,
-        None,
-        sharded_head,
-        "under FSDP2 with untied embeddings, if the model's configuration is here: torch would stop",
+    *rows(READ_BY_VERL, ENGINE, "actor_rollout_ref.model", MODEL_PATH, FUSED_KERNELS, QAT, MTP, PREFIX_GROUPER),
+    *rows(READ_BY_VERL, ENGINE, ROUTER_REPLAY, DYNAMIC_CONTEXT, "model_engine"),
+    *rows(READ_BY_VERL, ENGINE, *dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()])),
+    *rows(READ_BY_VERL, SERVER, ROLLOUT, ENGINE_NAME, TEMPERATURE, LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM),
+    *rows(READ_BY_VERL, SERVER, *TRUNCATING, CALCULATE_LOG_PROBS),
+    *rows(
+        *(READ_BY_VERL, SAMPLES, "lam", "use_kl_in_reward", "kl_penalty", "filter_groups", "use_pf_ppo", "pf_ppo"),
+        below="algorithm",
     ),
-    *(Row(key, READ_BY_VERL, ENGINE, None) for key in (QAT, MTP, PREFIX_GROUPER)),
-    Row(
-        ROUTER_REPLAY,
-        READ_BY_VERL,
-        ENGINE,
-        None,
-        recorded_routes,
-        "R2, if the method needs the extra pass: it would choose routes of its own",
+    *rows(READ_BY_VERL, SAMPLES, ESTIMATOR, GROUP_FILTERING, "data", "reward", "reward_model"),
+    *rows(READ_BY_VERL, SAMPLES, "custom_reward_function", "sandbox_fusion"),
+    *rows(
+        *(READ_BY_VERL, "the teachers", "n_gpus_per_node", "nnodes", "teacher_models", "teacher_key"),
+        below="distillation",
     ),
-    Row(
-        DYNAMIC_CONTEXT,
-        READ_BY_VERL,
-        ENGINE,
-        None,
-        dynamic_context,
-        "True: each rank would be its own data-parallel group",
-    ),
-    *(
-        Row(
-            key,
-            READ_BY_VERL,
-            ENGINE,
-            None,
-            attention_on_a_slice if key == f"{ACTOR}.ulysses_sequence_parallel_size" else None,
-            "above 1, in any of its places, with sdpa or eager attention: each rank would attend to its own slice",
-        )
-        for key in dict.fromkeys([*SEQUENCE_PARALLEL, *SEQUENCE_PARALLEL.values()])
-    ),
-    Row(ROLLOUT, READ_BY_VERL, "the server that samples"),
-    *(Row(key, READ_BY_VERL, "the server that samples", None) for key in (ENGINE_NAME, TEMPERATURE)),
-    *(Row(key, READ_BY_VERL, "the server that samples", None) for key in (LOG_PROB_MODE, LOG_PROB_MODE_OF_VLLM)),
-    *(
-        Row(
-            key,
-            READ_BY_VERL,
-            "the server that samples",
-            None,
-            ratios_are_off if key.endswith("top_p") else None,
-            "top_k or min_p that truncates, where a ratio to the sampler enters the loss: it would be off",
-        )
-        for key in TRUNCATING
-    ),
-    Row(
-        CALCULATE_LOG_PROBS,
-        READ_BY_VERL,
-        "the server that samples",
-        None,
-        no_log_probs,
-        "False where a correction, bypass mode or the method needs them",
-    ),
-    *(Row(f"actor_rollout_ref.{key}", IRRELEVANT, OUTSIDE) for key in ("hybrid_engine", "nccl_timeout")),
-    *(
-        Row(f"algorithm.{key}", READ_BY_VERL, SAMPLES)
-        for key in ("lam", "use_kl_in_reward", "kl_penalty", "filter_groups", "use_pf_ppo", "pf_ppo")
-    ),
-    *(Row(key, READ_BY_VERL, SAMPLES, None) for key in (ESTIMATOR, GROUP_FILTERING)),
-    Row("algorithm._target_", IRRELEVANT, LABEL),
-    *(
-        Row(f"distillation.{key}", READ_BY_VERL, "the teachers")
-        for key in ("n_gpus_per_node", "nnodes", "teacher_models", "teacher_key")
-    ),
-    *(Row(key, IRRELEVANT, LABEL) for key in ("distillation._target_", f"{OF_DISTILLATION}._target_")),
-    *(
-        Row(key, READ_BY_VERL, SAMPLES)
-        for key in ("data", "reward", "reward_model", "custom_reward_function", "sandbox_fusion")
-    ),
-    Row(ROLLOUT_PROMPTS, READ_BY_VERL, SCHEDULE, None),
-    Row("trainer", READ_BY_VERL, SCHEDULE),
-    *(Row(key, READ_BY_VERL, SCHEDULE, None) for key in (USE_V1, WARMUP, STEPS_A_VERSION)),
-    *(Row(key, READ_BY_VERL, SCHEDULE, None) for key in (ROLLOUT_NODES, MINI_BATCHES_AT_ONCE)),
-    Row(TRAINER_MODE, READ_BY_VERL, SCHEDULE, None, unknown_trainer, "without a registered trainer"),
-    Row("model_engine", READ_BY_VERL, ENGINE),
-    *(Row(key, IRRELEVANT, OUTSIDE) for key in ("global_profiler", "ray_kwargs", "transfer_queue", "skip")),
+    *rows(IRRELEVANT, OUTSIDE, f"{ACTOR}.checkpoint", f"{ACTOR}.profiler", "global_profiler", "ray_kwargs"),
+    *rows(IRRELEVANT, OUTSIDE, "transfer_queue", "skip"),
+    *rows(IRRELEVANT, OUTSIDE, "hybrid_engine", "nccl_timeout", below="actor_rollout_ref"),
+    *rows(IRRELEVANT, LABEL, f"{ACTOR}._target_", f"{POLICY_LOSS}._target_", "algorithm._target_"),
+    *rows(IRRELEVANT, LABEL, "distillation._target_", f"{OF_DISTILLATION}._target_"),
 )
 
 ROWS = (*ON_THE_PATH, *ELSEWHERE)
@@ -910,8 +831,8 @@ def _short(value: float | None) -> str:
 
 def refusal_list() -> str:
     """The list in docs/support.md of the keys of verl's that a run may be refused for."""
-    rows = [row for row in ROWS if row.refusal]
-    return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.when}" for row in rows)
+    refused = [row for row in ROWS if row.refusal]
+    return "\n".join(f"- `{row.key.removeprefix('actor_rollout_ref.')}`: {row.when}" for row in refused)
 
 
 def clip_key_table() -> str:
@@ -923,9 +844,9 @@ def clip_key_table() -> str:
             if verl is not None:
                 keys = " or ".join(f"`{key}`" for key in verl.names)
                 takers.setdefault((keys, f"`{NODE}.{parameter}` = {verl.conversion.formula}"), []).append(name)
-    rows = ["| verl's key, set to x | becomes | under |", "|---|---|---|"]
-    rows += [
+    lines = ["| verl's key, set to x | becomes | under |", "|---|---|---|"]
+    lines += [
         f"| {keys} | {becomes_} | {', '.join(f'`{name}`' for name in names)} |"
         for (keys, becomes_), names in sorted(takers.items(), key=lambda row: row[0])
     ]
-    return "\n".join(rows)
+    return "\n".join(lines)
