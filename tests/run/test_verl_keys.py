@@ -10,6 +10,7 @@ composes, under each of its engines, has a row. Not covered: that no key is miss
 import importlib.util
 import inspect
 import math
+import re
 from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
@@ -279,6 +280,9 @@ MODE, REJECTED = "trainer.v1.trainer_mode", f"{CORRECTION}.rollout_rs=seq_mean_k
 THRESHOLD = f"{CORRECTION}.rollout_rs_threshold=0.01"
 TOP_P = f"{ROLLOUT}.top_p=0.9"
 
+# key=value: reason. Advice.
+FORM = re.compile(r"(?s)[\w.]+=.+?: .+[^.]\. [A-Z].+[.]")
+
 # What is given, the key of the refusal, and what its reason or advice names besides.
 REFUSED = [
     # What would train something else than the line says.
@@ -390,6 +394,7 @@ def test_it_is_refused_with_key_value_and_what_to_do(overrides, key, named):
     assert refusal.key == key and named in f"{refusal.reason}. {refusal.advice}" and refusal.advice
     given = {word.partition("=")[0]: word.partition("=")[2] for word in overrides}
     assert key not in given or str(refusal.value) == given[key]
+    assert FORM.fullmatch(str(refusal)), refusal
 
 
 def test_all_that_is_wrong_is_said_at_once():

@@ -37,7 +37,7 @@ def of_the_plugin(override: str) -> str:
     """A sentence, after a space, for a group or a key of the plugin's without its + or without a method; else empty."""
     key, _, value = override.partition("=")
     folder = configs_folder() / key
-    if (folder.is_dir() and key.partition("/")[0] in GROUPS) or key == f"{NODE}/shadow":
+    if folder.is_dir() and key.partition("/")[0] in GROUPS:
         names = [path.stem for path in folder.glob("*.yaml")]
         near = did_you_mean(value, names, f"+{key}=") if value not in names else ""
         return near or f" Did you mean +{key}={value}?"

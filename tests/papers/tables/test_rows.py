@@ -20,7 +20,6 @@ from tests.papers.tables.configurations import FILE, configurations
 from verl_clipx.common import preset_rows as rows
 from verl_clipx.common.configs_folder import configs_folder
 from verl_clipx.common.preset_rows import Setting, entry_at, papers, read_rows
-from verl_clipx.papers.tables.presets import preset_names
 
 TABLE = """# Made up.
 
@@ -174,8 +173,8 @@ def test_hydra_names_the_rows_where_one_is_unknown():
         compose(None, ["+recipe=acpo/hitab_3b_cispo_of"])
     message = str(error.value)
     assert "Did you mean +recipe=acpo/hitab_3b_cispo_off" in message
-    of_paper = [name.removeprefix("acpo/") for name in preset_names() if name.startswith("acpo/")]
-    assert all(name in message.split("There are: ")[1] for name in of_paper)
+    # The nearest, and not every row.
+    assert len(message) < 250
 
 
 def test_an_application_without_a_row_reads_no_table(monkeypatch):
@@ -185,7 +184,7 @@ def test_an_application_without_a_row_reads_no_table(monkeypatch):
 
 
 def test_the_source_needs_little():
-    heavy = ("torch", "verl", "numpy", "verl_clipx.papers.tables.origins")
+    heavy = ("torch", "verl", "numpy", "verl_clipx.papers")
     code = f"import sys, hydra_plugins.verl_clipx.rows_source; print([m for m in {heavy} if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
     assert done.stdout == "[]\n", done.stderr
