@@ -39,7 +39,7 @@ LOGGER=${LOGGER:-[console,file]}
 
 # 1: print the command and stop
 DRY_RUN=${DRY_RUN:-0}
-# 0: skip the checks of the environment and of what would be trained
+# 0: skip the checks of the environment and of what would be trained, and the estimate
 PREFLIGHT=${PREFLIGHT:-1}
 
 ###########################################################################
@@ -127,6 +127,16 @@ launch() {
         # Without the check inside a Ray worker: a cluster may be running already.
         clipx doctor --no-ray
         clipx explain -- "${command[@]}"
+        if [[ $HARDWARE != cpu ]]; then
+            # It knows the options of Hydra's own no more than the machine's group, which it is told otherwise.
+            local planned=("${machine[@]:1}") change
+            for change in "${changes[@]}"; do
+                [[ $change == hydra.* ]] || planned+=("$change")
+            done
+            # An estimate stops no launch.
+            env "${environment[@]}" clipx recipe plan "$preset" --hardware "$HARDWARE" --nodes "$NNODES" \
+                "${planned[@]}" || echo "there is no estimate; the run starts all the same" >&2
+        fi
     fi
 
     mkdir -p "$run_folder"

@@ -16,6 +16,7 @@ WRITES = {"write_text", "write_bytes", "to_csv", "to_json", "to_parquet", "savef
 WRITES |= {"ParquetWriter", "to_pickle", "to_excel", "savez"}
 
 GROWS = "a log that grows while a process runs"
+OWN = "in a temporary folder of the command's own"
 LOCK = "a lock, of which nothing is read"
 IN_MEMORY = "a text in memory"
 EXCEPTIONS = {
@@ -27,6 +28,10 @@ EXCEPTIONS = {
     "report/page.py:_alone_in:open": LOCK,
     "report/drawing.py:svg_of:savefig": IN_MEMORY,
     "papers/evaluation/validation_run.py:_launch:open": GROWS,
+    "run/answer.py:end_with:open": OWN,
+    "run/explain.py:put_stand_ins:write_text": OWN,
+    "run/explain.py:run_session:open": OWN,
+    "run/stand_in.py:main:open": OWN,
     "papers/tables/curves.py:write_curves:savefig": IN_MEMORY,
     "papers/evaluation/checkpoints.py:fingerprint_of_folder:open": "read in parts of a fixed size",
 }

@@ -51,7 +51,7 @@ def explain(tmp_path):
     [
         (["+clipx=acpo"], "clipx_acpo (+clipx=acpo), scope mini_batch: alpha 3, epsilon_base 0.2, 5 bins: the paper's"),
         (
-            ["+clipx=acpo", "clipx.alpha=2", "clipx.scope=lagged"],
+            ["+clipx=acpo", "clipx.alpha=2", "clipx.scope=lagged", "clipx.compile=false", "clipx.receipt=off"],
             "clipx_acpo (+clipx=acpo), scope lagged: alpha 2, epsilon_base 0.2, 5 bins: the paper's but for "
             "alpha=2 (group: 3), scope=lagged (group: mini_batch)",
         ),

@@ -1,10 +1,10 @@
 """`clipx explain -- COMMAND`: the command itself, its session and its stand-ins.
 
-Covers, with verl's own main: a script with preparations, a heredoc and Windows line ends; a job of Slurm's; a main of
-the user's own, by Hydra and without a configuration; supervised training; with a program in verl's place: what each
-stand-in follows, records and leaves alone, also behind an activated environment; --run-preparations, --all, --json,
-exit codes; that a session ends with its background processes; CLIPX_EXPLAIN=1 without the command. Not covered: what
-an answer says (test_explain.py).
+Covers, with verl's own main: a script with preparations, a heredoc and Windows line ends; a job of Slurm's with a
+critic and LoRA; a main of the user's own, by Hydra and without a configuration; supervised training. With a program in
+verl's place: what each stand-in follows, records and leaves alone, also behind an activated environment;
+--run-preparations, --all, --json, exit codes; that a session ends with its background processes; CLIPX_EXPLAIN=1
+without the command. Not covered: what an answer says (test_explain.py).
 """
 
 import json
@@ -70,9 +70,12 @@ def test_a_script_of_verls_with_preparations_and_a_heredoc(write, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_job_of_slurms_with_windows_line_ends_is_explained_and_would_stop(write):
+def test_a_job_of_slurms_and_windows_line_ends_which_would_stop_a_run(write):
     step = f"srun --nodes=2 -n 2 --overlap {MAIN} trainer.nnodes=$SLURM_NNODES $ALL"
-    write("params.sh", "ALL='+clipx=acpo actor_rollout_ref.rollout.log_prob_use_dynamic_bsz=True'\n")
+    # A critic and LoRA, for which verl itself would ask the hub and vLLM.
+    critic = "algorithm.adv_estimator=gae critic.model.path=some/critic critic.ppo_micro_batch_size_per_gpu=4"
+    lora = "actor_rollout_ref.rollout.name=vllm actor_rollout_ref.model.lora_rank=8"
+    write("params.sh", f"ALL='+clipx=acpo {critic} {lora}'\n")
     write("job.sh", f"#SBATCH --nodes=2\nsource params.sh\n{step}\n")
     found = clipx("--", "sbatch", "--partition", "gpu", "job.sh")
     assert found["runs"][0]["loss_mode"] == "clipx_acpo" and found["stops"] == []

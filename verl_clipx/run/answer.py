@@ -41,6 +41,8 @@ from verl_clipx.run.verl_keys import ACTOR, distillation_term, mismatch_remark
 NOTHING_WRITTEN = ("hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=none", "hydra/hydra_logging=none")
 # Parameters that say nothing to a reader who wants to know what is trained: guards against extreme numbers.
 NO_SETTING = ("log_ratio_clamp", "min_tokens", "epsilon", "variance_epsilon")
+# Those that change how a loss is computed or watched, and not what is trained.
+NOT_TRAINED = ("compile", "metrics", "receipt", "log", "health", "health_limits", "missing_state")
 NO_SUCH_KEY = re.compile(r"Could not override '(.+)'\.")
 
 
@@ -174,7 +176,8 @@ def loss_with_settings(settings: Settings, run: RunFacts) -> str:
         for name, value in settings.method.parameters.items()
         if name not in NO_SETTING and not isinstance(value, bool | str) and value
     ]
-    group, changed = run.group, differences(settings, run)
+    changed = [change for change in differences(settings, run) if change.partition("=")[0] not in NOT_TRAINED]
+    group = run.group
     whose = "the released code's" if str(group).endswith("_reference") else "the paper's"
     if group == "custom" or group not in group_names():
         whose = "its group's" if group else "its defaults"

@@ -13,6 +13,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -59,13 +60,9 @@ class Explanation:
     def lines(self) -> list[str]:
         """The answer, for a reader."""
         answers = [line for answer in self.answers for line in answer["text"]]
-        replaced = [f"not run, a stand-in took its place: {cut(command)}" for command in self.stood_in]
+        commands = [textwrap.shorten(command, LONGEST, placeholder=" …") for command in self.stood_in]
+        replaced = [f"not run, a stand-in took its place: {command}" for command in commands]
         return [*answers, *replaced, *self.stops]
-
-
-def cut(command: str) -> str:
-    """A command line, of which a reader sees the beginning."""
-    return command if len(command) <= LONGEST else f"{command[:LONGEST]}…"
 
 
 def explain(words: Sequence[str], *, run_preparations: bool = False, every: bool = False) -> Explanation:
