@@ -19,7 +19,7 @@ from omegaconf import open_dict
 from tests.papers.tables.configurations import FILE, configurations
 from verl_clipx.common import presets
 from verl_clipx.common.configs_folder import configs_folder
-from verl_clipx.common.presets import Setting, entry_at, papers, preset_names, read_presets
+from verl_clipx.common.presets import Setting, entry_at, papers, read_presets
 
 TABLE = """# Made up.
 
