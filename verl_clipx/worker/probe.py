@@ -1,5 +1,7 @@
 """Makes up old log-probabilities and advantages on which any two losses differ."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -86,3 +88,16 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
     if "rollout_log_probs" in data:
         copy["rollout_log_probs"] = made_up.rollout_log_prob
     return copy
+
+
+@contextmanager
+def no_policy_loss() -> Iterator[None]:
+    """Makes each of the plugin's registered losses return 0 for the duration of the block."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    ours = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name.startswith("clipx_")}
+    POLICY_LOSS_REGISTRY.update(dict.fromkeys(ours, lambda *, log_prob, **_: (log_prob.sum() * 0.0, {})))
+    try:
+        yield
+    finally:
+        POLICY_LOSS_REGISTRY.update(ours)
