@@ -104,8 +104,8 @@ def matched(
     low, high = min(values), max(values)
     found = crossing(parameter, lambda value: number_at(value, traced), low, high, target)
     method = candidate.settings({parameter: float(low)}).method
-    own = [name for name in type(method).__annotations__ if isinstance(getattr(method, name), float)]
-    found = found._replace(others=tuple(name for name in own if name != parameter and parameter in own))
+    numbers = [name for name in type(method).__annotations__ if isinstance(getattr(method, name), float)]
+    found = found._replace(others=tuple(name for name in numbers if name != parameter and parameter in numbers))
     if found.crossings != 1 or all(update.whole for update in updates):
         return found
     side = numpy.sign(number_at(low, traced) - target)
