@@ -216,7 +216,7 @@ def test_bapo_weighs_with_the_rollouts_log_probs_from_the_micro_batch(actor, ten
 
 def test_the_method_is_chosen_once(actor, tensors):
     config = actor("+clipx=acpo")
-    with pytest.raises(ValueError, match=r"loss_mode=clipx_bapo but clipx\.method=acpo"):
+    with pytest.raises(ValueError, match=r"loss_mode=clipx_bapo: contradicts clipx\.method=acpo"):
         call("clipx_bapo", config, tensors)
 
 

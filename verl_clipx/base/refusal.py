@@ -61,5 +61,7 @@ def refuse(refusals: Iterable[Refusal | None]) -> None:
 
 
 def written(value: Any) -> str:
-    """A value as it is written on the command line; null for None."""
+    """A value as it is written on the command line: null for None, quotes around text that would be something else."""
+    if isinstance(value, str) and not value.isidentifier() and (not value or value[0].isdigit()):
+        return repr(value)
     return "null" if value is None else str(value)
