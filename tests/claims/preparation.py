@@ -5,6 +5,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 from typer.testing import CliRunner
 
 from tests.papers.evaluation.evaluations import evaluation_of, questions_file
@@ -14,6 +16,7 @@ from tests.runs.example_runs import write_run
 from verl_clipx.cli import app
 from verl_clipx.papers.evaluation.commands import DEFAULT_REWARD
 from verl_clipx.papers.tasks.knights_and_knaves.policy import draw_training_puzzles, fit_policy
+from verl_clipx.papers.tasks.records import read_jsonl
 from verl_clipx.papers.tasks.tiny_policy.model import ModelConfig
 from verl_clipx.papers.tasks.tiny_policy.warm_start import WarmStartConfig
 
@@ -80,7 +83,8 @@ def released_puzzles(folder: Path) -> None:
 
 def deepscaler_file(folder: Path) -> None:
     """Rows in the schema of AR-Lopti's file."""
-    shutil.copy(TASKS / "math/fixtures/dsr_uniform.parquet", folder / "deepscaler_uniform_train.parquet")
+    rows = list(read_jsonl(TASKS / "math/fixtures/dsr_uniform.jsonl"))
+    pq.write_table(pa.Table.from_pylist(rows), folder / "deepscaler_uniform_train.parquet")
 
 
 def run_script(folder: Path) -> None:
