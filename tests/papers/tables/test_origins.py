@@ -11,7 +11,8 @@ from omegaconf import OmegaConf
 from typer.testing import CliRunner
 
 from verl_clipx.cli import app
-from verl_clipx.papers.tables import origins, recipe_commands, rows
+from verl_clipx.common import preset_rows as rows
+from verl_clipx.papers.tables import origins, recipe_commands
 from verl_clipx.papers.tables.origins import LABELS, groups_of, overridden, read_origins, title_of
 from verl_clipx.papers.tables.presets import PAPERS, preset_names
 
