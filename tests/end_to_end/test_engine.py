@@ -237,7 +237,9 @@ def observed_under_rejection(rank, world, policy, rows):
 
     worker, found = build_worker(Path(policy)), []
     for group in ("observe", "grpo"):
-        overrides = (f"+clipx={group}", "clipx.metrics=all", "algorithm.rollout_correction.rollout_rs=token_k1")
+        correction = "algorithm.rollout_correction.rollout_rs"
+        rejection = (f"{correction}=token_k1", f"{correction}_threshold=0.98_1.02")
+        overrides = (f"+clipx={group}", "clipx.metrics=all", *rejection)
         data = prepared(worker, torch.load(rows, weights_only=False), overrides)
         for sequence in data["response_mask"].unbind()[:2]:
             sequence.zero_()
