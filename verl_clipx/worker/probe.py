@@ -9,7 +9,7 @@ from torch import Tensor
 
 from verl_clipx.base.neighbours import MOVED
 from verl_clipx.base.tokens import Inputs
-from verl_clipx.loss.loss import apply
+from verl_clipx.loss.loss import apply, tokens_in
 from verl_clipx.run.config import Settings
 from verl_clipx.worker.layout import padded
 
@@ -56,9 +56,15 @@ def probe(number: int, settings: Settings, decision: Tensor | None, inputs: Inpu
         return inputs._replace(old_log_prob=old, advantages=advantages.to(device), rollout_log_prob=rollout)
 
     def at_bounds(log_ratio: Tensor) -> Tensor:
-        low, high = apply(method, settings.shaping, with_ratios(log_ratio), decision).bounds
-        bound = torch.zeros(mask.shape) + torch.where(positive.to(inputs.mask.device), high, low).cpu()
-        return bound.clamp(min=0.0).log().clamp(-30, 30).float() + narrow**1.5 * around
+        bounds = apply(method, settings.shaping, with_ratios(log_ratio), decision).bounds
+        bound = torch.where(positive.to(inputs.mask.device), bounds.high, bounds.low)
+        low, high = torch.full(mask.shape, -5.0), torch.full(mask.shape, 5.0)
+        # What the bounds act on, the ratio or a divergence, grows with the log-ratio.
+        for _ in range(16):
+            middle = (low + high) / 2
+            below = (method.bounded(tokens_in(method, settings.shaping, with_ratios(middle))) < bound).cpu()
+            low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+        return middle + narrow**1.5 * around
 
     log_ratio = (
         lambda: 2.5 * around,
