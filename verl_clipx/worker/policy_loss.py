@@ -1,6 +1,8 @@
 """The function that verl calls: it gets the tensors of one micro-batch and returns the scalar loss and metrics."""
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -42,6 +44,19 @@ def settings_for(registered: str, config: Any, loss_agg_mode: str) -> Settings:
     if registered == "custom":
         raise ValueError("loss_mode=clipx_custom needs clipx.function: add +clipx=custom clipx.function=module:name.")
     return settings_without_group(registered, config)
+
+
+@contextmanager
+def no_policy_loss() -> Iterator[None]:
+    """Makes each of the plugin's registered losses return 0 for the duration of the block."""
+    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
+
+    ours = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name.startswith("clipx_")}
+    POLICY_LOSS_REGISTRY.update(dict.fromkeys(ours, lambda *, log_prob, **_: (log_prob.sum() * 0.0, {})))
+    try:
+        yield
+    finally:
+        POLICY_LOSS_REGISTRY.update(ours)
 
 
 def inputs_of(settings: Settings, known: MicroBatch, **tensors: Tensor) -> Inputs:

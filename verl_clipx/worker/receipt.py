@@ -29,8 +29,8 @@ from verl_clipx.run.hydra_nodes import RunFacts
 from verl_clipx.run.support import BYPASS, ROLLOUT_IS, ROLLOUT_RS
 from verl_clipx.worker.announced import Announced
 from verl_clipx.worker.layout import flat, padded, with_leaf
+from verl_clipx.worker.policy_loss import no_policy_loss
 from verl_clipx.worker.probe import KINDS, probe
-from verl_clipx.worker.registry import no_policy_loss
 from verl_clipx.worker.step import MicroBatch, Observer, OptimizerStep, RolloutBatch, in_micro_batch
 
 logger = logging.getLogger(__name__)

@@ -1,8 +1,6 @@
 """Registers the losses and the training worker with verl."""
 
 import functools
-from collections.abc import Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
 
@@ -53,19 +51,6 @@ def is_ours(function: Any) -> bool:
 def target_of(function: Any) -> Any:
     """The function that a partial calls; any other function itself."""
     return function.func if isinstance(function, functools.partial) else function
-
-
-@contextmanager
-def no_policy_loss() -> Iterator[None]:
-    """Makes each of the plugin's registered losses return 0 for the duration of the block."""
-    from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY
-
-    ours = {name: loss for name, loss in POLICY_LOSS_REGISTRY.items() if name.startswith("clipx_")}
-    POLICY_LOSS_REGISTRY.update(dict.fromkeys(ours, lambda *, log_prob, **_: (log_prob.sum() * 0.0, {})))
-    try:
-        yield
-    finally:
-        POLICY_LOSS_REGISTRY.update(ours)
 
 
 def install_worker(engine_workers: ModuleType) -> None:
