@@ -155,7 +155,9 @@ def gradient_is_weight_times_advantage(method: Method) -> None:
     for tensors in (example(), every_ratio()):
         result, actual = gradient(method, tensors)
         t, inside = result.tokens, tensors["mask"]
-        weighted, own = result.weight * t.advantages, method.gradient(t, result.weight)
+        # Computed once more, so that a weight that is another one each time is seen.
+        weight = method.gradient_weight(t, result.bounds)
+        weighted, own = weight * t.advantages, method.gradient(t, weight)
         require(torch.equal(actual, torch.where(inside, -own, 0)), "the gradient differs from -F*A")
         # The method's own `gradient` may differ from F * A only where A is 0.
         apart = inside & (t.advantages != 0) & ~torch.isclose(own, weighted, rtol=1e-9, atol=1e-12)
